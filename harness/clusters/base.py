@@ -1,0 +1,110 @@
+"""What a cluster is: hosts, a network between them, and a way to run programs on them.
+
+A cluster gives hosts to the system under test and fault interfaces to the nemesis. It does not know what
+the system is; the system does not know how its hosts are made. Life cycle: `start` creates hosts and network
+(everything it creates is first written to the run's state, so that a killed harness can be cleaned up after),
+`spawn` runs programs, `stop` takes everything down and is idempotent.
+
+Host names: replicas are n1..nN; the name servers' host is `ns1`; the clients' host is `clients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from nemesis.target import Network
+
+__all__ = ["CLIENTS_HOST", "NAME_SERVER_HOST", "Cluster", "ClusterUnavailable", "HostProcess", "Program"]
+
+CLIENTS_HOST = "clients"
+NAME_SERVER_HOST = "ns1"
+
+
+class ClusterUnavailable(Exception):
+    """This machine cannot host such a cluster. The message is one line that names what mends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program to run on a host. `argv` is run as is; output goes to `log_path` on the harness's side."""
+
+    name: str
+    argv: Sequence[str]
+    log_name: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class HostProcess(Protocol):
+    """A program that was started on a host."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def pid(self) -> int | None:
+        """Process id as the harness's machine sees it; None where it is not visible."""
+        ...
+
+    def exit_status(self) -> int | None:
+        """None while it runs; otherwise its status, negative for a signal."""
+        ...
+
+    async def terminate(self, *, grace_s: float = 10.0) -> int:
+        """SIGTERM, then SIGKILL after `grace_s` seconds; returns the exit status."""
+        ...
+
+    async def kill(self) -> None:
+        """SIGKILL and wait until it is gone."""
+        ...
+
+
+class Cluster(Protocol):
+    """Hosts and the network between them, for one run."""
+
+    name: str
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The replicas' hosts: n1..nN."""
+        ...
+
+    @property
+    def network(self) -> Network: ...
+
+    async def start(self) -> None:
+        """Create the hosts and their network. Raises ClusterUnavailable."""
+        ...
+
+    async def stop(self) -> None:
+        """Heal, end every process, remove what was created. Idempotent."""
+        ...
+
+    def bind_address(self, host: str) -> str:
+        """The IP address that a program on `host` listens on and that other hosts know it by."""
+        ...
+
+    def address_from(self, source: str, destination: str, port: int) -> str:
+        """The "ip:port" under which `source` reaches `port` of `destination`.
+
+        On most clusters this is the bind address; where every link goes through a proxy it is the
+        proxy's. Ports that will be asked for are given to the cluster when it is made.
+        """
+        ...
+
+    def data_dir(self, host: str) -> str:
+        """Directory of `host` for its data, as a path that programs on the host can use."""
+        ...
+
+    def local_path(self, host: str, path: str) -> str:
+        """Where the harness itself can read `path` of `host` (same path where they share a file system)."""
+        ...
+
+    async def put_file(self, host: str, path: str, content: bytes) -> None:
+        """Write a file on a host, creating parent directories."""
+        ...
+
+    async def spawn(self, host: str, program: Program) -> HostProcess:
+        """Start a program on a host; returns once it is started, not once it is ready."""
+        ...

@@ -1,0 +1,119 @@
+"""What a node may use of the world: clocks, a disk, randomness.
+
+Everything else a node does with the outside goes through the running asyncio event loop (timers,
+connections, servers). A node that takes its time, files and random numbers only from here, and its
+network only from the loop, runs unchanged on real hosts and inside a deterministic simulation, which
+hands it another `Runtime` and another loop.
+
+Two clocks, because faults tell them apart: `wall_ms` may jump (an operator, NTP, a nemesis) and is only
+good for stamping messages; `monotonic_ns` never goes backwards and is what timeouts and leases use.
+Timers themselves are the loop's (`loop.call_later`, `asyncio.sleep`).
+
+Disk: writing and syncing are awaited, because a disk may stall and the node must stay able to answer and
+to step down while it does. Reading is synchronous: it is served from the page cache in all but rare cases,
+and an `await` per message would cost more than the read.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Clock", "Disk", "File", "Runtime"]
+
+
+class Clock(Protocol):
+    """The two clocks of one node."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the Unix epoch by this node's own clock; may jump either way."""
+        ...
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds since an arbitrary start; never goes backwards while the process lives."""
+        ...
+
+
+class File(Protocol):
+    """One open file, addressed by position. Offsets and sizes are bytes.
+
+    Calls that change one file are ordered by the caller: it awaits one before it starts the next.
+    """
+
+    @property
+    def path(self) -> str: ...
+
+    def size_bytes(self) -> int:
+        """Current length, including what is written but not yet synced."""
+        ...
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Up to `size_bytes` bytes from `offset`; shorter at the end of the file. Raises OSError."""
+        ...
+
+    async def write(self, offset: int, data: bytes, *, sync: bool = False) -> None:
+        """Write all of `data` at `offset`, growing the file where needed.
+
+        On return the bytes survive a crash of the process; with `sync` also a power cut (one call, so
+        that a real disk needs a single hand-over to its thread). Raises OSError (ENOSPC, EIO).
+        """
+        ...
+
+    async def sync(self) -> None:
+        """Everything written so far, and the length, survives a power cut on return. Raises OSError."""
+        ...
+
+    async def truncate(self, size_bytes: int) -> None:
+        """Cut (or zero-extend) to `size_bytes`; durable only after the next `sync`. Raises OSError."""
+        ...
+
+    def close(self) -> None:
+        """Release the handle; writes nothing. Idempotent."""
+        ...
+
+
+class Disk(Protocol):
+    """The files of one node. Paths are absolute strings; parents must exist unless said otherwise."""
+
+    def open(self, path: str) -> File:
+        """Open for reading and writing, creating an empty file when there is none. Raises OSError."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def list(self, path: str) -> list[str]:
+        """Names (not paths) in a directory, sorted; empty when there is no such directory."""
+        ...
+
+    def make_dirs(self, path: str) -> None:
+        """Create a directory and its parents; no error when it exists."""
+        ...
+
+    def read_file(self, path: str) -> bytes:
+        """The whole file. Raises FileNotFoundError, OSError."""
+        ...
+
+    async def write_file_atomic(self, path: str, data: bytes) -> None:
+        """Replace a small file as a whole: after a crash or power cut at any moment the old or the new
+        content is there, never a mixture; on return the new one is durable (temporary file, fsync,
+        rename, fsync of the directory). Raises OSError.
+        """
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Delete a file, durably (the directory is synced). No error when it is absent."""
+        ...
+
+    async def sync_dir(self, path: str) -> None:
+        """Make creations in a directory durable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What one node process lives on. `random` is seeded by whoever makes the runtime."""
+
+    clock: Clock
+    disk: Disk
+    random: random.Random
