@@ -1,0 +1,32 @@
+"""Whose fault an error is.
+
+The harness tells three parties apart: the operator (a bad option, a missing package, no permission), the
+system under test (it did not start, it stopped answering) and the harness itself (a bug here). The command
+line turns the first into one line and exit status 254, the others into one line and 255; only a bug here
+keeps its traceback, in the run's log.
+"""
+
+from __future__ import annotations
+
+__all__ = ["HarnessError", "OperatorError", "SystemUnderTestError", "nearest"]
+
+import difflib
+from collections.abc import Iterable
+
+
+class OperatorError(Exception):
+    """Something the operator can mend; the message is one line that says how. Exit status 254."""
+
+
+class SystemUnderTestError(Exception):
+    """The system under test failed in a way that leaves nothing to check (it never started, say)."""
+
+
+class HarnessError(Exception):
+    """The harness broke its own rules: a bug here. Exit status 255."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for a mistyped name: " (did you mean X?)", or "" when nothing is near."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {matches[0]}?)" if matches else ""

@@ -1,0 +1,325 @@
+"""What the clients do next, as pure values.
+
+A generator is an immutable value with two questions. `next(context)` asks what the thread in the context
+should do now and answers with a step and the generator to ask the next time:
+
+    Op        do this operation now
+    Wait      nothing before `until_ns`; ask again then
+    None      exhausted for this thread
+
+`update(context, event)` tells it of an event (an invocation or a completion) and gives the generator
+that knows about it. Because generators are values, they compose: a time limit around a stagger around a mix
+is three small objects, and a failed composition can be printed. Randomness comes from the context's seeded
+generator, so that a seed decides the sequence of questions and answers.
+
+The vocabulary (mix, limit, time limit, stagger, phases, each thread, reserve, until ok) is the field's, after
+Jepsen; threads here pull their next step themselves, so there is no central interpreter between two
+operations and its cost is a few microseconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+__all__ = [
+    "Calls",
+    "Context",
+    "EachThread",
+    "FlipFlop",
+    "Generator",
+    "Limit",
+    "Mix",
+    "Nothing",
+    "Op",
+    "Phases",
+    "Reserve",
+    "Stagger",
+    "Step",
+    "TimeLimit",
+    "UntilOk",
+    "Wait",
+]
+
+Event = Mapping[str, Any]
+
+
+class Op(NamedTuple):
+    """An operation to invoke: function, independent key (None: none) and value."""
+
+    f: str
+    key: Any = None
+    value: Any = None
+
+
+class Wait(NamedTuple):
+    """Nothing to do before `until_ns` (nanoseconds since the test began)."""
+
+    until_ns: int
+
+
+@dataclass(slots=True)
+class Context:
+    """Who asks, and when. One context object is reused for every question of a run."""
+
+    random: random.Random
+    time_ns: int = 0
+    thread: int = 0
+    process: int = 0
+    threads: int = 1
+
+
+Step = Op | Wait | None
+
+
+class Generator(Protocol):
+    """See the module's text."""
+
+    def next(self, context: Context) -> tuple[Step, Generator]: ...
+
+    def update(self, context: Context, event: Event) -> Generator: ...
+
+
+class _Plain:
+    """A generator that does not care about events."""
+
+    __slots__ = ()
+
+    def update(self, context: Context, event: Event) -> Any:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing(_Plain):
+    """Exhausted from the start."""
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        return None, self
+
+
+@dataclass(frozen=True, slots=True)
+class Calls(_Plain):
+    """For ever the result of `function(context)`, an Op."""
+
+    function: Callable[[Context], Op]
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        return self.function(context), self
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most `count` operations of `inner`."""
+
+    count: int
+    inner: Generator
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        if self.count <= 0:
+            return None, self
+        step, inner = self.inner.next(context)
+        spent = 1 if isinstance(step, Op) else 0
+        return step, Limit(self.count - spent, inner)
+
+    def update(self, context: Context, event: Event) -> Generator:
+        inner = self.inner.update(context, event)
+        return self if inner is self.inner else Limit(self.count, inner)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """`inner` for `seconds` after its first question."""
+
+    seconds: float
+    inner: Generator
+    end_ns: int | None = None
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        end_ns = self.end_ns if self.end_ns is not None else context.time_ns + int(self.seconds * 1e9)
+        if context.time_ns >= end_ns:
+            return None, self
+        step, inner = self.inner.next(context)
+        if isinstance(step, Wait) and step.until_ns > end_ns:
+            step = Wait(end_ns)
+        return step, TimeLimit(self.seconds, inner, end_ns)
+
+    def update(self, context: Context, event: Event) -> Generator:
+        inner = self.inner.update(context, event)
+        return self if inner is self.inner else TimeLimit(self.seconds, inner, self.end_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Stagger:
+    """Operations of `inner` at `rate` per second over all threads, exponentially spaced (a Poisson stream).
+
+    When the threads fall behind (all are waiting for replies) the lost operations are not made up for in a
+    burst: the next one is due at once and the stream goes on from there.
+    """
+
+    rate: float
+    inner: Generator
+    due_ns: int | None = None
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        now_ns = context.time_ns
+        due_ns = self.due_ns if self.due_ns is not None else now_ns
+        if due_ns > now_ns:
+            return Wait(due_ns), self
+        step, inner = self.inner.next(context)
+        if isinstance(step, Op):
+            gap_ns = int(context.random.expovariate(self.rate) * 1e9)
+            # Up to 50 ms of lateness is the timer's and is made up for; more is the system's and is not.
+            base_ns = due_ns if now_ns - due_ns < 50_000_000 else now_ns
+            due_ns = base_ns + gap_ns
+        return step, Stagger(self.rate, inner, due_ns)
+
+    def update(self, context: Context, event: Event) -> Generator:
+        inner = self.inner.update(context, event)
+        return self if inner is self.inner else Stagger(self.rate, inner, self.due_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Each time one of `choices` at random, by weight; a choice that is exhausted is left out."""
+
+    choices: tuple[tuple[float, Generator], ...]
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        choices = self.choices
+        while choices:
+            index = _pick(choices, context.random.random())
+            weight, inner = choices[index]
+            step, after = inner.next(context)
+            if step is not None:
+                if after is inner:
+                    return step, self if choices is self.choices else Mix(choices)
+                return step, Mix((*choices[:index], (weight, after), *choices[index + 1 :]))
+            choices = (*choices[:index], *choices[index + 1 :])
+        return None, Mix(())
+
+    def update(self, context: Context, event: Event) -> Generator:
+        updated = tuple((weight, inner.update(context, event)) for weight, inner in self.choices)
+        unchanged = all(new[1] is old[1] for new, old in zip(updated, self.choices, strict=True))
+        return self if unchanged else Mix(updated)
+
+
+def _pick(choices: tuple[tuple[float, Generator], ...], fraction: float) -> int:
+    target = fraction * sum(weight for weight, _ in choices)
+    for index, (weight, _) in enumerate(choices):
+        target -= weight
+        if target < 0:
+            return index
+    return len(choices) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class FlipFlop:
+    """`inner` generators in turn, one operation each, for ever; exhausted with the first that is."""
+
+    inner: tuple[Generator, ...]
+    index: int = 0
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        step, after = self.inner[self.index].next(context)
+        inner = (*self.inner[: self.index], after, *self.inner[self.index + 1 :])
+        index = (self.index + 1) % len(inner) if isinstance(step, Op) else self.index
+        return step, FlipFlop(inner, index)
+
+    def update(self, context: Context, event: Event) -> Generator:
+        return replace(self, inner=tuple(g.update(context, event) for g in self.inner))
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """One generator after the other; the next begins when the one before is exhausted and none of its
+    operations is open any more."""
+
+    remaining: tuple[Generator, ...]
+    open_threads: frozenset[int] = frozenset()
+    draining: bool = False
+
+    POLL_NS = 10_000_000
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        if not self.remaining:
+            return None, self
+        if not self.draining:
+            step, first = self.remaining[0].next(context)
+            if isinstance(step, Op):
+                opened = self.open_threads | {context.thread}
+                return step, Phases((first, *self.remaining[1:]), opened)
+            if step is not None:
+                return step, Phases((first, *self.remaining[1:]), self.open_threads)
+        if self.open_threads:
+            return Wait(context.time_ns + self.POLL_NS), replace(self, draining=True)
+        return Phases(self.remaining[1:]).next(context)
+
+    def update(self, context: Context, event: Event) -> Generator:
+        if not self.remaining:
+            return self
+        first = self.remaining[0].update(context, event)
+        still_open = self.open_threads
+        if event["type"] != "invoke":
+            still_open = still_open - {context.thread}
+        return replace(self, remaining=(first, *self.remaining[1:]), open_threads=still_open)
+
+
+@dataclass(frozen=True, slots=True)
+class EachThread:
+    """A copy of `template` for every thread, each with a life of its own."""
+
+    template: Generator
+    copies: Mapping[int, Generator] = field(default_factory=dict)
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        step, after = self.copies.get(context.thread, self.template).next(context)
+        return step, EachThread(self.template, {**self.copies, context.thread: after})
+
+    def update(self, context: Context, event: Event) -> Generator:
+        current = self.copies.get(context.thread, self.template)
+        after = current.update(context, event)
+        if after is current:
+            return self
+        return EachThread(self.template, {**self.copies, context.thread: after})
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """The first `count` threads run `reserved`, the others `rest`."""
+
+    count: int
+    reserved: Generator
+    rest: Generator
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        if context.thread < self.count:
+            step, after = self.reserved.next(context)
+            return step, replace(self, reserved=after)
+        step, after = self.rest.next(context)
+        return step, replace(self, rest=after)
+
+    def update(self, context: Context, event: Event) -> Generator:
+        if context.thread < self.count:
+            return replace(self, reserved=self.reserved.update(context, event))
+        return replace(self, rest=self.rest.update(context, event))
+
+
+@dataclass(frozen=True, slots=True)
+class UntilOk:
+    """`inner` until one of its operations is ok (in any thread), then exhausted."""
+
+    inner: Generator
+    done: bool = False
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        if self.done:
+            return None, self
+        step, inner = self.inner.next(context)
+        return step, UntilOk(inner)
+
+    def update(self, context: Context, event: Event) -> Generator:
+        if self.done or event["type"] == "ok":
+            return UntilOk(self.inner, done=True)
+        return UntilOk(self.inner.update(context, event))

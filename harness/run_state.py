@@ -1,0 +1,358 @@
+"""What a run has put into the world, written down before it is put there.
+
+A harness that is killed with SIGKILL cannot tidy up. So that `harness clean` can, every run keeps a small file,
+its *state*: a header that says which process the harness is, then one JSON line for each thing that it is
+about to create (a *claim*) and for each thing that it has removed again (a *release*). A claim goes to the
+file before the thing is created, so whatever exists is written down; a claim of a thing that was never
+created is harmless. Kinds of things that can outlive a reboot are also fsynced; processes, namespaces,
+mounts and sockets end with the machine, so for those it is enough that the kernel has the line.
+
+A run is *live* while the process in its header exists: same boot, same pid, same start time, so a pid that
+was given to another process later does not pass for the harness.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+__all__ = [
+    "KIND_DIRECTORY",
+    "KIND_FILE",
+    "KIND_MOUNT",
+    "KIND_NETNS",
+    "KIND_PROCESS",
+    "KIND_SOCKET",
+    "KIND_VETH",
+    "RUN_VARIABLE",
+    "STATE_DIR_VARIABLE",
+    "TEMP_PREFIX",
+    "Claim",
+    "RunRecord",
+    "RunState",
+    "StateError",
+    "default_state_root",
+    "load_run",
+    "process_start_ticks",
+    "runs_in",
+    "state_path",
+]
+
+RUN_VARIABLE = "SPLITBRAIN_RUN"
+"""Environment variable that marks every process of a run with the run's id."""
+
+STATE_DIR_VARIABLE = "SPLITBRAIN_STATE_DIR"
+"""Environment variable that overrides where states are kept."""
+
+TEMP_PREFIX = "splitbrain-"
+"""Every temporary directory of a run is called `splitbrain-<run id>-...`; `clean` removes no other."""
+
+KIND_PROCESS = "process"
+KIND_NETNS = "netns"
+KIND_MOUNT = "mount"
+KIND_VETH = "veth"
+KIND_SOCKET = "socket"
+KIND_DIRECTORY = "directory"
+KIND_FILE = "file"
+
+_ENDS_WITH_THE_MACHINE = frozenset({KIND_PROCESS, KIND_NETNS, KIND_MOUNT, KIND_VETH, KIND_SOCKET})
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SUFFIX = ".jsonl"
+_FORMAT = 1
+
+
+class StateError(Exception):
+    """The state of a run cannot be kept or read. The message is one line for the operator."""
+
+
+class Claim(NamedTuple):
+    """One thing that a run may have created. `ident` names it among its `kind`."""
+
+    kind: str
+    ident: str
+    details: Mapping[str, Any]
+
+
+def process_start_ticks(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot; None when there is none, or only a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            after_name = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    if len(after_name) < 20 or after_name[0] in (b"Z", b"X"):
+        return None
+    return int(after_name[19])
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _claim_directory(path: str) -> str:
+    """Make sure that `path` is a directory of our own with mode 0700 and return it."""
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        status = os.lstat(path)
+    except OSError as error:
+        raise StateError(f"cannot keep run states in {path}: {error.strerror}; set {STATE_DIR_VARIABLE}") from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise StateError(f"{path} is not a directory: move it away or set {STATE_DIR_VARIABLE}")
+    if status.st_uid != os.geteuid():
+        raise StateError(f"{path} belongs to user {status.st_uid}: remove it or set {STATE_DIR_VARIABLE}")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        os.chmod(path, 0o700)
+    return path
+
+
+def default_state_root() -> str:
+    """Where states are kept when nothing else is said; does not create it.
+
+    $SPLITBRAIN_STATE_DIR; else `splitbrain` in $XDG_RUNTIME_DIR when that is ours and writable; else
+    `splitbrain-<uid>` in the temporary directory.
+    """
+    explicit = os.environ.get(STATE_DIR_VARIABLE)
+    if explicit:
+        return os.path.abspath(explicit)
+    runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime_dir and os.path.isabs(runtime_dir):
+        try:
+            ours = os.stat(runtime_dir).st_uid == os.geteuid()
+        except OSError:
+            ours = False
+        if ours and os.access(runtime_dir, os.W_OK | os.X_OK):
+            return os.path.join(runtime_dir, "splitbrain")
+    return os.path.join(tempfile.gettempdir(), f"splitbrain-{os.geteuid()}")
+
+
+def state_path(run_id: str, state_root: str) -> str:
+    """Path of the state of `run_id` in `state_root`. Raises StateError for an id that is no file name."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise StateError(f"bad run id {run_id!r}: letters, digits, '.', '_' and '-' only, 64 at most")
+    return os.path.join(state_root, run_id + _SUFFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The state of a run as read back from its file."""
+
+    run_id: str
+    path: str
+    pid: int
+    start_ticks: int
+    boot_id: str
+    claims: tuple[Claim, ...] = field(default=())
+
+    @property
+    def same_boot(self) -> bool:
+        """Whether the machine has been up since the run began: pids of an earlier boot mean nothing."""
+        return self.boot_id == _boot_id()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the harness of this run still runs."""
+        return self.same_boot and process_start_ticks(self.pid) == self.start_ticks
+
+
+def load_run(path: str) -> RunRecord:
+    """Read a state. A torn last line is ignored: what it would have claimed was not created yet.
+
+    Raises StateError when the file is not a state, FileNotFoundError when it is not there.
+    """
+    with open(path, "rb") as file:
+        lines = file.read().split(b"\n")[:-1]
+    claims: dict[tuple[str, str], Claim] = {}
+    try:
+        header = json.loads(lines[0])
+        if header["format"] != _FORMAT:
+            raise StateError(f"{path} was written by another version of the harness: clean with that one")
+        run_id, pid = str(header["run_id"]), int(header["pid"])
+        start_ticks, boot_id = int(header["start_ticks"]), str(header["boot_id"])
+        for line in lines[1:]:
+            entry = json.loads(line)
+            key = (str(entry["kind"]), str(entry["id"]))
+            if entry["op"] == "claim":
+                claims[key] = Claim(*key, entry.get("details", {}))
+            else:
+                claims.pop(key, None)
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise StateError(f"{path} is not the state of a run, or it is damaged") from None
+    return RunRecord(
+        run_id=run_id, path=path, pid=pid, start_ticks=start_ticks, boot_id=boot_id, claims=tuple(claims.values())
+    )
+
+
+def runs_in(state_root: str) -> list[str]:
+    """Run ids that have a state in `state_root`, sorted; empty when there is no such directory.
+
+    Raises StateError when the directory cannot be read.
+    """
+    try:
+        names = os.listdir(state_root)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StateError(f"cannot read {state_root}: {error.strerror}") from None
+    return sorted(name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX) and not name.startswith("."))
+
+
+class RunState:
+    """The state of the run that this process is the harness of. Make it with `RunState.create`."""
+
+    def __init__(self, *, run_id: str, path: str, fd: int) -> None:
+        self._run_id = run_id
+        self._path = path
+        self._fd = fd
+        self._claims: dict[tuple[str, str], Claim] = {}
+
+    @classmethod
+    def create(cls, run_id: str, *, state_root: str | None = None) -> RunState:
+        """Begin the state of a run whose harness is this process.
+
+        `run_id` becomes part of file and namespace names: letters, digits, '.', '_', '-'. Raises StateError
+        when the directory is not usable or the run has a state already.
+        """
+        root = _claim_directory(os.path.abspath(state_root) if state_root else default_state_root())
+        path = state_path(run_id, root)
+        header = {
+            "format": _FORMAT,
+            "run_id": run_id,
+            "pid": os.getpid(),
+            "start_ticks": process_start_ticks(os.getpid()),
+            "boot_id": _boot_id(),
+        }
+        # Readers never see a state without its header: it is written under another name and linked in whole.
+        draft = os.path.join(root, f".{run_id}.{os.getpid()}.draft")
+        try:
+            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                _write_all(fd, (json.dumps(header) + "\n").encode())
+                os.fsync(fd)
+                os.link(draft, path)
+            except BaseException:
+                os.close(fd)
+                raise
+            finally:
+                os.unlink(draft)
+            _sync_directory(root)
+        except FileExistsError:
+            raise StateError(f"run {run_id} has a state already ({path}): `harness clean` removes a dead one") from None
+        except OSError as error:
+            raise StateError(f"cannot write the run's state in {root}: {error.strerror}") from None
+        return cls(run_id=run_id, path=path, fd=fd)
+
+    @property
+    def run_id(self) -> str:
+        return self._run_id
+
+    @property
+    def path(self) -> str:
+        """The state's file."""
+        return self._path
+
+    @property
+    def claims(self) -> Sequence[Claim]:
+        """What is claimed now, oldest first."""
+        return tuple(self._claims.values())
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What to add to the environment of every process of this run, so that it can be told as ours."""
+        return {RUN_VARIABLE: self._run_id}
+
+    def claim(self, kind: str, ident: str, **details: Any) -> None:
+        """Write down that `ident` of `kind` is about to be created. `details` must fit JSON.
+
+        Claiming a thing again replaces its details. Raises StateError when it cannot be written: then
+        do not create the thing.
+        """
+        self.claim_all([Claim(kind, ident, details)])
+
+    def claim_all(self, claims: Iterable[Claim]) -> None:
+        """Claim several things with one write and at most one fsync. Raises StateError."""
+        claims = list(claims)
+        entries = [
+            {"op": "claim", "kind": c.kind, "id": c.ident, **({"details": dict(c.details)} if c.details else {})}
+            for c in claims
+        ]
+        self._append(entries, sync=any(c.kind not in _ENDS_WITH_THE_MACHINE for c in claims))
+        for claim in claims:
+            self._claims[(claim.kind, claim.ident)] = claim
+
+    def claim_process(self, pid: int) -> None:
+        """Claim a child process that was just started, with its start time.
+
+        A process cannot be claimed before it has a pid; until then `environment` marks it as ours.
+        """
+        self.claim(KIND_PROCESS, str(pid), start_ticks=process_start_ticks(pid))
+
+    def release(self, kind: str, ident: str) -> None:
+        """Write down that a claimed thing is gone. Releasing what is not claimed does nothing."""
+        if self._claims.pop((kind, ident), None) is not None:
+            self._append([{"op": "release", "kind": kind, "id": ident}], sync=False)
+
+    def release_process(self, pid: int) -> None:
+        """Write down that a claimed process has been waited for."""
+        self.release(KIND_PROCESS, str(pid))
+
+    def make_temp_dir(self, purpose: str) -> str:
+        """Claim and create a temporary directory (mode 0700) that `harness clean` may remove.
+
+        `purpose` becomes part of its name. Raises StateError.
+        """
+        path = os.path.join(tempfile.gettempdir(), f"{TEMP_PREFIX}{self._run_id}-{purpose}")
+        self.claim(KIND_DIRECTORY, path)
+        try:
+            os.mkdir(path, 0o700)
+        except OSError as error:
+            self.release(KIND_DIRECTORY, path)
+            raise StateError(f"cannot create {path}: {error.strerror}") from None
+        return path
+
+    def close(self) -> bool:
+        """End the state. Removes the file and returns True when nothing is claimed any more; otherwise the
+        file stays for `harness clean` and False is returned. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            if not self._claims:
+                try:
+                    os.unlink(self._path)
+                except FileNotFoundError:
+                    pass
+        return not self._claims
+
+    def _append(self, entries: Iterable[Mapping[str, Any]], *, sync: bool) -> None:
+        if self._fd < 0:
+            raise StateError(f"the state of run {self._run_id} is closed")
+        data = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries).encode()
+        try:
+            _write_all(self._fd, data)
+            if sync:
+                os.fsync(self._fd)
+        except OSError as error:
+            raise StateError(f"cannot write the run's state {self._path}: {error.strerror}") from None
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

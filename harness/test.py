@@ -1,0 +1,131 @@
+"""One test as a value: everything that determines a run.
+
+A `Test` is made from the command line, saved as test.json before anything starts, and is what `analyze`
+and the replay line are made of. It holds names and numbers only, so that it can be written, read and
+compared; the things behind the names come from the registry.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.errors import OperatorError
+
+__all__ = ["MAX_CONCURRENCY", "MAX_NODES", "NemesisChoice", "Test", "test_from_json"]
+
+MAX_NODES = 15
+"""Replicas per run. Beyond this the quadratic number of links says nothing new and costs a lot."""
+
+MAX_CONCURRENCY = 1000
+"""Logical clients per run; each has a connection to several nodes, so this bounds descriptors."""
+
+
+@dataclass(frozen=True, slots=True)
+class NemesisChoice:
+    """One nemesis by name, and its variant; without a variant the run cycles through all of them."""
+
+    name: str
+    variant: str | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.variant is None else f"{self.name}={self.variant}"
+
+    @classmethod
+    def parse(cls, text: str) -> NemesisChoice:
+        """From "name" or "name=variant"."""
+        name, separator, variant = text.partition("=")
+        return cls(name=name.strip(), variant=variant.strip() if separator else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Test:
+    """Everything that determines a run. Times are seconds, `rate` operations per second (0: no limit)."""
+
+    __test__ = False  # not a test case, whatever a collector thinks of the name
+
+    system: str
+    cluster: str
+    nodes: int
+    workload: str
+    nemesis: tuple[NemesisChoice, ...]
+    nemesis_interval_s: float
+    time_limit_s: float
+    concurrency: int
+    rate: float
+    seed: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+    operation_timeout_s: float = 3.0
+    checker_timeout_s: float = 60.0
+    checker_memory_mb: int = 2048
+
+    @property
+    def name(self) -> str:
+        """The folder of the store that runs of this kind share."""
+        faults = "+".join(choice.name for choice in self.nemesis) or "none"
+        return f"{self.system}-{self.workload}-{faults}"
+
+    def problems(self) -> list[str]:
+        """Everything that is wrong with the numbers, each as one line; names are the registry's to judge."""
+        found = []
+        if not 1 <= self.nodes <= MAX_NODES:
+            found.append(f"--nodes must be 1 to {MAX_NODES}, not {self.nodes}")
+        if not 1 <= self.concurrency <= MAX_CONCURRENCY:
+            found.append(f"--concurrency must be 1 to {MAX_CONCURRENCY}, not {self.concurrency}")
+        for option, value in (
+            ("--time-limit", self.time_limit_s),
+            ("--nemesis-interval", self.nemesis_interval_s),
+            ("--operation-timeout", self.operation_timeout_s),
+            ("--checker-timeout", self.checker_timeout_s),
+        ):
+            if not 0 < value <= 7 * 86400:
+                found.append(f"{option} must be above 0 and at most a week of seconds, not {value:g}")
+        if not 0 <= self.rate <= 1_000_000:
+            found.append(f"--rate must be 0 (no limit) to 1000000 operations per second, not {self.rate:g}")
+        if self.checker_memory_mb < 16:
+            found.append(f"--checker-memory must be at least 16 MB, not {self.checker_memory_mb}")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data; `test_from_json` reads it back."""
+        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        data["nemesis"] = [str(choice) for choice in self.nemesis]
+        data["settings"] = dict(self.settings)
+        return data
+
+    def replay_line(self) -> str:
+        """The command that repeats this run: same seed, same options."""
+        words = ["harness", "run", "--cluster", self.cluster, "--system", self.system, "--nodes", str(self.nodes)]
+        words += ["--workload", self.workload]
+        words += ["--nemesis", ",".join(map(str, self.nemesis)) or "none"]
+        words += ["--nemesis-interval", f"{self.nemesis_interval_s:g}", "--time-limit", f"{self.time_limit_s:g}"]
+        words += ["--concurrency", str(self.concurrency), "--rate", f"{self.rate:g}", "--seed", str(self.seed)]
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        for option, name in (
+            ("--operation-timeout", "operation_timeout_s"),
+            ("--checker-timeout", "checker_timeout_s"),
+            ("--checker-memory", "checker_memory_mb"),
+        ):
+            if getattr(self, name) != defaults[name]:
+                words += [option, f"{getattr(self, name):g}"]
+        for key, value in sorted(self.settings.items()):
+            words += ["--set", f"{key}={value}"]
+        return shlex.join(words)
+
+
+def test_from_json(data: Mapping[str, Any]) -> Test:
+    """The inverse of `Test.to_json`; fields of newer versions are ignored. Raises OperatorError."""
+    known = {f.name for f in dataclasses.fields(Test)}
+    try:
+        values = {name: value for name, value in data.items() if name in known}
+        values["nemesis"] = tuple(NemesisChoice.parse(text) for text in data["nemesis"])
+        return Test(**values)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise OperatorError(f"test.json does not describe a run: {json.dumps(str(error))}") from None
+
+
+test_from_json.__test__ = False  # type: ignore[attr-defined]
