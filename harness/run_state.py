@@ -1,9 +1,9 @@
 """What a run has put into the world, written down before it is put there.
 
-A harness that is killed with SIGKILL cannot tidy up. So that `harness clean` can, every run keeps a small file,
-its *state*: a header that says which process the harness is, then one JSON line for each thing that it is
-about to create (a *claim*) and for each thing that it has removed again (a *release*). A claim goes to the
-file before the thing is created, so whatever exists is written down; a claim of a thing that was never
+A harness that is killed with SIGKILL cannot tidy up. So that `harness clean` can, every run keeps a small
+file, its *state*: a header that says which process the harness is, then one JSON line for each thing that it
+is about to create (a *claim*) and for each thing that it has removed again (a *release*). A claim goes to
+the file before the thing is created, so whatever exists is written down; a claim of a thing that was never
 created is harmless. Kinds of things that can outlive a reboot are also fsynced; processes, namespaces,
 mounts and sockets end with the machine, so for those it is enough that the kernel has the line.
 
@@ -105,7 +105,9 @@ def _claim_directory(path: str) -> str:
         os.makedirs(path, mode=0o700, exist_ok=True)
         status = os.lstat(path)
     except OSError as error:
-        raise StateError(f"cannot keep run states in {path}: {error.strerror}; set {STATE_DIR_VARIABLE}") from None
+        raise StateError(
+            f"cannot keep states in {path}: {error.strerror}; set {STATE_DIR_VARIABLE}"
+        ) from None
     if not stat.S_ISDIR(status.st_mode):
         raise StateError(f"{path} is not a directory: move it away or set {STATE_DIR_VARIABLE}")
     if status.st_uid != os.geteuid():
@@ -188,7 +190,12 @@ def load_run(path: str) -> RunRecord:
     except (ValueError, KeyError, IndexError, TypeError):
         raise StateError(f"{path} is not the state of a run, or it is damaged") from None
     return RunRecord(
-        run_id=run_id, path=path, pid=pid, start_ticks=start_ticks, boot_id=boot_id, claims=tuple(claims.values())
+        run_id=run_id,
+        path=path,
+        pid=pid,
+        start_ticks=start_ticks,
+        boot_id=boot_id,
+        claims=tuple(claims.values()),
     )
 
 
@@ -203,7 +210,9 @@ def runs_in(state_root: str) -> list[str]:
         return []
     except OSError as error:
         raise StateError(f"cannot read {state_root}: {error.strerror}") from None
-    return sorted(name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX) and not name.startswith("."))
+    return sorted(
+        name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX) and not name.startswith(".")
+    )
 
 
 class RunState:
@@ -246,7 +255,7 @@ class RunState:
                 os.unlink(draft)
             _sync_directory(root)
         except FileExistsError:
-            raise StateError(f"run {run_id} has a state already ({path}): `harness clean` removes a dead one") from None
+            raise StateError(f"run {run_id} has a state ({path}): if dead, `harness clean`") from None
         except OSError as error:
             raise StateError(f"cannot write the run's state in {root}: {error.strerror}") from None
         return cls(run_id=run_id, path=path, fd=fd)
@@ -282,7 +291,12 @@ class RunState:
         """Claim several things with one write and at most one fsync. Raises StateError."""
         claims = list(claims)
         entries = [
-            {"op": "claim", "kind": c.kind, "id": c.ident, **({"details": dict(c.details)} if c.details else {})}
+            {
+                "op": "claim",
+                "kind": c.kind,
+                "id": c.ident,
+                **({"details": dict(c.details)} if c.details else {}),
+            }
             for c in claims
         ]
         self._append(entries, sync=any(c.kind not in _ENDS_WITH_THE_MACHINE for c in claims))
