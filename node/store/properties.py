@@ -1,0 +1,76 @@
+"""Message properties, the way RocketMQ writes them into a record: `key \\x01 value \\x02`, repeated.
+
+Java clients write a separator after every pair; some others leave the last one out, and some stores carry
+an extra one at the end. All of these decode alike. A name without a separator is dropped, as in Java.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = [
+    "KEYS",
+    "NAME_VALUE_SEPARATOR",
+    "PROPERTY_SEPARATOR",
+    "TAGS",
+    "UNIQUE_KEY",
+    "WAIT_STORE",
+    "PropertyError",
+    "decode_properties",
+    "encode_properties",
+    "property_value",
+]
+
+NAME_VALUE_SEPARATOR = "\x01"
+PROPERTY_SEPARATOR = "\x02"
+
+TAGS = "TAGS"
+KEYS = "KEYS"
+UNIQUE_KEY = "UNIQ_KEY"
+WAIT_STORE = "WAIT"
+
+
+class PropertyError(ValueError):
+    """A property cannot be written because its name or value contains a separator, or its name is empty."""
+
+
+def encode_properties(properties: Mapping[str, str]) -> str:
+    """The property string of a message, in the mapping's order; "" for none.
+
+    Raises PropertyError for an empty name and for a name or value with \\x01 or \\x02 in it, which
+    would read back as something else.
+    """
+    parts: list[str] = []
+    for name, value in properties.items():
+        if not name:
+            raise PropertyError("a property name is empty")
+        for text in (name, value):
+            if NAME_VALUE_SEPARATOR in text or PROPERTY_SEPARATOR in text:
+                raise PropertyError(f"property {name!r} contains a separator (\\x01 or \\x02)")
+        parts.append(f"{name}{NAME_VALUE_SEPARATOR}{value}{PROPERTY_SEPARATOR}")
+    return "".join(parts)
+
+
+def decode_properties(text: str) -> dict[str, str]:
+    """The properties in `text`; a name that occurs twice keeps its last value."""
+    properties: dict[str, str] = {}
+    for pair in text.split(PROPERTY_SEPARATOR):
+        name, separator, value = pair.partition(NAME_VALUE_SEPARATOR)
+        if separator and name:
+            properties[name] = value
+    return properties
+
+
+def property_value(text: str, name: str) -> str | None:
+    """The value of one property without decoding the others; None when it is absent.
+
+    Agrees with `decode_properties(text).get(name)`: where a name occurs twice, the last one counts.
+    """
+    needle = f"{name}{NAME_VALUE_SEPARATOR}"
+    if needle not in text:
+        return None
+    value = None
+    for pair in text.split(PROPERTY_SEPARATOR):
+        if pair.startswith(needle):
+            value = pair[len(needle) :]
+    return value
