@@ -34,11 +34,16 @@ def links_of(grudge: Grudge) -> frozenset[Link]:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a probe of one link saw. `passed` is True when the probe's bytes arrived at the destination."""
+    """What a probe of one link saw. `passed` is True when the probe's bytes arrived at the destination.
+
+    `partial` says that a link was probed in several ways (existing and new connections, say) that did not
+    agree. Then `passed` is True, since something arrived, but the link is neither cut nor whole.
+    """
 
     link: Link
     passed: bool
     detail: str = ""
+    partial: bool = False
 
 
 class Network(Protocol):

@@ -1,0 +1,112 @@
+"""What a nemesis is.
+
+A fault goes through five steps: it is *planned* (who is hit; nothing is touched yet, so that the plan can be
+written down first), *injected*, *proved*, *healed*, and the healing is proved too. A nemesis holds no state
+between them: everything a later step needs is in the `Injection`, and whatever the target must remember it
+remembers by the fault's id. So one nemesis serves any number of overlapping faults and runs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from nemesis.target import Target
+
+__all__ = ["Injection", "Nemesis", "Proof", "usable_variants"]
+
+MAX_NAMED_FAILURES = 20
+"""Failures that a proof names one by one; a history line stays readable and the rest are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injection:
+    """One planned fault.
+
+    `value` is what the history says about it (JSON data; at least id, nemesis, variant). `problem` is set
+    when nothing can be injected, for instance because nobody leads; such a fault is recorded but never
+    counts as proven.
+    """
+
+    fault_id: str
+    nemesis: str
+    variant: str
+    value: Mapping[str, Any]
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Whether a fault, or its healing, is what it claims to be.
+
+    `checked` counts what was looked at (links, processes, clocks); `failed` names each that was not as it
+    should be; `detail` is one line for people.
+    """
+
+    proven: bool
+    detail: str = ""
+    checked: int = 0
+    failed: Sequence[str] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """As the history carries it."""
+        named = list(self.failed[:MAX_NAMED_FAILURES])
+        if len(self.failed) > len(named):
+            named.append(f"and {len(self.failed) - len(named)} more")
+        return {"proven": self.proven, "links": self.checked, "failed": named, "detail": self.detail}
+
+
+class Nemesis(Protocol):
+    """A kind of fault. Implementations are stateless; see the module's docstring."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def variants(self) -> Sequence[str]:
+        """Names of its forms, in a fixed order; never empty."""
+        ...
+
+    def requires(self, target: Target, variant: str | None = None) -> list[str]:
+        """Everything that keeps this nemesis, or one variant of it, from working on `target`.
+
+        Each problem is one line that names what is missing. Without a variant: what stops all of them.
+        """
+        ...
+
+    async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
+        """Decide who is hit, every choice from `rng`. May ask the system under test, touches nothing.
+
+        Raises ValueError for an unknown variant or one that this target cannot have.
+        """
+        ...
+
+    async def inject(self, target: Target, injection: Injection) -> None:
+        """Put the fault in force."""
+        ...
+
+    async def prove(
+        self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()
+    ) -> Proof:
+        """Observe whether the fault is in force. `in_force` are the other faults at this moment."""
+        ...
+
+    async def heal(self, target: Target, injection: Injection) -> None:
+        """Take the fault back. Idempotent; safe when `inject` failed half-way or never ran."""
+        ...
+
+    async def prove_healed(
+        self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()
+    ) -> Proof:
+        """Observe whether the fault is gone. `in_force` are the faults that remain."""
+        ...
+
+
+def usable_variants(nemesis: Nemesis, target: Target) -> list[str]:
+    """The variants of a nemesis that `target` can have, in the nemesis's order."""
+    return [variant for variant in nemesis.variants if not nemesis.requires(target, variant)]
