@@ -1,0 +1,351 @@
+"""`harness clean`: remove what killed harnesses left behind, and nothing else.
+
+What a run may have left is in its state (see harness.run_state) and on its processes, which carry the run's
+id in their environment. Everything is checked to be ours before it is touched: a process by its start time
+or its environment, a directory by its name and owner, a socket by its type, a mount by its source. Runs
+whose harness still lives are left alone. Cleaning twice does nothing the second time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness import run_state
+from harness.clusters.netns_calls import (
+    NETNS_DIR,
+    identity,
+    namespace_path,
+    remove_namespace,
+    unmount,
+)
+from harness.process_table import (
+    ProcessId,
+    ancestors,
+    find_processes,
+    is_in_namespace,
+    kill_until_gone,
+    marked_with,
+)
+from harness.programs import find_program
+from harness.run_state import Claim, RunRecord, StateError, load_run, runs_in, state_path
+
+__all__ = ["CleanReport", "clean"]
+
+_KILL_TIMEOUT_S = 10.0
+"""How long a killed process may take to end; one that takes longer hangs in the kernel and is reported."""
+
+_COMMAND_TIMEOUT_S = 10.0
+
+_DRAFT = re.compile(r"\..+\.(\d+)\.draft")
+
+
+@dataclass(slots=True)
+class CleanReport:
+    """What `clean` did. Each entry is one line of text."""
+
+    removed: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    """What should be gone and is not, with the reason."""
+    live: list[str] = field(default_factory=list)
+    """Ids of runs that were left alone because their harness still runs."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def exit_status(self) -> int:
+        """0 when nothing is left, 255 otherwise."""
+        return 255 if self.left else 0
+
+
+def clean(
+    *,
+    state_root: str | None = None,
+    run_ids: Collection[str] | None = None,
+    include_live: bool = False,
+    report: Callable[[str], None],
+) -> CleanReport:
+    """Remove what dead runs left: all of them, or those in `run_ids`.
+
+    `include_live` also ends runs whose harness still runs. `report` is called with a line for each thing
+    removed, left or worth knowing, as it happens. A run that is named and has no state is still looked for
+    by its processes and namespaces. Raises StateError when the states cannot be read.
+    """
+    root = os.path.abspath(state_root) if state_root else run_state.default_state_root()
+    result = CleanReport()
+
+    def tell(entries: list[str], line: str) -> None:
+        entries.append(line)
+        report(line)
+
+    _remove_drafts(root)
+    for run_id in sorted(set(run_ids)) if run_ids is not None else runs_in(root):
+        path = state_path(run_id, root)
+        try:
+            record = load_run(path)
+        except FileNotFoundError:
+            record = RunRecord(run_id=run_id, path=path, pid=0, start_ticks=0, boot_id="")
+        except StateError as error:
+            tell(result.left, str(error))
+            continue
+        if record.is_live and not include_live:
+            result.live.append(run_id)
+            report(f"run {run_id}: left alone, its harness still runs (pid {record.pid})")
+            continue
+        _RunCleaner(
+            record,
+            removed=lambda line: tell(result.removed, line),
+            left=lambda line: tell(result.left, line),
+        ).run()
+    if os.geteuid() != 0 and (line := _hint_at_root(run_ids)):
+        tell(result.notes, line)
+    return result
+
+
+def _remove_drafts(root: str) -> None:
+    """States that were being begun by a process that died in that very moment."""
+    try:
+        names = os.listdir(root)
+    except OSError:
+        return
+    for name in names:
+        match = _DRAFT.fullmatch(name)
+        if match and run_state.process_start_ticks(int(match[1])) is None:
+            os.unlink(os.path.join(root, name))
+
+
+def _hint_at_root(run_ids: Collection[str] | None) -> str | None:
+    """What to tell an ordinary user about root's runs, which only root can clean."""
+    try:
+        names = os.listdir(NETNS_DIR)
+    except OSError:
+        return None
+    ours = [name for name in names if name.startswith("sb-") and (run_ids is None or _belongs_to_any(name, run_ids))]
+    if not ours:
+        return None
+    return f"{len(ours)} namespaces are of root's runs ({min(ours)}, ...): `sudo harness clean` cleans those"
+
+
+def _belongs_to_any(namespace: str, run_ids: Collection[str]) -> bool:
+    return any(_host_of(namespace, run_id) for run_id in run_ids)
+
+
+def _host_of(namespace: str, run_id: str) -> str | None:
+    """The host part of a namespace's name `sb-<run id>-<host>`; None when it is not this run's."""
+    prefix = f"sb-{run_id}-"
+    host = namespace.removeprefix(prefix)
+    return host if namespace.startswith(prefix) and re.fullmatch(r"net|clients|ns\d+|n\d+", host) else None
+
+
+class _RunCleaner:
+    """Cleans one run, in the order in which things hold each other: processes, namespaces, mounts, files."""
+
+    def __init__(self, record: RunRecord, *, removed: Callable[[str], None], left: Callable[[str], None]) -> None:
+        self._record = record
+        self._run_id = record.run_id
+        self._removed_line = removed
+        self._left_line = left
+        self._spared = ancestors()
+        self._is_clean = True
+
+    def run(self) -> None:
+        """Remove everything, see what is left, and remove the state when nothing is."""
+        self._end_processes()
+        for name in self._namespaces():
+            self._attempt(run_state.KIND_NETNS, name, self._remove_namespace)
+        removers = {
+            run_state.KIND_VETH: self._remove_veth,
+            run_state.KIND_MOUNT: self._remove_mount,
+            run_state.KIND_SOCKET: self._remove_socket,
+            run_state.KIND_FILE: self._remove_file,
+            run_state.KIND_DIRECTORY: self._remove_directory,
+        }
+        for kind, remove in removers.items():
+            # Latest first: a mount inside a mount goes before the outer one.
+            for claim in reversed(self._claims(kind)):
+                self._attempt(kind, claim.ident, remove, claim.details)
+        for claim in self._record.claims:
+            if claim.kind not in (*removers, run_state.KIND_PROCESS, run_state.KIND_NETNS):
+                self._leave(f"{claim.kind} {claim.ident}: this version of the harness cannot remove it")
+        if self._is_clean:
+            try:
+                os.unlink(self._record.path)
+            except FileNotFoundError:
+                return
+            self._removed_line(f"run {self._run_id}: state {self._record.path}")
+
+    def _claims(self, kind: str) -> list[Claim]:
+        return [claim for claim in self._record.claims if claim.kind == kind]
+
+    def _leave(self, what: str) -> None:
+        self._is_clean = False
+        self._left_line(f"run {self._run_id}: left: {what}")
+
+    def _attempt(
+        self, kind: str, ident: str, remove: Callable[..., bool], details: Mapping[str, Any] | None = None
+    ) -> None:
+        """Remove one thing, report it if it was there, and report what went wrong."""
+        try:
+            was_there = remove(ident) if details is None else remove(ident, details)
+        except (OSError, subprocess.SubprocessError, _NotOurs) as error:
+            self._leave(f"{kind} {ident}: {error}")
+            return
+        if was_there:
+            self._removed_line(f"run {self._run_id}: {kind} {ident}")
+
+    # Processes
+
+    def _end_processes(self) -> None:
+        """The harness itself first (when live runs are cleaned too), or it would start what we end."""
+        self._kill(self._harness)
+        self._kill(self._marked_or_claimed)
+        for process in self._marked_or_claimed():
+            self._leave(f"process {process.pid} ({process.command}): it does not end, it hangs in the kernel")
+
+    def _kill(self, find: Callable[[], list[ProcessId]]) -> None:
+        commands = {process: process.command for process in find()}
+        try:
+            killed = kill_until_gone(find, timeout_s=_KILL_TIMEOUT_S)
+        except PermissionError as error:
+            self._leave(f"processes: {error}")
+            return
+        for process in killed:
+            if not process.exists:
+                self._removed_line(f"run {self._run_id}: process {process.pid} ({commands.get(process, '')})")
+
+    def _harness(self) -> list[ProcessId]:
+        record = self._record
+        if not record.is_live or record.pid in self._spared:
+            return []
+        return [ProcessId(record.pid, record.start_ticks)]
+
+    def _marked_or_claimed(self) -> list[ProcessId]:
+        found = find_processes(marked_with(run_state.RUN_VARIABLE, self._run_id))
+        if self._record.same_boot:
+            for claim in self._claims(run_state.KIND_PROCESS):
+                start_ticks = claim.details.get("start_ticks")
+                if claim.ident.isdigit() and isinstance(start_ticks, int):
+                    found.append(ProcessId(int(claim.ident), start_ticks))
+        return [process for process in dict.fromkeys(found) if process.exists and process.pid not in self._spared]
+
+    # Namespaces and devices
+
+    def _namespaces(self) -> list[str]:
+        """Claimed names, and those in the directory that follow this run's pattern."""
+        claimed = [claim.ident for claim in self._claims(run_state.KIND_NETNS)]
+        try:
+            present = sorted(os.listdir(NETNS_DIR)) if os.geteuid() == 0 else []
+        except OSError:
+            present = []
+        return list(dict.fromkeys([*claimed, *(name for name in present if _host_of(name, self._run_id))]))
+
+    def _remove_namespace(self, name: str) -> bool:
+        if _host_of(name, self._run_id) is None:
+            raise _NotOurs("its name is not of this run")
+        path = namespace_path(name)
+        if not os.path.lexists(path):
+            return False
+        there = identity(path)
+        # A name that was made and not yet mounted leads to no namespace: no process has its identity.
+        self._kill(
+            lambda: [p for p in find_processes(is_in_namespace(there)) if p.pid not in self._spared],
+        )
+        removed = remove_namespace(name)
+        for process in find_processes(is_in_namespace(there)):
+            self._leave(f"process {process.pid} ({process.command}) in namespace {name}")
+        return removed
+
+    def _remove_veth(self, name: str, details: Mapping[str, Any]) -> bool:
+        """A device that was not made inside a namespace of ours; `details["netns"]` says where, if not here."""
+        ip = find_program("ip")
+        if ip is None:
+            raise _NotOurs("`ip` is not installed: install iproute2")
+        namespace = details.get("netns")
+        if namespace is not None and not os.path.exists(namespace_path(namespace)):
+            return False
+        prefix = [ip] if namespace is None else [ip, "-netns", namespace]
+        shown = subprocess.run(
+            [*prefix, "-d", "link", "show", "dev", name], capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S
+        )
+        if shown.returncode != 0:
+            return False
+        if "veth" not in shown.stdout:
+            raise _NotOurs("it is not a veth device")
+        subprocess.run([*prefix, "link", "delete", "dev", name], check=True, timeout=_COMMAND_TIMEOUT_S)
+        return True
+
+    # Mounts and files
+
+    def _remove_mount(self, path: str, details: Mapping[str, Any]) -> bool:
+        """Unmount `path` as often as something of ours is mounted there."""
+        removed = False
+        while mounted := [source for point, source in _mounts() if point == path]:
+            source = details.get("source")
+            if source is not None and mounted[-1] != source:
+                raise _NotOurs(f"{mounted[-1]} is mounted there, not {source}")
+            if not unmount(path):
+                break
+            removed = True
+        return removed
+
+    def _remove_socket(self, path: str, details: Mapping[str, Any]) -> bool:
+        return self._unlink(path, stat.S_ISSOCK, "a socket")
+
+    def _remove_file(self, path: str, details: Mapping[str, Any]) -> bool:
+        return self._unlink(path, stat.S_ISREG, "a file")
+
+    def _unlink(self, path: str, is_right: Callable[[int], bool], what: str) -> bool:
+        status = _status(path)
+        if status is None:
+            return False
+        if not is_right(status.st_mode) or status.st_uid != os.geteuid():
+            raise _NotOurs(f"it is not {what} of this user any more")
+        os.unlink(path)
+        return True
+
+    def _remove_directory(self, path: str, details: Mapping[str, Any]) -> bool:
+        status = _status(path)
+        if status is None:
+            return False
+        if not os.path.basename(path).startswith(f"{run_state.TEMP_PREFIX}{self._run_id}-"):
+            raise _NotOurs("its name is not of this run")
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise _NotOurs("it is not a directory of this user any more")
+        inside = [point for point, _ in _mounts() if point == path or point.startswith(path + "/")]
+        for point in reversed(inside):
+            unmount(point)
+        if any(point == path or point.startswith(path + "/") for point, _ in _mounts()):
+            raise _NotOurs("something is still mounted in it")
+        shutil.rmtree(path)
+        return True
+
+
+class _NotOurs(Exception):
+    """Something is not what the run's state says it is, or cannot be judged, so it is not touched."""
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _mounts() -> list[tuple[str, str]]:
+    """(mount point, source) of every mount that this process sees, oldest first."""
+    found = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            before, _, after = line.partition(" - ")
+            found.append((_unescape(before.split()[4]), _unescape(after.split()[1])))
+    return found
+
+
+def _unescape(text: str) -> str:
+    """Undo the octal escapes (blank, tab, newline, backslash) of mountinfo."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

@@ -1,0 +1,147 @@
+"""Processes of this machine as /proc shows them: whose they are, where they are, and how to end them for sure."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from harness.run_state import process_start_ticks
+
+__all__ = ["ProcessId", "ancestors", "find_processes", "is_in_namespace", "kill_until_gone", "marked_with"]
+
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """One process, told from a later one with the same pid by its start time."""
+
+    pid: int
+    start_ticks: int
+
+    @property
+    def exists(self) -> bool:
+        """Whether it still runs; a zombie does not."""
+        return process_start_ticks(self.pid) == self.start_ticks
+
+    @property
+    def command(self) -> str:
+        """Its command line, shortened to 80 characters; empty when it is gone."""
+        try:
+            with open(f"/proc/{self.pid}/cmdline", "rb") as file:
+                words = file.read(4096).split(b"\0")
+        except OSError:
+            return ""
+        return " ".join(word.decode(errors="replace") for word in words).strip()[:80]
+
+
+def ancestors() -> frozenset[int]:
+    """This process and all its parents."""
+    found: set[int] = set()
+    pid = os.getpid()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+    return frozenset(found)
+
+
+def find_processes(matches: Callable[[int], bool]) -> list[ProcessId]:
+    """Every running process (no zombies) for whose pid `matches` is true, by pid."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            pid = int(name)
+            start_ticks = process_start_ticks(pid)
+            if start_ticks is not None and matches(pid):
+                found.append(ProcessId(pid, start_ticks))
+    return sorted(found, key=lambda process: process.pid)
+
+
+def marked_with(variable: str, value: str) -> Callable[[int], bool]:
+    """Whether a process was started with `variable`=`value` in its environment.
+
+    False for a process whose environment we may not read: it is not ours.
+    """
+    entry = os.fsencode(f"{variable}={value}")
+
+    def matches(pid: int) -> bool:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                return entry in file.read().split(b"\0")
+        except OSError:
+            return False
+
+    return matches
+
+
+def is_in_namespace(identity: tuple[int, int]) -> Callable[[int], bool]:
+    """Whether a process is in the network namespace with this device and inode; false if we may not know."""
+
+    def matches(pid: int) -> bool:
+        try:
+            status = os.stat(f"/proc/{pid}/ns/net")
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == identity
+
+    return matches
+
+
+def kill_until_gone(find: Callable[[], Iterable[ProcessId]], *, timeout_s: float) -> list[ProcessId]:
+    """SIGKILL every process that `find` returns, and look again until it returns none or time is up.
+
+    Looking again catches children that were started in between. Returns what was killed; what survives
+    (a process stuck in the kernel) is found by calling `find` once more. Raises PermissionError.
+    """
+    deadline = time.monotonic() + timeout_s
+    killed: dict[ProcessId, None] = {}
+    while found := [process for process in find() if process.exists]:
+        for process in found:
+            _kill(process)
+            killed[process] = None
+        _wait(found, deadline)
+        if time.monotonic() >= deadline:
+            break
+    return list(killed)
+
+
+def _kill(process: ProcessId) -> None:
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        # The descriptor holds the pid fast: if it is the right process now, the signal goes to no other.
+        if process.exists:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def _wait(processes: Iterable[ProcessId], deadline: float) -> None:
+    """Until all of them have ended or the deadline has passed."""
+    for process in processes:
+        while process.exists and (left_s := deadline - time.monotonic()) > 0:
+            try:
+                descriptor = os.pidfd_open(process.pid)
+            except ProcessLookupError:
+                break
+            try:
+                # Readable once it has ended, whether or not its parent has waited for it.
+                poll = select.poll()
+                poll.register(descriptor, select.POLLIN)
+                ended = bool(poll.poll(min(left_s, 1.0) * 1000))
+            finally:
+                os.close(descriptor)
+            if ended and process.exists:
+                time.sleep(_POLL_S)
