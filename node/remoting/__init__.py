@@ -1,0 +1,44 @@
+"""The RocketMQ remoting protocol: frames, commands, a server and a client on asyncio protocols."""
+
+from __future__ import annotations
+
+from node.remoting.client import RemotingClient
+from node.remoting.codec import FrameParser, decode, encode
+from node.remoting.codes import LanguageCode, RequestCode, ResponseCode
+from node.remoting.command import Command, FieldValue
+from node.remoting.connection import Connection, Processor
+from node.remoting.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    FrameError,
+    PeerOverloaded,
+    RemotingError,
+    RequestError,
+    RequestTimeout,
+)
+from node.remoting.limits import ClientLimits, ServerLimits
+from node.remoting.server import RemotingServer
+
+__all__ = [
+    "ClientLimits",
+    "Command",
+    "ConnectFailed",
+    "Connection",
+    "ConnectionLost",
+    "FieldValue",
+    "FrameError",
+    "FrameParser",
+    "LanguageCode",
+    "PeerOverloaded",
+    "Processor",
+    "RemotingClient",
+    "RemotingError",
+    "RemotingServer",
+    "RequestCode",
+    "RequestError",
+    "RequestTimeout",
+    "ResponseCode",
+    "ServerLimits",
+    "decode",
+    "encode",
+]

@@ -1,0 +1,143 @@
+"""The dialling side: one connection for each address, many requests under way on each."""
+
+from __future__ import annotations
+
+import asyncio
+
+from node.remoting.command import FLAG_ONEWAY, Command
+from node.remoting.connection import Connection
+from node.remoting.endpoint import Endpoint
+from node.remoting.errors import ConnectFailed
+from node.remoting.limits import ClientLimits
+
+__all__ = ["RemotingClient"]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port". Raises ConnectFailed (definite) when it is none."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConnectFailed(f"{address!r} is no address of the form host:port")
+    return host, int(port)
+
+
+class RemotingClient(Endpoint):
+    """Sends requests to any number of peers. `register` gives processors for requests that peers send back.
+
+    Connections are made when first needed, shared by all requests to an address, and made again after they
+    were lost. Nothing is sent twice: a request whose fate is unknown ends in an indefinite error.
+    """
+
+    limits: ClientLimits
+
+    def __init__(self, limits: ClientLimits | None = None, *, name: str = "client") -> None:
+        self._client_limits = limits or ClientLimits()
+        super().__init__(self._client_limits, name)
+        self._connections: dict[str, Connection] = {}
+        self._dials: dict[str, asyncio.Task[Connection | str]] = {}
+        self._closed = False
+
+    @property
+    def connection_count(self) -> int:
+        """Connections open now."""
+        return len(self._connections)
+
+    async def invoke(self, address: str, command: Command, *, timeout_ms: float) -> Command:
+        """Send a request to `address` ("ip:port") and return the reply, whatever its code.
+
+        Sets `command.opaque`. Raises ConnectFailed, PeerOverloaded, FrameError (definite: nothing was sent),
+        ConnectionLost, RequestTimeout (indefinite). The time includes connecting.
+        """
+        connection = self._connections.get(address)
+        if connection is None or connection.is_closing:
+            loop = asyncio.get_running_loop()
+            deadline_s = loop.time() + timeout_ms / 1000
+            connection = await self._connect(address, timeout_ms)
+            timeout_ms = max((deadline_s - loop.time()) * 1000, 0.0)
+        return await connection.invoke(command, timeout_ms=timeout_ms)
+
+    async def send_oneway(self, address: str, command: Command) -> None:
+        """Send a request that nobody answers; marks it as one-way. Returns once it is queued.
+
+        Raises ConnectFailed or FrameError, both definite. That it returns says nothing of arrival.
+        """
+        command.flag |= FLAG_ONEWAY
+        connection = self._connections.get(address)
+        if connection is None or connection.is_closing:
+            connection = await self._connect(address, self._client_limits.connect_timeout_ms)
+        connection.send(command)
+
+    def drop(self, address: str) -> None:
+        """Give up the connection to `address`, if there is one; its open requests end in ConnectionLost."""
+        connection = self._connections.get(address)
+        if connection is not None:
+            connection.abort("dropped by this side")
+
+    async def close(self) -> None:
+        """Close every connection; open requests end in ConnectionLost. Idempotent; nothing works afterwards."""
+        self._closed = True
+        dials = list(self._dials.values())
+        for dial in dials:
+            dial.cancel()
+        await asyncio.gather(*dials, return_exceptions=True)
+        await self.cancel_tasks()
+        gone: list[asyncio.Future[None]] = []
+        for connection in list(self._connections.values()):
+            lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            connection.on_close(lambda _, lost=lost: lost.done() or lost.set_result(None))  # type: ignore[misc]
+            gone.append(lost)
+            if connection.outstanding_requests:
+                connection.abort("closed by this side")
+            else:
+                connection.close()
+        if gone:
+            await asyncio.wait(gone)
+
+    async def _connect(self, address: str, timeout_ms: float) -> Connection:
+        """The connection to `address`, dialled at most once at a time however many ask for it."""
+        if self._closed:
+            raise ConnectFailed("this client is closed")
+        dial = self._dials.get(address)
+        if dial is None:
+            host, port = split_address(address)
+            dial = asyncio.get_running_loop().create_task(self._dial(address, host, port))
+            self._dials[address] = dial
+            dial.add_done_callback(lambda _: self._dials.pop(address, None))
+        await asyncio.wait((dial,), timeout=timeout_ms / 1000)
+        if not dial.done() or dial.cancelled():
+            raise ConnectFailed(f"no connection to {address} within {timeout_ms:g} ms")
+        result = dial.result()
+        if isinstance(result, str):
+            raise ConnectFailed(result)
+        return result
+
+    async def _dial(self, address: str, host: str, port: int) -> Connection | str:
+        """A new connection, or why there is none."""
+        loop = asyncio.get_running_loop()
+        timeout_ms = self._client_limits.connect_timeout_ms
+        try:
+            _, connection = await asyncio.wait_for(
+                loop.create_connection(lambda: Connection(self), host, port), timeout_ms / 1000
+            )
+        except TimeoutError:
+            return f"no connection to {address} within {timeout_ms} ms"
+        except OSError as error:
+            return f"no connection to {address}: {error.strerror or error}"
+        self._evict_unused()
+        self._connections[address] = connection
+        connection.on_close(lambda lost: self._lost(address, lost))
+        return connection
+
+    def _lost(self, address: str, connection: Connection) -> None:
+        if self._connections.get(address) is connection:
+            del self._connections[address]
+
+    def _evict_unused(self) -> None:
+        """Keep the pool within its bound: close the longest unused connection that nobody waits on."""
+        while len(self._connections) >= self._client_limits.max_connections:
+            unused = [item for item in self._connections.items() if not item[1].outstanding_requests]
+            if not unused:
+                return
+            address, connection = min(unused, key=lambda item: item[1].last_activity_s)
+            del self._connections[address]
+            connection.close()

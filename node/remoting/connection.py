@@ -1,0 +1,473 @@
+"""One connection of the remoting protocol, the same on the listening and the dialling side.
+
+Requests that arrive go to the endpoint's processors; replies that arrive go to whoever sent the request with
+that opaque. A processor that answers at once costs no task; one that returns an awaitable is answered when
+that is done, in whatever order. Everything that is to be sent within one turn of the loop leaves in one write.
+
+What a peer can make the node hold is bounded (`limits.py`). Timers are armed lazily: one for idleness that
+looks at the time of the last byte when it fires, one while a frame is incomplete, one while the peer does not
+read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from node.remoting.codec import FrameParser, encode
+from node.remoting.codes import ResponseCode
+from node.remoting.command import FLAG_RESPONSE, Command
+from node.remoting.errors import ConnectionLost, FrameError, PeerOverloaded, RequestError, RequestTimeout
+
+if TYPE_CHECKING:
+    from node.remoting.endpoint import Endpoint
+
+__all__ = ["Connection", "Processor"]
+
+_MAX_REMARK_CHARS = 256
+"""Length of the remark made of an exception: enough for its sentence, too little to leak a data dump."""
+_OPAQUE_MASK = 0x7FFFFFFF
+
+_REQUEST_OVERHEAD_BYTES = 512
+"""What a request costs beside its text and body: the objects that hold it."""
+
+_PAUSED_BY_REQUESTS = 1
+_PAUSED_BY_WRITES = 2
+
+
+class Connection(asyncio.Protocol):
+    """A connection to a peer. Made by a `RemotingServer` or `RemotingClient`, used by processors.
+
+    `state` is for the processors: whatever they want to remember of this peer.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._limits = endpoint.limits
+        self._processors = endpoint.processors
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._parser = FrameParser(self._limits.max_frame_bytes, self._limits.max_header_bytes)
+        self._outgoing: list[bytes] = []
+        self._outgoing_bytes = 0
+        self._flush_scheduled = False
+        self._in_turn = False
+        self._backlog: deque[Command] = deque()
+        self._running_requests = 0
+        self._running_bytes = 0
+        self._backlog_bytes = 0
+        self._pause_reasons = 0
+        self._waiting: dict[int, tuple[asyncio.Future[Command], asyncio.TimerHandle]] = {}
+        self._next_opaque = 0
+        self._silent_timeouts = 0
+        self._last_activity_s = self._loop.time()
+        self._frame_started_s = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._frame_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._close_callbacks: list[Callable[[Connection], object]] = []
+        self._close_reason = ""
+        self._closing = False
+        self.remote_address = ""
+        self.received_frames = 0
+        self.state: dict[str, Any] = {}
+
+    # What processors and clients call
+
+    @property
+    def is_closing(self) -> bool:
+        """True from the moment `close` or `abort` was called or the peer went away."""
+        return self._closing
+
+    @property
+    def outstanding_requests(self) -> int:
+        """Requests sent over this connection and not answered yet."""
+        return len(self._waiting)
+
+    @property
+    def last_activity_s(self) -> float:
+        """Loop time of the last byte received or handed to the transport."""
+        return self._last_activity_s
+
+    def send(self, command: Command) -> None:
+        """Queue a command for the peer: a late reply, or a one-way request of our own. No error when the
+        connection is closed (the peer will never know). Raises FrameError when the command is too large."""
+        if not self._closing:
+            self._write(encode(command))
+
+    def invoke(self, command: Command, *, timeout_ms: float) -> asyncio.Future[Command]:
+        """Send a request (its `opaque` is set here); the future gives the reply.
+
+        The future fails with RequestTimeout or ConnectionLost (indefinite). Raises ConnectionLost,
+        PeerOverloaded or FrameError at once when nothing was sent.
+        """
+        if self._closing:
+            error = ConnectionLost(f"the connection to {self.remote_address} is closed")
+            error.is_definite = True
+            raise error
+        waiting = self._waiting
+        if len(waiting) >= self._limits.max_outstanding_requests:
+            raise PeerOverloaded(f"{len(waiting)} requests to {self.remote_address} are unanswered")
+        if self._unsent_bytes() > self._limits.max_unsent_bytes:
+            raise PeerOverloaded(f"{self._unsent_bytes()} bytes to {self.remote_address} are unsent")
+        opaque = self._next_opaque
+        while opaque in waiting:  # only after 2^31 requests can one from the last round still be open
+            opaque = (opaque + 1) & _OPAQUE_MASK
+        self._next_opaque = (opaque + 1) & _OPAQUE_MASK
+        command.opaque = opaque
+        frame = encode(command)
+        future: asyncio.Future[Command] = self._loop.create_future()
+        timer = self._loop.call_later(timeout_ms / 1000, self._expire, opaque, timeout_ms)
+        waiting[opaque] = (future, timer)
+        self._write(frame)
+        return future
+
+    def on_close(self, callback: Callable[[Connection], object]) -> None:
+        """Call `callback(connection)` once when the connection is gone; at once (next turn) if it is already."""
+        if self._closing and self._transport is None:
+            self._loop.call_soon(callback, self)
+        else:
+            self._close_callbacks.append(callback)
+
+    def close(self) -> None:
+        """Close after what is queued has been sent. Idempotent."""
+        if self._closing:
+            return
+        self._flush()
+        self._closing = True
+        if self._transport is not None:
+            if self._idle_timer is not None:
+                self._idle_timer.cancel()
+            linger_s = self._limits.close_linger_s
+            self._idle_timer = self._loop.call_later(linger_s, self.abort, "did not drain while closing")
+            self._transport.close()
+
+    def abort(self, reason: str = "") -> None:
+        """Close at once; what is unsent is lost. Idempotent."""
+        self._close_reason = self._close_reason or reason
+        self._closing = True
+        self._outgoing.clear()
+        self._outgoing_bytes = 0
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.remote_address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        self._transport.set_write_buffer_limits(high=self._limits.write_high_water_bytes)
+        self._idle_timer = self._loop.call_later(self._limits.idle_timeout_s, self._check_idle)
+        self._endpoint.connection_opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        self._last_activity_s = self._loop.time()
+        self._silent_timeouts = 0
+        failure: FrameError | None = None
+        try:
+            commands = self._parser.feed(data)
+        except FrameError as error:
+            failure = error
+            commands = error.commands
+        if commands:
+            if not self.received_frames:
+                self._endpoint.first_frame(self)
+            self.received_frames += len(commands)
+            self._in_turn = True
+            try:
+                self._dispatch_all(commands)
+            finally:
+                self._in_turn = False
+            if self._outgoing:
+                self._flush()
+        if failure is not None:
+            self._endpoint.complaints.warn("frame", f"closing {self.remote_address}: {failure}")
+            self._close_reason = str(failure)
+            self.close()
+        elif self._frame_timer is not None or self._parser.pending_bytes:
+            self._watch_frame(bool(commands))
+
+    def eof_received(self) -> bool:
+        return False  # let the transport close: a peer that sends no more wants no answer in this protocol
+
+    def pause_writing(self) -> None:
+        self._pause(_PAUSED_BY_WRITES)
+        if self._stall_timer is None:
+            self._stall_timer = self._loop.call_later(
+                self._limits.write_stall_timeout_s,
+                self._give_up,
+                f"the peer has not read for {self._limits.write_stall_timeout_s:g} s",
+            )
+        self._check_unsent()
+
+    def resume_writing(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        self._endpoint.unsent.set(self, 0)
+        self._resume(_PAUSED_BY_WRITES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closing = True
+        self._transport = None
+        for timer in (self._idle_timer, self._frame_timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        self._idle_timer = self._frame_timer = self._stall_timer = None
+        self._outgoing.clear()
+        self._backlog.clear()
+        self._account_requests(backlog_change=-self._backlog_bytes)
+        self._endpoint.unfinished.set(self, 0)
+        self._endpoint.unsent.set(self, 0)
+        waiting, self._waiting = self._waiting, {}
+        reason = self._close_reason or (str(exc) if exc is not None else "closed by the peer")
+        for future, timer in waiting.values():
+            timer.cancel()
+            if not future.done():
+                future.set_exception(ConnectionLost(f"connection to {self.remote_address} lost: {reason}"))
+        self._endpoint.connection_closed(self)
+        callbacks, self._close_callbacks = self._close_callbacks, []
+        for callback in callbacks:
+            try:
+                callback(self)
+            except Exception as error:
+                self._endpoint.complaints.warn("callback", f"a close callback failed: {error}", error=error)
+
+    # Requests and replies that arrive
+
+    def _dispatch_all(self, commands: list[Command]) -> None:
+        for command in commands:
+            if self._closing:
+                return
+            if command.flag & FLAG_RESPONSE:
+                self._complete(command)
+            elif self._backlog or self._pause_reasons or not self._has_room():
+                self._backlog.append(command)
+                self._account_requests(backlog_change=_size_of(command))
+            else:
+                self._dispatch(command)
+        if self._backlog and not self._pause_reasons:
+            self._pause_for_room()
+
+    def _has_room(self) -> bool:
+        limits = self._limits
+        return (
+            self._running_requests < limits.max_running_requests
+            and self._running_bytes < limits.max_running_bytes
+            and self._endpoint.running_bytes < limits.max_total_running_bytes
+        )
+
+    def _dispatch(self, command: Command) -> None:
+        processor = self._processors.get(command.code)
+        if processor is None:
+            processor = self._endpoint.default_processor
+        try:
+            result = processor(command, self)
+        except Exception as error:
+            result = self._failure_reply(command, error)
+        if result is None:
+            return
+        if isinstance(result, Command):
+            self._answer(command, result)
+            if self._outgoing_bytes > self._limits.write_high_water_bytes:
+                self._flush()  # which pauses us where the peer takes replies more slowly than we make them
+            return
+        size_bytes = _size_of(command)
+        self._running_requests += 1
+        self._account_requests(running_change=size_bytes)
+        future = self._endpoint.run(result)
+        future.add_done_callback(partial(self._finish, command, size_bytes))
+
+    def _account_requests(self, *, running_change: int = 0, backlog_change: int = 0) -> None:
+        """Count bytes of requests that are being worked on or wait, here and over all connections."""
+        endpoint = self._endpoint
+        self._running_bytes += running_change
+        endpoint.running_bytes += running_change
+        self._backlog_bytes += backlog_change
+        held = endpoint.held
+        held.set(self, self._running_bytes + self._backlog_bytes)
+        if held.total_bytes > self._limits.max_total_held_bytes:
+            greediest = held.greediest()
+            if greediest is not None and not greediest._closing:
+                greediest._give_up("too many bytes of unanswered requests, most of them here")
+
+    def _finish(self, command: Command, size_bytes: int, future: asyncio.Future[Command | None]) -> None:
+        self._running_requests -= 1
+        self._account_requests(running_change=-size_bytes)
+        if future.cancelled():
+            result: Command | None = command.reply(ResponseCode.SYSTEM_ERROR, remark="the request was cancelled")
+        else:
+            error = future.exception()
+            result = future.result() if error is None else self._failure_reply(command, error)
+        if result is not None:
+            self._answer(command, result)
+        if self._pause_reasons & _PAUSED_BY_REQUESTS:
+            self.retry_backlog()
+        self._endpoint.room_made()
+
+    def _answer(self, command: Command, reply: Command) -> None:
+        if command.is_oneway or self._closing:
+            return
+        try:
+            frame = encode(reply)
+        except FrameError as error:
+            frame = encode(self._failure_reply(command, error))
+        self._write(frame)
+
+    def _failure_reply(self, command: Command, error: BaseException) -> Command:
+        if isinstance(error, RequestError):
+            return command.reply(error.code, remark=error.remark)
+        summary = f"{type(error).__name__}: {error}"[:_MAX_REMARK_CHARS]
+        self._endpoint.complaints.warn(
+            "processor", f"request {command.code} from {self.remote_address} failed: {summary}", error=error
+        )
+        return command.reply(ResponseCode.SYSTEM_ERROR, remark=summary)
+
+    def _complete(self, reply: Command) -> None:
+        entry = self._waiting.pop(reply.opaque, None)
+        if entry is None:
+            return  # the answer to a request that timed out or was given up
+        future, timer = entry
+        timer.cancel()
+        if not future.done():
+            future.set_result(reply)
+
+    def _expire(self, opaque: int, timeout_ms: float) -> None:
+        entry = self._waiting.pop(opaque, None)
+        if entry is None:
+            return
+        self._silent_timeouts += 1
+        if not entry[0].done():
+            entry[0].set_exception(RequestTimeout(f"no answer from {self.remote_address} within {timeout_ms:g} ms"))
+        if self._silent_timeouts >= self._limits.max_silent_timeouts:
+            self.abort(f"silent through {self._silent_timeouts} timeouts")
+
+    # Flow control
+
+    def _pause(self, reason: int) -> None:
+        if not self._pause_reasons and self._transport is not None and not self._closing:
+            self._transport.pause_reading()
+        self._pause_reasons |= reason
+
+    def _pause_for_room(self) -> None:
+        self._pause(_PAUSED_BY_REQUESTS)
+        if self._endpoint.running_bytes >= self._limits.max_total_running_bytes:
+            self._endpoint.wait_for_room(self)
+
+    def retry_backlog(self) -> None:
+        """Go on with requests that waited for room, if there is some now."""
+        if not self._pause_reasons & _PAUSED_BY_REQUESTS:
+            return
+        if self._has_room():
+            self._resume(_PAUSED_BY_REQUESTS)
+        elif self._endpoint.running_bytes >= self._limits.max_total_running_bytes:
+            self._endpoint.wait_for_room(self)
+
+    def _resume(self, reason: int) -> None:
+        """Take back one reason for not reading; work off the backlog when it was the last."""
+        self._pause_reasons &= ~reason
+        backlog = self._backlog
+        while backlog and not self._pause_reasons and not self._closing:
+            if not self._has_room():
+                self._pause_reasons = _PAUSED_BY_REQUESTS  # reading was not resumed yet
+                self._pause_for_room()
+                return
+            command = backlog.popleft()
+            self._account_requests(backlog_change=-_size_of(command))
+            self._dispatch(command)
+        if not self._pause_reasons and self._transport is not None and not self._closing:
+            self._transport.resume_reading()
+            self._last_activity_s = self._frame_started_s = self._loop.time()
+
+    def _write(self, frame: bytes) -> None:
+        self._outgoing.append(frame)
+        self._outgoing_bytes += len(frame)
+        if not self._in_turn and not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        outgoing = self._outgoing
+        if not outgoing or self._transport is None or self._closing:
+            return
+        data = outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
+        outgoing.clear()
+        self._outgoing_bytes = 0
+        self._last_activity_s = self._loop.time()
+        self._transport.write(data)
+        if self._pause_reasons & _PAUSED_BY_WRITES:
+            self._check_unsent()
+
+    def _unsent_bytes(self) -> int:
+        buffered = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return buffered + self._outgoing_bytes
+
+    def _check_unsent(self) -> None:
+        unsent_bytes = self._unsent_bytes()
+        if unsent_bytes > self._limits.max_unsent_bytes:
+            self._give_up(f"{unsent_bytes} bytes are unsent and the peer does not read")
+            return
+        self._endpoint.unsent.set(self, unsent_bytes)
+        if self._endpoint.unsent.total_bytes > self._limits.max_total_unsent_bytes:
+            greediest = self._endpoint.unsent.greediest()
+            if greediest is not None:
+                greediest._give_up("too many bytes are unsent over all connections, most of them here")
+
+    def _give_up(self, reason: str) -> None:
+        self._endpoint.complaints.warn("closed", f"closing {self.remote_address}: {reason}")
+        self.abort(reason)
+
+    # Timers
+
+    def _watch_frame(self, frame_completed: bool) -> None:
+        """Keep the account and the timer of the unfinished frame after new bytes have come."""
+        pending_bytes = self._parser.pending_bytes
+        endpoint = self._endpoint
+        if frame_completed or not endpoint.unfinished.held_bytes(self):
+            self._frame_started_s = self._last_activity_s
+        endpoint.unfinished.set(self, pending_bytes)
+        if endpoint.unfinished.total_bytes > self._limits.max_total_unfinished_bytes:
+            greediest = endpoint.unfinished.greediest()
+            if greediest is not None:
+                greediest._give_up("too many bytes of unfinished frames, most of them here")
+        if self._closing:
+            return
+        if pending_bytes and self._frame_timer is None:
+            self._frame_timer = self._loop.call_later(self._limits.frame_timeout_s, self._check_frame)
+
+    def _check_frame(self) -> None:
+        self._frame_timer = None
+        pending_bytes = self._parser.pending_bytes
+        if not pending_bytes or self._closing:
+            return
+        now_s = self._loop.time()
+        allowed_s = self._limits.frame_timeout_s + pending_bytes / self._limits.frame_min_bytes_per_s
+        left_s = self._frame_started_s + allowed_s - now_s
+        if self._pause_reasons:  # it is we who do not read
+            left_s = self._limits.frame_timeout_s
+        if left_s <= 0:
+            self._give_up(f"a frame was begun {now_s - self._frame_started_s:.1f} s ago and is not complete")
+            return
+        self._frame_timer = self._loop.call_later(left_s, self._check_frame)
+
+    def _check_idle(self) -> None:
+        left_s = self._last_activity_s + self._limits.idle_timeout_s - self._loop.time()
+        if left_s > 0:
+            self._idle_timer = self._loop.call_later(left_s, self._check_idle)
+            return
+        self._close_reason = f"idle for {self._limits.idle_timeout_s:g} s"
+        self.close()
+
+
+def _size_of(command: Command) -> int:
+    return len(command.body) + sum(map(len, command.ext_fields.values())) + _REQUEST_OVERHEAD_BYTES
+
+
+Processor = Callable[[Command, Connection], Command | Awaitable[Command | None] | None]

@@ -1,0 +1,93 @@
+"""What a listening and a dialling side have in common: processors, limits, and the sums over connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+
+from node.remoting.accounting import ByteAccount
+from node.remoting.codes import ResponseCode
+from node.remoting.command import Command
+from node.remoting.complaints import Complaints
+from node.remoting.connection import Connection, Processor
+from node.remoting.limits import ConnectionLimits
+
+__all__ = ["Endpoint"]
+
+
+def _not_supported(command: Command, connection: Connection) -> Command:
+    return command.reply(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not supported here"
+    )
+
+
+class Endpoint:
+    """Holds what connections share. Connections report to it; subclasses decide what becomes of them."""
+
+    def __init__(self, limits: ConnectionLimits, name: str) -> None:
+        self.limits = limits
+        self.processors: dict[int, Processor] = {}
+        self.default_processor: Processor = _not_supported
+        self.complaints = Complaints(
+            logging.getLogger(f"node.remoting.{name}"), lambda: asyncio.get_running_loop().time()
+        )
+        self.unfinished: ByteAccount[Connection] = ByteAccount()
+        self.held: ByteAccount[Connection] = ByteAccount()
+        self.unsent: ByteAccount[Connection] = ByteAccount()
+        self.running_bytes = 0
+        self._tasks: dict[asyncio.Future[Command | None], None] = {}
+        self._waiting_for_room: dict[Connection, None] = {}
+
+    def register(self, code: int, processor: Processor) -> None:
+        """Answer requests of `code` with `processor`; a later registration replaces an earlier one."""
+        self.processors[int(code)] = processor
+
+    def register_default(self, processor: Processor) -> None:
+        """Answer requests of every other code with `processor` instead of REQUEST_CODE_NOT_SUPPORTED."""
+        self.default_processor = processor
+
+    # Called by connections
+
+    def connection_opened(self, connection: Connection) -> None:
+        """A connection is usable from now on."""
+
+    def first_frame(self, connection: Connection) -> None:
+        """A connection has sent its first whole frame."""
+
+    def connection_closed(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self._waiting_for_room.pop(connection, None)
+
+    def run(self, result: Awaitable[Command | None]) -> asyncio.Future[Command | None]:
+        """The future of what an asynchronous processor returned. A coroutine becomes a task that is kept
+        until it is done, and is cancelled when the endpoint stops; a future belongs to who made it."""
+        future: asyncio.Future[Command | None] = asyncio.ensure_future(result)
+        if future is not result:
+            self._tasks[future] = None
+            future.add_done_callback(self._forget_task)
+        return future
+
+    def _forget_task(self, task: asyncio.Future[Command | None]) -> None:
+        self._tasks.pop(task, None)
+
+    def wait_for_room(self, connection: Connection) -> None:
+        """`connection` has requests to run when the bytes being worked on over all connections allow it."""
+        self._waiting_for_room[connection] = None
+
+    def room_made(self) -> None:
+        """A request is done: let connections that wait for room go on, the longest waiting first."""
+        waiting = self._waiting_for_room
+        for _ in range(len(waiting)):
+            if self.running_bytes >= self.limits.max_total_running_bytes:
+                return
+            connection = next(iter(waiting))
+            del waiting[connection]
+            connection.retry_backlog()
+
+    async def cancel_tasks(self) -> None:
+        """Cancel the requests being worked on and wait until they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
