@@ -1,0 +1,4 @@
+"""The harness: runs a test from set-up to verdict."""
+
+__version__ = "0.1.0"
+__all__ = ["__version__"]

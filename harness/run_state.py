@@ -105,9 +105,7 @@ def _claim_directory(path: str) -> str:
         os.makedirs(path, mode=0o700, exist_ok=True)
         status = os.lstat(path)
     except OSError as error:
-        raise StateError(
-            f"cannot keep states in {path}: {error.strerror}; set {STATE_DIR_VARIABLE}"
-        ) from None
+        raise StateError(f"cannot keep states in {path}: {error.strerror}; set {STATE_DIR_VARIABLE}") from None
     if not stat.S_ISDIR(status.st_mode):
         raise StateError(f"{path} is not a directory: move it away or set {STATE_DIR_VARIABLE}")
     if status.st_uid != os.geteuid():
@@ -210,9 +208,7 @@ def runs_in(state_root: str) -> list[str]:
         return []
     except OSError as error:
         raise StateError(f"cannot read {state_root}: {error.strerror}") from None
-    return sorted(
-        name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX) and not name.startswith(".")
-    )
+    return sorted(name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX) and not name.startswith("."))
 
 
 class RunState:

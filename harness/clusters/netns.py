@@ -1,0 +1,236 @@
+"""The `netns` cluster: every host a network namespace, joined by a bridge in a namespace of its own.
+
+    sb-<run>-n1 eth0 ----+
+    sb-<run>-n2 eth0 ----+-- br0 in sb-<run>-net
+    ...                  |
+    sb-<run>-clients  ---+   (the harness itself is in here while the run lasts)
+
+Each host has one address in 10.77.0.0/24, seen only by the hosts of its run, so any number of runs go side by
+side and nothing appears in the machine's own network. Packets between hosts are the kernel's, with its TCP; cuts
+are nftables sets in the namespace of the host that drops (see nemesis.mechanisms.nft).
+
+Needs root, or a user namespace in which the harness is root (see harness.clusters.user_namespace).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Collection, Mapping, Sequence
+
+from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, ClusterUnavailable, HostProcess, Program
+from harness.clusters.netns_calls import (
+    enter_namespace,
+    namespace_path,
+    open_current_namespace,
+    remove_namespace,
+)
+from harness.clusters.netns_probe import LinkProbe
+from harness.clusters.netns_shell import NamespaceShell, run_command
+from harness.clusters.netns_trial import PROGRAMS
+from harness.clusters.processes import Processes
+from harness.programs import require_programs
+from harness.run_state import KIND_NETNS, Claim, RunState
+from nemesis.mechanisms.nft import NftCuts
+from nemesis.mechanisms.shell import ShellError
+from nemesis.target import Grudge, Link, ProbeResult
+
+__all__ = ["MAX_HOSTS", "NetnsCluster", "NetnsNetwork"]
+
+MAX_HOSTS = 200
+"""Replicas that the /24 has room for beside the name servers' and the clients' host."""
+
+_SUBNET = "10.77.0"
+_PREFIX_BITS = 24
+_BRIDGE_HOST = "net"
+"""The namespace of the bridge; no program runs there."""
+
+
+class NetnsNetwork:
+    """The network of a `netns` cluster: cuts by nftables, probes by datagrams. See nemesis.target.Network."""
+
+    def __init__(self, cuts: NftCuts, link_probe: LinkProbe) -> None:
+        self._cuts = cuts
+        self._probe = link_probe
+
+    async def cut(self, fault_id: str, grudge: Grudge) -> None:
+        """Drop packets as `grudge` says. Raises ValueError for an unknown host, ShellError."""
+        await self._cuts.cut(fault_id, grudge)
+
+    async def heal(self, fault_id: str) -> None:
+        """Undo one fault's cut; what others cut stays cut. Idempotent. Raises ShellError."""
+        await self._cuts.heal(fault_id)
+
+    async def heal_all(self) -> None:
+        """Undo every cut, in any state. Idempotent. Raises ShellError."""
+        await self._cuts.heal_all()
+
+    async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
+        """Send a nonce along each link and see whether it arrives within `timeout_s` seconds."""
+        return await self._probe.probe(links, timeout_s=timeout_s)
+
+
+class NetnsCluster:
+    """Hosts as network namespaces, for one run. See harness.clusters.base.Cluster.
+
+    `ports` are those that hosts will be reached on; data and logs of each host lie under `work_dir/<host>`.
+    Start and stop it on the same thread: that thread is in the clients' namespace in between.
+    """
+
+    name = "netns"
+    description = "a network namespace per host on a bridge, cuts by nftables; root or a user namespace"
+
+    def __init__(self, *, node_count: int, run: RunState, work_dir: str, ports: Collection[int]) -> None:
+        if not 1 <= node_count <= MAX_HOSTS:
+            raise ValueError(f"a netns cluster has 1 to {MAX_HOSTS} replicas, not {node_count}")
+        self._hosts = tuple(f"n{number}" for number in range(1, node_count + 1))
+        self._addresses = {host: f"{_SUBNET}.{number}" for number, host in enumerate(self._hosts, 1)}
+        self._addresses[NAME_SERVER_HOST] = f"{_SUBNET}.{MAX_HOSTS + 1}"
+        self._addresses[CLIENTS_HOST] = f"{_SUBNET}.{MAX_HOSTS + 2}"
+        self._names = {host: f"sb-{run.run_id}-{host}" for host in (_BRIDGE_HOST, *self._addresses)}
+        self._run = run
+        self._work_dir = os.path.abspath(work_dir)
+        self._ports = frozenset(ports)
+        self._processes = Processes(run, self._work_dir)
+        self._probe = LinkProbe({host: namespace_path(self._names[host]) for host in self._addresses}, self._addresses)
+        self._shell: NamespaceShell | None = None
+        self._network: NetnsNetwork | None = None
+        self._home = -1
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The replicas' hosts: n1..nN."""
+        return self._hosts
+
+    @property
+    def network(self) -> NetnsNetwork:
+        """The network between the hosts; there is one from `start` on."""
+        if self._network is None:
+            raise RuntimeError("the cluster has no network: it was not started")
+        return self._network
+
+    async def start(self) -> None:
+        """Create namespaces, bridge and rules, and enter the clients' namespace.
+
+        Raises ClusterUnavailable when this machine or user cannot; what was created by then is removed.
+        """
+        programs = require_programs(PROGRAMS)
+        try:
+            await self._create(programs)
+        except (ShellError, OSError) as error:
+            await self.stop()
+            raise ClusterUnavailable(f"netns: {error}; needs root or unprivileged user namespaces") from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _create(self, programs: Mapping[str, str]) -> None:
+        ip = programs["ip"]
+        self._shell = NamespaceShell(self._names, nsenter=programs["nsenter"], environment=self._run.environment)
+        for host in self._addresses:
+            os.makedirs(self.data_dir(host), exist_ok=True)
+        self._run.claim_all(Claim(KIND_NETNS, name, {}) for name in self._names.values())
+        await self._batch([ip], [f"netns add {name}" for name in self._names.values()])
+        bridge = ["link add br0 type bridge", "link set br0 up"]
+        for host in self._addresses:
+            bridge.append(f"link add {host} type veth peer name eth0 netns {self._names[host]}")
+            bridge.append(f"link set {host} master br0 up")
+        await self._batch([ip, "-netns", self._names[_BRIDGE_HOST]], bridge)
+        cuts = NftCuts(self._shell, self._addresses, nft=programs["nft"])
+        work = [cuts.install()]
+        for host, address in self._addresses.items():
+            lines = ["link set lo up", f"addr add {address}/{_PREFIX_BITS} dev eth0", "link set eth0 up"]
+            work.append(self._batch([ip, "-netns", self._names[host]], lines))
+        # Every one is waited for before the first error is raised: nothing goes on behind `stop`.
+        for outcome in await asyncio.gather(*work, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        self._probe.open()
+        self._network = NetnsNetwork(cuts, self._probe)
+        self._enter_clients()
+
+    async def _batch(self, ip: Sequence[str], lines: Sequence[str]) -> None:
+        """Many `ip` commands in one process."""
+        script = "\n".join(lines) + "\n"
+        await run_command("netns", [*ip, "-batch", "-"], stdin=script, environment=self._run.environment)
+
+    def _enter_clients(self) -> None:
+        self._home = open_current_namespace()
+        clients = os.open(namespace_path(self._names[CLIENTS_HOST]), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            enter_namespace(clients)
+        finally:
+            os.close(clients)
+
+    def _leave_clients(self) -> None:
+        if self._home >= 0:
+            try:
+                enter_namespace(self._home)
+            finally:
+                os.close(self._home)
+                self._home = -1
+
+    async def stop(self) -> None:
+        """End every process, go back to where `start` was called, remove the namespaces.
+
+        Their rules and devices go with them. Idempotent; safe after half a start. Raises OSError when a
+        namespace cannot be removed, after everything was tried: the run's state still names it then.
+        """
+        try:
+            await self._processes.stop_all()
+        finally:
+            self._probe.close()
+            self._leave_clients()
+            self._network = None
+            self._shell = None
+            self._remove_namespaces()
+
+    def _remove_namespaces(self) -> None:
+        claimed = {claim.ident for claim in self._run.claims if claim.kind == KIND_NETNS}
+        failures = []
+        for name in self._names.values():
+            if name in claimed:
+                try:
+                    remove_namespace(name)
+                except OSError as error:
+                    failures.append(error)
+                else:
+                    self._run.release(KIND_NETNS, name)
+        if failures:
+            raise failures[0]
+
+    def bind_address(self, host: str) -> str:
+        """The address of a host, the same for everyone in the run."""
+        return self._addresses[host]
+
+    def address_from(self, source: str, destination: str, port: int) -> str:
+        """The "ip:port" of `port` on `destination`: packets go straight there, whatever `source` is.
+
+        Raises ValueError for a port that was not announced when the cluster was made: what works here must
+        also work on clusters that have to prepare for it.
+        """
+        if port not in self._ports:
+            raise ValueError(f"port {port} was not announced to the cluster: {sorted(self._ports)}")
+        return f"{self._addresses[destination]}:{port}"
+
+    def data_dir(self, host: str) -> str:
+        """`work_dir/<host>/data`, the same path inside and outside."""
+        if host not in self._addresses:
+            raise KeyError(host)
+        return os.path.join(self._work_dir, host, "data")
+
+    def local_path(self, host: str, path: str) -> str:
+        """The path itself: hosts share the harness's file system."""
+        return path
+
+    async def put_file(self, host: str, path: str, content: bytes) -> None:
+        """Write a file on a host, creating parent directories. Raises OSError."""
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(content)
+
+    async def spawn(self, host: str, program: Program) -> HostProcess:
+        """Start a program in a host's namespace; returns once it is started, not once it is ready."""
+        if self._shell is None:
+            raise RuntimeError("cannot start programs: the cluster was not started")
+        return await self._processes.spawn(host, program, argv_prefix=self._shell.prefix(host))

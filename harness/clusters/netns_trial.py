@@ -1,0 +1,84 @@
+"""Whether this machine and user can have network namespaces: found out by making some.
+
+Versions, capabilities, security modules and kernel options all have a say, so the only honest answer is a trial:
+in a mount namespace that vanishes with the trial, make a named namespace with a bridge, a veth pair and our
+nftables rules. It takes about 20 ms and leaves nothing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+from harness.clusters.base import ClusterUnavailable
+from harness.programs import SYSTEM_PATH, find_program, require_programs
+from nemesis.mechanisms.nft import install_script
+
+__all__ = ["PROGRAMS", "why_no_namespaces"]
+
+PROGRAMS = {"ip": "iproute2", "nft": "nftables", "nsenter": "util-linux", "unshare": "util-linux", "mount": "mount"}
+"""Programs that netns clusters call, and the Debian package that brings each."""
+
+_TIMEOUT_S = 20.0
+
+_TRIAL = """
+set -e
+mount -t tmpfs tmpfs /run
+ip netns add trial
+ip -netns trial link add br0 type bridge
+ip -netns trial link add v0 type veth peer name v1
+nsenter --net=/run/netns/trial nft -f -
+"""
+
+_SWITCHES = (
+    ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
+    ("/proc/sys/user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=15000"),
+    (
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+)
+"""Kernel settings that forbid user namespaces: file, forbidding value, what root runs to mend it."""
+
+
+def why_no_namespaces(*, in_user_namespace: bool) -> str | None:
+    """None when network namespaces can be had, as we are or inside a new user namespace; otherwise why not.
+
+    The reason is one line and names the package or permission that mends it.
+    """
+    try:
+        programs = require_programs(PROGRAMS)
+    except ClusterUnavailable as error:
+        return str(error)
+    argv = [programs["unshare"], "--net", "--mount"]
+    if in_user_namespace:
+        argv += ["--user", "--map-root-user"]
+    try:
+        trial = subprocess.run(
+            [*argv, "--", find_program("sh") or "/bin/sh", "-c", _TRIAL],
+            input=install_script(),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            env={"PATH": SYSTEM_PATH, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the trial of a namespace did not end: {error}"
+    if trial.returncode == 0:
+        return None
+    said = (trial.stderr.strip().splitlines() or ["no output"])[0]
+    if not in_user_namespace:
+        return f"root may not make network namespaces here ({said}): run with CAP_SYS_ADMIN and CAP_NET_ADMIN"
+    for path, forbidding, mend in _SWITCHES:
+        if _first_line(path) == forbidding:
+            return f"unprivileged user namespaces are forbidden ({said}): as root, {mend}"
+    return f"no network namespace inside a user namespace ({said}): run as root"
+
+
+def _first_line(path: str) -> str | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.readline().strip()
+    except OSError:
+        return None

@@ -1,0 +1,83 @@
+"""`harness analyze`: check a stored run again and rewrite its results and report.
+
+The history is judged afresh. What only the living run could see (replica agreement, leaders, trouble of its
+phases) is taken over from the stored results; a run that died before it had any is judged by its history
+alone, and is `unknown` at best, because nobody saw its replicas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from harness import registry
+from harness.errors import OperatorError
+from harness.execution import exit_status_of, judge_run
+from harness.report import print_summary, write_report
+from harness.runner import Observed
+from harness.store import RunDir, RunStatus, Store
+from harness.systems.base import CheckOutcome
+from harness.test import test_from_json
+from harness.workloads.base import Workload
+
+__all__ = ["analyze_command"]
+
+FACTS = ("started_at", "run_id", "cluster_detail", "hosts", "duration_s", "version", "git_commit", "git_dirty")
+
+
+def analyze_command(arguments: argparse.Namespace) -> int:
+    """Judge a stored run again. Returns the exit status of the verdict."""
+    run_dir = Store(arguments.store).find(arguments.run)
+    if run_dir.status is RunStatus.RUNNING:
+        raise OperatorError(f"{run_dir.name} is still running; wait for its end")
+    test = test_from_json(run_dir.read_test())
+    if arguments.checker_timeout is not None:
+        test = dataclasses.replace(test, checker_timeout_s=arguments.checker_timeout)
+    if arguments.checker_memory is not None:
+        test = dataclasses.replace(test, checker_memory_mb=arguments.checker_memory)
+    problems = test.problems()
+    if problems:
+        raise OperatorError("; ".join(problems))
+    workload: Workload = registry.load("workloads", test.workload)()
+    before = _stored_results(run_dir)
+    observed = _observed_from(before, workload)
+    facts = {name: before[name] for name in FACTS if name in before}
+    results = judge_run(run_dir, test, workload, observed, facts)
+    run_dir.write_results(results)
+    write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
+    print_summary(results, Console(stderr=True), test=test.to_json(), report_path=run_dir.report_path)
+    if arguments.json:
+        print(json.dumps(results, indent=2, sort_keys=True))
+    return exit_status_of(results)
+
+
+def _stored_results(run_dir: RunDir) -> Mapping[str, Any]:
+    if not run_dir.results_path.exists():
+        return {}
+    return run_dir.read_results()
+
+
+def _observed_from(before: Mapping[str, Any], workload: Workload) -> Observed:
+    if not before:
+        return Observed(trouble=["the run ended before it was judged, so nobody saw the state of its replicas"])
+    of_the_history = set(workload.check_names)
+    return Observed(
+        interrupted=before.get("interrupted"),
+        trouble=list(before.get("trouble", [])),
+        unexpected_errors=dict(before.get("unexpected_errors", {})),
+        system_checks={
+            name: CheckOutcome(
+                check["valid"],
+                check["reason"],
+                {key: value for key, value in check.items() if key not in ("valid", "reason")},
+            )
+            for name, check in before.get("checks", {}).items()
+            if name not in of_the_history
+        },
+        system_facts=before.get("system", {}),
+    )

@@ -1,0 +1,15 @@
+"""`harness clean`: remove what killed runs left on this machine, and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+
+from harness.cleanup import clean
+
+__all__ = ["clean_command"]
+
+
+def clean_command(arguments: argparse.Namespace) -> int:
+    """Clean up after dead runs. Returns 0 when nothing of ours is left, 255 when something resists."""
+    report = clean(run_ids=arguments.run_ids, report=print)
+    return report.exit_status

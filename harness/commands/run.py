@@ -1,0 +1,119 @@
+"""`harness run`: one test, from names to an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+from rich.console import Console
+
+from harness import registry
+from harness.cli import random_seed
+from harness.clusters.base import ClusterUnavailable
+from harness.clusters.select import choose
+from harness.clusters.user_namespace import enter_for
+from harness.errors import OperatorError, nearest
+from harness.execution import Parts, exit_status_of, perform, plan_faults
+from harness.store import Store
+from harness.test import NemesisChoice, Test
+from harness.workloads.base import Workload
+from nemesis.protocol import Nemesis
+
+__all__ = ["run_command"]
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """Make the test, run it, judge it, report it. Returns the exit status of the verdict."""
+    test = _test_from(arguments)
+    workload_class = registry.load("workloads", test.workload)
+    system_class = registry.load("systems", test.system)
+    nemeses = _nemeses(test)
+    _check_settings(system_class, test)
+    workload: Workload = workload_class()
+    if workload.requires not in system_class.offers:
+        raise OperatorError(f"system {test.system} offers no {workload.requires!r} that workload {test.workload} needs")
+    try:
+        choice = choose(test.cluster)
+    except ClusterUnavailable as error:
+        raise OperatorError(f"--cluster {test.cluster}: {error}") from None
+    test = dataclasses.replace(test, cluster=choice.name)
+    schedule = plan_faults(test, nemeses)
+    store = Store(arguments.store)
+    enter_for(choice)  # without root: runs this command again inside a user namespace, and does not return
+    console = Console(stderr=True)
+    console.print(f"cluster {choice.name}: {choice.reason}", highlight=False)
+    parts = Parts(
+        test=test,
+        cluster_class=registry.load("clusters", test.cluster),
+        cluster_reason=choice.reason,
+        system_class=system_class,
+        workload=workload,
+        nemeses=nemeses,
+        schedule=schedule,
+    )
+    run_dir, results = perform(parts, store, console)
+    print_summary(results, console, test=test.to_json(), report_path=run_dir.report_path)
+    if arguments.json:
+        print(json.dumps(results, indent=2, sort_keys=True))
+    return exit_status_of(results)
+
+
+def _test_from(arguments: argparse.Namespace) -> Test:
+    names = [word.strip() for word in arguments.nemesis.split(",") if word.strip()]
+    chosen = () if names in ([], ["none"]) else tuple(NemesisChoice.parse(name) for name in names)
+    settings: dict[str, str] = {}
+    for key, value in arguments.settings:
+        if settings.get(key, value) != value:
+            raise OperatorError(f"--set {key} is given twice with different values")
+        settings[key] = value
+    test = Test(
+        system=arguments.system,
+        cluster=arguments.cluster,
+        nodes=arguments.nodes,
+        workload=arguments.workload,
+        nemesis=chosen,
+        nemesis_interval_s=arguments.nemesis_interval,
+        time_limit_s=arguments.time_limit,
+        concurrency=arguments.concurrency,
+        rate=arguments.rate,
+        seed=random_seed() if arguments.seed is None else arguments.seed,
+        settings=settings,
+        operation_timeout_s=arguments.operation_timeout,
+        checker_timeout_s=arguments.checker_timeout,
+        checker_memory_mb=arguments.checker_memory,
+    )
+    problems = test.problems()
+    if problems:
+        raise OperatorError("; ".join(problems))
+    return test
+
+
+def _nemeses(test: Test) -> dict[str, Nemesis]:
+    found: dict[str, Nemesis] = {}
+    for choice in test.nemesis:
+        nemesis: Nemesis = registry.load("nemeses", choice.name)
+        if choice.variant is not None and choice.variant not in nemesis.variants:
+            raise OperatorError(
+                f"nemesis {choice.name} has no variant {choice.variant!r}{nearest(choice.variant, nemesis.variants)}; "
+                f"known: {', '.join(nemesis.variants)}"
+            )
+        if choice.name in found and choice.variant is None:
+            raise OperatorError(f"nemesis {choice.name} is given twice")
+        found[choice.name] = nemesis
+    return found
+
+
+def _check_settings(system_class: Any, test: Test) -> None:
+    known = {setting.name: setting for setting in system_class.settings}
+    problems = []
+    for name, value in test.settings.items():
+        if name not in known:
+            problems.append(f"unknown setting {name!r}{nearest(name, known)}; known: {', '.join(sorted(known))}")
+        elif known[name].choices and value not in known[name].choices:
+            problems.append(f"{name} must be one of {', '.join(known[name].choices)}, not {value!r}")
+    if problems:
+        raise OperatorError(f"--set (system {test.system}): " + "; ".join(problems))
+
+

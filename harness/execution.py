@@ -1,0 +1,245 @@
+"""Performing a test: from its parts to a directory in the store with results and a report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import harness
+from checker.verdict import Verdict
+from harness.errors import OperatorError
+from harness.history_parquet import RunIdentity, write_parquet
+from harness.history_writer import HistoryWriter, read_history
+from harness.judge import judge
+from harness.report import LiveProgress, write_report
+from harness.run_state import RunState
+from harness.runner import Observed, Run
+from harness.store import RunDir, Store
+from harness.test import Test
+from harness.workloads.base import Workload
+from nemesis.protocol import Nemesis
+from nemesis.schedule import Schedule, ScheduleError, periodic
+
+__all__ = ["Parts", "TestClock", "exit_status_of", "judge_run", "perform", "plan_faults"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the names of a test stand for."""
+
+    test: Test
+    cluster_class: Any
+    cluster_reason: str
+    system_class: Any
+    workload: Workload
+    nemeses: Mapping[str, Nemesis]
+    schedule: Schedule
+
+
+class TestClock:
+    """Nanoseconds since the load began; 0 before that. Follows the event loop's clock."""
+
+    __test__ = False
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._zero_s: float | None = None
+
+    def start(self) -> None:
+        """Now is 0."""
+        self._zero_s = self._loop.time()
+
+    def now_ns(self) -> int:
+        return 0 if self._zero_s is None else int((self._loop.time() - self._zero_s) * 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedTarget:
+    """The hosts a run will have, before it has them: enough to ask a nemesis what it can do there."""
+
+    hosts: Sequence[str]
+    network: Any
+
+    async def leaders(self) -> Sequence[str]:
+        return ()
+
+
+def plan_faults(test: Test, nemeses: Mapping[str, Nemesis]) -> Schedule:
+    """The run's faults, decided by its seed.
+
+    A variant that this many nodes cannot have is the operator's mistake where it was named, and left out where
+    the run cycles through all. Raises OperatorError.
+    """
+    if not test.nemesis:
+        return Schedule(())
+    target = _PlannedTarget(hosts=[f"n{i}" for i in range(1, test.nodes + 1)], network=object())
+    choices: list[tuple[str, Sequence[str]]] = []
+    for choice in test.nemesis:
+        nemesis = nemeses[choice.name]
+        wanted = [choice.variant] if choice.variant is not None else list(nemesis.variants)
+        problems = {variant: nemesis.requires(target, variant) for variant in wanted}
+        fitting = [variant for variant, found in problems.items() if not found]
+        if not fitting:
+            reasons = dict.fromkeys(reason for found in problems.values() for reason in found)
+            raise OperatorError(f"--nemesis {choice} with --nodes {test.nodes}: {'; '.join(reasons)}")
+        choices.append((choice.name, fitting))
+    try:
+        return periodic(
+            choices,
+            random.Random(f"{test.seed}/schedule"),
+            time_limit_s=test.time_limit_s,
+            on_s=test.nemesis_interval_s,
+            off_s=test.nemesis_interval_s,
+        )
+    except ScheduleError as error:
+        raise OperatorError(f"--nemesis-interval, --time-limit: {error}") from None
+
+
+def perform(parts: Parts, store: Store, console: Console) -> tuple[RunDir, dict[str, Any]]:
+    """Run a test and leave everything in the store. Returns the run's directory and its results.
+
+    Raises OperatorError or SystemUnderTestError when the system could not be brought up; what there is by then
+    (logs, test.json) stays in the store.
+    """
+    test = parts.test
+    started_at = datetime.now(UTC)
+    run_id = f"{started_at:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+    run_dir = store.create(test.name, now=started_at)
+    try:
+        with _log_to(run_dir.harness_log_path):
+            run_dir.write_test(test.to_json())
+            began_s = time.monotonic()
+            observed = asyncio.run(_observe(parts, run_dir, run_id, console))
+            console.print("checking the history", highlight=False)
+            facts = {
+                "started_at": started_at.isoformat(),
+                "run_id": run_id,
+                "cluster_detail": parts.cluster_reason,
+                "hosts": [f"n{i}" for i in range(1, test.nodes + 1)],
+                "duration_s": round(time.monotonic() - began_s, 3),
+                **_project_version(),
+            }
+            results = judge_run(run_dir, test, parts.workload, observed, facts)
+            _finish(run_dir, test, results)
+    finally:
+        run_dir.release()
+    return run_dir, results
+
+
+async def _observe(parts: Parts, run_dir: RunDir, run_id: str, console: Console) -> Observed:
+    test = parts.test
+    clock = TestClock(asyncio.get_running_loop())
+    state = RunState.create(run_id)
+    work_dir = run_dir.path / "nodes"
+    cluster = parts.cluster_class(
+        node_count=test.nodes, run=state, work_dir=str(work_dir), ports=parts.system_class.ports
+    )
+    system = parts.system_class(
+        cluster=cluster,
+        settings=test.settings,
+        keys=parts.workload.keys,
+        log_dir=str(work_dir),
+        operation_timeout_s=test.operation_timeout_s,
+    )
+    title = f"{test.name}  seed {test.seed}"
+    try:
+        with HistoryWriter(run_dir.history_path, clock.now_ns) as writer:
+            progress = LiveProgress(
+                writer.stats, clock_ns=clock.now_ns, time_limit_s=test.time_limit_s, title=title, console=console
+            )
+            async with progress:
+                run = Run(
+                    test=test,
+                    cluster=cluster,
+                    system=system,
+                    workload=parts.workload,
+                    nemeses=parts.nemeses,
+                    schedule=parts.schedule,
+                    writer=writer,
+                    clock=clock,
+                    on_phase=progress.phase,
+                )
+                return await run.execute(wall_ms=lambda: time.time_ns() // 1_000_000)
+    finally:
+        state.close()
+
+
+def judge_run(
+    run_dir: RunDir, test: Test, workload: Workload, observed: Observed, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Read the stored history, check it, and give results.json's content."""
+    reader = read_history(run_dir.history_path)
+    events = list(reader)
+    note = None
+    if reader.truncated:
+        note = f"the history ends in the middle of a line ({len(reader.dropped)} characters dropped)"
+    results = judge(test, workload, events, observed, history_note=note)
+    return {**results, **facts}
+
+
+def _finish(run_dir: RunDir, test: Test, results: dict[str, Any]) -> None:
+    run_dir.write_results(results)
+    write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
+    identity = RunIdentity.of(
+        test, run_id=results["run_id"], started_at=datetime.fromisoformat(results["started_at"])
+    )
+    write_parquet(run_dir.history_path, run_dir.parquet_path, identity)
+    if results["valid"] is True:
+        # The logs stay; the data files of a run that found nothing would only fill the disk.
+        for data in (run_dir.path / "nodes").glob("*/data"):
+            shutil.rmtree(data, ignore_errors=True)
+    run_dir.finish()
+
+
+def exit_status_of(results: Mapping[str, Any]) -> int:
+    """0 valid, 1 invalid, 2 unknown."""
+    verdict = {True: Verdict.VALID, False: Verdict.INVALID}.get(results["valid"], Verdict.UNKNOWN)
+    return verdict.exit_status
+
+
+@contextlib.contextmanager
+def _log_to(path: Path) -> Iterator[None]:
+    """Everything the harness logs goes into the run's own file, and only there."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+        handler.close()
+
+
+def _project_version() -> dict[str, Any]:
+    """The project's version, and its commit where it runs from a checkout."""
+    here = Path(harness.__file__).resolve().parent.parent
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD") if (here / ".git").exists() else None
+    dirty = bool(git("status", "--porcelain", "--untracked-files=no")) if commit else None
+    return {"version": harness.__version__, "git_commit": commit, "git_dirty": dirty}

@@ -1,0 +1,198 @@
+"""A history as Parquet: one typed row per event, each with the identity of its run.
+
+This is what Spark reads: many runs' files together make one table, so every row says which run it belongs to
+and under which system, workload, nemesis, cluster and configuration it was made. The columns stand in
+`HISTORY_SCHEMA` and nowhere else; a file's metadata carries `SCHEMA_VERSION`, so that a reader of many runs
+can tell old files from new ones.
+
+Kept apart from the writer of the running history because pyarrow takes a noticeable part of a second to
+import, and only the end of a run needs it.
+"""
+
+from __future__ import annotations
+
+__all__ = ["HISTORY_SCHEMA", "ROW_GROUP_EVENTS", "SCHEMA_VERSION", "RunIdentity", "write_parquet"]
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.history_writer import NEMESIS, HistoryError, HistoryWriteError, read_history
+from harness.test import Test
+
+SCHEMA_VERSION = "1"
+"""Raised when a column changes its meaning or type; added columns keep it."""
+
+ROW_GROUP_EVENTS = 65_536
+"""Events held in memory at a time while converting, and per row group: some 40 MB, and groups that Spark
+can skip or split by."""
+
+NEMESIS_PROCESS = -1
+"""`process` of the nemesis, which has no number; `is_nemesis` says so as well."""
+
+HISTORY_SCHEMA = pa.schema(
+    [
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("test_name", pa.string(), nullable=False),
+        pa.field("system", pa.string(), nullable=False),
+        pa.field("workload", pa.string(), nullable=False),
+        pa.field("nemesis", pa.string(), nullable=False),
+        pa.field("cluster", pa.string(), nullable=False),
+        pa.field("seed", pa.int64(), nullable=False),
+        pa.field("configuration", pa.string(), nullable=False),  # JSON with sorted keys: equal text, equal settings
+        pa.field("started_at", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("index", pa.int64(), nullable=False),
+        pa.field("time_ns", pa.int64(), nullable=False),
+        pa.field("process", pa.int64(), nullable=False),
+        pa.field("is_nemesis", pa.bool_(), nullable=False),
+        pa.field("type", pa.string(), nullable=False),
+        pa.field("f", pa.string(), nullable=False),
+        pa.field("key", pa.string()),
+        pa.field("value", pa.string()),  # JSON
+        pa.field("error", pa.string()),
+        pa.field("node", pa.string()),
+    ],
+    metadata={"splitbrain.schema_version": SCHEMA_VERSION},
+)
+"""The columns of a history, in order. Times are nanoseconds since the test began, `started_at` is UTC."""
+
+_encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunIdentity:
+    """What every row says of its run. `started_at` carries a time zone; `nemesis` is names joined by "+"."""
+
+    run_id: str
+    test_name: str
+    system: str
+    workload: str
+    nemesis: str
+    cluster: str
+    seed: int
+    started_at: datetime
+    configuration: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.started_at.tzinfo is None:
+            raise ValueError("started_at needs a time zone: a store may gather runs of several places")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"a seed is a 64-bit number, not {self.seed}")
+
+    @classmethod
+    def of(cls, test: Test, *, run_id: str, started_at: datetime) -> RunIdentity:
+        """The identity of a run of `test`; its node count and settings are the configuration."""
+        return cls(
+            run_id=run_id,
+            test_name=test.name,
+            system=test.system,
+            workload=test.workload,
+            nemesis="+".join(map(str, test.nemesis)) or "none",
+            cluster=test.cluster,
+            seed=test.seed,
+            started_at=started_at,
+            configuration={"nodes": str(test.nodes), **test.settings},
+        )
+
+
+def write_parquet(
+    history_path: str | os.PathLike[str], parquet_path: str | os.PathLike[str], run: RunIdentity
+) -> int:
+    """Convert a JSONL history to one Parquet file and return its number of rows.
+
+    Streams: at most `ROW_GROUP_EVENTS` events are in memory. The file appears whole under its name or not at
+    all; a last line that was cut short is left out, as `read_history` does. Raises HistoryError when the
+    history cannot be read, HistoryWriteError when the Parquet cannot be written.
+    """
+    target = os.fspath(parquet_path)
+    temporary = f"{target}.partial"
+    events = iter(read_history(history_path))
+    rows = 0
+    try:
+        with pq.ParquetWriter(temporary, HISTORY_SCHEMA, compression="zstd") as writer:
+            while batch := _batch(events, run):
+                writer.write_batch(batch, row_group_size=ROW_GROUP_EVENTS)
+                rows += batch.num_rows
+        os.replace(temporary, target)
+    except (OSError, pa.ArrowException) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        raise HistoryWriteError(f"cannot write {target}: {reason}") from error
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+    return rows
+
+
+def _batch(events: Iterator[dict[str, Any]], run: RunIdentity) -> pa.RecordBatch | None:
+    """The next row group; None at the end."""
+    chunk = list(islice(events, ROW_GROUP_EVENTS))
+    if not chunk:
+        return None
+    count = len(chunk)
+    columns: dict[str, list[Any]] = {
+        "index": [event.get("index") for event in chunk],
+        "time_ns": [event["time"] for event in chunk],
+        "process": [_process(event["process"]) for event in chunk],
+        "is_nemesis": [event["process"] == NEMESIS for event in chunk],
+        "type": [event["type"] for event in chunk],
+        "f": [event["f"] for event in chunk],
+        "key": [_key(event.get("key")) for event in chunk],
+        "value": [_value(event.get("value")) for event in chunk],
+        "error": [_string(event.get("error")) for event in chunk],
+        "node": [_string(event.get("node")) for event in chunk],
+    }
+    constants: dict[str, Any] = {
+        "run_id": run.run_id,
+        "test_name": run.test_name,
+        "system": run.system,
+        "workload": run.workload,
+        "nemesis": run.nemesis,
+        "cluster": run.cluster,
+        "seed": run.seed,
+        "configuration": json.dumps(dict(run.configuration), sort_keys=True),
+        "started_at": run.started_at,
+    }
+    arrays = [
+        pa.repeat(pa.scalar(constants[column.name], column.type), count)
+        if column.name in constants
+        else _array(columns[column.name], column)
+        for column in HISTORY_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=HISTORY_SCHEMA)
+
+
+def _array(values: list[Any], column: pa.Field) -> pa.Array:
+    if not column.nullable and None in values:
+        raise HistoryError(f"an event of the history has no {column.name!r}")
+    try:
+        return pa.array(values, column.type)
+    except UnicodeEncodeError:
+        # JSON can spell half a surrogate pair, UTF-8 cannot; a node's garbled error must not cost the file.
+        return pa.array([value and value.encode("utf-8", "backslashreplace").decode() for value in values], column.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise HistoryError(f"an event's {column.name!r} does not fit {column.type}: {error}") from error
+
+
+def _process(process: int | str) -> int:
+    return NEMESIS_PROCESS if process == NEMESIS else int(process)
+
+
+def _string(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else _encode_json(value)
+
+
+def _key(key: Any) -> str | None:
+    return str(key) if type(key) is int else _string(key)
+
+
+def _value(value: Any) -> str | None:
+    if type(value) is int:
+        return str(value)
+    return None if value is None else _encode_json(value)

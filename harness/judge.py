@@ -1,0 +1,146 @@
+"""From a history to a verdict: the checks, the faults and their proofs, and the sentence on top.
+
+    invalid   some check found a violation; nothing else can excuse it
+    unknown   no violation was found, but something that a valid verdict stands on is missing: a check ran out
+              of its budget, a fault or its healing was not proven, no operation succeeded, a phase failed
+    valid     everything that was asked for happened, was proven, was checked, and holds
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from harness.runner import Observed
+from harness.systems.base import CheckOutcome
+from harness.test import Test
+from harness.workloads.base import CheckContext, Workload
+
+__all__ = ["faults_of", "judge"]
+
+Event = Mapping[str, Any]
+
+
+def judge(
+    test: Test, workload: Workload, events: Sequence[Event], observed: Observed, *, history_note: str | None = None
+) -> dict[str, Any]:
+    """Check a history and put everything together as results.json holds it.
+
+    `events` is the whole history in order; `history_note` says what is wrong with the history file itself.
+    """
+    clients = [event for event in events if event["process"] != "nemesis"]
+    context = CheckContext(timeout_s=test.checker_timeout_s, memory_mb=test.checker_memory_mb)
+    checks: dict[str, CheckOutcome] = dict(workload.check(clients, context))
+    checks.update(observed.system_checks)
+    faults = faults_of(events)
+    ops = Counter(event["type"] for event in clients)
+    doubts = [*_doubts(test, ops, faults, observed)]
+    if history_note is not None:
+        doubts.append(history_note)
+    valid, reason = _verdict(checks, doubts, ops, faults)
+    if observed.interrupted is not None:
+        reason += f" (stopped by {observed.interrupted})"
+    return {
+        "valid": valid,
+        "reason": reason,
+        "ops": {kind: ops.get(kind, 0) for kind in ("invoke", "ok", "fail", "info")},
+        "ops_by_f": _by_f(clients),
+        "errors": dict(Counter(_error_class(e["error"]) for e in clients if "error" in e).most_common(20)),
+        "faults": faults,
+        "checks": {name: outcome.to_json() for name, outcome in checks.items()},
+        "doubts": doubts,
+        "trouble": list(observed.trouble),
+        "unexpected_errors": observed.unexpected_errors,
+        "interrupted": observed.interrupted,
+        "system": dict(observed.system_facts),
+        "seed": test.seed,
+        "replay": test.replay_line(),
+    }
+
+
+def _verdict(
+    checks: Mapping[str, CheckOutcome], doubts: Sequence[str], ops: Mapping[str, int], faults: Sequence[Any]
+) -> tuple[bool | str, str]:
+    violations = [f"{name}: {outcome.reason}" for name, outcome in checks.items() if outcome.valid is False]
+    if violations:
+        return False, "; ".join(violations)
+    unsure = [f"{name}: {outcome.reason}" for name, outcome in checks.items() if outcome.valid is not True]
+    if unsure or doubts:
+        return "unknown", "; ".join([*unsure, *doubts])
+    count = f"{ops['ok']} operations succeeded"
+    if faults:
+        return True, f"{count} under {len(faults)} proven fault{'s' if len(faults) > 1 else ''}; every check holds"
+    return True, f"{count} without faults; every check holds"
+
+
+def _doubts(
+    test: Test, ops: Mapping[str, int], faults: Sequence[Mapping[str, Any]], observed: Observed
+) -> Iterable[str]:
+    if ops.get("ok", 0) == 0:
+        yield "no operation succeeded, so nothing was tested"
+    if test.nemesis and not faults:
+        yield (
+            f"no fault was injected: the load ended before the first one was due "
+            f"(--nemesis-interval {test.nemesis_interval_s:g}, --time-limit {test.time_limit_s:g})"
+        )
+    for fault in faults:
+        title = f"fault {fault['id']} ({fault['nemesis']} {fault['variant']})"
+        if not fault["proven"]:
+            yield f"{title} was not effective: {_detail(fault['proof'])}"
+        if not fault["healed"]:
+            yield f"{title} was not proven healed: {_detail(fault['heal_proof'])}"
+    if observed.unexpected_errors:
+        text, count = next(iter(observed.unexpected_errors.items()))
+        yield f"clients failed in a way they should not ({count} times: {text})"
+    yield from observed.trouble
+
+
+def _detail(proof: Mapping[str, Any] | None) -> str:
+    return str(proof.get("detail") or "its proof failed") if proof else "there is no proof"
+
+
+def faults_of(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """The faults of a history in order, each with its times (ns), its proof and the proof of its healing."""
+    faults: dict[str, dict[str, Any]] = {}
+    for event in events:
+        if event["process"] != "nemesis" or not isinstance(event.get("value"), Mapping):
+            continue
+        value = event["value"]
+        fault = faults.setdefault(
+            value["id"],
+            {
+                **{name: item for name, item in value.items() if name != "proof"},
+                "start_ns": None,
+                "end_ns": None,
+                "proven": False,
+                "healed": False,
+                "proof": None,
+                "heal_proof": None,
+            },
+        )
+        fault.update({name: item for name, item in value.items() if name != "proof"})
+        injecting, completed = event["f"] == "inject", event["type"] != "invoke"
+        if injecting and not completed:
+            fault["start_ns"] = event["time"]
+        elif injecting:
+            fault["proof"] = value.get("proof")
+            fault["proven"] = bool(fault["proof"] and fault["proof"].get("proven"))
+        elif completed:
+            fault["end_ns"] = event["time"]
+            fault["heal_proof"] = value.get("proof")
+            fault["healed"] = bool(fault["heal_proof"] and fault["heal_proof"].get("proven"))
+    return list(faults.values())
+
+
+def _by_f(clients: Iterable[Event]) -> dict[str, dict[str, int]]:
+    counts: dict[str, Counter[str]] = {}
+    for event in clients:
+        if event["type"] != "invoke":
+            counts.setdefault(str(event["f"]), Counter())[event["type"]] += 1
+    return {f: dict(sorted(counter.items())) for f, counter in sorted(counts.items())}
+
+
+def _error_class(error: str) -> str:
+    """An error without what varies from one to the next, so that equal ones can be counted."""
+    return error.split(" addr=")[0][:120]

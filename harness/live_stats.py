@@ -1,0 +1,149 @@
+"""What the console shows while a run goes on, kept event by event in bounded memory.
+
+Counts, a rate per second over the last minutes, the latency of recent operations and the faults in force:
+O(operations open + constant), however long the run. Times are nanoseconds since the test began.
+"""
+
+from __future__ import annotations
+
+__all__ = ["COMPLETIONS", "FaultStatus", "LiveStats", "OpenOperation", "quantile"]
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+COMPLETIONS = ("ok", "fail", "info")
+"""How an operation can end."""
+
+RECENT_LATENCIES = 1_000
+"""Latencies kept for the live quantiles: a few seconds of a slow run, enough for a 99th percentile."""
+
+RATE_SECONDS = 120
+"""Seconds of completed operations kept one count each: two widths of a console sparkline."""
+
+MAX_FAULTS_IN_FORCE = 64
+"""Faults shown at once. A schedule overlaps a handful; a heal that never comes must not grow this."""
+
+NS_PER_S = 1_000_000_000
+
+
+class OpenOperation(NamedTuple):
+    """An invocation without its completion; `event` is its index in the history."""
+
+    f: str
+    time_ns: int
+    event: int
+
+
+@dataclass(slots=True)
+class FaultStatus:
+    """One fault in force. `state` is injecting, proven, unproven or healing."""
+
+    id: str
+    nemesis: str
+    variant: str
+    state: str
+    since_ns: int
+
+
+def quantile(ordered: Sequence[int], q: float) -> int:
+    """The smallest value with at least a share `q` of the sorted, non-empty `ordered` at or below it."""
+    rank = -(-q * len(ordered) // 1)
+    return ordered[min(len(ordered), max(1, int(rank))) - 1]
+
+
+@dataclass(slots=True)
+class LiveStats:
+    """Running totals of one history; the history writer feeds it."""
+
+    events: int = 0
+    completed: int = 0
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    """f -> type -> events of clients"""
+    faults: dict[str, FaultStatus] = field(default_factory=dict)
+    """id -> faults in force"""
+    open: dict[int, OpenOperation] = field(default_factory=dict)
+    """process -> what it has open"""
+    _recent_ns: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_LATENCIES))
+    _per_second: list[int] = field(default_factory=lambda: [0] * RATE_SECONDS)
+    _newest_second: int = 0
+
+    @property
+    def open_operations(self) -> int:
+        """Operations invoked and not yet completed."""
+        return len(self.open)
+
+    @property
+    def by_type(self) -> dict[str, int]:
+        """Events of clients by type, all four types present."""
+        totals = {"invoke": 0, "ok": 0, "fail": 0, "info": 0}
+        for by_type in self.counts.values():
+            for kind, count in by_type.items():
+                totals[kind] += count
+        return totals
+
+    def completion(self, kind: str, invoked_ns: int, time_ns: int) -> None:
+        """Count one completed operation."""
+        self.completed += 1
+        if kind == "ok":
+            self._recent_ns.append(time_ns - invoked_ns)
+        second = time_ns // NS_PER_S
+        if second > self._newest_second:
+            self._advance(second)
+        elif second <= self._newest_second - RATE_SECONDS:
+            return
+        self._per_second[second % RATE_SECONDS] += 1
+
+    def _advance(self, second: int) -> None:
+        for passed in range(max(self._newest_second + 1, second - RATE_SECONDS + 1), second + 1):
+            self._per_second[passed % RATE_SECONDS] = 0
+        self._newest_second = second
+
+    def nemesis(self, kind: str, f: str, value: Any, time_ns: int) -> None:
+        """Follow a nemesis event: inject and heal, asked for (invoke) and done (info)."""
+        if not isinstance(value, Mapping) or "id" not in value:
+            return
+        ident = str(value["id"])
+        if f == "inject":
+            status = self.faults.get(ident)
+            if status is None:
+                if len(self.faults) >= MAX_FAULTS_IN_FORCE:
+                    return
+                name, variant = str(value.get("nemesis", "fault")), str(value.get("variant") or "")
+                status = FaultStatus(ident, name, variant, "injecting", time_ns)
+                self.faults[ident] = status
+            if kind != "invoke":
+                status.state = "proven" if _is_proven(value) else "unproven"
+        elif f == "heal" and ident in self.faults:
+            if kind == "invoke":
+                self.faults[ident].state = "healing"
+            else:
+                del self.faults[ident]
+
+    def rates(self, now_ns: int, *, seconds: int = 40) -> list[int]:
+        """Operations completed in each of the last `seconds` whole seconds before `now_ns`, oldest first."""
+        seconds = min(seconds, RATE_SECONDS - 1)
+        this_second = now_ns // NS_PER_S
+        oldest_kept = max(0, self._newest_second - RATE_SECONDS + 1)
+        return [
+            self._per_second[second % RATE_SECONDS] if oldest_kept <= second <= self._newest_second else 0
+            for second in range(max(0, this_second - seconds), this_second)
+        ]
+
+    def rate_per_s(self, now_ns: int, *, window_s: int = 5) -> float:
+        """Completed operations per second over the last `window_s` whole seconds."""
+        counts = self.rates(now_ns, seconds=window_s)
+        return sum(counts) / len(counts) if counts else 0.0
+
+    def latency_quantiles_ns(self, quantiles: Sequence[float] = (0.5, 0.99)) -> list[int]:
+        """Latency quantiles of the most recent ok operations; empty when there are none."""
+        if not self._recent_ns:
+            return []
+        ordered = sorted(self._recent_ns)
+        return [quantile(ordered, q) for q in quantiles]
+
+
+def _is_proven(value: Mapping[str, Any]) -> bool:
+    proof = value.get("proof")
+    return isinstance(proof, Mapping) and proof.get("proven") is True

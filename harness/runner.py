@@ -1,0 +1,255 @@
+"""One test from set-up to verdict, in the order in which it happens.
+
+    set up      cluster, system, wait until it serves
+    drive       clients work while the nemesis injects, proves and heals faults
+    heal        whatever is still in force
+    recover     wait until the system serves again and its replicas have caught up
+    final reads what is there now
+    tear down   stop the system, fetch its logs, take the cluster down
+    judge       check the history, the replicas, the proofs; write results and report
+
+The history is on disk before anything is checked or torn down. However a phase ends, everything after
+"heal" still happens, so a run that was interrupted or that lost its system gets a verdict over what it saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from harness.clusters.base import Cluster
+from harness.errors import OperatorError, SystemUnderTestError
+from harness.generator import Generator, Stagger, TimeLimit
+from harness.history_writer import HistoryWriteError, HistoryWriter
+from harness.systems.base import CheckOutcome, System
+from harness.test import Test
+from harness.worker import Client, Workers
+from harness.workloads.base import Workload
+from nemesis.protocol import Nemesis
+from nemesis.driver import run_schedule
+from nemesis.schedule import Schedule
+from nemesis.target import Network
+
+__all__ = ["FINAL_READ_LIMIT_S", "RECOVER_TIMEOUT_S", "Observed", "Run"]
+
+logger = logging.getLogger(__name__)
+
+RECOVER_TIMEOUT_S = 30.0
+"""For the replicas to become equal after the last heal. With default timings an election takes up to 10 s."""
+
+FINAL_READ_LIMIT_S = 120.0
+"""For the final reads as a whole; what is unread after that is left unread, and the checkers see it."""
+
+PhaseListener = Callable[[str], None]
+
+
+class Clock(Protocol):
+    """The history's clock: 0 until `start`, nanoseconds since then."""
+
+    def start(self) -> None: ...
+
+    def now_ns(self) -> int: ...
+
+
+@dataclass(slots=True)
+class Observed:
+    """What a run saw beside its history."""
+
+    interrupted: str | None = None
+    """Why the load ended before its time, in words; None when it did not."""
+    trouble: list[str] = field(default_factory=list)
+    """What went wrong with the run itself; any entry keeps the verdict from being valid."""
+    unexpected_errors: dict[str, int] = field(default_factory=dict)
+    system_checks: Mapping[str, CheckOutcome] = field(default_factory=dict)
+    system_facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Target:
+    """The nemesis's view of this run."""
+
+    def __init__(self, cluster: Cluster, system: System) -> None:
+        self._cluster = cluster
+        self._system = system
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        return self._cluster.hosts
+
+    @property
+    def network(self) -> Network:
+        return self._cluster.network
+
+    async def leaders(self) -> Sequence[str]:
+        return await self._system.leaders()
+
+
+@dataclass(slots=True)
+class Run:
+    """The parts of one run, made by the command from names; `execute` is the run."""
+
+    test: Test
+    cluster: Cluster
+    system: System
+    workload: Workload
+    nemeses: Mapping[str, Nemesis]
+    schedule: Schedule
+    writer: HistoryWriter
+    clock: Clock
+    on_phase: PhaseListener
+    observed: Observed = field(default_factory=Observed)
+    _workers: Workers | None = None
+    _next_process: int = 0
+    _stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def execute(self, *, wall_ms: Callable[[], int]) -> Observed:
+        """Every phase up to the judging, which needs no event loop and is the command's.
+
+        Raises SystemUnderTestError or OperatorError when set-up fails: then there is nothing to check.
+        """
+        with self._signals():
+            try:
+                await self._set_up()
+                self.clock.start()
+                started_wall_ms = wall_ms()
+                await self._phase("driving the load", self._drive)
+                await self._phase("healing", self._heal)
+                await self._phase("waiting for recovery", self._recover)
+                await self._phase("final reads", self._final_reads)
+                await self._phase("waiting for replicas to agree", self._recover)
+            finally:
+                self.writer.flush()
+                self.on_phase("taking the cluster down")
+                await self._tear_down()
+            self.observed.system_checks = await self.system.check(started_wall_ms=started_wall_ms)
+            self.observed.system_facts = self.system.facts()
+        return self.observed
+
+    async def _set_up(self) -> None:
+        self.on_phase("starting the cluster")
+        await self.cluster.start()
+        self.on_phase("starting the system")
+        start = asyncio.ensure_future(self.system.start())
+        stop = asyncio.ensure_future(self._stop_requested.wait())
+        try:
+            await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not start.done():
+                raise SystemUnderTestError("interrupted before the system had started: there is nothing to check")
+            start.result()
+        finally:
+            for task in (start, stop):
+                task.cancel()
+            await asyncio.gather(start, stop, return_exceptions=True)
+
+    async def _phase(self, title: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Run one phase; trouble is kept and the phases after it still happen."""
+        self.on_phase(title)
+        try:
+            await work()
+        except (OperatorError, SystemUnderTestError) as error:
+            self.observed.trouble.append(f"{title}: {error}")
+        except Exception as error:
+            logger.exception("%s failed", title)
+            self.observed.trouble.append(f"{title}: {type(error).__name__}: {error}")
+
+    async def _drive(self) -> None:
+        load: Generator = self.workload.generator()
+        if self.test.rate > 0:
+            load = Stagger(self.test.rate, load)
+        workers = self._make_workers(TimeLimit(self.test.time_limit_s, load))
+        target = _Target(self.cluster, self.system)
+        rng = random.Random(f"{self.test.seed}/nemesis")
+        async with asyncio.TaskGroup() as group:
+            faults = group.create_task(
+                run_schedule(self.schedule, target=target, nemeses=self.nemeses, rng=rng, record=self._record)
+            )
+            stopper = group.create_task(self._stop_when_asked(workers))
+            try:
+                await self._work(workers)
+            finally:
+                # The schedule heals what it has injected when it is cancelled.
+                faults.cancel()
+                stopper.cancel()
+
+    async def _stop_when_asked(self, workers: Workers) -> None:
+        await self._stop_requested.wait()
+        workers.stop()
+
+    async def _heal(self) -> None:
+        await self.cluster.network.heal_all()
+
+    async def _recover(self) -> None:
+        await self.system.recover(timeout_s=RECOVER_TIMEOUT_S)
+
+    async def _final_reads(self) -> None:
+        workers = self._make_workers(TimeLimit(FINAL_READ_LIMIT_S, self.workload.final_generator()))
+        await self._work(workers)
+
+    async def _work(self, workers: Workers) -> None:
+        try:
+            await workers.run()
+        except* HistoryWriteError as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            self._next_process = workers.next_process
+            for text, count in workers.unexpected_errors.items():
+                self.observed.unexpected_errors[text] = self.observed.unexpected_errors.get(text, 0) + count
+
+    def _make_workers(self, generator: Generator) -> Workers:
+        def make_client(process: int, thread: int) -> Client:
+            connection = self.system.connection(self.workload.requires, process=process, thread=thread)
+            return self.workload.client(connection)
+
+        return Workers(
+            generator=generator,
+            threads=self.test.concurrency,
+            make_client=make_client,
+            recorder=self.writer,
+            now_ns=self.clock.now_ns,
+            random=random.Random(f"{self.test.seed}/clients/{self._next_process}"),
+            operation_timeout_s=self.test.operation_timeout_s,
+            first_process=self._next_process,
+        )
+
+    def _record(self, event: dict[str, Any]) -> None:
+        self.writer.append(event)
+
+    async def _tear_down(self) -> None:
+        for what, work in (("stopping the system", self.system.stop), ("stopping the cluster", self.cluster.stop)):
+            try:
+                await work()
+            except Exception as error:
+                logger.exception("%s failed", what)
+                self.observed.trouble.append(f"{what}: {type(error).__name__}: {error}")
+
+    def _signals(self) -> contextlib.AbstractContextManager[None]:
+        return _stop_on_signals(self._interrupt)
+
+    def _interrupt(self, name: str) -> None:
+        if self.observed.interrupted is None:
+            self.observed.interrupted = f"{name} after {self.clock.now_ns() / 1e9:.1f} s"
+            self.on_phase(f"{name}: healing, then a verdict over what happened so far")
+        self._stop_requested.set()
+
+
+@contextlib.contextmanager
+def _stop_on_signals(handler: Callable[[str], None]) -> Any:
+    """Ctrl-C and SIGTERM end the load, not the run; loops that know no signals (simulation) go without."""
+    loop = asyncio.get_running_loop()
+    installed = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            loop.add_signal_handler(number, handler, signal.Signals(number).name)
+            installed.append(number)
+        except (NotImplementedError, RuntimeError, ValueError):
+            continue
+    try:
+        yield
+    finally:
+        for number in installed:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,346 @@
+"""What runs leave behind: `store/<test>/<time>/`, and how to find it again.
+
+    store/
+      latest                      -> the newest run
+      broker-register-partition/
+        latest                    -> the newest run of this kind
+        20260131T120000Z/
+          test.json               what was asked for, written before anything starts
+          history.jsonl           what happened, written as it happens
+          history.parquet         the same, typed, written at the end
+          results.json            the verdict, written whole or not at all
+          report.html             for people
+          harness.log             the harness's own log
+          logs/<node>/            what the nodes wrote
+          running                 present and locked while the harness works on this run
+
+The marker tells three states apart: locked means a harness is at work, present but unlocked means it died
+there, absent means the run was finished. The kernel drops the lock with the process, also after kill -9.
+Everything an operator can mend is a `StoreError` of one line.
+"""
+
+from __future__ import annotations
+
+__all__ = ["RunDir", "RunStatus", "Store", "StoreError"]
+
+import contextlib
+import enum
+import errno
+import fcntl
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness.errors import OperatorError, nearest
+
+LATEST = "latest"
+MARKER = "running"
+
+MAX_RUNS_PER_SECOND = 1_000
+"""Tries to find a free name for a run; a test matrix starts a few a second."""
+
+MAX_JSON_BYTES = 256 * 1024 * 1024
+"""The largest results.json or test.json read back: far above any real one, so that a wrong file cannot fill
+memory."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=,-]*\Z")
+_MENDS = {
+    errno.EROFS: "the file system is read-only; choose another place with --store DIR",
+    errno.EACCES: "permission denied; choose another place with --store DIR",
+    errno.EPERM: "permission denied; choose another place with --store DIR",
+    errno.ENOSPC: "no space left; free some or choose another place with --store DIR",
+    errno.EDQUOT: "the disk quota is used up; free some or choose another place with --store DIR",
+    errno.ENOTDIR: "a part of the path is a file, not a directory",
+    errno.ENOENT: "no such file or directory",
+}
+
+
+class StoreError(OperatorError):
+    """The store cannot be used or does not hold what was asked for; one line that says what mends it."""
+
+
+class RunStatus(enum.Enum):
+    """Whether a run is being made, was finished, or was left half-way by a harness that died."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    BROKEN = "broken"
+
+
+@contextlib.contextmanager
+def _storing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = _MENDS.get(error.errno or 0, error.strerror or str(error))
+        raise StoreError(f"cannot {what}: {reason}") from error
+
+
+class RunDir:
+    """One run's directory. Made by `Store.create` (which holds its lock) or found by `Store.find`."""
+
+    def __init__(self, path: Path, lock_fd: int | None = None) -> None:
+        self.path = path
+        self._lock_fd = lock_fd
+
+    @property
+    def name(self) -> str:
+        """ "<test>/<time>", by which `Store.find` finds it again."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+    @property
+    def test_path(self) -> Path:
+        return self.path / "test.json"
+
+    @property
+    def history_path(self) -> Path:
+        return self.path / "history.jsonl"
+
+    @property
+    def parquet_path(self) -> Path:
+        return self.path / "history.parquet"
+
+    @property
+    def results_path(self) -> Path:
+        return self.path / "results.json"
+
+    @property
+    def report_path(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def harness_log_path(self) -> Path:
+        return self.path / "harness.log"
+
+    def node_logs(self, node: str) -> Path:
+        """The directory for one node's logs, created when missing. Raises StoreError."""
+        if not _NAME.match(node):
+            raise StoreError(f"{node!r} cannot name a directory of logs")
+        path = self.path / "logs" / node
+        with _storing(f"create {path}"):
+            path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @property
+    def status(self) -> RunStatus:
+        """See the module's text. On file systems without locks a run at work looks broken."""
+        marker = self.path / MARKER
+        if self._lock_fd is not None:
+            return RunStatus.RUNNING
+        try:
+            fd = os.open(marker, os.O_RDONLY)
+        except FileNotFoundError:
+            return RunStatus.FINISHED if self.results_path.exists() else RunStatus.BROKEN
+        except OSError as error:
+            raise StoreError(f"cannot read {marker}: {error.strerror}") from error
+        try:
+            # A shared lock, so that two that ask at the same time do not take each other for the harness.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return RunStatus.RUNNING
+        except OSError:
+            return RunStatus.BROKEN
+        finally:
+            os.close(fd)
+        return RunStatus.BROKEN
+
+    def finish(self) -> None:
+        """Mark the run as finished: the last act of a run, after its results are written. Idempotent.
+
+        Raises StoreError.
+        """
+        with _storing(f"finish {self.path}"):
+            (self.path / MARKER).unlink(missing_ok=True)
+        self.release()
+
+    def release(self) -> None:
+        """Let go of a run without finishing it: from here on it counts as broken. Idempotent."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def write_test(self, test: Mapping[str, Any]) -> None:
+        """Write test.json, whole or not at all. Raises StoreError."""
+        _write_json(self.test_path, test)
+
+    def write_results(self, results: Mapping[str, Any]) -> None:
+        """Write results.json, whole or not at all.
+
+        What JSON cannot hold is written as the nearest thing it can (a set as a sorted list, infinity as null,
+        the rest as its text): a verdict is not lost over a detail. Raises StoreError.
+        """
+        _write_json(self.results_path, results)
+
+    def read_test(self) -> dict[str, Any]:
+        """What test.json says. Raises StoreError when it is missing or not whole."""
+        return _read_json(self.test_path, f"run {self.name} has no test.json: it is not a run, or died at its start")
+
+    def read_results(self) -> dict[str, Any]:
+        """What results.json says. Raises StoreError when it is missing or not whole."""
+        return _read_json(
+            self.results_path,
+            f"run {self.name} ended before it had a results.json: `harness analyze {self.name}` makes one",
+        )
+
+
+class Store:
+    """A directory of runs. Nothing is touched before `create`."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(os.path.abspath(root))
+
+    def create(self, test_name: str, *, now: datetime | None = None) -> RunDir:
+        """Make the directory of a new run, hold its lock and point both `latest` links at it.
+
+        `now` (default: the wall clock) names it, in UTC to the second; runs of the same second get "-2", "-3",
+        and so on. Raises StoreError.
+        """
+        if not _NAME.match(test_name) or test_name == LATEST:
+            raise StoreError(f"{test_name!r} cannot name a test in the store")
+        stamp = (now or datetime.now(UTC)).astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
+        folder = self.root / test_name
+        with _storing(f"store runs in {self.root}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            path = _make_unique(folder, stamp)
+            lock_fd = os.open(path / MARKER, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                with contextlib.suppress(OSError):  # a file system without locks: see RunDir.status
+                    fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.write(lock_fd, f"{os.getpid()}\n".encode())
+                (path / "logs").mkdir()
+                _point(folder / LATEST, path.name)
+                _point(self.root / LATEST, f"{test_name}/{path.name}")
+            except BaseException:
+                os.close(lock_fd)
+                raise
+        return RunDir(path, lock_fd)
+
+    def find(self, text: str) -> RunDir:
+        """The run that `text` names: "latest", "<test>" or "<test>/latest" (its newest), "<test>/<time>", or
+        the path of a run's directory or of a file in one. Raises StoreError.
+        """
+        direct = Path(text)
+        if direct.is_file():
+            direct = direct.parent
+        for candidate in (self.root / text, direct):
+            if _is_run(candidate):
+                return RunDir(candidate.resolve())
+        if not self.root.is_dir():
+            raise StoreError(f"there is no store at {self.root}: make a run first, or name one with --store DIR")
+        runs = self.runs()
+        if not runs:
+            raise StoreError(f"the store {self.root} holds no runs yet")
+        test_name, _, moment = text.strip("/").partition("/")
+        if moment in ("", LATEST):
+            # The link is absent or dangling, or only the test was named: the newest name is the newest run.
+            of_test = [run for run in runs if test_name in (LATEST, run.path.parent.name)]
+            if of_test:
+                return max(of_test, key=lambda run: _age(run.path.name))
+        hint = nearest(text, [run.name for run in runs] + [run.path.parent.name for run in runs])
+        raise StoreError(f"no run {text!r} in {self.root}{hint}")
+
+    def runs(self) -> list[RunDir]:
+        """Every run of the store, oldest first; none when there is no store. Raises StoreError."""
+        found: list[RunDir] = []
+        with _storing(f"read the store {self.root}"):
+            for folder in _directories(self.root):
+                found += [RunDir(path) for path in _directories(folder) if _is_run(path)]
+        return sorted(found, key=lambda run: (_age(run.path.name), run.name))
+
+
+def _directories(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return []
+    return [entry for entry in path.iterdir() if entry.is_dir() and not entry.is_symlink()]
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("test.json", "history.jsonl", MARKER))
+
+
+def _age(name: str) -> tuple[str, int]:
+    """The order of runs by name: by time, then "-2", "-3" ... "-10" as numbers."""
+    stamp, _, number = name.partition("-")
+    return stamp, int(number) if number.isdigit() else 0
+
+
+def _make_unique(folder: Path, stamp: str) -> Path:
+    for attempt in range(1, MAX_RUNS_PER_SECOND + 1):
+        path = folder / (stamp if attempt == 1 else f"{stamp}-{attempt}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise StoreError(f"{folder} already holds {MAX_RUNS_PER_SECOND} runs of {stamp}: wait a second")
+
+
+def _point(link: Path, target: str) -> None:
+    """Make `link` point at `target`, replacing an older link in one step."""
+    if link.is_dir() and not link.is_symlink():
+        raise StoreError(f"{link} is a directory where a link belongs: move it away")
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    try:
+        temporary.symlink_to(target)
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            return  # a file system without links: `find` goes by the names then
+        raise
+    os.replace(temporary, link)
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    text = json.dumps(_plain(data), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with _storing(f"write {path}"):
+        try:
+            with open(temporary, "w", encoding="ascii") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted((_plain(item) for item in value), key=repr)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+def _read_json(path: Path, missing: str) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise StoreError(f"{path} is larger than {MAX_JSON_BYTES} bytes: that is not a file of ours")
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise StoreError(missing) from None
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} is damaged: {error}") from None
+    if not isinstance(data, dict):
+        raise StoreError(f"{path} is damaged: not a JSON object")
+    return data

@@ -1,0 +1,295 @@
+"""System `broker`: the reference system, a replicated message broker with a name server.
+
+Every replica host runs one broker of a DLedger group; the host `ns1` runs the name server. Configuration
+files are written onto the hosts, the programs started through the cluster, and everything the harness knows
+of the system it learns as any client would: by asking it over the network. What must hold at the end is read
+from the replicas' own files and logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import node
+from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, Cluster, HostProcess, Program
+from harness.errors import OperatorError, SystemUnderTestError, nearest
+from harness.systems.base import CheckOutcome, Setting
+from harness.systems.broker_checks import compare_replicas, one_leader_per_term
+from harness.systems.broker_connection import BrokerConnection
+from node.client import BrokerClient
+from node.real_runtime import real_runtime
+
+__all__ = ["BROKER_PORT", "DLEDGER_PORT", "NAME_SERVER_PORT", "TOPIC", "BrokerSystem"]
+
+logger = logging.getLogger(__name__)
+
+BROKER_PORT = 10911  # R
+DLEDGER_PORT = 40911  # R
+NAME_SERVER_PORT = 9876  # R
+TOPIC = "splitbrain"
+BROKER_NAME = "broker-a"
+
+READY_TIMEOUT_S = 30.0
+"""From the start of the programs to a leader that takes writes; a cold Python on a busy machine needs a few."""
+
+STATUS_TIMEOUT_MS = 500
+"""For one status request. A host that is cut off must not hold up the question who leads."""
+
+SETTINGS = (
+    Setting("read_mode", "read_index", "how reads are made current", ("read_index", "lease", "log", "unsafe")),
+    Setting("flush_mode", "sync", "acknowledge after fsync, or before", ("sync", "async")),
+    Setting("timing", "fast", "election timings: fast (100 ms heartbeats) or RocketMQ's own", ("fast", "default")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Status:
+    """What one broker says of itself."""
+
+    host: str
+    table: Mapping[str, str]
+
+    def number(self, name: str) -> int:
+        try:
+            return int(self.table.get(name, "-1"))
+        except ValueError:
+            return -1
+
+    @property
+    def leads(self) -> bool:
+        return self.table.get("role") == "LEADER"
+
+    @property
+    def takes_writes(self) -> bool:
+        return self.leads and self.table.get("brokerRole") == "SYNC_MASTER"
+
+
+class BrokerSystem:
+    """See the module's text. `keys` is the number of queues; `log_dir` where the nodes' output goes."""
+
+    name = "broker"
+    description = "A replicated message broker modelled on RocketMQ with DLedger (Raft)."
+    offers = frozenset({"queue"})
+    settings: Sequence[Setting] = SETTINGS
+    ports: Sequence[int] = (BROKER_PORT, DLEDGER_PORT, NAME_SERVER_PORT)
+
+    def __init__(
+        self, *, cluster: Cluster, settings: Mapping[str, str], keys: int, log_dir: str, operation_timeout_s: float
+    ) -> None:
+        self._cluster = cluster
+        self._settings = resolve_settings(settings)
+        self._keys = keys
+        self._log_dir = Path(log_dir)
+        self._operation_timeout_s = operation_timeout_s
+        self._processes: dict[str, HostProcess] = {}
+        self._control: BrokerClient | None = None
+        self._final: dict[str, _Status] = {}
+        self._recovered = False
+
+    async def start(self) -> None:
+        """Write configurations, start name server and brokers, wait for a leader that takes writes."""
+        cluster = self._cluster
+        self._processes[NAME_SERVER_HOST] = await cluster.spawn(
+            NAME_SERVER_HOST,
+            _node_program(
+                "nameserver", ["nameserver", "--listen", f"{cluster.bind_address(NAME_SERVER_HOST)}:{NAME_SERVER_PORT}"]
+            ),
+        )
+        for host in cluster.hosts:
+            path = os.path.join(cluster.data_dir(host), "broker.toml")
+            await cluster.put_file(host, path, self._configuration(host).encode())
+            self._processes[host] = await cluster.spawn(host, _node_program("broker", ["broker", "--config", path]))
+        self._control = self._new_client("harness-control")
+        await self._wait_until_ready()
+
+    def _configuration(self, host: str) -> str:
+        cluster = self._cluster
+        own_address = cluster.bind_address(host)
+
+        def peer(other: str) -> str:
+            if other == host:
+                return f"{own_address}:{DLEDGER_PORT}"
+            return cluster.address_from(host, other, DLEDGER_PORT)
+
+        lines = [
+            f'self_id = "{host}"',
+            f'group = "{BROKER_NAME}"',
+            f'broker_name = "{BROKER_NAME}"',
+            'cluster_name = "splitbrain"',
+            f'listen = "{own_address}:{BROKER_PORT}"',
+            f'data_dir = "{os.path.join(cluster.data_dir(host), "data")}"',
+            f'name_servers = ["{cluster.address_from(host, NAME_SERVER_HOST, NAME_SERVER_PORT)}"]',
+            *(f'{name} = "{value}"' for name, value in self._settings.items()),
+            "[dledger]",
+            f'listen = "{own_address}:{DLEDGER_PORT}"',
+            "[dledger.peers]",
+            *(f'{other} = "{peer(other)}"' for other in cluster.hosts),
+            "[[topics]]",
+            f'name = "{TOPIC}"',
+            f"queues = {self._keys}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    async def _wait_until_ready(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + READY_TIMEOUT_S
+        while True:
+            self._raise_if_dead()
+            statuses = await self.statuses()
+            if len(statuses) == len(self._cluster.hosts) and any(status.takes_writes for status in statuses.values()):
+                return
+            if loop.time() > deadline:
+                silent = sorted(set(self._cluster.hosts) - set(statuses))
+                what = f"no answer from {', '.join(silent)}" if silent else "no leader was elected"
+                raise SystemUnderTestError(f"the brokers were not ready within {READY_TIMEOUT_S:g} s: {what}")
+            await asyncio.sleep(0.05)
+
+    def _raise_if_dead(self) -> None:
+        for host, process in self._processes.items():
+            status = process.exit_status()
+            if status is not None:
+                raise SystemUnderTestError(f"{host} ended with status {status} while starting{self._last_words(host)}")
+
+    def _last_words(self, host: str) -> str:
+        try:
+            lines = (self._log_dir / f"{host}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        return f": {lines[-1][:300]}" if lines else ""
+
+    async def stop(self) -> None:
+        """SIGTERM to all, in parallel; SIGKILL to what does not end."""
+        if self._control is not None:
+            await self._control.close()
+            self._control = None
+        processes, self._processes = self._processes, {}
+        await asyncio.gather(*(process.terminate() for process in processes.values()), return_exceptions=True)
+
+    async def statuses(self) -> dict[str, _Status]:
+        """What each broker says of itself; those that do not answer in time are absent."""
+        control = self._control
+        if control is None:
+            return {}
+
+        async def ask(host: str) -> _Status | None:
+            address = self._cluster.address_from(CLIENTS_HOST, host, BROKER_PORT)
+            try:
+                return _Status(host, await control.runtime_info(address, timeout_ms=STATUS_TIMEOUT_MS))
+            except Exception as error:
+                logger.debug("status of %s: %s", host, error)
+                return None
+
+        answers = await asyncio.gather(*(ask(host) for host in self._cluster.hosts))
+        return {answer.host: answer for answer in answers if answer is not None}
+
+    async def leaders(self) -> Sequence[str]:
+        """Hosts whose broker says it leads, newest term first."""
+        leading = [status for status in (await self.statuses()).values() if status.leads]
+        return [status.host for status in sorted(leading, key=lambda status: -status.number("term"))]
+
+    async def recover(self, *, timeout_s: float) -> None:
+        """Wait until one leader takes writes and every replica has committed and dispatched the same index."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        self._recovered = False
+        while True:
+            self._final = await self.statuses()
+            if self._all_equal(self._final):
+                self._recovered = True
+                return
+            if loop.time() > deadline:
+                return
+            await asyncio.sleep(0.1)
+
+    def _all_equal(self, statuses: Mapping[str, _Status]) -> bool:
+        if len(statuses) != len(self._cluster.hosts):
+            return False
+        writers = [status for status in statuses.values() if status.takes_writes]
+        if len(writers) != 1:
+            return False
+        end = writers[0].number("ledgerEndIndex")
+        return all(
+            status.number(name) == end
+            for status in statuses.values()
+            for name in ("ledgerEndIndex", "committedIndex", "dispatchedIndex")
+        )
+
+    def connection(self, kind: str, *, process: int, thread: int) -> BrokerConnection:
+        """A queue connection whose home is one of the brokers, by thread."""
+        if kind not in self.offers:
+            raise OperatorError(f"system broker offers no {kind!r} connections")
+        addresses = {
+            host: self._cluster.address_from(CLIENTS_HOST, host, BROKER_PORT) for host in self._cluster.hosts
+        }
+        hosts = list(addresses)
+        return BrokerConnection(
+            client=self._new_client(f"process-{process}"),
+            topic=TOPIC,
+            addresses=addresses,
+            home=hosts[thread % len(hosts)],
+            timeout_s=self._operation_timeout_s,
+        )
+
+    def _new_client(self, client_id: str) -> BrokerClient:
+        cluster = self._cluster
+        translations = {
+            f"{cluster.bind_address(host)}:{BROKER_PORT}": cluster.address_from(CLIENTS_HOST, host, BROKER_PORT)
+            for host in cluster.hosts
+        }
+        return BrokerClient(
+            name_servers=[cluster.address_from(CLIENTS_HOST, NAME_SERVER_HOST, NAME_SERVER_PORT)],
+            runtime=real_runtime(),
+            translate=lambda address: translations.get(address, address),
+            client_id=client_id,
+        )
+
+    async def check(self, *, started_wall_ms: int) -> Mapping[str, CheckOutcome]:
+        """Replica agreement byte for byte, and at most one leader in every term."""
+        cluster = self._cluster
+        data_dirs = {
+            host: Path(cluster.local_path(host, os.path.join(cluster.data_dir(host), "data", "dledger", "data")))
+            for host in cluster.hosts
+        }
+        committed = {host: status.number("committedPos") for host, status in self._final.items()}
+        logs = {host: self._log_dir / f"{host}.log" for host in cluster.hosts}
+        return {
+            "replicas": compare_replicas(data_dirs, committed, caught_up=self._recovered),
+            "leaders": one_leader_per_term(logs, started_wall_ms=started_wall_ms),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """What of the system is worth keeping with the results."""
+        return {"settings": dict(self._settings), "final_status": {h: dict(s.table) for h, s in self._final.items()}}
+
+
+def resolve_settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Defaults overlaid with what was given. Raises OperatorError naming every problem."""
+    known = {setting.name: setting for setting in SETTINGS}
+    problems = []
+    for name, value in given.items():
+        if name not in known:
+            problems.append(f"unknown setting {name!r}{nearest(name, known)}; known: {', '.join(sorted(known))}")
+        elif known[name].choices and value not in known[name].choices:
+            hint = nearest(value, known[name].choices)
+            problems.append(f"{name} must be one of {', '.join(known[name].choices)}, not {value!r}{hint}")
+    if problems:
+        raise OperatorError("--set: " + "; ".join(problems))
+    return {name: given.get(name, setting.default) for name, setting in known.items()}
+
+
+def _node_program(name: str, arguments: Sequence[str]) -> Program:
+    """The node as a program: the interpreter of the harness, and the package `node` that it imports."""
+    package_parent = str(Path(node.__file__).resolve().parent.parent)
+    return Program(
+        name=name,
+        argv=[sys.executable, "-m", "node", *arguments],
+        log_name=name,
+        environment={"PYTHONPATH": package_parent, "PYTHONUNBUFFERED": "1"},
+    )

@@ -1,0 +1,149 @@
+"""What must hold of the brokers' own files and logs when a run is over."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from harness.systems.base import CheckOutcome
+
+__all__ = ["compare_replicas", "one_leader_per_term"]
+
+BLOCK_BYTES = 1 << 20
+MAX_LEADER_CHANGES_LISTED = 500
+"""Role changes kept with the results; a run with more than this is churning and the first ones tell as much."""
+
+ROLE_CHANGE = re.compile(r"^(\S+) .*\brole_change self=(\S+) role=LEADER term=(\d+)")
+
+
+def compare_replicas(data_dirs: Mapping[str, Path], committed: Mapping[str, int], *, caught_up: bool) -> CheckOutcome:
+    """Whether all replicas hold the same bytes up to the shortest committed position.
+
+    `data_dirs` maps a host to its directory of log segments (files named by the 20-digit position of their first
+    byte), `committed` to the position up to which its log is committed (bytes). Valid only when every host was
+    heard at the end and all had caught up; a replica that was silent or behind makes the answer "unknown",
+    differing bytes make it False whatever else is known.
+    """
+    heard = {host: position for host, position in committed.items() if position >= 0}
+    details: dict[str, Any] = {"committed_bytes": dict(sorted(committed.items()))}
+    if not heard:
+        return CheckOutcome("unknown", "no replica said at the end how far its log is committed", details)
+    begin = max((_first_position(data_dirs[host]) for host in heard), default=0)
+    end = min(heard.values())
+    details |= {"compared_from": begin, "compared_to": end}
+    hosts = sorted(heard)
+    difference = _first_difference({host: data_dirs[host] for host in hosts}, begin, end)
+    if difference is not None:
+        position, one, other = difference
+        return CheckOutcome(
+            False, f"the committed logs of {one} and {other} differ at byte {position} of {end}", details
+        )
+    digest = hashlib.sha256()
+    for block in _blocks(data_dirs[hosts[0]], begin, end):
+        digest.update(block)
+    details["sha256"] = digest.hexdigest()
+    silent = sorted(set(data_dirs) - set(heard))
+    if silent:
+        return CheckOutcome("unknown", f"no word at the end from {', '.join(silent)}", details)
+    if not caught_up:
+        return CheckOutcome("unknown", f"replicas did not catch up in time; the first {end} bytes are equal", details)
+    return CheckOutcome(True, f"{len(hosts)} replicas hold the same {end - begin} committed bytes", details)
+
+
+def _segments(directory: Path) -> list[tuple[int, Path]]:
+    if not directory.is_dir():
+        return []
+    return sorted((int(path.name), path) for path in directory.iterdir() if re.fullmatch(r"\d{20}", path.name))
+
+
+def _first_position(directory: Path) -> int:
+    segments = _segments(directory)
+    return segments[0][0] if segments else 0
+
+
+def _blocks(directory: Path, begin: int, end: int) -> Iterator[bytes]:
+    """The bytes [begin, end) of a segmented log in blocks aligned alike for every replica; a hole or an early
+    end gives a shorter block, which then differs from the others'."""
+    segments = _segments(directory)
+    position = begin
+    while position < end:
+        size_bytes = min(BLOCK_BYTES, end - position)
+        block = bytearray()
+        while len(block) < size_bytes:
+            at = position + len(block)
+            holding = [(start, path) for start, path in segments if start <= at]
+            if not holding:
+                break
+            start, path = holding[-1]
+            with path.open("rb") as file:
+                file.seek(at - start)
+                following = [other for other, _ in segments if other > start]
+                limit = min(size_bytes - len(block), (following[0] - at) if following else size_bytes)
+                piece = file.read(limit)
+            if not piece:
+                break
+            block += piece
+        yield bytes(block)
+        position += size_bytes
+
+
+def _first_difference(directories: Mapping[str, Path], begin: int, end: int) -> tuple[int, str, str] | None:
+    hosts = list(directories)
+    streams = [_blocks(directories[host], begin, end) for host in hosts]
+    position = begin
+    for blocks in zip(*streams, strict=True):
+        for host, block in zip(hosts[1:], blocks[1:], strict=True):
+            if block != blocks[0]:
+                shorter = min(len(block), len(blocks[0]))
+                at = next((i for i in range(shorter) if block[i] != blocks[0][i]), shorter)
+                return position + at, hosts[0], host
+        if len(blocks[0]) < min(BLOCK_BYTES, end - position):
+            return position + len(blocks[0]), hosts[0], "its own committed position"
+        position += BLOCK_BYTES
+    return None
+
+
+def one_leader_per_term(logs: Mapping[str, Path], *, started_wall_ms: int) -> CheckOutcome:
+    """Whether no term had two leaders, by the nodes' own logs (they log each role change).
+
+    `started_wall_ms` is the wall time at which the history's clock was 0; it places the changes on that clock.
+    """
+    by_term: dict[int, set[str]] = {}
+    changes: list[dict[str, Any]] = []
+    unreadable = []
+    for host, path in sorted(logs.items()):
+        try:
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    match = ROLE_CHANGE.match(line)
+                    if match:
+                        by_term.setdefault(int(match[3]), set()).add(match[2])
+                        changes.append(
+                            {"term": int(match[3]), "leader": match[2], "start_ns": _since(match[1], started_wall_ms)}
+                        )
+        except OSError as error:
+            unreadable.append(f"{host}: {error.strerror}")
+    changes.sort(key=lambda change: (change["term"], change["leader"]))
+    details = {"terms_with_leader": len(by_term), "terms": changes[:MAX_LEADER_CHANGES_LISTED]}
+    doubled = {term: sorted(nodes) for term, nodes in sorted(by_term.items()) if len(nodes) > 1}
+    if doubled:
+        term, nodes = next(iter(doubled.items()))
+        return CheckOutcome(False, f"term {term} had {len(nodes)} leaders: {', '.join(nodes)}", details)
+    if unreadable:
+        return CheckOutcome("unknown", f"logs could not be read: {'; '.join(unreadable)}", details)
+    if not by_term:
+        return CheckOutcome("unknown", "no log tells of any leader", details)
+    return CheckOutcome(True, f"{len(by_term)} terms with a leader, one each", details)
+
+
+def _since(text: str, started_wall_ms: int) -> int | None:
+    """A log line's time as nanoseconds since the test began; None where it cannot be read."""
+    try:
+        wall_ms = datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000
+    except ValueError:
+        return None
+    return int((wall_ms - started_wall_ms) * 1_000_000)

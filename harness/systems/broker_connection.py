@@ -1,0 +1,165 @@
+"""How one logical client talks to the brokers.
+
+Each client has a *home* broker, as in the field's other harnesses, so that the clients together ask every
+replica, also one that has been deposed and does not know it. A broker that does not lead refuses before it
+does anything and names the leader if it knows one; such a refusal is certain, so the client may ask the next
+broker within the same operation. Anything that is not certain ends the operation at once and as it is: there
+is no retry that could append a message twice.
+
+Where a client looks next: the leader named in the refusal, else the master in the name server's route, else the
+next broker in order. Writes begin at the last broker that took one; reads always begin at home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from node.client import BrokerClient, ClientError, PullStatus
+
+__all__ = ["BadMessage", "BrokerConnection"]
+
+HOP_PAUSE_S = 0.02
+"""Between two rounds in which no broker could say who leads: an election takes a few heartbeats."""
+
+ATTEMPT_TIMEOUT_RATIO = 0.7
+"""Part of the operation's time that one request may take, so that a refusal elsewhere can still be followed."""
+
+ROUTE_TIMEOUT_MS = 300
+"""For asking the name server. It only saves a hop or two, so it may not cost much of the operation's time."""
+
+LEADER_HINT = re.compile(r"leader=(\S+)")
+
+
+class BadMessage(Exception):
+    """A broker returned something that no client of this run has sent."""
+
+    is_definite = False
+
+
+class BrokerConnection:
+    """A `QueueConnection` over the queues of one topic. `addresses` maps hosts to what this client dials."""
+
+    def __init__(
+        self, *, client: BrokerClient, topic: str, addresses: Mapping[str, str], home: str, timeout_s: float
+    ) -> None:
+        self.node: str | None = None
+        self._client = client
+        self._topic = topic
+        self._addresses = addresses
+        self._hosts = list(addresses)
+        self._home = home
+        self._writer = home
+        self._timeout_s = timeout_s
+
+    async def open(self) -> None:
+        """Nothing to do: connections are dialled on demand."""
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def append(self, key: int, value: Any) -> int:
+        body = json.dumps(value, separators=(",", ":")).encode()
+
+        async def send(address: str, timeout_ms: int) -> int:
+            result = await self._client.send(self._topic, key, body, address=address, timeout_ms=timeout_ms)
+            return result.queue_offset
+
+        offset = await self._at_leader(self._writer, send)
+        self._writer = self.node or self._writer
+        return offset
+
+    async def tail(self, key: int) -> int:
+        async def ask(address: str, timeout_ms: int) -> int:
+            return await self._client.max_offset(self._topic, key, address=address, timeout_ms=timeout_ms)
+
+        return await self._at_leader(self._home, ask)
+
+    async def latest(self, key: int) -> Any:
+        """The message before the end of the queue; both questions go to the same broker, and the message at a
+        committed offset never changes, so the answer is as current as the first of them."""
+
+        async def ask(address: str, timeout_ms: int) -> Any:
+            tail = await self._client.max_offset(self._topic, key, address=address, timeout_ms=timeout_ms)
+            if tail == 0:
+                return None
+            result = await self._client.pull(self._topic, key, tail - 1, 1, address=address, timeout_ms=timeout_ms)
+            if result.status is not PullStatus.FOUND or result.messages[0].queue_offset != tail - 1:
+                raise BadMessage(f"offset {tail - 1} of queue {key} is not there although the queue ends at {tail}")
+            return _decode(result.messages[0].body)
+
+        return await self._at_leader(self._home, ask)
+
+    async def read(self, key: int, offset: int, max_messages: int) -> tuple[int, list[Any], int]:
+        async def ask(address: str, timeout_ms: int) -> tuple[int, list[Any], int]:
+            result = await self._client.pull(
+                self._topic, key, offset, max_messages, address=address, timeout_ms=timeout_ms
+            )
+            messages = result.messages
+            for position, message in enumerate(messages, messages[0].queue_offset if messages else 0):
+                if message.queue_offset != position or message.queue_id != key:
+                    raise BadMessage(f"queue {key}: offset {message.queue_offset} where {position} was due")
+            first = messages[0].queue_offset if messages else offset
+            return first, [_decode(message.body) for message in messages], result.max_offset
+
+        return await self._at_leader(self._home, ask)
+
+    async def _at_leader(self, first: str, request: Any) -> Any:
+        """Try brokers until one does not refuse. Raises the error that ended it, the last refusal at the end."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s * 0.95
+        attempt_ms = int(self._timeout_s * 1000 * ATTEMPT_TIMEOUT_RATIO)
+        host = first
+        tried: set[str] = set()
+        while True:
+            self.node = host
+            left_ms = int((deadline - loop.time()) * 1000)
+            try:
+                return await request(self._addresses[host], max(1, min(attempt_ms, left_ms)))
+            except ClientError as error:
+                if not error.is_definite or not _may_ask_elsewhere(error):
+                    raise
+                tried.add(host)
+                host = await self._next_host(error, host, tried)
+                if host in tried:
+                    tried.clear()
+                    if deadline - loop.time() < HOP_PAUSE_S:
+                        raise
+                    await asyncio.sleep(HOP_PAUSE_S)
+
+    async def _next_host(self, error: ClientError, refused_by: str, tried: set[str]) -> str:
+        hint = LEADER_HINT.search(error.remark or "")
+        if hint and hint[1] in self._addresses and hint[1] not in tried:
+            return hint[1]
+        master = await self._master_by_route()
+        if master is not None and master not in tried:
+            return master
+        start = self._hosts.index(refused_by)
+        for step in range(1, len(self._hosts)):
+            host = self._hosts[(start + step) % len(self._hosts)]
+            if host not in tried:
+                return host
+        return self._hosts[(start + 1) % len(self._hosts)]
+
+    async def _master_by_route(self) -> str | None:
+        try:
+            route = await self._client.route(self._topic, timeout_ms=ROUTE_TIMEOUT_MS)
+        except ClientError:
+            return None
+        address = route.master_address
+        return next((host for host, dialled in self._addresses.items() if dialled == address), None)
+
+
+def _may_ask_elsewhere(error: ClientError) -> bool:
+    """A broker that is not the leader, is busy, or cannot be reached has done nothing; another one may."""
+    return error.code in (None, 2, 14)
+
+
+def _decode(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        raise BadMessage(f"a message body that nobody sent: {body[:40]!r}") from None

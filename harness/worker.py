@@ -1,0 +1,214 @@
+"""Logical clients: each asks the generator what to do, does it, and records what came of it.
+
+A *thread* is a slot of concurrency, a *process* the logical client in that slot. A process has one operation
+open at a time. When an operation ends `info` (nobody knows whether it happened) the process is over: it might
+still take effect at any later time, so nothing that comes after may count as "after it" in the same process.
+The thread then goes on as a new process with a fresh connection, numbered `concurrency` higher.
+
+What an exception of a client means:
+
+    asyncio.TimeoutError          the operation's own deadline: info
+    an error with `is_definite`   True: fail (it certainly did not happen); False: info
+    anything else                 info, and it is kept as an unexpected error, because the client has a bug
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from harness.generator import Context, Generator, Op, Wait
+
+__all__ = ["MAX_UNEXPECTED_ERRORS", "Client", "Outcome", "Recorder", "Workers"]
+
+logger = logging.getLogger(__name__)
+
+MAX_UNEXPECTED_ERRORS = 20
+"""How many distinct unexpected client errors a run keeps: enough to see a pattern, few enough to read."""
+
+REOPEN_PAUSE_S = 0.05
+"""Between a failed `open` and the next try, so that an unreachable system is not hammered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an operation ended. `node` is the host that answered, where known."""
+
+    type: Literal["ok", "fail", "info"]
+    value: Any = None
+    error: str | None = None
+    node: str | None = None
+
+
+class Client(Protocol):
+    """One process's connection to the system under test."""
+
+    async def open(self) -> None:
+        """Get ready; raises when the system cannot be reached."""
+        ...
+
+    async def invoke(self, op: Op) -> Outcome:
+        """Do one operation. May raise: see the module's table."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Recorder(Protocol):
+    """Where events go; adds index and time and returns the completed event."""
+
+    def append(self, event: dict[str, Any]) -> dict[str, Any]: ...
+
+
+@dataclass(slots=True)
+class Workers:
+    """The threads of one phase of a run.
+
+    `make_client(process, thread)` gives an unopened client; `now_ns` is the history's clock;
+    `operation_timeout_s` bounds each operation from the outside (clients have their own, shorter ones).
+    """
+
+    generator: Generator
+    threads: int
+    make_client: Callable[[int, int], Client]
+    recorder: Recorder
+    now_ns: Callable[[], int]
+    random: random.Random
+    operation_timeout_s: float
+    first_process: int = 0
+    unexpected_errors: dict[str, int] = field(default_factory=dict)
+    completed: int = 0
+    _stopping: bool = False
+    _context: Context = field(init=False)
+    _next_process: int = field(init=False)
+    _wake: asyncio.Event = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._context = Context(random=self.random, threads=self.threads)
+        self._next_process = self.first_process + self.threads
+        self._wake = asyncio.Event()
+
+    @property
+    def next_process(self) -> int:
+        """The first process number that no thread of this phase has used."""
+        return self._next_process
+
+    def stop(self) -> None:
+        """Ask for no further operations; those open are waited for."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Run every thread until the generator is exhausted for it or `stop` was called."""
+        async with asyncio.TaskGroup() as group:
+            for thread in range(self.threads):
+                group.create_task(self._run_thread(thread), name=f"worker-{thread}")
+
+    async def _run_thread(self, thread: int) -> None:
+        process = self.first_process + thread
+        client: Client | None = None
+        try:
+            while not self._stopping:
+                step = self._ask(thread, process)
+                if step is None:
+                    return
+                if isinstance(step, Wait):
+                    await self._sleep_until(step.until_ns)
+                    continue
+                invocation = {"process": process, "type": "invoke", "f": step.f, "value": step.value}
+                if step.key is not None:
+                    invocation["key"] = step.key
+                self._tell(thread, process, self.recorder.append(invocation))
+                if client is None:
+                    client = self.make_client(process, thread)
+                    outcome = await self._open_and_invoke(client, step)
+                else:
+                    outcome = await self._invoke(client, step)
+                completion = {**invocation, "type": outcome.type}
+                for unassigned in ("index", "time"):
+                    completion.pop(unassigned, None)
+                if outcome.type == "ok":
+                    completion["value"] = outcome.value
+                if outcome.error is not None:
+                    completion["error"] = outcome.error
+                if outcome.node is not None:
+                    completion["node"] = outcome.node
+                self.completed += 1
+                self._tell(thread, process, self.recorder.append(completion))
+                if outcome.type == "info":
+                    await _close_quietly(client)
+                    client = None
+                    process = self._next_process
+                    self._next_process += 1
+        finally:
+            if client is not None:
+                await _close_quietly(client)
+
+    def _ask(self, thread: int, process: int) -> Op | Wait | None:
+        context = self._context
+        context.thread, context.process, context.time_ns = thread, process, self.now_ns()
+        step, self.generator = self.generator.next(context)
+        return step
+
+    def _tell(self, thread: int, process: int, event: dict[str, Any]) -> None:
+        context = self._context
+        context.thread, context.process, context.time_ns = thread, process, event.get("time", self.now_ns())
+        self.generator = self.generator.update(context, event)
+
+    async def _sleep_until(self, until_ns: int) -> None:
+        delay_s = (until_ns - self.now_ns()) / 1e9
+        if delay_s <= 0:
+            await asyncio.sleep(0)
+            return
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def _open_and_invoke(self, client: Client, op: Op) -> Outcome:
+        try:
+            async with asyncio.timeout(self.operation_timeout_s):
+                await client.open()
+        except Exception as error:  # whatever it was, the operation was not sent
+            await asyncio.sleep(REOPEN_PAUSE_S)
+            return Outcome("fail", error=f"open: {_describe(error)}")
+        return await self._invoke(client, op)
+
+    async def _invoke(self, client: Client, op: Op) -> Outcome:
+        try:
+            async with asyncio.timeout(self.operation_timeout_s):
+                return await client.invoke(op)
+        except TimeoutError:
+            return Outcome("info", error="timeout")
+        except Exception as error:
+            definite = getattr(error, "is_definite", None)
+            if definite is None:
+                self._note_unexpected(error)
+                return Outcome("info", error=f"unexpected {_describe(error)}")
+            return Outcome("fail" if definite else "info", error=_describe(error), node=getattr(error, "node", None))
+
+    def _note_unexpected(self, error: Exception) -> None:
+        text = _describe(error)
+        if text not in self.unexpected_errors:
+            if len(self.unexpected_errors) >= MAX_UNEXPECTED_ERRORS:
+                return
+            logger.error("unexpected error of a client", exc_info=error)
+        self.unexpected_errors[text] = self.unexpected_errors.get(text, 0) + 1
+
+
+def _describe(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+async def _close_quietly(client: Client) -> None:
+    closing: Awaitable[None] = client.close()
+    try:
+        await closing
+    except Exception as error:
+        logger.debug("closing a client: %s", _describe(error))

@@ -1,0 +1,108 @@
+"""Workload `log`: appends return the offset they got, reads return ranges together with the queue's tail.
+
+Offsets fix the order of the appends, so linearizability is decided in linear time; and because the whole of
+every queue is read at the end, each acknowledged message is accounted for: lost, duplicated, phantom,
+reordered or stored under two offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.generator import Calls, Context, Generator, Mix, Op, Step
+from harness.systems.base import CheckOutcome, QueueConnection
+from harness.worker import Outcome
+from harness.workloads.base import CheckContext
+from harness.workloads.checks import linearizable_log, log_contents
+from harness.workloads.queues import DistinctWrites, ReadWhole
+
+__all__ = ["READ_MAX_MESSAGES", "LogWorkload"]
+
+READ_MAX_MESSAGES = 32
+"""Messages asked for by one read: a RocketMQ broker's own cap for reads from memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RangeReads:
+    """Reads of ranges; mostly near the tail as last seen, where stale replicas give themselves away."""
+
+    keys: int
+    tails: tuple[int, ...]
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        rng = context.random
+        key = rng.randrange(self.keys)
+        tail = self.tails[key]
+        if rng.random() < 0.75:
+            offset = max(0, tail - rng.randrange(1, 8))
+        else:
+            offset = rng.randrange(tail + 1)
+        return Op("read", key, {"offset": offset, "max": READ_MAX_MESSAGES}), self
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        if event["type"] != "ok":
+            return self
+        f, key, value = event["f"], event["key"], event["value"]
+        tail = value[0] + 1 if f == "append" else value["tail"] if f == "read" else value
+        if tail <= self.tails[key]:
+            return self
+        return replace(self, tails=(*self.tails[:key], tail, *self.tails[key + 1 :]))
+
+
+@dataclass(frozen=True, slots=True)
+class LogWorkload:
+    """Appends, range reads and tail reads over `keys` queues."""
+
+    keys: int = 8
+
+    name = "log"
+    description = "Append-only queues with offsets: append, read a range, read the tail; all is read at the end."
+    requires = "queue"
+    check_names = ("linearizable", "log")
+
+    def generator(self) -> Generator:
+        def tail(context: Context) -> Op:
+            return Op("tail", context.random.randrange(self.keys))
+
+        return Mix(
+            (
+                (0.5, DistinctWrites("append", self.keys)),
+                (0.35, _RangeReads(self.keys, (0,) * self.keys)),
+                (0.15, Calls(tail)),
+            )
+        )
+
+    def final_generator(self) -> Generator:
+        return ReadWhole(self.keys, READ_MAX_MESSAGES)
+
+    def client(self, connection: QueueConnection) -> _LogClient:
+        return _LogClient(connection)
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        return {
+            "linearizable": linearizable_log(history, context),
+            "log": log_contents(history, context),
+        }
+
+
+@dataclass(slots=True)
+class _LogClient:
+    connection: QueueConnection
+
+    async def open(self) -> None:
+        await self.connection.open()
+
+    async def invoke(self, op: Op) -> Outcome:
+        connection = self.connection
+        if op.f == "append":
+            offset = await connection.append(op.key, op.value)
+            return Outcome("ok", [offset, op.value], node=connection.node)
+        if op.f == "tail":
+            return Outcome("ok", await connection.tail(op.key), node=connection.node)
+        offset, messages, tail = await connection.read(op.key, op.value["offset"], op.value["max"])
+        return Outcome("ok", {"offset": offset, "messages": messages, "tail": tail}, node=connection.node)
+
+    async def close(self) -> None:
+        await self.connection.close()

@@ -1,0 +1,71 @@
+"""Workload `register`: every key is a queue, and the newest message of the queue is the register's value.
+
+A write sends a message; a read asks for the queue's end and returns the message just before it. Values are
+distinct, so that Gibbons and Korach's near-linear test decides linearizability for each key. A stale read,
+which is what a deposed leader serves, is exactly a violation of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.generator import Calls, Context, EachThread, Generator, Limit, Mix, Op
+from harness.systems.base import CheckOutcome, QueueConnection
+from harness.worker import Outcome
+from harness.workloads.base import CheckContext
+from harness.workloads.checks import linearizable_registers
+from harness.workloads.queues import DistinctWrites
+
+__all__ = ["RegisterWorkload"]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterWorkload:
+    """Half writes, half reads, over `keys` registers."""
+
+    keys: int = 8
+
+    name = "register"
+    description = "Registers made of queues: write appends, read returns the newest committed message."
+    requires = "queue"
+    check_names = ("linearizable",)
+
+    def generator(self) -> Generator:
+        def read(context: Context) -> Op:
+            return Op("read", context.random.randrange(self.keys))
+
+        return Mix(((1.0, DistinctWrites("write", self.keys)), (1.0, Calls(read))))
+
+    def final_generator(self) -> Generator:
+        """Every thread reads as many random keys as there are keys, so that each is read by several."""
+
+        def read(context: Context) -> Op:
+            return Op("read", context.random.randrange(self.keys))
+
+        return EachThread(Limit(self.keys, Calls(read)))
+
+    def client(self, connection: QueueConnection) -> _RegisterClient:
+        return _RegisterClient(connection)
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        return {"linearizable": linearizable_registers(history, context)}
+
+
+@dataclass(slots=True)
+class _RegisterClient:
+    connection: QueueConnection
+
+    async def open(self) -> None:
+        await self.connection.open()
+
+    async def invoke(self, op: Op) -> Outcome:
+        if op.f == "write":
+            await self.connection.append(op.key, op.value)
+            return Outcome("ok", op.value, node=self.connection.node)
+        value = await self.connection.latest(op.key)
+        return Outcome("ok", value, node=self.connection.node)
+
+    async def close(self) -> None:
+        await self.connection.close()

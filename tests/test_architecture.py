@@ -1,0 +1,131 @@
+"""Who may import whom: the rules of the five packages, read from the code itself."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = ("checker", "nemesis", "node", "spark_analysis", "harness")
+STANDARD_LIBRARY = frozenset(sys.stdlib_module_names)
+
+ALLOWED = {
+    "checker": {"checker"},
+    "nemesis": {"nemesis"},
+    "node": {"node"},
+    "spark_analysis": {"spark_analysis", "checker"},
+    "harness": {"harness", "checker", "nemesis", "node", "spark_analysis"},
+}
+STANDARD_LIBRARY_ONLY = ("checker", "node")
+OPTIONAL_ON_THE_HOST = {"node": {"uvloop"}}
+"""Used where the host happens to have it, imported behind a guard and never required."""
+
+
+def imports_of(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """(line, module, at module level) of every import in a file; relative ones are resolved."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    module_level = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, id(node) in module_level
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join((*package[: len(package) - node.level + 1], base)).rstrip(".")
+            yield node.lineno, base, id(node) in module_level
+
+
+def files_of(package: str) -> list[Path]:
+    found = sorted((ROOT / package).rglob("*.py"))
+    assert found, f"package {package} has no files"
+    return found
+
+
+@pytest.mark.parametrize("package", OURS)
+def test_imports_of_our_packages(package: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in files_of(package)
+        for line, module, _ in imports_of(path)
+        if module.split(".")[0] in OURS and module.split(".")[0] not in ALLOWED[package]
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", STANDARD_LIBRARY_ONLY)
+def test_standard_library_only(package: str) -> None:
+    allowed = STANDARD_LIBRARY | {package} | OPTIONAL_ON_THE_HOST.get(package, set())
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in files_of(package)
+        for line, module, _ in imports_of(path)
+        if module.split(".")[0] not in allowed
+    ]
+    assert wrong == []
+
+
+def test_harness_uses_only_the_client_of_the_node() -> None:
+    """The harness knows the node as a client does; only the simulated cluster hosts its classes."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in files_of("harness")
+        if "sim" not in path.relative_to(ROOT / "harness").parts[1:2]
+        for line, module, _ in imports_of(path)
+        if module.split(".")[0] == "node"
+        and not module.startswith("node.client")
+        and not module.startswith(("node.runtime", "node.real_runtime"))
+    ]
+    assert wrong == []
+
+
+def test_spark_is_imported_lazily() -> None:
+    """`harness run` must not need Spark or Java: only the commands that use it import it, inside a function."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module} at module level"
+        for path in files_of("harness")
+        for line, module, module_level in imports_of(path)
+        if module.split(".")[0] in ("spark_analysis", "pyspark") and module_level
+    ]
+    assert wrong == []
+
+
+NOT_IN_THE_NODE = {
+    "time": "clocks come from node.runtime and the loop",
+    "threading": "a node has one thread",
+    "concurrent.futures": "a node has one thread",
+    "uuid": "randomness comes from node.runtime",
+    "secrets": "randomness comes from node.runtime",
+    "socket": "the network is the event loop's",
+    "multiprocessing": "a node has one process",
+    "subprocess": "a node starts nothing",
+}
+REAL_WORLD = {"real_runtime.py", "__main__.py"}
+"""The only files of the node that know the real clock, disk and threads."""
+
+
+def test_the_node_touches_the_world_only_through_its_runtime() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}: {NOT_IN_THE_NODE[module]}"
+        for path in files_of("node")
+        if path.name not in REAL_WORLD
+        for line, module, _ in imports_of(path)
+        if module in NOT_IN_THE_NODE
+    ]
+    assert wrong == []
+
+
+def test_workloads_and_node_do_not_ask_which_cluster_they_run_on() -> None:
+    """One code path from client to report, whatever the hosts are made of."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in [*files_of("node"), *sorted((ROOT / "harness" / "workloads").rglob("*.py"))]
+        for line, module, _ in imports_of(path)
+        if module.startswith("harness.clusters")
+    ]
+    assert wrong == []
