@@ -10,6 +10,7 @@ of network namespaces, which need a place that we may mount on. They end with th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import stat
@@ -87,18 +88,20 @@ def main(argv: Sequence[str]) -> NoReturn:
     """Prepare the mount namespace that `unshare` has just made, and become `argv`."""
     try:
         _prepare_run()
-        _mount("sysfs", "/sys", "sysfs", 0, required=False)
+        with contextlib.suppress(OSError):
+            # Containers may refuse it. Only tools that look for devices in /sys would miss it; ours do not.
+            _mount("sysfs", "/sys", "sysfs")
         os.execvp(argv[0], list(argv))
     except OSError as error:
         print(f"harness: cannot set up the user namespace: {error}", file=sys.stderr)
         sys.exit(_HARNESS_FAILED)
 
 
-def _mount(source: str, target: str, kind: str, flags: int, *, required: bool = True) -> None:
-    """mount(2). Raises OSError when it is `required` and fails."""
+def _mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -> None:
+    """mount(2). Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    result = libc.mount(os.fsencode(source), os.fsencode(target), os.fsencode(kind) or None, flags, None)
-    if result != 0 and required:
+    texts = [os.fsencode(text) or None for text in (source, target, kind, data)]
+    if libc.mount(*texts[:3], ctypes.c_ulong(flags), texts[3]) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"mount {source} on {target}: {os.strerror(code)}")
 
@@ -110,7 +113,7 @@ def _prepare_run() -> None:
         if entry.name != _NETNS_NAME:
             # The descriptor leads to the old entry even when something else is mounted over its path.
             entries[entry.name] = os.open(entry.path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    _mount("tmpfs", _RUN, "tmpfs", 0)
+    _mount("tmpfs", _RUN, "tmpfs", data="mode=0755")
     for name, descriptor in entries.items():
         path = os.path.join(_RUN, name)
         mode = os.fstat(descriptor).st_mode
