@@ -124,7 +124,7 @@ def test_events_reach_the_file_by_count_by_flush_and_by_time(tmp_path, monkeypat
     async def by_time():
         writer.append(invoke(5))
         async with asyncio.timeout(10):
-            while on_disk() < 6:
+            while on_disk() < 6:  # noqa: ASYNC110 (the file system has no event to wait for)
                 await asyncio.sleep(0.005)
 
     asyncio.run(by_time())
@@ -196,7 +196,7 @@ def test_an_error_met_by_the_timer_is_told_at_the_end(tmp_path, monkeypatch):
         os.close(full)
         writer.append(invoke())
         async with asyncio.timeout(10):
-            while writer._fd is not None:
+            while writer._fd is not None:  # noqa: ASYNC110 (the timer tells nobody)
                 await asyncio.sleep(0.001)
         with pytest.raises(HistoryWriteError, match="No space left"):
             writer.close()

@@ -1,0 +1,120 @@
+"""Histories as Parquet: every event, typed, with the identity of its run."""
+
+import json
+from datetime import UTC, datetime
+
+import pyarrow.parquet as pq
+import pytest
+
+import harness.history_parquet as module
+from harness.history_parquet import HISTORY_SCHEMA, SCHEMA_VERSION, RunIdentity, write_parquet
+from harness.history_writer import HistoryError, HistoryWriteError, HistoryWriter
+from harness.test import NemesisChoice, Test
+
+STARTED = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
+TEST = Test(
+    system="broker",
+    cluster="sim",
+    nodes=5,
+    workload="register",
+    nemesis=(NemesisChoice("partition", "halves"),),
+    nemesis_interval_s=5,
+    time_limit_s=30,
+    concurrency=5,
+    rate=0,
+    seed=7,
+    settings={"read_mode": "lease"},
+)
+RUN = RunIdentity.of(TEST, run_id="r1", started_at=STARTED)
+EVENTS = [
+    {"process": 0, "type": "invoke", "f": "write", "key": 5, "value": 2},
+    {"process": 0, "type": "ok", "f": "write", "key": 5, "value": 2, "node": "n1"},
+    {"process": 1, "type": "invoke", "f": "read", "key": "a key", "value": None},
+    {"process": "nemesis", "type": "invoke", "f": "inject", "value": {"id": "f1", "grudge": {"n1": ["n2"]}}},
+    {"process": 1, "type": "info", "f": "read", "key": "a key", "value": [1, "x"], "error": "timeout \ud800"},
+]
+
+
+@pytest.fixture
+def history(tmp_path):
+    path = tmp_path / "history.jsonl"
+    with HistoryWriter(path, iter(range(100, 1000, 100)).__next__) as writer:
+        for event in EVENTS:
+            writer.append(event)
+    return path
+
+
+@pytest.mark.parametrize("row_group", [1, 2, 100])
+def test_every_event_is_a_typed_row(history, tmp_path, monkeypatch, row_group):
+    monkeypatch.setattr(module, "ROW_GROUP_EVENTS", row_group)
+    assert write_parquet(history, tmp_path / "h.parquet", RUN) == 5
+    table = pq.read_table(tmp_path / "h.parquet")
+    assert table.schema.equals(HISTORY_SCHEMA)
+    assert table.schema.metadata[b"splitbrain.schema_version"] == SCHEMA_VERSION.encode()
+    assert table["index"].to_pylist() == [0, 1, 2, 3, 4]
+    assert table["time_ns"].to_pylist() == [100, 200, 300, 400, 500]
+    assert table["process"].to_pylist() == [0, 0, 1, -1, 1]
+    assert table["is_nemesis"].to_pylist() == [False, False, False, True, False]
+    assert table["key"].to_pylist() == ["5", "5", "a key", None, "a key"]
+    assert table["value"].to_pylist()[:3] == ["2", "2", None]
+    assert [json.loads(text) for text in table["value"].to_pylist()[3:]] == [EVENTS[3]["value"], [1, "x"]]
+    assert table["error"].to_pylist()[4] == "timeout \\ud800"
+    assert table["node"].to_pylist() == [None, "n1", None, None, None]
+    assert set(table["started_at"].to_pylist()) == {STARTED}
+    row = table.select(["system", "workload", "nemesis", "cluster", "seed", "test_name", "run_id"]).to_pylist()[4]
+    assert row == {
+        "system": "broker",
+        "workload": "register",
+        "nemesis": "partition=halves",
+        "cluster": "sim",
+        "seed": 7,
+        "test_name": "broker-register-partition",
+        "run_id": "r1",
+    }
+    assert json.loads(table["configuration"][0].as_py()) == {"nodes": "5", "read_mode": "lease"}
+    assert pq.ParquetFile(tmp_path / "h.parquet").num_row_groups == -(-5 // row_group)
+
+
+def test_a_cut_history_is_converted_up_to_the_cut_and_an_empty_one_to_no_rows(history, tmp_path):
+    history.write_bytes(history.read_bytes()[:-10])
+    assert write_parquet(history, tmp_path / "h.parquet", RUN) == 4
+    history.write_bytes(b"")
+    assert write_parquet(history, tmp_path / "h.parquet", RUN) == 0
+    assert pq.read_table(tmp_path / "h.parquet").num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("garbage", "history.jsonl:6: not JSON"),
+        ('{"time":1,"process":0,"type":"ok","f":"w"}', "no 'index'"),
+        ('{"index":5,"time":99999999999999999999,"process":0,"type":"ok","f":"w"}', "'time_ns' does not fit int64"),
+    ],
+)
+def test_a_damaged_history_leaves_no_half_file(history, tmp_path, line, message):
+    history.write_text(history.read_text() + line + "\n")
+    with pytest.raises(HistoryError, match=message):
+        write_parquet(history, tmp_path / "h.parquet", RUN)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["history.jsonl"]
+
+
+def test_a_place_that_cannot_be_written_is_one_line(history, tmp_path):
+    with pytest.raises(HistoryWriteError, match=r"cannot write .*h\.parquet: ") as caught:
+        write_parquet(history, tmp_path / "missing" / "h.parquet", RUN)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_identity_needs_a_time_zone_and_a_seed_that_fits():
+    with pytest.raises(ValueError, match="time zone"):
+        RunIdentity.of(TEST, run_id="r", started_at=datetime(2026, 1, 1))
+    with pytest.raises(ValueError, match="64-bit"):
+        RunIdentity(
+            run_id="r",
+            test_name="t",
+            system="s",
+            workload="w",
+            nemesis="n",
+            cluster="c",
+            seed=2**63,
+            started_at=STARTED,
+        )

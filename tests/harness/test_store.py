@@ -1,0 +1,235 @@
+"""The store: runs are made without collisions, found by name, and told apart by how they ended."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+import harness.store as module
+from harness.store import RunStatus, Store, StoreError
+
+NOON = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+def make(store, name="broker-register-partition", now=NOON):
+    run = store.create(name, now=now)
+    run.write_test({"seed": 7})
+    return run
+
+
+def one_line(caught):
+    return "\n" not in str(caught.value)
+
+
+def test_a_run_has_its_directory_and_both_links(store):
+    run = make(store)
+    assert run.path == store.root / "broker-register-partition" / "20260131T120000Z"
+    assert run.name == "broker-register-partition/20260131T120000Z"
+    for link in (store.root / "latest", store.root / "broker-register-partition" / "latest"):
+        assert link.is_symlink()
+        assert not os.path.isabs(os.readlink(link))
+        assert link.resolve() == run.path
+    assert run.node_logs("n1").is_dir()
+    assert run.read_test() == {"seed": 7}
+
+
+def test_the_name_is_in_utc(store):
+    local = datetime(2026, 1, 31, 14, 0, 0, tzinfo=timezone(timedelta(hours=2)))
+    assert make(store, now=local).path.name == "20260131T120000Z"
+
+
+def test_runs_of_one_second_get_names_of_their_own_in_order(store):
+    runs = [make(store) for _ in range(12)]
+    assert [run.path.name for run in runs][:3] == ["20260131T120000Z", "20260131T120000Z-2", "20260131T120000Z-3"]
+    assert [run.name for run in store.runs()] == [run.name for run in runs]
+    assert store.find("latest").path == runs[-1].path
+
+
+def test_runs_are_bounded_per_second(store, monkeypatch):
+    monkeypatch.setattr(module, "MAX_RUNS_PER_SECOND", 2)
+    make(store)
+    make(store)
+    with pytest.raises(StoreError, match="already holds 2 runs"):
+        make(store)
+
+
+def test_processes_that_start_together_never_share_a_directory(store):
+    code = (
+        "import sys; from datetime import UTC, datetime; from harness.store import Store\n"
+        "for _ in range(10): print(Store(sys.argv[1]).create('t', now=datetime(2026, 1, 1, tzinfo=UTC)).path)"
+    )
+    cwd = Path(module.__file__).parents[1]
+    command = [sys.executable, "-c", code, str(store.root)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=cwd) for _ in range(3)]
+    paths = [line for process in processes for line in process.communicate(timeout=60)[0].splitlines()]
+    assert len(paths) == len(set(paths)) == 30
+    assert store.find("latest").path.is_dir()
+
+
+@pytest.mark.parametrize("name", ["", "latest", "../up", "a/b", ".hidden", "a\nb"])
+def test_names_that_would_leave_the_store_are_refused(store, name):
+    with pytest.raises(StoreError, match="cannot name a test"):
+        store.create(name)
+
+
+def test_a_node_s_name_cannot_leave_the_run(store):
+    with pytest.raises(StoreError, match="cannot name a directory"):
+        make(store).node_logs("../../etc")
+
+
+def test_find(store):
+    old = make(store)
+    other = make(store, "broker-log-partition", NOON + timedelta(seconds=1))
+    new = make(store, now=NOON + timedelta(seconds=2))
+    assert store.find("latest").path == new.path
+    assert store.find("broker-register-partition/latest").path == new.path
+    assert store.find("broker-register-partition").path == new.path
+    assert store.find("broker-log-partition").path == other.path
+    assert store.find(old.name).path == old.path
+    assert store.find(str(old.path)).path == old.path
+    assert store.find(str(old.test_path)).path == old.path
+    with pytest.raises(StoreError, match=r"no run 'broker-log-partitoin'.*mean broker-log-partition\?") as caught:
+        store.find("broker-log-partitoin")
+    assert one_line(caught)
+
+
+def test_find_does_without_links(store):
+    make(store)
+    new = make(store, "broker-log-partition", NOON + timedelta(seconds=1))
+    (store.root / "latest").unlink()
+    (store.root / "broker-log-partition" / "latest").unlink()
+    (store.root / "broker-log-partition" / "latest").symlink_to("gone")
+    assert store.find("latest").path == new.path
+    assert store.find("broker-log-partition/latest").path == new.path
+
+
+def test_no_store_and_an_empty_store_say_so(tmp_path):
+    with pytest.raises(StoreError, match=r"there is no store at .*--store DIR"):
+        Store(tmp_path / "none").find("latest")
+    assert Store(tmp_path / "none").runs() == []
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError, match="holds no runs yet"):
+        Store(tmp_path / "empty").find("latest")
+
+
+def test_results_are_whole_or_absent(store, monkeypatch):
+    run = make(store)
+    with pytest.raises(StoreError, match=r"ended before it had a results\.json: `harness analyze") as caught:
+        run.read_results()
+    assert one_line(caught)
+    run.write_results({"valid": True})
+
+    def no_space(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", no_space)
+    with pytest.raises(StoreError, match=r"cannot write .*results\.json: no space left") as caught:
+        run.write_results({"valid": False})
+    assert one_line(caught)
+    assert run.read_results() == {"valid": True}
+    assert not [path for path in run.path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_verdict_is_not_lost_over_a_detail(store):
+    run = make(store)
+    run.write_results({"valid": False, "a": {3, 1}, "b": math.inf, 7: NOON, "t": (1, [2.5])})
+    assert run.read_results() == {"valid": False, "a": [1, 3], "b": None, "7": str(NOON), "t": [1, [2.5]]}
+
+
+@pytest.mark.parametrize("content", ["", '{"valid": tr', "[1, 2]", "\udcff", "[" * 100_000])
+def test_a_half_written_file_is_named(store, content):
+    run = make(store)
+    run.results_path.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(StoreError, match=r"results\.json is damaged") as caught:
+        run.read_results()
+    assert one_line(caught)
+
+
+def test_a_file_that_is_not_ours_does_not_fill_memory(store, monkeypatch):
+    monkeypatch.setattr(module, "MAX_JSON_BYTES", 10)
+    with pytest.raises(StoreError, match="larger than 10 bytes"):
+        make(store).read_test()
+
+
+def test_the_status_of_a_run(store):
+    run = make(store)
+    again = store.find("latest")
+    assert (run.status, again.status) == (RunStatus.RUNNING, RunStatus.RUNNING)
+    run.release()
+    assert again.status is RunStatus.BROKEN
+    run = make(store)
+    run.write_results({"valid": True})
+    run.finish()
+    run.finish()
+    assert store.find("latest").status is RunStatus.FINISHED
+    run.results_path.unlink()
+    assert store.find("latest").status is RunStatus.BROKEN
+
+
+def test_a_killed_harness_leaves_a_broken_run(store):
+    code = (
+        "import sys, time; from harness.store import Store\n"
+        "run = Store(sys.argv[1]).create('t'); print('ready', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(store.root)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(module.__file__).parents[1],
+    )
+    assert process.stdout.readline() == "ready\n"
+    run = store.find("t")
+    assert run.status is RunStatus.RUNNING
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=30)
+    process.stdout.close()
+    assert run.status is RunStatus.BROKEN
+
+
+def test_a_store_that_cannot_be_written_is_one_line(store, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot store runs in .*a part of the path is a file") as caught:
+        Store(tmp_path / "file" / "store").create("t")
+    assert one_line(caught)
+
+    def refuse(self, *args, **kwargs):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StoreError, match="read-only; choose another place with --store DIR") as caught:
+        store.create("t")
+    assert one_line(caught)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_store_without_permission_is_one_line(store):
+    store.root.mkdir()
+    store.root.chmod(0o500)
+    with pytest.raises(StoreError, match="permission denied; choose another place with --store DIR"):
+        store.create("t")
+
+
+def test_a_directory_where_the_link_belongs_is_reported(store):
+    (store.root / "latest").mkdir(parents=True)
+    with pytest.raises(StoreError, match="is a directory where a link belongs"):
+        store.create("t")
+
+
+def test_runs_ignores_what_is_not_a_run(store):
+    run = make(store)
+    (store.root / "notes").mkdir()
+    (store.root / "notes" / "todo").mkdir()
+    (store.root / "readme.txt").write_text("hello")
+    assert [found.path for found in store.runs()] == [run.path]
+    assert json.loads(run.test_path.read_text()) == {"seed": 7}
