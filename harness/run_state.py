@@ -321,6 +321,8 @@ class RunState:
         `purpose` becomes part of its name. Raises StateError.
         """
         path = os.path.join(tempfile.gettempdir(), f"{TEMP_PREFIX}{self._run_id}-{purpose}")
+        if (KIND_DIRECTORY, path) in self._claims:
+            raise StateError(f"the run already has {path}")
         self.claim(KIND_DIRECTORY, path)
         try:
             os.mkdir(path, 0o700)

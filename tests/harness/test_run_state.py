@@ -1,0 +1,226 @@
+"""The state of a run: what it says must survive the death of the harness, and tell the dead from the living."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import run_state
+from harness.run_state import (
+    KIND_DIRECTORY,
+    KIND_NETNS,
+    Claim,
+    RunState,
+    StateError,
+    default_state_root,
+    load_run,
+    process_start_ticks,
+    runs_in,
+    state_path,
+)
+
+
+def test_a_state_is_a_live_run_of_this_process(tmp_path: Path) -> None:
+    run = RunState.create("r1", state_root=str(tmp_path))
+    record = load_run(run.path)
+    assert (record.run_id, record.pid, record.claims) == ("r1", os.getpid(), ())
+    assert record.is_live
+    assert runs_in(str(tmp_path)) == ["r1"]
+    assert stat.S_IMODE(os.stat(run.path).st_mode) == 0o600
+
+
+def test_claims_are_on_file_before_the_call_returns_and_releases_take_them_away(tmp_path: Path) -> None:
+    run = RunState.create("r1", state_root=str(tmp_path))
+    run.claim(KIND_NETNS, "sb-r1-n1", colour="blue")
+    run.claim_all([Claim(KIND_DIRECTORY, "/tmp/x y\nz", {}), Claim(KIND_NETNS, "sb-r1-n2", {})])
+    assert load_run(run.path).claims == run.claims
+    run.release(KIND_NETNS, "sb-r1-n1")
+    run.release(KIND_NETNS, "never claimed")
+    assert load_run(run.path).claims == (
+        Claim(KIND_DIRECTORY, "/tmp/x y\nz", {}),
+        Claim(KIND_NETNS, "sb-r1-n2", {}),
+    )
+
+
+def test_close_removes_the_state_only_when_nothing_is_claimed(tmp_path: Path) -> None:
+    run = RunState.create("r1", state_root=str(tmp_path))
+    run.claim(KIND_NETNS, "sb-r1-n1")
+    assert not run.close()
+    assert os.path.exists(run.path)
+    other = RunState.create("r2", state_root=str(tmp_path))
+    other.claim(KIND_NETNS, "sb-r2-n1")
+    other.release(KIND_NETNS, "sb-r2-n1")
+    assert other.close()
+    assert other.close()
+    assert runs_in(str(tmp_path)) == ["r1"]
+    with pytest.raises(StateError, match="closed"):
+        other.claim(KIND_NETNS, "late")
+
+
+def test_things_that_outlive_a_reboot_are_fsynced_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunState.create("r1", state_root=str(tmp_path))
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    run.claim(KIND_NETNS, "sb-r1-n1")
+    assert synced == []
+    run.claim(KIND_DIRECTORY, str(tmp_path / "splitbrain-r1-x"))
+    run.claim("a-kind-of-tomorrow", "x")
+    assert len(synced) == 2
+
+
+def test_one_state_per_run(tmp_path: Path) -> None:
+    RunState.create("r1", state_root=str(tmp_path))
+    with pytest.raises(StateError, match="harness clean"):
+        RunState.create("r1", state_root=str(tmp_path))
+    assert os.listdir(tmp_path) == ["r1.jsonl"]
+
+
+@pytest.mark.parametrize("run_id", ["", "../x", "a/b", "a b", ".hidden", "x" * 65, "a\n"])
+def test_run_ids_that_are_no_names_are_refused(tmp_path: Path, run_id: str) -> None:
+    with pytest.raises(StateError, match="bad run id"):
+        RunState.create(run_id, state_root=str(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_killed_harness_leaves_a_dead_run_and_a_new_process_with_its_pid_does_not_revive_it(
+    tmp_path: Path,
+) -> None:
+    script = (
+        "import sys, time; from harness.run_state import RunState\n"
+        f"run = RunState.create('r1', state_root={str(tmp_path)!r}); run.claim('netns', 'sb-r1-n1')\n"
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        path = state_path("r1", str(tmp_path))
+        assert load_run(path).is_live
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    record = load_run(path)
+    assert not record.is_live
+    assert [claim.ident for claim in record.claims] == ["sb-r1-n1"]
+    # The same pid, as a process that started at another time, and the same process before a reboot.
+    here = process_start_ticks(os.getpid())
+    assert here is not None
+    lines = Path(path).read_text().splitlines()
+    header = json.loads(lines[0]) | {"pid": os.getpid()}
+    for change, expected in (
+        ({"start_ticks": here}, True),
+        ({"start_ticks": here + 1}, False),
+        ({"start_ticks": here, "boot_id": "another"}, False),
+    ):
+        Path(path).write_text("\n".join([json.dumps(header | change), *lines[1:]]) + "\n")
+        assert load_run(path).is_live is expected
+
+
+def test_a_zombie_does_not_live() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.read()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert os.path.exists(f"/proc/{child.pid}")
+        assert process_start_ticks(child.pid) is None
+
+
+@given(
+    entries=st.lists(
+        st.tuples(st.booleans(), st.sampled_from(["netns", "mount"]), st.sampled_from("abc"), st.integers()),
+        max_size=12,
+    ),
+    cut_bytes=st.integers(min_value=0, max_value=200),
+)
+def test_a_state_cut_off_anywhere_says_what_its_whole_lines_said(
+    entries: list[tuple[bool, str, str, int]], cut_bytes: int
+) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        run = RunState.create("r1", state_root=root)
+        sizes = [os.path.getsize(run.path)]
+        expected: list[tuple[Claim, ...]] = [()]
+        for is_claim, kind, ident, detail in entries:
+            run.claim(kind, ident, detail=detail) if is_claim else run.release(kind, ident)
+            sizes.append(os.path.getsize(run.path))
+            expected.append(run.claims)
+        run.close()
+        size = max(sizes[0], sizes[-1] - cut_bytes)
+        if not os.path.exists(run.path):
+            assert expected[-1] == ()
+            return
+        os.truncate(run.path, size)
+        complete = max(index for index, end in enumerate(sizes) if end <= size)
+        assert load_run(run.path).claims == expected[complete]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"{}\n", b"garbage\n", b'{"format": 99}\n', b"\xff\xfe\n"])
+def test_a_file_that_is_no_state_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(StateError) as caught:
+        load_run(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_default_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(run_state.STATE_DIR_VARIABLE, raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+    in_temp = str(tmp_path / "t" / f"splitbrain-{os.geteuid()}")
+    assert default_state_root() == in_temp
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "absent"))
+    assert default_state_root() == in_temp
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert default_state_root() == str(tmp_path / "splitbrain")
+    monkeypatch.setenv(run_state.STATE_DIR_VARIABLE, str(tmp_path / "here"))
+    assert default_state_root() == str(tmp_path / "here")
+
+
+def test_the_state_directory_must_be_ours_alone(tmp_path: Path) -> None:
+    root = tmp_path / "state"
+    root.mkdir(mode=0o777)
+    root.chmod(0o777)
+    RunState.create("r1", state_root=str(root))
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    link = tmp_path / "link"
+    link.symlink_to(root)
+    with pytest.raises(StateError, match="not a directory"):
+        RunState.create("r2", state_root=str(link))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StateError, match="cannot keep states"):
+        RunState.create("r2", state_root=str(tmp_path / "file"))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory of another user")
+def test_the_state_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "state"
+    root.mkdir()
+    os.chown(root, 65534, 65534)
+    with pytest.raises(StateError, match="belongs to user 65534"):
+        RunState.create("r1", state_root=str(root))
+
+
+def test_a_temporary_directory_is_claimed_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run = RunState.create("r1", state_root=str(tmp_path / "state"))
+    path = run.make_temp_dir("disk")
+    assert os.path.isdir(path)
+    assert os.path.basename(path) == "splitbrain-r1-disk"
+    assert load_run(run.path).claims == (Claim(KIND_DIRECTORY, path, {}),)
+    with pytest.raises(StateError, match="already"):
+        run.make_temp_dir("disk")
+    foreign = tmp_path / "splitbrain-r1-foreign"
+    foreign.mkdir()
+    with pytest.raises(StateError, match="File exists"):
+        run.make_temp_dir("foreign")
+    assert load_run(run.path).claims == (Claim(KIND_DIRECTORY, path, {}),), "what another one made is not claimed"
