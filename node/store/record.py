@@ -200,9 +200,7 @@ def prepare_record(
         raise RecordError(f"topic of {len(topic_bytes)} bytes, allowed are 1 to {MAX_TOPIC_SIZE_BYTES}")
     properties_bytes = properties_text.encode()
     if len(properties_bytes) > MAX_PROPERTIES_SIZE_BYTES:
-        raise RecordError(
-            f"properties of {len(properties_bytes)} bytes, allowed are {MAX_PROPERTIES_SIZE_BYTES}"
-        )
+        raise RecordError(f"properties of {len(properties_bytes)} bytes, allowed are {MAX_PROPERTIES_SIZE_BYTES}")
     born = _host_bytes(born_host)
     store = _host_bytes(store_host)
     sys_flag &= ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)
@@ -223,9 +221,7 @@ def prepare_record(
         buffer = bytearray(
             b"".join(
                 (
-                    _HEAD.pack(
-                        total, RECORD_MAGIC, body_crc(body), queue_id, flag, 0, 0, sys_flag, born_timestamp_ms
-                    ),
+                    _HEAD.pack(total, RECORD_MAGIC, body_crc(body), queue_id, flag, 0, 0, sys_flag, born_timestamp_ms),
                     born,
                     bytes(8),
                     store,
@@ -339,9 +335,7 @@ def _text(data: bytes | memoryview, start: int, size: int, record_at: int) -> st
 def _check_crc(data: bytes | memoryview, layout: _Layout, stored: int) -> None:
     computed = zlib.crc32(data[layout.body_at : layout.body_at + layout.body_size]) & 0x7FFFFFFF
     if stored != computed:
-        raise RecordError(
-            f"body CRC is {computed:#010x}, the record says {stored:#010x}", position=layout.start
-        )
+        raise RecordError(f"body CRC is {computed:#010x}, the record says {stored:#010x}", position=layout.start)
 
 
 def decode_record(data: bytes | memoryview, position: int = 0) -> tuple[Message, int]:

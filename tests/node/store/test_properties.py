@@ -41,9 +41,7 @@ def test_what_would_not_read_back_is_refused(properties: dict[str, str]) -> None
         encode_properties(properties)
 
 
-names = st.text(
-    st.characters(exclude_characters="\x01\x02", exclude_categories=("Cs",)), min_size=1, max_size=8
-)
+names = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=("Cs",)), min_size=1, max_size=8)
 
 
 @given(st.dictionaries(names, names, max_size=5))

@@ -133,9 +133,7 @@ def test_sealing_fills_in_what_the_append_decides_and_can_be_repeated() -> None:
     assert prepared.size_bytes == 107
     elsewhere = prepared.seal(queue_offset=1, physical_offset=2, store_timestamp_ms=3)
     assert elsewhere != GOLDEN
-    assert (
-        prepared.seal(queue_offset=7, physical_offset=0x1000, store_timestamp_ms=1_700_000_000_001) == GOLDEN
-    )
+    assert prepared.seal(queue_offset=7, physical_offset=0x1000, store_timestamp_ms=1_700_000_000_001) == GOLDEN
     assert decode_record(elsewhere)[0].queue_offset == 1
 
 
@@ -212,17 +210,13 @@ def test_messages_that_do_not_fit_are_refused(changes: dict[str, str], reason: s
 
 
 def test_longest_topic_and_properties_fit() -> None:
-    prepared = prepare_record(
-        topic="t" * 127, queue_id=0, body=b"", properties_text="k\x01" + "v" * 32764 + "\x02"
-    )
+    prepared = prepare_record(topic="t" * 127, queue_id=0, body=b"", properties_text="k\x01" + "v" * 32764 + "\x02")
     message, _ = decode_record(prepared.seal(queue_offset=0, physical_offset=0, store_timestamp_ms=0))
     assert len(message.topic) == 127
     assert message.properties == {"k": "v" * 32764}
 
 
-texts = st.text(
-    st.characters(exclude_characters="\x01\x02", exclude_categories=("Cs",)), min_size=1, max_size=20
-)
+texts = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=("Cs",)), min_size=1, max_size=20)
 int32 = st.integers(-(2**31), 2**31 - 1)
 int64 = st.integers(-(2**63), 2**63 - 1)
 hosts = st.one_of(

@@ -1,0 +1,242 @@
+"""Consume queues: for each queue of a topic, where in the commit log its messages lie.
+
+A queue is a dense row of 20-byte units, big-endian, one per message in queue order:
+
+    offset  size  field
+         0     8  physical offset of the record in the commit log
+         8     4  size of the record
+        12     8  hash of the message's tags (Java's String.hashCode, sign-extended), 0 without tags
+
+Unit n lies at byte 20 n of the queue, in files named by the 20-digit offset of their first byte, under
+`<directory>/<topic>/<queue id>/` (seed S1, ConsumeQueue; R: 300 000 units a file). Files grow as they are
+written and are not filled up in advance, so two nodes with the same log have the same bytes.
+
+Queues are derived: they hold nothing that the commit log does not, and can be rebuilt from it. So appends go to
+memory, a lazy flush carries them to the files, and a checkpoint says how far the files can be trusted. At
+start the queues are cut back to the checkpoint and what the log holds beyond is dispatched again; if files and
+checkpoint do not fit together, everything is rebuilt.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from node.runtime import Disk, File
+
+__all__ = [
+    "MAX_OPEN_FILES",
+    "UNIT_SIZE_BYTES",
+    "ConsumeQueue",
+    "FileCache",
+    "QueueGap",
+    "Unit",
+]
+
+UNIT_SIZE_BYTES = 20
+MAX_OPEN_FILES = 256
+"""Queue files held open at once; a quarter of the 1024 descriptors that a process usually gets."""
+
+_UNIT = struct.Struct(">qiq")
+
+
+class Unit(NamedTuple):
+    """One entry of a consume queue."""
+
+    physical_offset: int
+    size_bytes: int
+    tag_hash: int
+
+
+class QueueGap(Exception):
+    """The log holds a message that lies further on in its queue than the next free place.
+
+    Serving the queue would give messages wrong offsets, so whoever meets this stops and says so.
+    """
+
+
+class FileCache:
+    """Keeps the most recently used files open, up to a bound, for all queues of a node."""
+
+    def __init__(self, disk: Disk, *, max_open: int = MAX_OPEN_FILES) -> None:
+        self._disk = disk
+        self._max_open = max_open
+        self._files: OrderedDict[str, File] = OrderedDict()
+        self._pinned: str | None = None
+
+    def open(self, path: str) -> File:
+        """The file at `path`, which is created when absent. Valid until the next `open` unless pinned."""
+        file = self._files.get(path)
+        if file is None:
+            file = self._files[path] = self._disk.open(path)
+            if len(self._files) > self._max_open:
+                oldest = next(other for other in self._files if other != self._pinned)
+                self._files.pop(oldest).close()
+        else:
+            self._files.move_to_end(path)
+        return file
+
+    def pin(self, path: str | None) -> None:
+        """Keep this one file open while a write to it is awaited; None lets go of it."""
+        self._pinned = path
+
+    def forget(self, path: str) -> None:
+        """Close `path` if it is open."""
+        file = self._files.pop(path, None)
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        """Close every file."""
+        while self._files:
+            self._files.popitem()[1].close()
+
+
+class ConsumeQueue:
+    """One queue of one topic. Offsets count units; `max_offset` is the next free one.
+
+    `append` and `read` are synchronous and see each other's effect at once; `flush`, `sync` and `restore`
+    touch files and are called by one task at a time.
+    """
+
+    def __init__(self, disk: Disk, files: FileCache, directory: str, *, units_per_file: int) -> None:
+        self._disk = disk
+        self._files = files
+        self._directory = directory
+        self._file_size_bytes = units_per_file * UNIT_SIZE_BYTES
+        self._written_bytes = 0
+        """Queue position up to which the units are in the files; the tail begins here."""
+        self._tail = bytearray()
+        self._unsynced: dict[str, None] = {}
+        self._created_files = False
+        self.min_offset = 0
+        self.max_offset = 0
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """Size of the units that exist in memory only."""
+        return len(self._tail)
+
+    @property
+    def flushed_bytes(self) -> int:
+        """Position up to which the units are in the files."""
+        return self._written_bytes
+
+    @property
+    def is_unsynced(self) -> bool:
+        """Whether files hold written units that are not yet durable."""
+        return bool(self._unsynced)
+
+    def begin_at(self, offset: int) -> None:
+        """Let an empty queue start at `offset`: the log no longer holds what came before."""
+        if self.max_offset != self.min_offset:
+            raise ValueError(f"{self._directory} is not empty")
+        self.min_offset = self.max_offset = offset
+        self._written_bytes = offset * UNIT_SIZE_BYTES
+        self._tail.clear()
+
+    def append(self, queue_offset: int, physical_offset: int, size_bytes: int, tag_hash: int) -> bool:
+        """Add the unit of the message that the log calls number `queue_offset` of this queue.
+
+        Returns False, and changes nothing, when the queue already holds that number (a repetition, R).
+        Raises QueueGap when numbers in between are missing.
+        """
+        if queue_offset != self.max_offset:
+            if queue_offset < self.max_offset:
+                return False
+            raise QueueGap(f"{self._directory}: number {queue_offset} follows {self.max_offset - 1}")
+        self._tail += _UNIT.pack(physical_offset, size_bytes, tag_hash)
+        self.max_offset += 1
+        return True
+
+    def read(self, offset: int, count: int) -> list[Unit]:
+        """Up to `count` units from `offset` on; none outside [min_offset, max_offset).
+
+        Raises OSError when a file cannot be read or is shorter than it was.
+        """
+        if not self.min_offset <= offset < self.max_offset:
+            return []
+        count = min(count, self.max_offset - offset)
+        start, end = offset * UNIT_SIZE_BYTES, (offset + count) * UNIT_SIZE_BYTES
+        data = b"".join(self._read_files(start, min(end, self._written_bytes)))
+        if end > self._written_bytes:
+            skip = max(start - self._written_bytes, 0)
+            data += self._tail[skip : end - self._written_bytes]
+        return [Unit(*fields) for fields in _UNIT.iter_unpack(data)]
+
+    def _read_files(self, start: int, end: int) -> Iterator[bytes]:
+        while start < end:
+            base = start - start % self._file_size_bytes
+            size = min(end, base + self._file_size_bytes) - start
+            data = self._files.open(self._path(base)).read(start - base, size)
+            if len(data) != size:
+                raise OSError(f"{self._path(base)} ends at {start - base + len(data)}, units follow there")
+            yield data
+            start += size
+
+    def _path(self, base: int) -> str:
+        return f"{self._directory}/{base:020d}"
+
+    async def flush(self) -> None:
+        """Carry the units in memory to the files; they then survive a crash of the process. Raises OSError."""
+        while self._tail:
+            base = self._written_bytes - self._written_bytes % self._file_size_bytes
+            path = self._path(base)
+            data = bytes(self._tail[: base + self._file_size_bytes - self._written_bytes])
+            if path not in self._unsynced:
+                self._unsynced[path] = None
+                if not self._disk.exists(path):
+                    self._disk.make_dirs(self._directory)
+                    self._created_files = True
+            file = self._files.open(path)
+            self._files.pin(path)
+            try:
+                await file.write(self._written_bytes - base, data)
+            finally:
+                self._files.pin(None)
+            self._written_bytes += len(data)
+            del self._tail[: len(data)]
+
+    async def sync(self) -> None:
+        """Make what was flushed survive a power cut. Raises OSError."""
+        for path in list(self._unsynced):
+            file = self._files.open(path)
+            self._files.pin(path)
+            try:
+                await file.sync()
+            finally:
+                self._files.pin(None)
+            self._unsynced.pop(path, None)
+        if self._created_files:
+            directory = self._directory
+            for _ in range(3):  # the queue's, the topic's and the one that holds the topics
+                await self._disk.sync_dir(directory)
+                directory = posixpath.dirname(directory)
+            self._created_files = False
+
+    async def restore(self, min_offset: int, max_offset: int) -> bool:
+        """Take the units [min_offset, max_offset) from the files and delete everything behind them.
+
+        Returns False when the files do not hold that many (they are then of no use). Raises OSError.
+        """
+        end = max_offset * UNIT_SIZE_BYTES
+        first = min_offset * UNIT_SIZE_BYTES // self._file_size_bytes * self._file_size_bytes
+        names = self._disk.list(self._directory)
+        for base in range(first, end, self._file_size_bytes):
+            expected = min(end - base, self._file_size_bytes)
+            if f"{base:020d}" not in names or self._files.open(self._path(base)).size_bytes() < expected:
+                return False
+            if base + self._file_size_bytes > end:
+                await self._files.open(self._path(base)).truncate(expected)
+        for name in names:
+            if not (name.isascii() and name.isdigit() and first <= int(name) < end):
+                self._files.forget(f"{self._directory}/{name}")
+                await self._disk.remove(f"{self._directory}/{name}")
+        self.min_offset, self.max_offset = min_offset, max_offset
+        self._written_bytes = end
+        self._tail.clear()
+        self._unsynced.clear()
+        return True

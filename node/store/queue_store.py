@@ -1,0 +1,203 @@
+"""All consume queues of a node, and the checkpoint that says how far their files can be trusted.
+
+The checkpoint is one small file, replaced as a whole, written after the queues' files are durable. It names the
+last log entry that was dispatched (index and term, which together identify the log up to there) and the bounds of
+every queue at that moment. At start the queues are restored to exactly those bounds. A checkpoint that is
+missing, damaged, or that does not fit the files or the log means: delete the queues and dispatch the log again.
+(RocketMQ keeps a store checkpoint of timestamps for the same purpose, seed S1; an index is exact.)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from node.runtime import Disk
+from node.store.consume_queue import UNIT_SIZE_BYTES, ConsumeQueue, FileCache
+
+__all__ = ["NOTHING_DISPATCHED", "DispatchMark", "QueueStore"]
+
+logger = logging.getLogger("node.store")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchMark:
+    """The last log entry whose message, if it has one, is in the queues.
+
+    `store_timestamp_ms` is the newest store timestamp up to there.
+    """
+
+    index: int
+    term: int
+    store_timestamp_ms: int
+
+
+NOTHING_DISPATCHED = DispatchMark(index=-1, term=-1, store_timestamp_ms=0)
+
+
+class QueueStore:
+    """The consume queues below `directory`. Appends and reads are synchronous; files are written by `checkpoint`."""
+
+    def __init__(self, disk: Disk, directory: str, *, units_per_file: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._checkpoint_path = f"{directory}.checkpoint"
+        self._units_per_file = units_per_file
+        self._files = FileCache(disk)
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._unflushed_bytes = 0
+        self._sync_failed = False
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """Units that exist in memory only."""
+        return self._unflushed_bytes
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, or None while it has never held a message."""
+        return self._queues.get((topic, queue_id))
+
+    def items(self) -> Iterable[tuple[tuple[str, int], ConsumeQueue]]:
+        """Every queue that ever held a message, with its (topic, queue id), oldest first."""
+        return self._queues.items()
+
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        physical_offset: int,
+        size_bytes: int,
+        tag_hash: int,
+        first_offset: int = 0,
+    ) -> bool:
+        """Add one unit; see `ConsumeQueue.append` for the result and QueueGap.
+
+        A queue that is new begins at `first_offset`.
+        """
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            queue = self._make(topic, queue_id)
+            queue.begin_at(first_offset)
+            self._queues[topic, queue_id] = queue
+        added = queue.append(queue_offset, physical_offset, size_bytes, tag_hash)
+        if added:
+            self._unflushed_bytes += UNIT_SIZE_BYTES
+        return added
+
+    def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
+        return ConsumeQueue(
+            self._disk,
+            self._files,
+            f"{self._directory}/{topic}/{queue_id}",
+            units_per_file=self._units_per_file,
+        )
+
+    async def checkpoint(self, mark: DispatchMark) -> None:
+        """Make the queues as they are now durable, and say that they hold the log up to `mark`.
+
+        What is appended meanwhile stays for the next time. Raises OSError; the former checkpoint then
+        stays in force. After a failed fsync it stays in force for good: the system may have dropped the
+        pages that it could not write, so a later fsync that succeeds would prove nothing.
+        """
+        bounds: dict[str, dict[str, list[int]]] = {}
+        for (topic, queue_id), queue in self._queues.items():
+            bounds.setdefault(topic, {})[str(queue_id)] = [queue.min_offset, queue.max_offset]
+        for queue in list(self._queues.values()):
+            if queue.unflushed_bytes:
+                flushed_before = queue.flushed_bytes
+                try:
+                    await queue.flush()
+                finally:
+                    self._unflushed_bytes -= queue.flushed_bytes - flushed_before
+            if queue.is_unsynced and not self._sync_failed:
+                try:
+                    await queue.sync()
+                except OSError:
+                    self._sync_failed = True
+                    raise
+        if self._sync_failed:
+            return
+        text = json.dumps(
+            {
+                "version": 1,
+                "index": mark.index,
+                "term": mark.term,
+                "store_timestamp_ms": mark.store_timestamp_ms,
+                "units_per_file": self._units_per_file,
+                "queues": bounds,
+            },
+            separators=(",", ":"),
+        ).encode()
+        await self._disk.write_file_atomic(self._checkpoint_path, b"%08x\n%s\n" % (zlib.crc32(text), text))
+
+    async def restore(self, is_in_log: Callable[[int, int], bool]) -> DispatchMark:
+        """Bring the queues back to the last checkpoint; returns what they hold.
+
+        `is_in_log(index, term)` says whether the log has this very entry. Where checkpoint, files and log do
+        not agree the queues are deleted and NOTHING_DISPATCHED is returned: dispatch then starts over.
+        Raises OSError.
+        """
+        content = self._read_checkpoint()
+        if content is not None:
+            mark = DispatchMark(
+                index=content["index"],
+                term=content["term"],
+                store_timestamp_ms=content["store_timestamp_ms"],
+            )
+            if not is_in_log(mark.index, mark.term):
+                logger.warning("the log does not hold entry %d of term %d any more", mark.index, mark.term)
+            elif await self._restore_queues(content["queues"]):
+                return mark
+            logger.warning("consume queues do not fit their checkpoint or the log; rebuilding them")
+        await self._delete_all()
+        return NOTHING_DISPATCHED
+
+    def _read_checkpoint(self) -> dict[str, Any] | None:
+        if not self._disk.exists(self._checkpoint_path):
+            return None
+        crc, _, text = self._disk.read_file(self._checkpoint_path).partition(b"\n")
+        text = text.removesuffix(b"\n")
+        if crc != b"%08x" % zlib.crc32(text):
+            logger.warning("%s is damaged; rebuilding the consume queues", self._checkpoint_path)
+            return None
+        content: dict[str, Any] = json.loads(text)
+        if content["version"] != 1 or content["units_per_file"] != self._units_per_file:
+            return None
+        return content
+
+    async def _restore_queues(self, bounds: dict[str, dict[str, list[int]]]) -> bool:
+        for topic, queues in bounds.items():
+            for queue_id, (min_offset, max_offset) in queues.items():
+                queue = self._make(topic, int(queue_id))
+                if not await queue.restore(min_offset, max_offset):
+                    return False
+                self._queues[topic, int(queue_id)] = queue
+        for topic in self._disk.list(self._directory):
+            for queue_name in self._disk.list(f"{self._directory}/{topic}"):
+                if queue_name not in bounds.get(topic, {}):
+                    await self._delete_files(f"{self._directory}/{topic}/{queue_name}")
+        return True
+
+    async def _delete_all(self) -> None:
+        self._files.close()
+        self._queues.clear()
+        self._unflushed_bytes = 0
+        await self._disk.remove(self._checkpoint_path)
+        for topic in self._disk.list(self._directory):
+            for queue_name in self._disk.list(f"{self._directory}/{topic}"):
+                await self._delete_files(f"{self._directory}/{topic}/{queue_name}")
+
+    async def _delete_files(self, directory: str) -> None:
+        for name in self._disk.list(directory):
+            self._files.forget(f"{directory}/{name}")
+            await self._disk.remove(f"{directory}/{name}")
+
+    def close(self) -> None:
+        """Release the files; writes nothing."""
+        self._files.close()

@@ -1,0 +1,164 @@
+"""Consume queues: unit bytes, reads across files and memory, restoring to a checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from node.store.consume_queue import ConsumeQueue, FileCache, QueueGap, Unit
+
+
+def make(disk: Any, *, units_per_file: int = 4, max_open: int = 256) -> ConsumeQueue:
+    files = FileCache(disk, max_open=max_open)
+    return ConsumeQueue(disk, files, "/q/topic/0", units_per_file=units_per_file)
+
+
+def fill(queue: ConsumeQueue, count: int) -> list[Unit]:
+    start = queue.max_offset
+    units = [Unit(number * 1000, 100 + number, -number) for number in range(start, start + count)]
+    for number, unit in enumerate(units, start):
+        assert queue.append(number, unit.physical_offset, unit.size_bytes, unit.tag_hash)
+    return units
+
+
+def test_golden_units(disk: Any) -> None:
+    queue = make(disk)
+    queue.append(0, 0x0102030405060708, 0x0A0B0C0D, -1)
+    queue.append(1, 48, 107, 3552231)
+    asyncio.run(queue.flush())
+    assert bytes(disk.files["/q/topic/0/00000000000000000000"]).hex() == (
+        "0102030405060708" "0a0b0c0d" "ffffffffffffffff"
+        "0000000000000030" "0000006b" "00000000003633e7"
+    )  # fmt: skip
+
+
+def test_files_are_named_by_their_first_byte_and_roll_over(disk: Any) -> None:
+    queue = make(disk, units_per_file=4)
+    units = fill(queue, 9)
+    asyncio.run(queue.flush())
+    assert {path: len(content) for path, content in disk.files.items()} == {
+        "/q/topic/0/00000000000000000000": 80,
+        "/q/topic/0/00000000000000000080": 80,
+        "/q/topic/0/00000000000000000160": 20,
+    }
+    assert queue.read(0, 100) == units
+
+
+def test_a_repeated_number_changes_nothing_and_a_gap_is_refused(disk: Any) -> None:
+    queue = make(disk)
+    units = fill(queue, 3)
+    assert queue.append(1, 7, 7, 7) is False
+    with pytest.raises(QueueGap, match="number 4 follows 2"):
+        queue.append(4, 7, 7, 7)
+    assert queue.read(0, 10) == units
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(st.one_of(st.integers(1, 9), st.just("flush")), max_size=12),
+    offset=st.integers(-2, 60),
+    count=st.integers(0, 60),
+    units_per_file=st.integers(1, 7),
+)
+def test_reads_agree_with_a_list_wherever_the_units_lie(
+    new_disk: Any, steps: list[int | str], offset: int, count: int, units_per_file: int
+) -> None:
+    queue = make(new_disk(), units_per_file=units_per_file, max_open=2)
+    expected: list[Unit] = []
+    for step in steps:
+        if isinstance(step, int):
+            expected += fill(queue, step)
+        else:
+            asyncio.run(queue.flush())
+    assert queue.max_offset == len(expected)
+    assert queue.read(offset, count) == (expected[offset : offset + count] if offset >= 0 else [])
+
+
+def test_units_can_be_read_while_they_are_being_written(disk: Any) -> None:
+    queue = make(disk, units_per_file=2)
+    seen: list[list[Unit]] = []
+    units = fill(queue, 5)
+    disk.before_write = lambda path: seen.append(queue.read(0, 10))
+    asyncio.run(queue.flush())
+    assert seen == [units] * 3
+
+
+def test_a_failed_write_keeps_the_units_for_the_next_try(disk: Any) -> None:
+    queue = make(disk)
+    units = fill(queue, 6)
+    disk.fail_writes = True
+    with pytest.raises(OSError, match="No space"):
+        asyncio.run(queue.flush())
+    assert queue.read(0, 10) == units
+    disk.fail_writes = False
+    asyncio.run(queue.flush())
+    assert queue.unflushed_bytes == 0
+    assert queue.read(0, 10) == units
+
+
+@pytest.mark.parametrize("keep", range(10))
+def test_restoring_cuts_back_to_the_given_bounds(disk: Any, keep: int) -> None:
+    before = make(disk)
+    units = fill(before, 9)
+    asyncio.run(before.flush())
+    disk.open("/q/topic/0/leftover.tmp")
+    queue = make(disk)
+    assert asyncio.run(queue.restore(0, keep))
+    assert queue.read(0, 100) == units[:keep]
+    assert sum(len(content) for content in disk.files.values()) == 20 * keep
+    more = fill(queue, 3)
+    asyncio.run(queue.flush())
+    assert queue.read(0, 100) == units[:keep] + more
+
+
+@pytest.mark.parametrize("damage", ["missing", "short"])
+def test_restoring_refuses_files_that_lack_units(disk: Any, damage: str) -> None:
+    before = make(disk)
+    fill(before, 9)
+    asyncio.run(before.flush())
+    if damage == "missing":
+        del disk.files["/q/topic/0/00000000000000000080"]
+    else:
+        del disk.files["/q/topic/0/00000000000000000080"][79:]
+    assert not asyncio.run(make(disk).restore(0, 9))
+
+
+def test_a_file_that_shrank_while_in_use_is_an_error_not_a_short_answer(disk: Any) -> None:
+    queue = make(disk)
+    fill(queue, 3)
+    asyncio.run(queue.flush())
+    del disk.files["/q/topic/0/00000000000000000000"][50:]
+    with pytest.raises(OSError, match="ends at 50"):
+        queue.read(0, 3)
+
+
+def test_a_queue_may_begin_behind_its_first_message(disk: Any) -> None:
+    queue = make(disk)
+    queue.begin_at(6)
+    units = fill(queue, 4)
+    asyncio.run(queue.flush())
+    assert sorted(disk.files) == ["/q/topic/0/00000000000000000080", "/q/topic/0/00000000000000000160"]
+    assert queue.read(0, 9) == []
+    assert queue.read(6, 9) == units
+    again = make(disk)
+    assert asyncio.run(again.restore(6, 10))
+    assert again.read(6, 9) == units
+    with pytest.raises(ValueError, match="not empty"):
+        again.begin_at(11)
+
+
+def test_open_files_are_bounded(disk: Any) -> None:
+    files = FileCache(disk, max_open=3)
+    queues = [ConsumeQueue(disk, files, f"/q/t/{number}", units_per_file=4) for number in range(20)]
+    for queue in queues:
+        fill(queue, 1)
+        asyncio.run(queue.flush())
+    assert disk.open_handles == 3
+    assert all(queue.read(0, 1) for queue in queues)
+    assert disk.open_handles == 3
+    files.close()
+    assert disk.open_handles == 0

@@ -1,0 +1,158 @@
+"""The checkpoint of the consume queues: what survives, what is rebuilt."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from node.store.queue_store import NOTHING_DISPATCHED, DispatchMark, QueueStore
+
+MARK = DispatchMark(index=41, term=3, store_timestamp_ms=1_700_000_000_000)
+CHECKPOINT = "/q.checkpoint"
+
+
+def always(index: int, term: int) -> bool:
+    return True
+
+
+def make(disk: Any, *, units_per_file: int = 4) -> QueueStore:
+    return QueueStore(disk, "/q", units_per_file=units_per_file)
+
+
+def append(store: QueueStore, topic: str, queue_id: int, count: int) -> None:
+    queue = store.find(topic, queue_id)
+    start = queue.max_offset if queue else 0
+    for number in range(start, start + count):
+        assert store.append(topic, queue_id, number, physical_offset=number, size_bytes=100, tag_hash=0)
+
+
+def contents(disk: Any) -> dict[str, bytes]:
+    return {path: bytes(content) for path, content in disk.files.items() if path != CHECKPOINT}
+
+
+def bounds(store: QueueStore) -> dict[tuple[str, int], int]:
+    return {key: queue.max_offset for key, queue in store.items()}
+
+
+def filled(disk: Any) -> QueueStore:
+    store = make(disk)
+    append(store, "a", 0, 5)
+    append(store, "a", 1, 1)
+    append(store, "b", 7, 9)
+    asyncio.run(store.checkpoint(MARK))
+    return store
+
+
+def test_a_checkpoint_survives_a_power_cut_and_what_came_later_does_not(disk: Any) -> None:
+    store = filled(disk)
+    at_checkpoint = contents(disk)
+    append(store, "a", 0, 3)
+    append(store, "c", 0, 3)
+    for _, queue in store.items():
+        asyncio.run(queue.flush())
+    asked: list[tuple[int, int]] = []
+    for power in ("on", "off"):
+        if power == "off":
+            disk.cut_power()
+        again = make(disk)
+        assert asyncio.run(again.restore(lambda *entry: asked.append(entry) is None)) == MARK
+        assert bounds(again) == {("a", 0): 5, ("a", 1): 1, ("b", 7): 9}
+        assert contents(disk) == at_checkpoint
+    assert asked == [(41, 3), (41, 3)]
+
+
+def test_appends_during_a_checkpoint_stay_for_the_next(disk: Any) -> None:
+    store = make(disk)
+    append(store, "a", 0, 2)
+    appended: list[int] = []
+
+    def more(path: str) -> None:
+        if not appended:
+            appended.append(1)
+            append(store, "a", 0, 1)
+            append(store, "new", 0, 1)
+
+    disk.before_sync = more
+    asyncio.run(store.checkpoint(MARK))
+    again = make(disk)
+    assert asyncio.run(again.restore(always)) == MARK
+    assert bounds(again) == {("a", 0): 2}
+    assert store.unflushed_bytes == sum(queue.unflushed_bytes for _, queue in store.items())
+
+
+def test_without_a_checkpoint_everything_is_rebuilt(disk: Any) -> None:
+    filled(disk)
+    asyncio.run(disk.remove(CHECKPOINT))
+    again = make(disk)
+    assert asyncio.run(again.restore(always)) == NOTHING_DISPATCHED
+    assert bounds(again) == {} and contents(disk) == {}
+
+
+@pytest.mark.parametrize(
+    "damage", ["entry not in log", "flipped bit", "truncated checkpoint", "missing file", "short file", "file size"]
+)
+def test_whatever_does_not_fit_is_rebuilt(disk: Any, damage: str) -> None:
+    filled(disk)
+    content = disk.files[CHECKPOINT]
+    if damage == "flipped bit":
+        content[len(content) // 2] ^= 1
+    elif damage == "truncated checkpoint":
+        del content[len(content) // 2 :]
+    elif damage == "missing file":
+        del disk.files["/q/b/7/00000000000000000000"]
+    elif damage == "short file":
+        del disk.files["/q/b/7/00000000000000000160"][5:]
+    again = make(disk, units_per_file=5 if damage == "file size" else 4)
+    mark = asyncio.run(again.restore(lambda index, term: damage != "entry not in log"))
+    assert mark == NOTHING_DISPATCHED
+    assert bounds(again) == {} and contents(disk) == {} and CHECKPOINT not in disk.files
+    append(again, "a", 0, 5)
+    append(again, "a", 1, 1)
+    append(again, "b", 7, 9)
+    asyncio.run(again.checkpoint(MARK))
+    assert bounds(again) == {("a", 0): 5, ("a", 1): 1, ("b", 7): 9}
+
+
+def test_rebuilt_queues_have_the_same_bytes(disk: Any, new_disk: Any) -> None:
+    filled(disk)
+    other = new_disk()
+    filled(other)
+    assert contents(disk) == contents(other) != {}
+
+
+def test_a_full_disk_keeps_the_former_checkpoint_and_the_units(disk: Any) -> None:
+    store = filled(disk)
+    append(store, "a", 0, 2)
+    disk.fail_writes = True
+    with pytest.raises(OSError, match="No space"):
+        asyncio.run(store.checkpoint(DispatchMark(index=43, term=3, store_timestamp_ms=0)))
+    assert store.unflushed_bytes == 40
+    disk.fail_writes = False
+    later = DispatchMark(index=43, term=3, store_timestamp_ms=0)
+    asyncio.run(store.checkpoint(later))
+    assert store.unflushed_bytes == 0
+    assert asyncio.run(make(disk).restore(always)) == later
+
+
+def test_after_a_failed_fsync_no_checkpoint_is_believed_any_more(disk: Any) -> None:
+    store = filled(disk)
+    append(store, "a", 0, 2)
+    disk.fail_syncs = True
+    with pytest.raises(OSError, match="Input/output"):
+        asyncio.run(store.checkpoint(DispatchMark(index=43, term=3, store_timestamp_ms=0)))
+    disk.fail_syncs = False
+    asyncio.run(store.checkpoint(DispatchMark(index=44, term=3, store_timestamp_ms=0)))
+    assert store.unflushed_bytes == 0
+    assert asyncio.run(make(disk).restore(always)) == MARK
+
+
+def test_an_idle_checkpoint_syncs_no_queue(disk: Any) -> None:
+    store = filled(disk)
+    before = disk.sync_count
+    asyncio.run(store.checkpoint(MARK))
+    assert disk.sync_count == before
+    append(store, "a", 1, 1)
+    asyncio.run(store.checkpoint(MARK))
+    assert disk.sync_count == before + 1
