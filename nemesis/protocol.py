@@ -90,9 +90,7 @@ class Nemesis(Protocol):
         """Put the fault in force."""
         ...
 
-    async def prove(
-        self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()
-    ) -> Proof:
+    async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """Observe whether the fault is in force. `in_force` are the other faults at this moment."""
         ...
 
@@ -100,9 +98,7 @@ class Nemesis(Protocol):
         """Take the fault back. Idempotent; safe when `inject` failed half-way or never ran."""
         ...
 
-    async def prove_healed(
-        self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()
-    ) -> Proof:
+    async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """Observe whether the fault is gone. `in_force` are the faults that remain."""
         ...
 

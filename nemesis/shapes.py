@@ -83,7 +83,7 @@ def _majorities_ring(hosts: Sequence[str], rng: random.Random, leader: str | Non
 
 
 def _bridge(hosts: Sequence[str], rng: random.Random, leader: str | None) -> Grudge:
-    bridge, *others = rng.sample(hosts, len(hosts))
+    _, *others = rng.sample(hosts, len(hosts))  # the first is the bridge: in neither half, so cut from nobody
     middle = len(others) // 2
     return split_grudge([others[:middle], others[middle:]])
 

@@ -1,0 +1,204 @@
+"""Carries out a schedule on a target and writes down what happened.
+
+For every fault the history gets four events of process "nemesis": an `invoke` before and an `info` after the
+injection, and the same for the healing. Both `info` events carry the proof. Whatever goes wrong with
+a fault becomes a proof that failed, never an exception out of the driver; and every fault that may be in
+force is healed, also when the driver is cancelled or the injection broke half-way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from nemesis.protocol import Injection, Nemesis, Proof
+from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
+from nemesis.target import Target
+
+__all__ = ["Record", "fault_rng", "run_schedule"]
+
+Record = Callable[[dict[str, Any]], None]
+"""Takes one history event (process, type, f, value); index and time are the recorder's to add."""
+
+STEP_TIMEOUT_S = 30.0
+"""How long one step of one fault may take. Longer than any step's own deadline, so it ends only hung ones."""
+
+_T = TypeVar("_T")
+
+
+def fault_rng(run_key: int, fault_id: str) -> random.Random:
+    """The randomness of one fault. It depends on the run and the fault's id only, so that dropping another
+    fault from a schedule changes nothing about this one."""
+    return random.Random(f"{run_key}/{fault_id}")  # a str is hashed with SHA-512, the same everywhere
+
+
+async def run_schedule(
+    schedule: Schedule,
+    *,
+    target: Target,
+    nemeses: Mapping[str, Nemesis],
+    rng: random.Random,
+    record: Record,
+    clock: Callable[[], float] | None = None,
+) -> None:
+    """Inject, prove, heal and prove again, as the schedule says; returns when everything is healed.
+
+    `nemeses` has every nemesis of the schedule by name; `rng` is used once, for a key from which the
+    randomness of each fault is derived. `clock` gives the seconds since the schedule's zero (default: since
+    this call, by the running loop). Events that are late, because a proof took long or a leader was
+    waited for, follow as soon as they can. Faults that the schedule never heals are healed at its end.
+
+    When cancelled, it finishes the step it is at, heals what is in force, records all that, and then raises
+    CancelledError. Raises KeyError, before anything is injected, for a nemesis that is not in `nemeses`; and,
+    once everything is healed, what `record` raised.
+    """
+    for event in schedule:
+        if event.nemesis not in nemeses:
+            raise KeyError(f"the schedule names {event.nemesis!r}, which is not among the nemeses of this run")
+    loop = asyncio.get_running_loop()
+    begin_s = loop.time()
+    now_s = clock or (lambda: loop.time() - begin_s)
+    driver = _Driver(target=target, nemeses=nemeses, run_key=rng.getrandbits(64), record=record)
+    try:
+        for event in schedule:
+            wait_s = event.at_s - now_s()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            if event.action == INJECT:
+                # A plan touches nothing and may be cancelled; once a fault begins, its proof is worth having.
+                injection = await driver.plan(event)
+                await _to_the_end(driver.inject(injection))
+            else:
+                await _to_the_end(driver.heal(event.fault_id))
+            driver.raise_if_not_recorded()
+    finally:
+        await _to_the_end(driver.heal_all())
+    driver.raise_if_not_recorded()
+
+
+class _Driver:
+    """The faults in force, and how they come and go."""
+
+    def __init__(self, *, target: Target, nemeses: Mapping[str, Nemesis], run_key: int, record: Record) -> None:
+        self._target = target
+        self._nemeses = nemeses
+        self._run_key = run_key
+        self._record = record
+        self._not_recorded: Exception | None = None
+        self._in_force: dict[str, Injection] = {}
+
+    async def plan(self, event: FaultEvent) -> Injection:
+        """Who is hit. A plan that fails becomes an injection with that problem."""
+        planned = await _attempt(
+            self._nemeses[event.nemesis].plan(
+                self._target,
+                fault_rng(self._run_key, event.fault_id),
+                fault_id=event.fault_id,
+                variant=event.variant,
+            )
+        )
+        if not isinstance(planned, _Failure):
+            return planned
+        return Injection(
+            fault_id=event.fault_id,
+            nemesis=event.nemesis,
+            variant=event.variant,
+            value={"id": event.fault_id, "nemesis": event.nemesis, "variant": event.variant},
+            problem=f"could not be planned: {planned}",
+        )
+
+    async def inject(self, injection: Injection) -> None:
+        """Put one fault in force and prove it. A fault that cannot be injected only leaves its record."""
+        nemesis = self._nemeses[injection.nemesis]
+        self._note("invoke", INJECT, injection)
+        self._in_force[injection.fault_id] = injection  # first, because it may break half-way
+        if injection.problem is None:
+            failure = await _attempt(nemesis.inject(self._target, injection))
+            if isinstance(failure, _Failure):
+                injection = replace(injection, problem=f"could not be injected: {failure}")
+                self._in_force[injection.fault_id] = injection
+        if injection.problem is not None:
+            proof = Proof(proven=False, detail=injection.problem)
+        else:
+            others = self._others(injection.fault_id)
+            proof = _proof_of(await _attempt(nemesis.prove(self._target, injection, in_force=others)))
+        self._note("info", INJECT, injection, proof)
+
+    async def heal(self, fault_id: str) -> None:
+        """Heal one fault and prove it; nothing to do when it is not in force. A fault whose healing fails
+        stays in force, as far as anybody knows, and gets another try at the end."""
+        injection = self._in_force.get(fault_id)
+        if injection is None:
+            return
+        nemesis = self._nemeses[injection.nemesis]
+        self._note("invoke", HEAL, injection)
+        failure = await _attempt(nemesis.heal(self._target, injection))
+        if isinstance(failure, _Failure):
+            proof = Proof(proven=False, detail=f"could not be healed: {failure}")
+        else:
+            del self._in_force[fault_id]
+            others = tuple(self._in_force.values())
+            proof = _proof_of(await _attempt(nemesis.prove_healed(self._target, injection, in_force=others)))
+        self._note("info", HEAL, injection, proof)
+
+    async def heal_all(self) -> None:
+        """Heal everything in force, the newest fault first."""
+        for fault_id in reversed(list(self._in_force)):
+            await self.heal(fault_id)
+
+    def raise_if_not_recorded(self) -> None:
+        """Raise what the recorder raised. Kept back until now, because healing comes before complaining."""
+        if self._not_recorded is not None:
+            raise self._not_recorded
+
+    def _others(self, fault_id: str) -> tuple[Injection, ...]:
+        return tuple(fault for fault in self._in_force.values() if fault.fault_id != fault_id)
+
+    def _note(self, kind: str, f: str, injection: Injection, proof: Proof | None = None) -> None:
+        value = dict(injection.value)
+        if proof is not None:
+            value["proof"] = proof.to_json()
+        try:
+            self._record({"process": "nemesis", "type": kind, "f": f, "value": value})
+        except Exception as error:
+            self._not_recorded = self._not_recorded or error
+
+
+class _Failure(str):
+    """Why a step failed, in one line."""
+
+
+async def _attempt(step: Awaitable[_T]) -> _T | _Failure:
+    """The result of a step, or why it has none. Only cancellation gets through."""
+    try:
+        return await asyncio.wait_for(step, STEP_TIMEOUT_S)
+    except TimeoutError:
+        return _Failure(f"took longer than {STEP_TIMEOUT_S:g} s")
+    except Exception as error:
+        return _Failure(f"{type(error).__name__}: {error}")
+
+
+def _proof_of(outcome: Proof | _Failure) -> Proof:
+    return outcome if isinstance(outcome, Proof) else Proof(proven=False, detail=f"could not be proved: {outcome}")
+
+
+async def _to_the_end(work: Awaitable[None]) -> None:
+    """Await `work` to its end even when this task is cancelled meanwhile; the cancellation follows then.
+
+    Every step of the work has a deadline, so this ends.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,218 @@
+"""The nemesis `partition`: cuts links between hosts, in the shapes of `nemesis.shapes`.
+
+Each cut and each heal is proved by probing every link between the hosts. A link that should be cut must
+not pass; every other link, unless another fault cuts it, must. Both are needed: a probe that never passes
+anything would prove every cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import permutations
+from typing import Any
+
+from nemesis.protocol import Injection, Proof
+from nemesis.shapes import SHAPES
+from nemesis.target import Grudge, Link, Network, ProbeResult, Target, links_of
+
+__all__ = ["PARTITION", "Partition", "grudge_from_json", "grudge_to_json"]
+
+CUT_TIMEOUT_S = 0.25
+"""How long a probe of a cut link waits for bytes that should not come. A passing link answers in well under
+a millisecond on one machine; `Partition.prove` waits longer where the uncut links took longer."""
+
+SETTLE_S = 0.5
+"""How long after the injection a link may still pass bytes that were on their way, before the cut has failed."""
+
+PASS_TIMEOUT_S = 2.0
+"""How long a link that should pass may take. It is waited for only when it does not pass."""
+
+HEAL_DEADLINE_S = 10.0
+"""How long after the heal a link may need until it passes: TCP tries a lost packet again after up to some
+seconds when it was lost several times."""
+
+LEADER_TIMEOUT_S = 5.0
+"""How long a plan waits for somebody to lead: many elections of the fast profile, one of the default one."""
+
+LEADER_INTERVAL_S = 0.2
+"""Pause between two questions for the leader, while nobody leads."""
+
+
+def grudge_to_json(grudge: Grudge) -> dict[str, list[str]]:
+    """A grudge as JSON data: destination -> sources, both sorted; hosts that drop nothing are left out."""
+    return {destination: sorted(grudge[destination]) for destination in sorted(grudge) if grudge[destination]}
+
+
+def grudge_from_json(data: Mapping[str, Iterable[str]]) -> Grudge:
+    """The inverse of `grudge_to_json`."""
+    return {destination: frozenset(sources) for destination, sources in data.items()}
+
+
+def _cut_by(injections: Iterable[Injection]) -> set[Link]:
+    """The links that faults of any kind say they cut."""
+    return {link for fault in injections for link in links_of(grudge_from_json(fault.value.get("grudge", {})))}
+
+
+def _name(link: Link) -> str:
+    return f"{link.source}->{link.destination}"
+
+
+class Partition:
+    """Cuts links between hosts; variants are the shapes. See the module's docstring for what is proved."""
+
+    name = "partition"
+    description = "cuts the network between hosts, in both directions or in one"
+    variants: Sequence[str] = tuple(SHAPES)
+
+    def requires(self, target: Target, variant: str | None = None) -> list[str]:
+        """No network to cut, or too few hosts for the shape (without a variant: for every shape)."""
+        problems = []
+        if target.network is None:
+            problems.append("partition: this cluster has no network that can be cut")
+        if variant is not None and variant not in SHAPES:
+            problems.append(f"partition has no variant {variant!r}; it has: {', '.join(SHAPES)}")
+            return problems
+        host_count = len(target.hosts)
+        shapes = list(SHAPES.values()) if variant is None else [SHAPES[variant]]
+        unfit = [shape.problem(host_count) for shape in shapes]
+        if variant is not None:
+            problems.extend(problem for problem in unfit if problem is not None)
+        elif all(unfit):
+            problems.append(f"partition needs at least 2 hosts, not {host_count}")
+        return problems
+
+    async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
+        """Choose the grudge; shapes around the leader ask for it, for LEADER_TIMEOUT_S at most.
+
+        When nobody leads by then the injection has an empty grudge and the problem "no leader found".
+        Raises ValueError (ShapeError) for an unknown variant or too few hosts.
+        """
+        shape = SHAPES.get(variant)
+        if shape is None:
+            raise ValueError(f"partition has no variant {variant!r}; it has: {', '.join(SHAPES)}")
+        value: dict[str, Any] = {"id": fault_id, "nemesis": self.name, "variant": variant, "grudge": {}}
+        leader, problem = None, None
+        if shape.needs_leader:
+            leader = await _find_leader(target)
+            value["leader"] = leader
+            if leader is None:
+                problem = "no leader found"
+        if problem is None:
+            value["grudge"] = grudge_to_json(shape.grudge(target.hosts, rng, leader))
+        return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=value, problem=problem)
+
+    async def inject(self, target: Target, injection: Injection) -> None:
+        """Cut what was planned; nothing when the plan has a problem."""
+        if injection.problem is None:
+            await _network(target).cut(injection.fault_id, grudge_from_json(injection.value["grudge"]))
+
+    async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """Probe every link between the hosts: those of the grudge must not pass, the others must.
+
+        Links that other faults in force cut are left out unless they are also in this grudge. A link of the
+        grudge that passes is looked at again until SETTLE_S after the first probe, then the fault is not
+        proven. A link that should pass is not tried again: nothing has touched it.
+        """
+        if injection.problem is not None:
+            return Proof(proven=False, detail=injection.problem)
+        network = _network(target)
+        cut = _cut_by([injection])
+        whole = set(_links_between(target.hosts)) - cut - _cut_by(in_force)
+        passed_s, (still_passing, not_passing) = await _timed_probe(network, cut, whole)
+        if passed_s > CUT_TIMEOUT_S / 4 and not still_passing:
+            # On a machine as slow as this, silence that short proves nothing.
+            still_passing = _passing(await network.probe(sorted(cut), timeout_s=4 * passed_s))
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + SETTLE_S
+        while still_passing and loop.time() < deadline_s:
+            still_passing = _passing(await network.probe(sorted(still_passing), timeout_s=CUT_TIMEOUT_S))
+            if still_passing:
+                await asyncio.sleep(SETTLE_S / 10)
+        failed = [f"{_name(link)} still passes" for link in sorted(still_passing)]
+        failed += [f"{_name(link)} should pass and does not" for link in sorted(not_passing)]
+        detail = f"{len(cut)} links cut, {len(whole)} others pass" if not failed else "; ".join(failed[:3])
+        return Proof(proven=not failed and bool(cut), detail=detail, checked=len(cut) + len(whole), failed=failed)
+
+    async def heal(self, target: Target, injection: Injection) -> None:
+        """Undo this fault's cut; links that other faults cut stay cut. Idempotent."""
+        await _network(target).heal(injection.fault_id)
+
+    async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """Every link between the hosts must pass, except those that other faults in force cut.
+
+        A link that does not pass yet is tried again until HEAL_DEADLINE_S after the first probe.
+        """
+        network = _network(target)
+        whole = set(_links_between(target.hosts)) - _cut_by(in_force)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + HEAL_DEADLINE_S
+        missing = whole
+        while True:
+            left_s = deadline_s - loop.time()
+            timeout_s = min(PASS_TIMEOUT_S, max(left_s, CUT_TIMEOUT_S))
+            missing = _not_whole(await network.probe(sorted(missing), timeout_s=timeout_s))
+            if not missing or loop.time() >= deadline_s:
+                break
+            await asyncio.sleep(0.1)
+        failed = [f"{_name(link)} does not pass" for link in sorted(missing)]
+        detail = f"{len(whole)} links pass" if not failed else "; ".join(failed[:3])
+        return Proof(proven=not failed, detail=detail, checked=len(whole), failed=failed)
+
+
+def _network(target: Target) -> Network:
+    network = target.network
+    if network is None:
+        raise ValueError("partition: this cluster has no network that can be cut")
+    return network
+
+
+def _links_between(hosts: Sequence[str]) -> list[Link]:
+    return [Link(source, destination) for source, destination in permutations(hosts, 2)]
+
+
+def _passing(results: Sequence[ProbeResult]) -> set[Link]:
+    return {result.link for result in results if result.passed}
+
+
+def _not_whole(results: Sequence[ProbeResult]) -> set[Link]:
+    """Links that do not pass, or not in every way; a partly passing link is neither cut nor whole."""
+    return {result.link for result in results if result.partial or not result.passed}
+
+
+async def _timed_probe(
+    network: Network, cut: Collection[Link], whole: Collection[Link]
+) -> tuple[float, tuple[set[Link], set[Link]]]:
+    """Probe both sets at once. Returns (seconds the whole links took, (cut that pass, whole that do not))."""
+    loop = asyncio.get_running_loop()
+    begin_s = loop.time()
+
+    async def probe_whole() -> tuple[float, set[Link]]:
+        missing = _not_whole(await network.probe(sorted(whole), timeout_s=PASS_TIMEOUT_S))
+        return (0.0 if missing else loop.time() - begin_s), missing
+
+    cut_results, (passed_s, missing) = await asyncio.gather(
+        network.probe(sorted(cut), timeout_s=CUT_TIMEOUT_S), probe_whole()
+    )
+    return passed_s, (_passing(cut_results), missing)
+
+
+async def _find_leader(target: Target) -> str | None:
+    """The leader of the highest term, by the system's own word; None when nobody leads for too long."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + LEADER_TIMEOUT_S
+    while (left_s := deadline_s - loop.time()) > 0:
+        try:
+            leaders = await asyncio.wait_for(target.leaders(), left_s)
+        except TimeoutError:
+            return None
+        for leader in leaders:
+            if leader in target.hosts:
+                return leader
+        await asyncio.sleep(min(LEADER_INTERVAL_S, left_s))
+    return None
+
+
+PARTITION = Partition()
+"""The one instance that the registry hands out; it holds no state."""
