@@ -146,6 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["check"]:  # a tool of its own with its own options and its own --help
         return _guarded(lambda: _check(argparse.Namespace(rest=words[1:])))
     arguments = build_parser().parse_args(words)
+    arguments.words = words
     return _guarded(lambda: int(arguments.action(arguments)))
 
 

@@ -102,9 +102,7 @@ class RunIdentity:
         )
 
 
-def write_parquet(
-    history_path: str | os.PathLike[str], parquet_path: str | os.PathLike[str], run: RunIdentity
-) -> int:
+def write_parquet(history_path: str | os.PathLike[str], parquet_path: str | os.PathLike[str], run: RunIdentity) -> int:
     """Convert a JSONL history to one Parquet file and return its number of rows.
 
     Streams: at most `ROW_GROUP_EVENTS` events are in memory. The file appears whole under its name or not at

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from harness import registry
 from harness.cli import random_seed
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.select import choose
-from harness.clusters.user_namespace import enter_for
+from harness.clusters.user_namespace import reexec
 from harness.errors import OperatorError, nearest
 from harness.execution import Parts, exit_status_of, perform, plan_faults
 from harness.store import Store
@@ -41,7 +42,8 @@ def run_command(arguments: argparse.Namespace) -> int:
     test = dataclasses.replace(test, cluster=choice.name)
     schedule = plan_faults(test, nemeses)
     store = Store(arguments.store)
-    enter_for(choice)  # without root: runs this command again inside a user namespace, and does not return
+    if choice.in_user_namespace:  # runs this command again as root of a user namespace, and does not return
+        reexec([sys.executable, "-m", "harness", *arguments.words])
     console = Console(stderr=True)
     console.print(f"cluster {choice.name}: {choice.reason}", highlight=False)
     parts = Parts(

@@ -1,0 +1,127 @@
+"""Replica agreement and leaders per term, from files and logs as the nodes leave them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.systems import broker_checks
+from harness.systems.broker_checks import compare_replicas, one_leader_per_term
+
+
+def write_log(root: Path, host: str, content: bytes, segment_bytes: int, begin: int = 0) -> Path:
+    directory = root / host
+    directory.mkdir(parents=True)
+    for start in range(0, max(1, len(content)), segment_bytes):
+        (directory / f"{begin + start:020d}").write_bytes(content[start : start + segment_bytes])
+    return directory
+
+
+def test_equal_prefixes_are_valid_whatever_follows(tmp_path: Path) -> None:
+    dirs = {
+        "n1": write_log(tmp_path, "n1", b"abcdefgh", 3),
+        "n2": write_log(tmp_path, "n2", b"abcdefXY", 3),
+    }
+    outcome = compare_replicas(dirs, {"n1": 6, "n2": 6}, caught_up=True)
+    assert outcome.valid is True
+    assert outcome.details["compared_to"] == 6
+
+
+def test_a_difference_is_found_at_its_byte(tmp_path: Path) -> None:
+    dirs = {
+        "n1": write_log(tmp_path, "n1", b"abcdefgh", 3),
+        "n2": write_log(tmp_path, "n2", b"abcdefgh", 3),
+        "n3": write_log(tmp_path, "n3", b"abcdXfgh", 3),
+    }
+    outcome = compare_replicas(dirs, {"n1": 8, "n2": 8, "n3": 8}, caught_up=True)
+    assert outcome.valid is False
+    assert "n3" in outcome.reason and "byte 4" in outcome.reason
+
+
+def test_a_log_shorter_than_its_committed_position_is_a_violation(tmp_path: Path) -> None:
+    dirs = {
+        "n1": write_log(tmp_path, "n1", b"abcd", 10),
+        "n2": write_log(tmp_path, "n2", b"abcd", 10),
+    }
+    assert compare_replicas(dirs, {"n1": 6, "n2": 6}, caught_up=True).valid is False
+    dirs["n3"] = write_log(tmp_path, "n3", b"abcdef", 10)
+    assert compare_replicas(dirs, {"n1": 6, "n2": 6, "n3": 6}, caught_up=True).valid is False
+
+
+def test_silence_and_lag_are_unknown(tmp_path: Path) -> None:
+    dirs = {"n1": write_log(tmp_path, "n1", b"abcd", 10), "n2": write_log(tmp_path, "n2", b"abcd", 10)}
+    assert compare_replicas(dirs, {"n1": 4}, caught_up=True).valid == "unknown"
+    assert compare_replicas(dirs, {"n1": 4, "n2": 2}, caught_up=False).valid == "unknown"
+    assert compare_replicas(dirs, {}, caught_up=False).valid == "unknown"
+
+
+def test_expired_beginnings_are_left_out(tmp_path: Path) -> None:
+    dirs = {
+        "n1": write_log(tmp_path, "n1", b"XXXdefgh", 3),
+        "n2": write_log(tmp_path, "n2", b"defgh", 3, begin=3),
+    }
+    outcome = compare_replicas(dirs, {"n1": 8, "n2": 8}, caught_up=True)
+    assert outcome.valid is True and outcome.details["compared_from"] == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(content=st.binary(min_size=1, max_size=200), segment=st.integers(1, 64), flip=st.integers(0, 400))
+def test_agrees_with_comparing_everything_at_once(
+    tmp_path_factory: object, content: bytes, segment: int, flip: int
+) -> None:
+    root: Path = tmp_path_factory.mktemp("logs")  # type: ignore[attr-defined]
+    other = bytearray(content)
+    if flip < len(other):
+        other[flip] ^= 1
+    dirs = {"n1": write_log(root, "n1", content, segment), "n2": write_log(root, "n2", bytes(other), segment)}
+    before = broker_checks.BLOCK_BYTES
+    broker_checks.BLOCK_BYTES = 7
+    try:
+        outcome = compare_replicas(dirs, {"n1": len(content), "n2": len(content)}, caught_up=True)
+    finally:
+        broker_checks.BLOCK_BYTES = before
+    assert outcome.valid is (content == bytes(other))
+    if flip < len(content):
+        assert f"byte {flip} " in outcome.reason
+
+
+def log_file(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def leader_line(node: str, term: int, second: int = 1) -> str:
+    return f"2026-01-01T00:00:0{second}.500Z INFO node.dledger.role role_change self={node} role=LEADER term={term}"
+
+
+def test_one_leader_per_term(tmp_path: Path) -> None:
+    logs = {
+        "n1": log_file(tmp_path / "1", leader_line("n1", 1), "noise role=LEADER", leader_line("n1", 3, 3)),
+        "n2": log_file(tmp_path / "2", leader_line("n2", 2, 2)),
+    }
+    started_wall_ms = 1767225600_000
+    outcome = one_leader_per_term(logs, started_wall_ms=started_wall_ms)
+    assert outcome.valid is True
+    assert outcome.details["terms"] == [
+        {"term": 1, "leader": "n1", "start_ns": 1_500_000_000},
+        {"term": 2, "leader": "n2", "start_ns": 2_500_000_000},
+        {"term": 3, "leader": "n1", "start_ns": 3_500_000_000},
+    ]
+
+
+def test_two_leaders_in_a_term_are_a_violation(tmp_path: Path) -> None:
+    logs = {
+        "n1": log_file(tmp_path / "1", leader_line("n1", 4)),
+        "n2": log_file(tmp_path / "2", leader_line("n2", 4)),
+    }
+    outcome = one_leader_per_term(logs, started_wall_ms=0)
+    assert outcome.valid is False
+    assert "term 4 had 2 leaders: n1, n2" in outcome.reason
+
+
+def test_no_word_of_any_leader_is_unknown(tmp_path: Path) -> None:
+    assert one_leader_per_term({"n1": log_file(tmp_path / "1", "x")}, started_wall_ms=0).valid == "unknown"
+    logs = {"n1": log_file(tmp_path / "2", leader_line("n1", 1)), "n2": tmp_path / "missing"}
+    assert one_leader_per_term(logs, started_wall_ms=0).valid == "unknown"

@@ -1,0 +1,171 @@
+"""Generators are values: what they ask for, in which order, and when they end."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.generator import (
+    Calls,
+    Context,
+    EachThread,
+    FlipFlop,
+    Generator,
+    Limit,
+    Mix,
+    Nothing,
+    Op,
+    Phases,
+    Reserve,
+    Stagger,
+    TimeLimit,
+    UntilOk,
+    Wait,
+)
+
+READS = Calls(lambda context: Op("read"))
+WRITES = Calls(lambda context: Op("write", value=context.random.random()))
+
+
+def context(thread: int = 0, time_ns: int = 0, threads: int = 1, seed: int = 0) -> Context:
+    return Context(random=random.Random(seed), thread=thread, process=thread, time_ns=time_ns, threads=threads)
+
+
+def drain(generator: Generator, ctx: Context, most: int = 30_000) -> list[Op]:
+    """Ask until exhausted, waiting as told; every operation completes ok at once."""
+    ops: list[Op] = []
+    for _ in range(most):
+        step, generator = generator.next(ctx)
+        if step is None:
+            return ops
+        if isinstance(step, Wait):
+            assert step.until_ns > ctx.time_ns, "a wait must be for later, or the asker spins"
+            ctx.time_ns = step.until_ns
+            continue
+        for kind in ("invoke", "ok"):
+            generator = generator.update(ctx, {"type": kind, "f": step.f, "key": step.key, "value": step.value})
+        ops.append(step)
+    raise AssertionError("the generator did not end")
+
+
+def test_limit_counts_operations_only() -> None:
+    ctx = context()
+    assert len(drain(Limit(3, READS), ctx)) == 3
+    assert drain(Limit(0, READS), ctx) == []
+    waiting = Stagger(1000.0, READS, due_ns=5_000_000)
+    assert len(drain(Limit(2, waiting), ctx)) == 2
+
+
+def test_time_limit_starts_with_the_first_question() -> None:
+    generator: Generator = TimeLimit(1.0, READS)
+    step, generator = generator.next(context(time_ns=5_000_000_000))
+    assert step == Op("read")
+    step, generator = generator.next(context(time_ns=5_999_999_999))
+    assert step == Op("read")
+    step, generator = generator.next(context(time_ns=6_000_000_000))
+    assert step is None
+
+
+def test_time_limit_cuts_a_wait_short() -> None:
+    generator = TimeLimit(1.0, Stagger(1.0, READS, due_ns=10_000_000_000))
+    step, _ = generator.next(context(time_ns=0))
+    assert step == Wait(1_000_000_000)
+
+
+def test_stagger_keeps_its_rate_over_time() -> None:
+    ctx = context(seed=7)
+    ops = drain(TimeLimit(100.0, Stagger(50.0, READS)), ctx)
+    assert 4500 < len(ops) < 5500  # 5000 expected, standard deviation 71
+
+
+def test_stagger_does_not_make_up_for_an_outage() -> None:
+    generator: Generator = Stagger(1000.0, READS)
+    ctx = context()
+    step, generator = generator.next(ctx)
+    assert isinstance(step, Op)
+    ctx.time_ns = 60_000_000_000  # a minute in which nobody could ask
+    burst = 0
+    while isinstance(step, Op):
+        step, generator = generator.next(ctx)
+        burst += isinstance(step, Op)
+    assert burst <= 3
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4), st.integers(0, 2**32))
+def test_mix_uses_every_choice_by_weight(weights: list[float], seed: int) -> None:
+    choices = tuple((w, Calls(lambda c, i=i: Op(str(i)))) for i, w in enumerate(weights))  # type: ignore[misc]
+    ctx = context(seed=seed)
+    count = 3000
+    seen = Counter(op.f for op in drain(Limit(count, Mix(choices)), ctx))
+    for index, weight in enumerate(weights):
+        share = weight / sum(weights)
+        deviation = (count * share * (1 - share)) ** 0.5
+        assert abs(seen[str(index)] - count * share) <= 6 * deviation + 1
+
+
+def test_mix_leaves_out_what_is_exhausted() -> None:
+    mix = Mix(((1.0, Limit(2, READS)), (1.0, Limit(3, WRITES)), (1.0, Nothing())))
+    seen = Counter(op.f for op in drain(mix, context()))
+    assert seen == {"read": 2, "write": 3}
+
+
+def test_flip_flop_alternates() -> None:
+    ops = drain(Limit(5, FlipFlop((READS, WRITES))), context())
+    assert [op.f for op in ops] == ["read", "write", "read", "write", "read"]
+
+
+def test_phases_wait_for_operations_that_are_still_open() -> None:
+    generator: Generator = Phases((Limit(1, READS), Limit(1, WRITES)))
+    first, second = context(thread=0, threads=2), context(thread=1, threads=2)
+    step, generator = generator.next(first)
+    assert step == Op("read")
+    generator = generator.update(first, {"type": "invoke", "f": "read"})
+    step, generator = generator.next(second)
+    assert isinstance(step, Wait), "the second phase must not begin while a read is open"
+    generator = generator.update(first, {"type": "info", "f": "read"})
+    second.time_ns = step.until_ns
+    step, generator = generator.next(second)
+    assert isinstance(step, Op) and step.f == "write"
+
+
+def test_each_thread_has_a_life_of_its_own() -> None:
+    generator: Generator = EachThread(Limit(2, READS))
+    asked: Counter[int] = Counter()
+    for thread in (0, 1, 0, 1, 0, 1, 2):
+        step, generator = generator.next(context(thread=thread, threads=3))
+        asked[thread] += isinstance(step, Op)
+    assert asked == {0: 2, 1: 2, 2: 1}
+
+
+def test_reserve_splits_the_threads() -> None:
+    generator: Generator = Reserve(1, WRITES, READS)
+    seen = {}
+    for thread in range(3):
+        step, generator = generator.next(context(thread=thread, threads=3))
+        assert isinstance(step, Op)
+        seen[thread] = step.f
+    assert seen == {0: "write", 1: "read", 2: "read"}
+
+
+def test_until_ok_ends_with_the_first_success() -> None:
+    generator: Generator = UntilOk(READS)
+    ctx = context()
+    for outcome in ("fail", "info", "ok"):
+        step, generator = generator.next(ctx)
+        assert isinstance(step, Op), f"it must go on before {outcome}"
+        generator = generator.update(ctx, {"type": outcome, "f": "read"})
+    step, generator = generator.next(ctx)
+    assert step is None
+
+
+@given(st.integers(0, 2**64))
+def test_a_seed_decides_the_operations(seed: int) -> None:
+    def once() -> list[Any]:
+        mix = Mix(((2.0, WRITES), (1.0, READS)))
+        return drain(TimeLimit(0.5, Stagger(200.0, mix)), context(seed=seed))
+
+    assert once() == once()

@@ -1,0 +1,159 @@
+"""The verdict: what makes a run invalid, what keeps it from being valid, and in what order they count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from harness.generator import Generator, Nothing
+from harness.judge import faults_of, judge
+from harness.runner import Observed
+from harness.systems.base import CheckOutcome
+from harness.test import NemesisChoice, Test
+from harness.worker import Client
+from harness.workloads.base import CheckContext
+
+PROVEN = {"proven": True, "links": 4, "failed": [], "detail": ""}
+UNPROVEN = {"proven": False, "links": 4, "failed": ["n1->n2"], "detail": "n1->n2 still passes"}
+
+
+class FixedWorkload:
+    name = "fixed"
+    description = "finds what it is told to find"
+    requires = "queue"
+    keys = 1
+    check_names = ("linearizable",)
+
+    def __init__(self, outcome: CheckOutcome) -> None:
+        self.outcome = outcome
+
+    def generator(self) -> Generator:
+        return Nothing()
+
+    def final_generator(self) -> Generator:
+        return Nothing()
+
+    def client(self, connection: Any) -> Client:
+        raise AssertionError("no client is needed to judge")
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        assert all(event["process"] != "nemesis" for event in history)
+        return {"linearizable": self.outcome}
+
+
+VALID = FixedWorkload(CheckOutcome(True, "holds"))
+INVALID = FixedWorkload(CheckOutcome(False, "read of 3 was stale"))
+UNKNOWN = FixedWorkload(CheckOutcome("unknown", "out of time"))
+
+
+def make_test(nemesis: str = "partition") -> Test:
+    return Test(
+        system="broker", cluster="local", nodes=3, workload="register",
+        nemesis=(NemesisChoice(nemesis),) if nemesis else (), nemesis_interval_s=5, time_limit_s=10,
+        concurrency=1, rate=10, seed=1,
+    )  # fmt: skip
+
+
+def operations(completion: str = "ok") -> list[dict[str, Any]]:
+    base = {"process": 0, "f": "write", "key": 0, "value": 1}
+    return [
+        {"index": 0, "time": 1, "type": "invoke", **base},
+        {"index": 1, "time": 2, "type": completion, **base},
+    ]
+
+
+def fault(inject_proof: Any = PROVEN, heal_proof: Any = PROVEN, fault_id: str = "f1") -> list[dict[str, Any]]:
+    value = {"id": fault_id, "nemesis": "partition", "variant": "one", "grudge": {"n1": ["n2"]}}
+
+    def event(index: int, kind: str, f: str, **extra: Any) -> dict[str, Any]:
+        return {
+            "index": index, "time": index * 10, "process": "nemesis", "type": kind, "f": f, "value": {**value, **extra}
+        }  # fmt: skip
+
+    events = [event(10, "invoke", "inject"), event(11, "info", "inject", proof=inject_proof)]
+    if heal_proof is not None:
+        events += [event(12, "invoke", "heal"), event(13, "info", "heal", proof=heal_proof)]
+    return events
+
+
+def test_valid_needs_everything() -> None:
+    results = judge(make_test(), VALID, [*operations(), *fault()], Observed())
+    assert results["valid"] is True
+    assert results["ops"] == {"invoke": 1, "ok": 1, "fail": 0, "info": 0}
+    assert results["faults"][0]["proven"] is True
+    assert "1 proven fault" in results["reason"]
+
+
+@pytest.mark.parametrize(
+    ("events", "observed", "word"),
+    [
+        ([*operations(), *fault(inject_proof=UNPROVEN)], Observed(), "not effective: n1->n2 still passes"),
+        ([*operations(), *fault(heal_proof=UNPROVEN)], Observed(), "not proven healed"),
+        ([*operations(), *fault(heal_proof=None)], Observed(), "not proven healed"),
+        ([*operations(), *fault(inject_proof=None)], Observed(), "there is no proof"),
+        (operations(), Observed(), "no fault was injected"),
+        ([*operations("info"), *fault()], Observed(), "no operation succeeded"),
+        ([*operations(), *fault()], Observed(trouble=["final reads: gone"]), "final reads: gone"),
+        ([*operations(), *fault()], Observed(unexpected_errors={"KeyError: x": 2}), "KeyError: x"),
+        (
+            [*operations(), *fault()],
+            Observed(system_checks={"replicas": CheckOutcome("unknown", "n3 silent")}),
+            "replicas: n3 silent",
+        ),
+    ],
+)
+def test_unknown_says_why(events: list[dict[str, Any]], observed: Observed, word: str) -> None:
+    results = judge(make_test(), VALID, events, observed)
+    assert results["valid"] == "unknown"
+    assert word in results["reason"]
+
+
+def test_a_violation_outweighs_every_doubt() -> None:
+    observed = Observed(trouble=["something"])
+    results = judge(make_test(), INVALID, [*operations(), *fault(inject_proof=UNPROVEN)], observed)
+    assert results["valid"] is False
+    assert results["reason"].startswith("linearizable: read of 3 was stale")
+    assert results["doubts"], "the doubts are kept beside it"
+
+
+def test_a_violation_of_the_system_counts_as_well() -> None:
+    observed = Observed(system_checks={"leaders": CheckOutcome(False, "term 4 had 2 leaders")})
+    assert judge(make_test(), VALID, [*operations(), *fault()], observed)["valid"] is False
+
+
+def test_a_checker_that_gave_up_is_unknown() -> None:
+    assert judge(make_test(), UNKNOWN, [*operations(), *fault()], Observed())["valid"] == "unknown"
+
+
+def test_without_nemesis_no_fault_is_missed() -> None:
+    assert judge(make_test(nemesis=""), VALID, operations(), Observed())["valid"] is True
+
+
+def test_an_interrupted_run_gets_a_verdict_that_says_so() -> None:
+    results = judge(make_test(), VALID, [*operations(), *fault()], Observed(interrupted="SIGINT after 3.0 s"))
+    assert results["valid"] is True
+    assert "SIGINT after 3.0 s" in results["reason"]
+
+
+def test_a_damaged_history_is_not_valid() -> None:
+    events = [*operations(), *fault()]
+    results = judge(make_test(), VALID, events, Observed(), history_note="the history ends in the middle of a line")
+    assert results["valid"] == "unknown"
+
+
+def test_faults_keep_their_times_and_proofs() -> None:
+    faults = faults_of([*fault(fault_id="f1"), *fault(inject_proof=UNPROVEN, heal_proof=None, fault_id="f2")])
+    assert [(f["id"], f["start_ns"], f["end_ns"], f["proven"], f["healed"]) for f in faults] == [
+        ("f1", 100, 130, True, True),
+        ("f2", 100, None, False, False),
+    ]
+    assert faults[0]["proof"] == PROVEN and faults[0]["heal_proof"] == PROVEN
+
+
+def test_errors_are_counted_by_class() -> None:
+    events = operations("fail")
+    events[1]["error"] = "RequestRefused: NOT_LEADER leader=n2 addr=1.2.3.4:5"
+    results = judge(make_test(nemesis=""), VALID, events, Observed())
+    assert results["errors"] == {"RequestRefused: NOT_LEADER leader=n2": 1}

@@ -1,0 +1,177 @@
+"""Workers: processes, outcomes, and what an exception of a client means."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.generator import Calls, Generator, Limit, Op, Stagger
+from harness.worker import Client, Outcome, Workers
+
+
+class Definite(Exception):
+    is_definite = True
+
+
+class Indefinite(Exception):
+    is_definite = False
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def append(self, event: dict[str, Any]) -> dict[str, Any]:
+        recorded = {"index": len(self.events), "time": len(self.events), **event}
+        self.events.append(recorded)
+        return recorded
+
+
+class ScriptedClient:
+    """Does what the script says for each operation in turn; counts its opens and closes."""
+
+    opened = 0
+    closed = 0
+
+    def __init__(self, script: Callable[[Op], Outcome | Exception | None]) -> None:
+        self.script = script
+
+    async def open(self) -> None:
+        ScriptedClient.opened += 1
+
+    async def invoke(self, op: Op) -> Outcome:
+        result = self.script(op)
+        if result is None:
+            await asyncio.sleep(3600)
+        if isinstance(result, Exception):
+            raise result
+        assert result is not None
+        return result
+
+    async def close(self) -> None:
+        ScriptedClient.closed += 1
+
+
+def run(
+    script: Callable[[Op], Outcome | Exception | None], count: int = 1, threads: int = 1, timeout_s: float = 5.0,
+    generator: Generator | None = None,
+) -> tuple[list[dict[str, Any]], Workers]:  # fmt: skip
+    ScriptedClient.opened = ScriptedClient.closed = 0
+    recorder = Recorder()
+
+    async def main() -> Workers:
+        loop = asyncio.get_running_loop()
+
+        def make(process: int, thread: int) -> Client:
+            return ScriptedClient(script)
+
+        workers = Workers(
+            generator=generator or Limit(count, Calls(lambda context: Op("write", 3, 7))),
+            threads=threads,
+            make_client=make,
+            recorder=recorder,
+            now_ns=lambda: int(loop.time() * 1e9),
+            random=random.Random(0),
+            operation_timeout_s=timeout_s,
+        )
+        await workers.run()
+        return workers
+
+    return recorder.events, asyncio.run(main())
+
+
+def test_ok_carries_the_value_and_the_node() -> None:
+    events, _ = run(lambda op: Outcome("ok", 9, node="n2"))
+    assert [event["type"] for event in events] == ["invoke", "ok"]
+    assert events[0] == {"index": 0, "time": 0, "process": 0, "type": "invoke", "f": "write", "key": 3, "value": 7}
+    assert events[1]["value"] == 9 and events[1]["node"] == "n2" and events[1]["process"] == 0
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (Definite("refused"), "fail"),
+        (Indefinite("closed"), "info"),
+        (ValueError("a bug in the client"), "info"),
+        (None, "info"),
+    ],
+)
+def test_outcome_of_an_exception(result: Exception | None, expected: str) -> None:
+    events, workers = run(lambda op: result, timeout_s=0.05)
+    assert events[1]["type"] == expected
+    assert events[1]["value"] == 7, "what was not answered keeps the value that was asked for"
+    assert bool(workers.unexpected_errors) == isinstance(result, ValueError)
+
+
+def test_a_timeout_is_never_a_failure() -> None:
+    events, _ = run(lambda op: None, timeout_s=0.02, count=3)
+    assert [event["type"] for event in events if event["type"] != "invoke"] == ["info"] * 3
+
+
+def test_after_info_the_thread_is_a_new_process_with_a_new_client() -> None:
+    outcomes = iter([Outcome("ok", 1), Indefinite(), Outcome("ok", 1), Definite(), Outcome("ok", 1)])
+    events, workers = run(lambda op: next(outcomes), count=5, threads=1)
+    processes = [event["process"] for event in events if event["type"] == "invoke"]
+    assert processes == [0, 0, 1, 1, 1]
+    assert workers.next_process == 2
+    assert ScriptedClient.opened == ScriptedClient.closed == 2
+
+
+def test_process_numbers_are_never_shared() -> None:
+    events, _ = run(lambda op: Indefinite(), count=40, threads=4)
+    processes = [event["process"] for event in events if event["type"] == "invoke"]
+    assert len(set(processes)) == 40
+
+
+def test_a_client_that_cannot_open_fails_for_certain() -> None:
+    class Unreachable(ScriptedClient):
+        async def open(self) -> None:
+            raise OSError("no route")
+
+    recorder = Recorder()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        workers = Workers(
+            generator=Limit(1, Calls(lambda context: Op("write", 0, 1))),
+            threads=1,
+            make_client=lambda process, thread: Unreachable(lambda op: None),
+            recorder=recorder,
+            now_ns=lambda: int(loop.time() * 1e9),
+            random=random.Random(0),
+            operation_timeout_s=1.0,
+        )
+        await workers.run()
+
+    asyncio.run(main())
+    assert recorder.events[1]["type"] == "fail"
+    assert "no route" in recorder.events[1]["error"]
+
+
+def test_stop_ends_a_run_that_is_waiting() -> None:
+    recorder = Recorder()
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        workers = Workers(
+            generator=Stagger(0.001, Calls(lambda context: Op("read")), due_ns=10**15),
+            threads=3,
+            make_client=lambda process, thread: ScriptedClient(lambda op: Outcome("ok")),
+            recorder=recorder,
+            now_ns=lambda: 0,
+            random=random.Random(0),
+            operation_timeout_s=1.0,
+        )
+        task = asyncio.ensure_future(workers.run())
+        await asyncio.sleep(0.01)
+        workers.stop()
+        began = loop.time()
+        await asyncio.wait_for(task, 5)
+        return loop.time() - began
+
+    assert asyncio.run(main()) < 5
+    assert recorder.events == []
