@@ -30,13 +30,14 @@ class ProcessId:
 
     @property
     def command(self) -> str:
-        """Its command line, shortened to 80 characters; empty when it is gone."""
+        """Its command line on one line, shortened to 80 characters; empty when it is gone."""
         try:
             with open(f"/proc/{self.pid}/cmdline", "rb") as file:
                 words = file.read(4096).split(b"\0")
         except OSError:
             return ""
-        return " ".join(word.decode(errors="replace") for word in words).strip()[:80]
+        text = " ".join(word.decode(errors="replace") for word in words).strip()
+        return "".join(character if character.isprintable() else " " for character in text[:80])
 
 
 def ancestors() -> frozenset[int]:

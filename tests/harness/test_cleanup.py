@@ -1,0 +1,334 @@
+"""`clean` removes what dead runs left, all of it, and nothing that is not theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from harness.cleanup import CleanReport, clean
+from harness.run_state import (
+    KIND_DIRECTORY,
+    KIND_FILE,
+    KIND_MOUNT,
+    KIND_NETNS,
+    KIND_SOCKET,
+    KIND_VETH,
+    RUN_VARIABLE,
+    RunState,
+    process_start_ticks,
+    runs_in,
+    state_path,
+)
+
+ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes mounts and network namespaces")
+DEAD_PID = 2**22 - 1  # above every pid that a default kernel gives
+
+
+@pytest.fixture
+def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary directory for the code under test."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
+    (tmp_path / "temp").mkdir()
+    return tmp_path / "temp"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> str:
+    return str(tmp_path / "state")
+
+
+@pytest.fixture
+def children() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def start(children: ExitStack, run_id: str | None = None, *, argv: list[str] | None = None) -> subprocess.Popen[str]:
+    """A process that sleeps, marked as one of a run; ended after the test."""
+    environment = os.environ | ({RUN_VARIABLE: run_id} if run_id else {})
+    child = subprocess.Popen(
+        argv or ["sleep", "600"], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    children.callback(lambda: (child.kill(), child.communicate()))
+    return child
+
+
+def die(run: RunState) -> None:
+    """Make it look as if the harness of `run` had been killed."""
+    lines = Path(run.path).read_text().splitlines()
+    header = json.loads(lines[0]) | {"pid": DEAD_PID}
+    Path(run.path).write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
+
+
+def cleaned(state_root: str, run_ids: list[str] | None = None, *, include_live: bool = False) -> CleanReport:
+    lines: list[str] = []
+    report = clean(state_root=state_root, run_ids=run_ids, include_live=include_live, report=lines.append)
+    assert all("\n" not in line for line in lines)
+    assert len(lines) == len(report.removed) + len(report.left) + len(report.live) + len(report.notes)
+    return report
+
+
+def test_nothing_to_do(state: str) -> None:
+    report = cleaned(state)
+    assert (report.removed, report.left, report.exit_status) == ([], [], 0)
+    assert cleaned(state, ["never-was"]).removed == []
+
+
+def test_processes_of_a_dead_run_are_ended_by_claim_and_by_mark(state: str, children: ExitStack) -> None:
+    run = RunState.create("r1", state_root=state)
+    claimed, marked, foreign, other = start(children), start(children, "r1"), start(children), start(children, "r11")
+    stopped = start(children, "r1")
+    stopped.send_signal(signal.SIGSTOP)
+    run.claim_process(claimed.pid)
+    die(run)
+    report = cleaned(state)
+    assert report.exit_status == 0
+    assert sorted(p.wait() for p in (claimed, marked, stopped)) == [-signal.SIGKILL] * 3
+    assert (foreign.poll(), other.poll()) == (None, None)
+    assert len(report.removed) == 4  # three processes, the state
+    assert runs_in(state) == []
+    assert cleaned(state).removed == []
+
+
+def test_a_process_that_got_the_pid_of_a_dead_one_is_spared(state: str, children: ExitStack) -> None:
+    run = RunState.create("r1", state_root=state)
+    foreign = start(children)
+    start_ticks = process_start_ticks(foreign.pid)
+    assert start_ticks is not None
+    run.claim("process", str(foreign.pid), start_ticks=start_ticks - 1)
+    run.claim("process", str(os.getpid()), start_ticks=process_start_ticks(os.getpid()))
+    die(run)
+    assert cleaned(state).exit_status == 0
+    assert foreign.poll() is None
+
+
+def test_processes_that_keep_starting_others_are_ended_too(state: str, children: ExitStack) -> None:
+    run = RunState.create("r1", state_root=state)
+    forker = start(children, "r1", argv=["sh", "-c", "echo ready; while :; do sleep 0.01 & sleep 600 & wait $!; done"])
+    assert forker.stdout is not None and forker.stdout.readline() == "ready\n"
+    die(run)
+    assert cleaned(state).exit_status == 0
+    assert cleaned(state, ["r1"]).removed == []
+
+
+def test_a_live_run_is_left_alone_until_it_is_asked_for(state: str, children: ExitStack) -> None:
+    script = (
+        "import time; from harness.run_state import RunState\n"
+        f"run = RunState.create('r1', state_root={state!r}); print('ready', flush=True); time.sleep(600)"
+    )
+    harness = start(children, argv=[sys.executable, "-c", script])
+    assert harness.stdout is not None and harness.stdout.readline() == "ready\n"
+    node = start(children, "r1")
+    for report in (cleaned(state), cleaned(state, ["r1"])):
+        assert (report.live, report.removed, report.exit_status) == (["r1"], [], 0)
+    assert (harness.poll(), node.poll()) == (None, None)
+    assert cleaned(state, ["r1"], include_live=True).exit_status == 0
+    assert (harness.wait(), node.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
+
+
+def test_cleaning_from_inside_the_run_does_not_end_the_cleaner(state: str, children: ExitStack) -> None:
+    RunState.create("r1", state_root=state)
+    script = (
+        "from harness.cleanup import clean\n"
+        f"print(clean(state_root={state!r}, include_live=True, report=lambda line: None).exit_status)"
+    )
+    # This process is the harness of r1 and an ancestor of the cleaner, which carries the mark itself.
+    cleaner = start(children, "r1", argv=[sys.executable, "-c", script])
+    assert cleaner.communicate(timeout=60)[0] == "0\n"
+    assert cleaner.returncode == 0
+
+
+def test_only_named_runs_are_cleaned(state: str, children: ExitStack) -> None:
+    runs = [RunState.create(name, state_root=state) for name in ("a", "a-b", "c")]
+    processes = [start(children, run.run_id) for run in runs]
+    for run in runs:
+        die(run)
+    assert cleaned(state, ["a"]).exit_status == 0
+    assert processes[0].wait() == -signal.SIGKILL
+    assert [p.poll() for p in processes[1:]] == [None, None]
+    assert runs_in(state) == ["a-b", "c"]
+
+
+def test_files_go_and_what_only_looks_like_ours_stays(state: str, temp: Path) -> None:
+    run = RunState.create("r1", state_root=state)
+    ours = Path(run.make_temp_dir("disk"))
+    (ours / "deep").mkdir()
+    (ours / "deep" / "file").write_text("x")
+    outside = temp / "outside"
+    outside.mkdir()
+    (ours / "link").symlink_to(outside)
+    (outside / "keep").write_text("x")
+    named_otherwise, of_other_run = temp / "precious", temp / "splitbrain-r2-disk"
+    for foreign in (named_otherwise, of_other_run):
+        foreign.mkdir()
+        run.claim(KIND_DIRECTORY, str(foreign))
+    link = temp / "splitbrain-r1-link"
+    link.symlink_to(outside)
+    run.claim(KIND_DIRECTORY, str(link))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(temp / "control"))
+    run.claim(KIND_SOCKET, str(temp / "control"))
+    (temp / "not-a-socket").write_text("x")
+    run.claim(KIND_SOCKET, str(temp / "not-a-socket"))
+    (temp / "image").write_text("x")
+    run.claim(KIND_FILE, str(temp / "image"))
+    run.claim(KIND_DIRECTORY, str(temp / "splitbrain-r1-never-made"))
+    die(run)
+    report = cleaned(state)
+    assert not ours.exists() and not (temp / "control").exists() and not (temp / "image").exists()
+    assert (outside / "keep").exists() and link.is_symlink()
+    assert named_otherwise.exists() and of_other_run.exists() and (temp / "not-a-socket").exists()
+    assert len(report.left) == 4
+    assert report.exit_status == 255
+    assert runs_in(state) == ["r1"], "what is left stays on record"
+
+
+def test_what_this_version_does_not_know_stays_on_record(state: str) -> None:
+    run = RunState.create("r1", state_root=state)
+    run.claim("quantum-link", "q7")
+    die(run)
+    report = cleaned(state)
+    assert "quantum-link q7" in report.left[0]
+    assert runs_in(state) == ["r1"]
+
+
+def test_a_damaged_state_is_reported_and_the_others_are_cleaned(state: str) -> None:
+    run = RunState.create("b", state_root=state)
+    die(run)
+    Path(state_path("a", state)).write_text("garbage\n")
+    report = cleaned(state)
+    assert "damaged" in report.left[0]
+    assert runs_in(state) == ["a"]
+
+
+def test_a_draft_of_a_dead_process_goes_and_one_of_a_live_process_stays(state: str) -> None:
+    RunState.create("x", state_root=state).close()
+    dead, live = Path(state) / f".r1.{DEAD_PID}.draft", Path(state) / f".r2.{os.getpid()}.draft"
+    dead.write_text("")
+    live.write_text("")
+    cleaned(state)
+    assert (dead.exists(), live.exists()) == (False, True)
+
+
+@pytest.fixture
+def namespaces() -> Iterator[list[str]]:
+    """Names of network namespaces that are removed after the test if they are still there."""
+    names: list[str] = []
+    yield names
+    for name in names:
+        if os.path.exists(f"/run/netns/{name}"):
+            subprocess.run(["ip", "netns", "delete", name], check=True)
+
+
+def add_namespace(namespaces: list[str], name: str) -> None:
+    namespaces.append(name)
+    subprocess.run(["ip", "netns", "add", name], check=True)
+
+
+@ROOT_ONLY
+@pytest.mark.root
+@pytest.mark.netns
+def test_namespaces_go_with_the_processes_in_them(state: str, children: ExitStack, namespaces: list[str]) -> None:
+    run = RunState.create("clean-r1", state_root=state)
+    for name in ("sb-clean-r1-n1", "sb-clean-r1-unclaimed", "sb-clean-r1-n2", "sb-clean-r1-x-n1", "foreign"):
+        add_namespace(namespaces, name)
+    run.claim(KIND_NETNS, "sb-clean-r1-n1")
+    run.claim(KIND_NETNS, "sb-clean-r1-n7")  # claimed, never made
+    inside = start(children, argv=["nsenter", "--net=/run/netns/sb-clean-r1-n1", "sleep", "600"])
+    elsewhere = start(children, argv=["nsenter", "--net=/run/netns/foreign", "sleep", "600"])
+    wait_until_in(inside.pid, "sb-clean-r1-n1")
+    wait_until_in(elsewhere.pid, "foreign")
+    Path("/run/netns/sb-clean-r1-n8").touch()  # as `ip netns add` leaves it when it is killed half-way
+    namespaces.append("sb-clean-r1-n8")
+    die(run)
+    report = cleaned(state)
+    assert report.left == []
+    assert inside.wait() == -signal.SIGKILL
+    assert elsewhere.poll() is None
+    left = {name for name in os.listdir("/run/netns") if name in namespaces}
+    # n2 and n8 follow this run's pattern; the others are nobody's, or another run's.
+    assert left == {"sb-clean-r1-unclaimed", "sb-clean-r1-x-n1", "foreign"}
+    assert not any("sb-clean-r1-n" in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
+
+
+def wait_until_in(pid: int, namespace: str) -> None:
+    deadline = time.monotonic() + 10
+    while os.stat(f"/proc/{pid}/ns/net").st_ino != os.stat(f"/run/netns/{namespace}").st_ino:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@ROOT_ONLY
+@pytest.mark.root
+def test_mounts_are_undone_inside_out_and_foreign_ones_stay(state: str, temp: Path) -> None:
+    run = RunState.create("r1", state_root=state)
+    base = Path(run.make_temp_dir("mounts"))
+    outer, foreign = base / "outer with blank", temp / "foreign"
+    outer.mkdir()
+    foreign.mkdir()
+    mount(run, outer, "splitbrain-outer")
+    (outer / "inner").mkdir()
+    mount(run, outer / "inner", "splitbrain-inner")
+    (base / "unclaimed").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "x", str(base / "unclaimed")], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "somebody-elses", str(foreign)], check=True)
+    try:
+        run.claim(KIND_MOUNT, str(foreign), source="splitbrain-n1")
+        die(run)
+        report = cleaned(state)
+        mounts = Path("/proc/self/mountinfo").read_text()
+        assert str(base).replace(" ", "\\040") not in mounts
+        assert not base.exists()
+        assert str(foreign) in mounts
+        assert len(report.left) == 1 and "somebody-elses is mounted there" in report.left[0]
+    finally:
+        subprocess.run(["umount", str(foreign)], check=True)
+
+
+def mount(run: RunState, path: Path, source: str) -> None:
+    run.claim(KIND_MOUNT, str(path), source=source)
+    subprocess.run(["mount", "-t", "tmpfs", source, str(path)], check=True)
+
+
+@ROOT_ONLY
+@pytest.mark.root
+@pytest.mark.netns
+def test_devices_go_if_they_are_veths(state: str, namespaces: list[str]) -> None:
+    run = RunState.create("clean-r2", state_root=state)
+    add_namespace(namespaces, "clean-r2-devices")
+    ip = ["ip", "-netns", "clean-r2-devices"]
+    subprocess.run([*ip, "link", "add", "sbv0", "type", "veth", "peer", "name", "sbv1"], check=True)
+    subprocess.run([*ip, "link", "add", "br0", "type", "bridge"], check=True)
+    for device in ("sbv0", "br0", "never-made"):
+        run.claim(KIND_VETH, device, netns="clean-r2-devices")
+    run.claim(KIND_VETH, "sbv9", netns="no-such-namespace")
+    die(run)
+    report = cleaned(state)
+    shown = subprocess.run([*ip, "-brief", "link"], capture_output=True, text=True, check=True).stdout
+    assert "sbv0" not in shown and "sbv1" not in shown and "br0" in shown
+    assert len(report.left) == 1 and "not a veth" in report.left[0]
+
+
+@ROOT_ONLY
+@pytest.mark.root
+@pytest.mark.netns
+def test_an_ordinary_user_is_told_about_roots_runs(
+    tmp_path: Path, namespaces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_namespace(namespaces, "sb-clean-r3-n1")
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    report = cleaned(str(tmp_path / "none"), ["clean-r3"])
+    assert len(report.notes) == 1 and "sudo harness clean" in report.notes[0]
+    assert cleaned(str(tmp_path / "none"), ["clean-r4"]).notes == []
+    assert os.path.exists("/run/netns/sb-clean-r3-n1")
