@@ -160,7 +160,7 @@ def _decode_json(header: bytes, body: bytes) -> Command:
     return Command(code, fields, body, opaque, flag, remark, number, version, "json")
 
 
-def _whole_number(name: str, value: Any) -> int:
+def _whole_number(name: str, value: object) -> int:
     """A header number that is not a plain JSON int: digits in a string pass, as does null for zero."""
     if value is None and name != "code":
         return 0
@@ -225,8 +225,9 @@ def _read_field(header: bytes, at: int, size: int, fields: dict[str, str]) -> in
     value_at = key_end + 4
     if not 0 <= value_size <= size - value_at:
         raise FrameError(f"a field value of {value_size} bytes where {size - value_at} are left of the header")
-    fields[header[at:key_end].decode()] = header[value_at : value_at + value_size].decode()
-    return value_at + value_size
+    value_end: int = value_at + value_size
+    fields[header[at:key_end].decode()] = header[value_at:value_end].decode()
+    return value_end
 
 
 class FrameParser:

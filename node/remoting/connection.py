@@ -260,7 +260,8 @@ class Connection(asyncio.Protocol):
         return (
             self._running_requests < limits.max_running_requests
             and self._running_bytes < limits.max_running_bytes
-            and self._endpoint.running_bytes < limits.max_total_running_bytes
+            # Each connection may always run one, so that a few greedy peers cannot shut out the others.
+            and (self._endpoint.running_bytes < limits.max_total_running_bytes or not self._running_requests)
         )
 
     def _dispatch(self, command: Command) -> None:

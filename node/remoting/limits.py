@@ -35,8 +35,8 @@ class ConnectionLimits:
     max_running_bytes: int = 64 * MEBIBYTE
     """The same, by size: four frames of the largest kind."""
     max_total_running_bytes: int = 256 * MEBIBYTE
-    """Bytes of requests being worked on over all connections. Beyond it connections that send more are not
-    read until room is made."""
+    """Bytes of requests being worked on over all connections. Beyond it a connection runs one request
+    at a time and is not read meanwhile."""
     max_total_held_bytes: int = 512 * MEBIBYTE
     """The same, counting also what had been read when reading stopped; the connection that holds most is
     closed. What a node may spend on requests at the worst moment."""
