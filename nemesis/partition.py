@@ -112,7 +112,7 @@ class Partition:
         """Probe every link between the hosts: those of the grudge must not pass, the others must.
 
         Links that other faults in force cut are left out unless they are also in this grudge. A link of the
-        grudge that passes is looked at again until SETTLE_S after the first probe, then the fault is not
+        grudge that passes is looked at again until SETTLE_S after the first probes, then the fault is not
         proven. A link that should pass is not tried again: nothing has touched it.
         """
         if injection.problem is not None:
@@ -121,15 +121,15 @@ class Partition:
         cut = _cut_by([injection])
         whole = set(_links_between(target.hosts)) - cut - _cut_by(in_force)
         passed_s, (still_passing, not_passing) = await _timed_probe(network, cut, whole)
-        if passed_s > CUT_TIMEOUT_S / 4 and not still_passing:
-            # On a machine as slow as this, silence that short proves nothing.
-            still_passing = _passing(await network.probe(sorted(cut), timeout_s=4 * passed_s))
+        # On a machine where links that pass take long, silence as short as this would prove nothing.
+        patience_s = max(CUT_TIMEOUT_S, 4 * passed_s)
+        if patience_s > CUT_TIMEOUT_S:
+            still_passing |= _passing(await network.probe(sorted(cut), timeout_s=patience_s))
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + SETTLE_S
         while still_passing and loop.time() < deadline_s:
-            still_passing = _passing(await network.probe(sorted(still_passing), timeout_s=CUT_TIMEOUT_S))
-            if still_passing:
-                await asyncio.sleep(SETTLE_S / 10)
+            await asyncio.sleep(SETTLE_S / 10)
+            still_passing = _passing(await network.probe(sorted(still_passing), timeout_s=patience_s))
         failed = [f"{_name(link)} still passes" for link in sorted(still_passing)]
         failed += [f"{_name(link)} should pass and does not" for link in sorted(not_passing)]
         detail = f"{len(cut)} links cut, {len(whole)} others pass" if not failed else "; ".join(failed[:3])

@@ -1,0 +1,213 @@
+"""Cuts by nftables: what every host drops is the union of the faults in force, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemesis.mechanisms.nft import NftCuts, install_script, remove_script, replace_peers_script
+from nemesis.mechanisms.shell import ShellError
+
+HOSTS = ("a", "b", "c")
+ADDRESSES = {host: f"10.0.0.{number}" for number, host in enumerate(HOSTS, 1)}
+HOST_OF = {address: host for host, address in ADDRESSES.items()}
+
+
+class FakeNft:
+    """A shell whose hosts understand the lines that we send, as nft does: a script applies as a whole or not."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, set[str] | None] = dict.fromkeys(HOSTS)
+        self.runs: list[str] = []
+        self.broken: set[str] = set()
+
+    async def run(self, host: str, argv: Sequence[str], *, stdin: str = "") -> str:
+        self.runs.append(host)
+        await asyncio.sleep(0)
+        if host in self.broken:
+            raise ShellError(host, argv, 1, "out of order")
+        peers = None if self.tables[host] is None else set(self.tables[host] or ())
+        for line in stdin.splitlines():
+            if line == "add table inet splitbrain":
+                peers = set() if peers is None else peers
+            elif line == "delete table inet splitbrain":
+                peers = None
+            elif line.startswith(("add set", "add chain", "add rule")):
+                assert peers is not None
+            elif peers is None:
+                raise ShellError(host, argv, 1, "No such file or directory")
+            elif line == "flush set inet splitbrain peers":
+                peers.clear()
+            else:
+                match = re.fullmatch(r"add element inet splitbrain peers \{ (.*) \}", line)
+                assert match, line
+                peers.update(match[1].split(", "))
+        self.tables[host] = peers
+        return ""
+
+    def dropped(self) -> dict[str, set[str] | None]:
+        return {
+            host: None if peers is None else {HOST_OF[peer] for peer in peers} for host, peers in self.tables.items()
+        }
+
+
+GRUDGES = st.dictionaries(st.sampled_from(HOSTS), st.frozensets(st.sampled_from(HOSTS)))
+STEPS = st.one_of(
+    st.tuples(st.just("cut"), st.sampled_from(["f1", "f2", "f3"]), GRUDGES),
+    st.tuples(st.just("heal"), st.sampled_from(["f1", "f2", "f3"]), st.none()),
+    st.tuples(st.just("heal_all"), st.none(), st.none()),
+    st.tuples(st.just("break"), st.frozensets(st.sampled_from(HOSTS)), st.none()),
+    st.tuples(st.just("mend"), st.none(), st.none()),
+)
+
+
+@given(st.lists(STEPS, max_size=20))
+def test_every_host_drops_the_union_of_the_faults_in_force(steps: list[tuple[str, object, object]]) -> None:
+    async def scenario() -> None:
+        nft = FakeNft()
+        cuts = NftCuts(nft, ADDRESSES)
+        await cuts.install()
+        faults: dict[object, dict[str, frozenset[str]]] = {}
+        for action, name, grudge in steps:
+            if action == "break":
+                nft.broken = set(name)  # type: ignore[call-overload]
+                continue
+            if action == "mend":
+                nft.broken = set()
+                continue
+            if action == "cut":
+                faults[name] = grudge  # type: ignore[assignment]
+                work = cuts.cut(name, grudge)  # type: ignore[arg-type]
+            elif action == "heal":
+                faults.pop(name, None)
+                work = cuts.heal(name)  # type: ignore[arg-type]
+            else:
+                faults.clear()
+                work = cuts.heal_all()
+            try:
+                await work
+            except ShellError as error:
+                assert error.host in nft.broken
+            wanted = {host: {source for fault in faults.values() for source in fault.get(host, ())} for host in HOSTS}
+            reachable = [host for host in HOSTS if host not in nft.broken]
+            assert {host: nft.dropped()[host] for host in reachable} == {host: wanted[host] for host in reachable}
+        # A host that failed catches up with the next heal, even of a fault that is long gone.
+        nft.broken = set()
+        await cuts.heal("never-was")
+        assert nft.dropped() == {
+            host: {source for fault in faults.values() for source in fault.get(host, ())} for host in HOSTS
+        }
+
+    asyncio.run(scenario())
+
+
+def test_only_hosts_whose_set_changes_are_touched() -> None:
+    async def scenario() -> None:
+        nft = FakeNft()
+        cuts = NftCuts(nft, ADDRESSES)
+        await cuts.install()
+        nft.runs.clear()
+        await cuts.cut("f1", {"b": frozenset({"a"})})
+        await cuts.cut("f2", {"b": frozenset({"a"})})
+        await cuts.heal("f1")
+        assert nft.runs == ["b"]
+        assert nft.dropped() == {"a": set(), "b": {"a"}, "c": set()}
+
+    asyncio.run(scenario())
+
+
+def test_faults_at_the_same_time_do_not_undo_each_other() -> None:
+    async def scenario() -> None:
+        nft = FakeNft()
+        cuts = NftCuts(nft, ADDRESSES)
+        await cuts.install()
+        await asyncio.gather(
+            cuts.cut("f1", {"a": frozenset({"b"})}), cuts.cut("f2", {"a": frozenset({"c"})}), cuts.heal("f1")
+        )
+        assert nft.dropped()["a"] == {"c"}
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_cut_is_healed() -> None:
+    async def scenario() -> None:
+        nft = FakeNft()
+        cuts = NftCuts(nft, ADDRESSES)
+        await cuts.install()
+        task = asyncio.ensure_future(cuts.cut("f1", {"a": frozenset({"b"}), "b": frozenset({"a"})}))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await cuts.heal("f1")
+        assert nft.dropped() == {"a": set(), "b": set(), "c": set()}
+
+    asyncio.run(scenario())
+
+
+def test_heal_all_works_before_installation_and_after_somebody_removed_our_table() -> None:
+    async def scenario() -> None:
+        nft = FakeNft()
+        cuts = NftCuts(nft, ADDRESSES)
+        await cuts.heal_all()
+        assert nft.dropped() == {"a": set(), "b": set(), "c": set()}
+        await cuts.cut("f1", {"a": frozenset({"b"})})
+        nft.tables["a"] = None
+        await cuts.heal_all()
+        assert nft.dropped() == {"a": set(), "b": set(), "c": set()}
+        await cuts.remove()
+        await cuts.remove()
+        assert nft.dropped() == {"a": None, "b": None, "c": None}
+
+    asyncio.run(scenario())
+
+
+def test_an_unknown_host_is_named_and_nothing_is_cut() -> None:
+    async def scenario() -> None:
+        nft = FakeNft()
+        cuts = NftCuts(nft, ADDRESSES)
+        await cuts.install()
+        with pytest.raises(ValueError, match="not in this cluster: x, y"):
+            await cuts.cut("f1", {"a": frozenset({"b", "x"}), "y": frozenset()})
+        assert nft.dropped() == {"a": set(), "b": set(), "c": set()}
+
+    asyncio.run(scenario())
+
+
+def test_an_error_says_who_where_and_what_in_one_line() -> None:
+    error = ShellError("n1", ["nft", "-f", "-"], 1, "Error: no\n  such thing\n")
+    assert str(error) == "n1: `nft -f -` ended with status 1: Error: no such thing"
+
+
+CAN_NFT = (
+    os.geteuid() == 0
+    and shutil.which("nft") is not None
+    and subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0
+)
+
+
+@pytest.mark.root
+@pytest.mark.netns
+@pytest.mark.skipif(not CAN_NFT, reason="needs root, nft and network namespaces")
+def test_the_real_nft_takes_the_scripts() -> None:
+    """In one throw-away namespace: install twice, two peers, one, none, remove twice."""
+    show = "nft -a list ruleset | grep -c 10.0.0 ; "
+    scripts = [
+        install_script(),
+        install_script() + replace_peers_script(["10.0.0.2", "10.0.0.1"]),
+        replace_peers_script(["10.0.0.9"]),
+        replace_peers_script([]),
+        remove_script(),
+        remove_script(),
+    ]
+    steps = "".join(f"nft -f - <<'END' || exit 9\n{script}END\n{show}\n" for script in scripts)
+    done = subprocess.run(["unshare", "--net", "sh", "-c", steps], capture_output=True, text=True)
+    assert (done.stdout.split(), done.stderr) == (["0", "1", "1", "0", "0", "0"], "")

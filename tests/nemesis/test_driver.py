@@ -1,0 +1,274 @@
+"""The driver records, proves and heals every fault, whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nemesis.driver import STEP_TIMEOUT_S, run_schedule
+from nemesis.partition import PARTITION, Partition
+from nemesis.protocol import Injection, Proof
+from nemesis.schedule import HEAL, INJECT, Schedule, periodic
+
+Run = Callable[[Any], Any]
+Event = dict[str, Any]
+
+
+def schedule_of(*events: tuple[float, str, str, str]) -> Schedule:
+    """From (time, action, fault, variant)."""
+    return Schedule.from_json(
+        [
+            {"at_s": at_s, "action": action, "id": fault_id, "nemesis": "partition", "variant": variant}
+            for at_s, action, fault_id, variant in events
+        ]
+    )
+
+
+ONE_FAULT = schedule_of((5, INJECT, "f1", "halves"), (10, HEAL, "f1", "halves"))
+
+
+class Recorder(list[tuple[float, Event]]):
+    def __call__(self, event: Event) -> None:
+        self.append((asyncio.get_running_loop().time(), event))
+
+    @property
+    def steps(self) -> list[tuple[str, str, str]]:
+        return [(event["type"], event["f"], event["value"]["id"]) for _, event in self]
+
+    def proofs(self, f: str) -> list[dict[str, Any]]:
+        return [event["value"]["proof"] for _, event in self if event["type"] == "info" and event["f"] == f]
+
+
+def drive(
+    schedule: Schedule,
+    target: Any,
+    recorder: Callable[[Event], None],
+    nemesis: Any = PARTITION,
+    seed: int = 0,
+) -> Any:
+    return run_schedule(
+        schedule, target=target, nemeses={"partition": nemesis}, rng=random.Random(seed), record=recorder
+    )
+
+
+def test_a_fault_leaves_four_events_with_proofs(make_target: Any, run_virtual: Run) -> None:
+    target, recorder = make_target(5), Recorder()
+    run_virtual(drive(ONE_FAULT, target, recorder))
+    assert recorder.steps == [
+        ("invoke", INJECT, "f1"),
+        ("info", INJECT, "f1"),
+        ("invoke", HEAL, "f1"),
+        ("info", HEAL, "f1"),
+    ]
+    assert [at_s for at_s, event in recorder if event["type"] == "invoke"] == [5, 10]
+    first = recorder[0][1]
+    assert first == {
+        "process": "nemesis",
+        "type": "invoke",
+        "f": INJECT,
+        "value": {
+            "id": "f1",
+            "nemesis": "partition",
+            "variant": "halves",
+            "grudge": {
+                "n1": ["n3", "n4", "n5"],
+                "n2": ["n3", "n4", "n5"],
+                "n3": ["n1", "n2"],
+                "n4": ["n1", "n2"],
+                "n5": ["n1", "n2"],
+            },
+        },
+    }
+    assert recorder.proofs(INJECT) == [
+        {"proven": True, "links": 20, "failed": [], "detail": "12 links cut, 8 others pass"}
+    ]
+    assert recorder.proofs(HEAL) == [{"proven": True, "links": 20, "failed": [], "detail": "20 links pass"}]
+    assert not target.fake_network.cuts
+
+
+def test_a_seeded_run_repeats_and_proves_everything(make_target: Any, run_virtual: Run) -> None:
+    def once() -> list[Event]:
+        schedule = periodic([("partition", PARTITION.variants)], random.Random(7), time_limit_s=95)
+        recorder = Recorder()
+        run_virtual(drive(schedule, make_target(5), recorder, seed=7))
+        return [event for _, event in recorder]
+
+    first = once()
+    assert first == once()
+    assert {event["value"]["variant"] for event in first} == set(PARTITION.variants)
+    assert all(event["value"]["proof"]["proven"] for event in first if event["type"] == "info")
+
+
+def test_dropping_a_fault_changes_no_other(make_target: Any, run_virtual: Run) -> None:
+    schedule = periodic([("partition", ["random-halves", "one-way"])], random.Random(1), time_limit_s=60)
+
+    def grudges(part: Schedule) -> dict[str, Any]:
+        recorder = Recorder()
+        run_virtual(drive(part, make_target(5), recorder, seed=3))
+        return {event["value"]["id"]: event["value"]["grudge"] for _, event in recorder}
+
+    everything = grudges(schedule)
+    some = grudges(schedule.without(frozenset({"f1", "f4"})))
+    assert some and some == {fault_id: everything[fault_id] for fault_id in some}
+
+
+def test_overlapping_faults_heal_independently(make_target: Any, run_virtual: Run) -> None:
+    target, recorder = make_target(5), Recorder()
+    schedule = schedule_of(
+        (1, INJECT, "f1", "halves"),
+        (2, INJECT, "f2", "leader"),
+        (3, HEAL, "f1", "halves"),
+        (5, HEAL, "f2", "leader"),
+    )
+    run_virtual(drive(schedule, target, recorder))
+    assert [(f, fault_id) for kind, f, fault_id in recorder.steps if kind == "invoke"] == [
+        (INJECT, "f1"),
+        (INJECT, "f2"),
+        (HEAL, "f1"),
+        (HEAL, "f2"),
+    ]
+    assert all(proof["proven"] for proof in recorder.proofs(INJECT) + recorder.proofs(HEAL))
+
+
+def test_a_fault_that_is_never_healed_is_healed_at_the_end(make_target: Any, run_virtual: Run) -> None:
+    target, recorder = make_target(5), Recorder()
+    run_virtual(drive(schedule_of((1, INJECT, "f1", "one"), (2, INJECT, "f2", "one")), target, recorder))
+    assert [fault_id for kind, f, fault_id in recorder.steps if (kind, f) == ("info", HEAL)] == ["f2", "f1"]
+    assert not target.fake_network.cuts
+
+
+@pytest.mark.parametrize("cancel_at_s", [0.0, 4.0, 5.0, 5.0005, 5.1, 5.2, 7.0, 10.0, 10.0005])
+def test_cancellation_heals_and_records_at_any_moment(cancel_at_s: float, make_target: Any, run_virtual: Run) -> None:
+    target, recorder = make_target(5), Recorder()
+
+    async def main() -> None:
+        task = asyncio.create_task(drive(ONE_FAULT, target, recorder))
+        await asyncio.sleep(cancel_at_s)
+        task.cancel()
+        asyncio.get_running_loop().call_later(0.0001, task.cancel)  # an impatient second Ctrl-C
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run_virtual(main())
+    assert not target.fake_network.cuts
+    steps = recorder.steps
+    assert len(steps) in (0, 4) and steps.count(("info", HEAL, "f1")) == len(steps) // 4
+    assert all(proof["proven"] for proof in recorder.proofs(INJECT) + recorder.proofs(HEAL))
+
+
+class Broken(Partition):
+    """A partition in which one step breaks after it has done half its work."""
+
+    def __init__(self, step: str, *, hang: bool = False, times: int = 1) -> None:
+        self._step, self._hang, self._times = step, hang, times
+
+    async def _maybe_break(self, step: str) -> None:
+        if step == self._step and self._times:
+            self._times -= 1
+            if self._hang:
+                await asyncio.sleep(10_000)
+            raise OSError("the disk of the harness is on fire")
+
+    async def plan(self, *args: Any, **named: Any) -> Injection:
+        await self._maybe_break("plan")
+        return await super().plan(*args, **named)
+
+    async def inject(self, target: Any, injection: Injection) -> None:
+        await super().inject(target, injection)
+        await self._maybe_break("inject")
+
+    async def prove(self, *args: Any, **named: Any) -> Proof:
+        await self._maybe_break("prove")
+        return await super().prove(*args, **named)
+
+    async def heal(self, target: Any, injection: Injection) -> None:
+        await self._maybe_break("heal")
+        await super().heal(target, injection)
+
+    async def prove_healed(self, *args: Any, **named: Any) -> Proof:
+        await self._maybe_break("prove_healed")
+        return await super().prove_healed(*args, **named)
+
+
+@pytest.mark.parametrize("hang", [False, True])
+@pytest.mark.parametrize("step", ["plan", "inject", "prove", "heal", "prove_healed"])
+def test_a_step_that_breaks_is_recorded_and_healed(step: str, hang: bool, make_target: Any, run_virtual: Run) -> None:
+    target, recorder = make_target(5), Recorder()
+    run_virtual(drive(ONE_FAULT, target, recorder, Broken(step, hang=hang)))
+    assert not target.fake_network.cuts
+    f = HEAL if "heal" in step else INJECT
+    proof = recorder.proofs(f)[0]
+    assert proof["proven"] is False
+    assert (f"took longer than {STEP_TIMEOUT_S:g} s" if hang else "on fire") in proof["detail"]
+    assert recorder.steps[-1] == ("info", HEAL, "f1")
+    if step == "heal":  # it got a second try at the end, and that one worked
+        assert [proof["proven"] for proof in recorder.proofs(HEAL)] == [False, True]
+    else:
+        assert len(recorder) == 4
+
+
+def test_a_heal_that_never_works_does_not_keep_the_driver(make_target: Any, run_virtual: Run) -> None:
+    recorder = Recorder()
+    run_virtual(drive(ONE_FAULT, make_target(5), recorder, Broken("heal", times=99)))
+    assert [proof["proven"] for proof in recorder.proofs(HEAL)] == [False, False]
+
+
+def test_faults_go_on_after_a_broken_one(make_target: Any, run_virtual: Run) -> None:
+    schedule = periodic([("partition", ["halves", "one"])], random.Random(0), time_limit_s=30)
+    recorder = Recorder()
+    run_virtual(drive(schedule, make_target(5), recorder, Broken("inject")))
+    assert [proof["proven"] for proof in recorder.proofs(INJECT)] == [False, True, True]
+
+
+def test_no_leader_is_recorded_as_unproven(make_target: Any, run_virtual: Run) -> None:
+    recorder = Recorder()
+    schedule = schedule_of((5, INJECT, "f1", "leader"), (8, HEAL, "f1", "leader"))
+    run_virtual(drive(schedule, make_target(5, leader=None), recorder))
+    assert recorder.proofs(INJECT) == [{"proven": False, "links": 0, "failed": [], "detail": "no leader found"}]
+    assert recorder.proofs(HEAL)[0]["proven"] is True
+
+
+def test_a_recorder_that_fails_does_not_stop_the_healing(make_target: Any, run_virtual: Run) -> None:
+    target = make_target(5)
+    schedule = periodic([("partition", ["halves"])], random.Random(0), time_limit_s=60)
+    seen: list[Event] = []
+
+    def record(event: Event) -> None:
+        seen.append(event)
+        if len(seen) >= 2:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        run_virtual(drive(schedule, target, record))
+    assert not target.fake_network.cuts
+    assert len(seen) == 4  # the first fault only, healed at once
+
+
+def test_an_unknown_nemesis_is_refused_before_anything_happens(make_target: Any, run_virtual: Run) -> None:
+    recorder = Recorder()
+    with pytest.raises(KeyError, match="partition"):
+        run_virtual(run_schedule(ONE_FAULT, target=make_target(5), nemeses={}, rng=random.Random(0), record=recorder))
+    assert not recorder
+
+
+def test_a_clock_of_the_test_sets_the_zero(make_target: Any, run_virtual: Run) -> None:
+    recorder = Recorder()
+
+    async def main() -> None:
+        await asyncio.sleep(100)
+        loop = asyncio.get_running_loop()
+        await run_schedule(
+            ONE_FAULT,
+            target=make_target(5),
+            nemeses={"partition": PARTITION},
+            rng=random.Random(0),
+            record=recorder,
+            clock=lambda: loop.time() - 97,
+        )
+
+    run_virtual(main())
+    assert recorder[0][0] == pytest.approx(102)

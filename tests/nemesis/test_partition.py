@@ -1,0 +1,216 @@
+"""The partition nemesis proves its cuts and says so when they do nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nemesis.partition import (
+    HEAL_DEADLINE_S,
+    LEADER_TIMEOUT_S,
+    PARTITION,
+    SETTLE_S,
+    grudge_from_json,
+    grudge_to_json,
+)
+from nemesis.protocol import Injection, usable_variants
+from nemesis.shapes import SHAPES
+from nemesis.target import Link, links_of
+
+Run = Callable[[Any], Any]
+
+
+def plan(target: Any, variant: str, fault_id: str = "f1", seed: int = 0) -> Any:
+    return PARTITION.plan(target, random.Random(seed), fault_id=fault_id, variant=variant)
+
+
+def links(injection: Injection) -> frozenset[Link]:
+    return links_of(grudge_from_json(injection.value["grudge"]))
+
+
+@pytest.mark.parametrize("variant", sorted(SHAPES))
+def test_every_variant_is_proved_and_healed(variant: str, make_target: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        target = make_target(5)
+        injection = await plan(target, variant)
+        assert injection.value["id"] == "f1" and injection.value["variant"] == variant
+        await PARTITION.inject(target, injection)
+        proof = await PARTITION.prove(target, injection)
+        assert proof.proven and proof.checked == 20 and not proof.failed, proof
+        await PARTITION.heal(target, injection)
+        healed = await PARTITION.prove_healed(target, injection)
+        assert healed.proven and healed.checked == 20
+
+    run_virtual(main())
+
+
+def test_a_plan_touches_nothing(make_target: Any, run_virtual: Run) -> None:
+    target = make_target(5)
+    run_virtual(plan(target, "leader"))
+    assert not target.fake_network.cuts and not target.fake_network.probed
+
+
+def test_the_leader_is_asked_for(make_target: Any, run_virtual: Run) -> None:
+    target = make_target(5, leader="n4")
+    injection = run_virtual(plan(target, "leader"))
+    assert injection.value["leader"] == "n4"
+    assert injection.value["grudge"]["n4"] == ["n1", "n2", "n3", "n5"]
+
+
+def test_a_leader_that_comes_late_is_waited_for(make_target: Any, run_virtual: Run) -> None:
+    async def main() -> Injection:
+        target = make_target(3, leader=None)
+        asyncio.get_running_loop().call_later(LEADER_TIMEOUT_S / 2, setattr, target, "leader", "n2")
+        return await plan(target, "leader")
+
+    assert run_virtual(main()).value["leader"] == "n2"
+
+
+def test_without_a_leader_nothing_is_injected_or_proven(make_target: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        target = make_target(5, leader=None)
+        injection = await plan(target, "leader-minority")
+        assert injection.problem == "no leader found"
+        assert asyncio.get_running_loop().time() == pytest.approx(LEADER_TIMEOUT_S, abs=0.3)
+        await PARTITION.inject(target, injection)
+        assert not target.fake_network.cuts
+        proof = await PARTITION.prove(target, injection)
+        assert not proof.proven and proof.detail == "no leader found"
+
+    run_virtual(main())
+
+
+def test_a_system_that_does_not_answer_does_not_hang_the_plan(make_target: Any, run_virtual: Run) -> None:
+    async def main() -> Injection:
+        target = make_target(5)
+        target.leaders = lambda: asyncio.sleep(3600)
+        return await plan(target, "leader")
+
+    assert run_virtual(main()).problem == "no leader found"
+
+
+def test_an_ineffective_cut_is_not_proven_after_the_settle_time(make_target: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        target = make_target(5)
+        injection = await plan(target, "halves")
+        leaking = sorted(links(injection))[0]
+        target.fake_network.ineffective = {leaking}
+        await PARTITION.inject(target, injection)
+        begin_s = asyncio.get_running_loop().time()
+        proof = await PARTITION.prove(target, injection)
+        assert not proof.proven
+        assert proof.failed == [f"{leaking.source}->{leaking.destination} still passes"]
+        assert asyncio.get_running_loop().time() - begin_s < 3 * SETTLE_S
+
+    run_virtual(main())
+
+
+def test_bytes_on_their_way_may_settle(make_target: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        target = make_target(5)
+        injection = await plan(target, "one")
+        target.fake_network.ineffective = set(links(injection))
+        await PARTITION.inject(target, injection)
+        asyncio.get_running_loop().call_later(SETTLE_S / 2, target.fake_network.ineffective.clear)
+        assert (await PARTITION.prove(target, injection)).proven
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("harm", ["broken", "partial"])
+def test_the_control_links_must_pass_wholly(harm: str, make_target: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        target = make_target(5)
+        injection = await plan(target, "halves")  # n1, n2 | n3, n4, n5
+        getattr(target.fake_network, harm).add(Link("n4", "n5"))
+        await PARTITION.inject(target, injection)
+        proof = await PARTITION.prove(target, injection)
+        assert not proof.proven and proof.failed == ["n4->n5 should pass and does not"]
+
+    run_virtual(main())
+
+
+def test_a_network_where_nothing_ever_passes_proves_no_cut(make_target: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        target = make_target(3)
+        injection = await plan(target, "one")
+        target.fake_network.broken = {Link(a, b) for a in target.hosts for b in target.hosts if a != b}
+        await PARTITION.inject(target, injection)
+        assert not (await PARTITION.prove(target, injection)).proven
+
+    run_virtual(main())
+
+
+def test_on_a_slow_machine_silence_is_given_more_time(make_target: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        target = make_target(5)
+        injection = await plan(target, "halves")
+        target.fake_network.answer_s = 0.4  # longer than a cut link is listened to at first
+        target.fake_network.ineffective = set(links(injection))
+        await PARTITION.inject(target, injection)
+        proof = await PARTITION.prove(target, injection)
+        assert not proof.proven and len(proof.failed) == len(links(injection))
+
+    run_virtual(main())
+
+
+def test_overlapping_cuts_are_proved_and_healed_each_for_itself(make_target: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        target = make_target(5)
+        first = await plan(target, "halves", "f1")
+        second = await plan(target, "leader", "f2")
+        await PARTITION.inject(target, first)
+        await PARTITION.inject(target, second)
+        assert (await PARTITION.prove(target, second, in_force=[first])).proven
+        assert not (await PARTITION.prove(target, second)).proven  # f1's links do not pass
+        await PARTITION.heal(target, first)
+        assert not (await PARTITION.prove_healed(target, first)).proven  # f2's links do not pass
+        assert (await PARTITION.prove_healed(target, first, in_force=[second])).proven
+        await PARTITION.heal(target, second)
+        await PARTITION.heal(target, second)
+        assert (await PARTITION.prove_healed(target, second)).proven
+
+    run_virtual(main())
+
+
+def test_healing_may_take_its_time_up_to_a_deadline(make_target: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        target = make_target(5)
+        injection = await plan(target, "one")
+        loop = asyncio.get_running_loop()
+        target.fake_network.broken = set(links(injection))
+        loop.call_later(HEAL_DEADLINE_S - 3, target.fake_network.broken.clear)
+        assert (await PARTITION.prove_healed(target, injection)).proven
+        target.fake_network.broken = {Link("n1", "n2")}
+        begin_s = loop.time()
+        proof = await PARTITION.prove_healed(target, injection)
+        assert proof.failed == ["n1->n2 does not pass"]
+        assert loop.time() - begin_s == pytest.approx(HEAL_DEADLINE_S, abs=1)
+
+    run_virtual(main())
+
+
+def test_what_it_requires_is_named(make_target: Any) -> None:
+    target = make_target(2)
+    assert PARTITION.requires(target) == []
+    assert PARTITION.requires(target, "bridge") == ["partition shape bridge needs at least 3 hosts, not 2"]
+    assert "has no variant 'helves'" in PARTITION.requires(target, "helves")[0]
+    assert usable_variants(PARTITION, target) == ["halves", "random-halves", "one", "one-way", "leader"]
+    assert PARTITION.requires(make_target(1)) == ["partition needs at least 2 hosts, not 1"]
+    target.network = None
+    assert PARTITION.requires(target) == ["partition: this cluster has no network that can be cut"]
+
+
+def test_an_unknown_variant_is_refused(make_target: Any, run_virtual: Run) -> None:
+    with pytest.raises(ValueError, match="no variant 'nope'"):
+        run_virtual(plan(make_target(5), "nope"))
+
+
+def test_grudges_survive_json() -> None:
+    grudge = {"n2": frozenset({"n3", "n1"}), "n1": frozenset[str]()}
+    assert grudge_to_json(grudge) == {"n2": ["n1", "n3"]}
+    assert grudge_from_json(grudge_to_json(grudge)) == {"n2": frozenset({"n1", "n3"})}

@@ -1,0 +1,187 @@
+"""Each shape keeps its promise for every number of hosts it accepts."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations, permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemesis.shapes import SHAPES, ShapeError, majority_of, split_grudge, visible_from
+from nemesis.target import Grudge, links_of
+
+SEEDS = st.integers(min_value=0, max_value=2**32)
+
+
+def hosts_of(count: int) -> list[str]:
+    return [f"n{number}" for number in range(1, count + 1)]
+
+
+@st.composite
+def clusters(draw: st.DrawFn, shape: str, most: int = 9) -> tuple[list[str], str, Grudge]:
+    hosts = hosts_of(draw(st.integers(SHAPES[shape].minimum_hosts, most)))
+    leader = draw(st.sampled_from(hosts))
+    return hosts, leader, SHAPES[shape].grudge(hosts, random.Random(draw(SEEDS)), leader)
+
+
+def components(hosts: list[str], grudge: Grudge) -> list[set[str]]:
+    """Groups of hosts joined by links that work both ways."""
+    cut = links_of(grudge)
+    groups: list[set[str]] = []
+    for host in hosts:
+        near = [g for g in groups if any((host, o) not in cut and (o, host) not in cut for o in g)]
+        groups = [g for g in groups if g not in near] + [{host}.union(*near)]
+    return sorted(groups, key=len)
+
+
+def is_symmetric(grudge: Grudge) -> bool:
+    links = links_of(grudge)
+    return all((b, a) in links for a, b in links)
+
+
+def is_clean_split(hosts: list[str], grudge: Grudge) -> bool:
+    """Two groups, whole inside, everything cut between them."""
+    small, large = components(hosts, grudge)
+    return links_of(grudge) == links_of(split_grudge([small, large]))
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_any_shape_is_decided_by_the_seed_and_stays_among_the_hosts(name: str) -> None:
+    @given(st.integers(SHAPES[name].minimum_hosts, 9), SEEDS)
+    def check(count: int, seed: int) -> None:
+        hosts = hosts_of(count)
+        first = SHAPES[name].grudge(hosts, random.Random(seed), hosts[-1])
+        assert first == SHAPES[name].grudge(hosts, random.Random(seed), hosts[-1])
+        links = links_of(first)
+        assert links
+        assert all(a in hosts and b in hosts and a != b for a, b in links)
+
+    check()
+
+
+@given(clusters("halves"))
+def test_halves_cut_the_first_half_off(cluster: tuple[list[str], str, Grudge]) -> None:
+    hosts, _, grudge = cluster
+    middle = len(hosts) // 2
+    assert links_of(grudge) == links_of(split_grudge([hosts[:middle], hosts[middle:]]))
+
+
+@given(clusters("random-halves"))
+def test_random_halves_differ_by_one_host_at_most(cluster: tuple[list[str], str, Grudge]) -> None:
+    hosts, _, grudge = cluster
+    small, large = components(hosts, grudge)
+    assert len(large) - len(small) in (0, 1)
+    assert is_clean_split(hosts, grudge)
+
+
+def test_random_halves_reach_every_half() -> None:
+    hosts = hosts_of(4)
+    rng = random.Random(1)
+    seen = {frozenset(components(hosts, SHAPES["random-halves"].grudge(hosts, rng))[0]) for _ in range(300)}
+    assert len(seen | {frozenset(hosts) - half for half in seen}) == len(list(combinations(hosts, 2)))
+
+
+@given(clusters("one"))
+def test_one_isolates_exactly_one(cluster: tuple[list[str], str, Grudge]) -> None:
+    hosts, _, grudge = cluster
+    alone, others = components(hosts, grudge)
+    assert (len(alone), len(others)) == (1, len(hosts) - 1)
+    assert is_clean_split(hosts, grudge)
+
+
+@given(clusters("majority-minority"))
+def test_majority_minority_leaves_a_whole_majority(cluster: tuple[list[str], str, Grudge]) -> None:
+    hosts, _, grudge = cluster
+    minority, majority = components(hosts, grudge)
+    assert len(majority) >= majority_of(len(hosts)) > len(minority) >= 1
+    assert is_clean_split(hosts, grudge)
+
+
+def test_majority_minority_uses_every_size() -> None:
+    rng = random.Random(2)
+    hosts = hosts_of(7)
+    shape = SHAPES["majority-minority"]
+    assert {len(components(hosts, shape.grudge(hosts, rng))[0]) for _ in range(100)} == {1, 2, 3}
+
+
+@given(clusters("majorities-ring", most=15))
+def test_ring_shows_everybody_another_majority(cluster: tuple[list[str], str, Grudge]) -> None:
+    hosts, _, grudge = cluster
+    views = visible_from(grudge, hosts)
+    assert all(host in view and len(view) >= majority_of(len(hosts)) for host, view in views.items())
+    assert len(set(views.values())) == len(hosts)
+    assert is_symmetric(grudge)
+
+
+@given(SEEDS)
+def test_ring_of_five_is_exact(seed: int) -> None:
+    hosts = hosts_of(5)
+    views = visible_from(SHAPES["majorities-ring"].grudge(hosts, random.Random(seed)), hosts)
+    assert {len(view) for view in views.values()} == {3}
+
+
+@given(clusters("bridge"))
+def test_bridge_is_the_only_way_across(cluster: tuple[list[str], str, Grudge]) -> None:
+    hosts, _, grudge = cluster
+    bridges = [host for host in hosts if all(host not in link for link in links_of(grudge))]
+    assert len(bridges) == 1
+    others = [host for host in hosts if host not in bridges]
+    small, large = components(others, grudge)
+    assert len(large) - len(small) in (0, 1)
+    assert is_clean_split(others, grudge)
+
+
+@given(clusters("one-way"))
+def test_one_way_cuts_one_direction_between_two_groups(cluster: tuple[list[str], str, Grudge]) -> None:
+    hosts, _, grudge = cluster
+    links = links_of(grudge)
+    silenced = {a for a, _ in links}
+    deaf = {b for _, b in links}
+    assert silenced and deaf and not silenced & deaf and silenced | deaf == set(hosts)
+    assert links == {(a, b) for a, b in permutations(hosts, 2) if a in silenced and b in deaf}
+
+
+def test_one_way_takes_either_direction() -> None:
+    rng = random.Random(3)
+    hosts = hosts_of(2)
+    seen = {link for _ in range(50) for link in links_of(SHAPES["one-way"].grudge(hosts, rng))}
+    assert seen == {("n1", "n2"), ("n2", "n1")}
+
+
+@given(clusters("leader"))
+def test_leader_stands_alone(cluster: tuple[list[str], str, Grudge]) -> None:
+    hosts, leader, grudge = cluster
+    assert visible_from(grudge, hosts)[leader] == {leader}
+    assert links_of(grudge) == links_of(split_grudge([[leader], [h for h in hosts if h != leader]]))
+
+
+@given(clusters("leader-minority"))
+def test_leader_minority_is_the_largest_minority(cluster: tuple[list[str], str, Grudge]) -> None:
+    hosts, leader, grudge = cluster
+    minority, majority = components(hosts, grudge)
+    assert leader in minority and 2 <= len(minority) == (len(hosts) - 1) // 2
+    assert len(majority) >= majority_of(len(hosts))
+    assert is_clean_split(hosts, grudge)
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_too_few_hosts_are_refused_by_name(name: str) -> None:
+    shape = SHAPES[name]
+    hosts = hosts_of(shape.minimum_hosts - 1)
+    with pytest.raises(ShapeError, match=f"{name} needs at least {shape.minimum_hosts} hosts"):
+        shape.grudge(hosts, random.Random(0), hosts[0])
+    assert shape.problem(shape.minimum_hosts) is None
+
+
+@pytest.mark.parametrize(("leader", "reason"), [(None, "needs to know the leader"), ("n9", "is none of")])
+@pytest.mark.parametrize("name", ["leader", "leader-minority"])
+def test_leader_shapes_refuse_a_bad_leader(name: str, leader: str | None, reason: str) -> None:
+    with pytest.raises(ShapeError, match=reason):
+        SHAPES[name].grudge(hosts_of(5), random.Random(0), leader)
+
+
+def test_a_host_given_twice_is_refused() -> None:
+    with pytest.raises(ShapeError, match="twice"):
+        SHAPES["one"].grudge(["n1", "n1", "n2"], random.Random(0))
