@@ -111,7 +111,7 @@ def test_getters_name_the_field_that_is_wrong() -> None:
         lambda: command.get_int("empty"),
         lambda: command.get_str("missing"),
     ):
-        with pytest.raises(RequestError, match="n|empty|missing") as caught:
+        with pytest.raises(RequestError, match=r"n|empty|missing") as caught:
             wrong()
         assert caught.value.code == 1
     assert command.get_int("empty", 5) == 5
