@@ -1,0 +1,347 @@
+"""The smallest part of a history that is still wrong, in words.
+
+Every reduction used here preserves linearizability, so a remainder that is not linearizable proves that the whole is
+not.  They are:
+
+* cut the history to a prefix (what is open at the cut becomes "outcome unknown");
+* drop what returned before some instant, if what is left fits no starting state at all (what is open at the instant
+  becomes "outcome unknown");
+* drop an operation that never changes the state;
+* registers: drop a value altogether (its writes and its reads; a compare-and-set away from it counts as a plain
+  write), provided no failed compare-and-set is kept;
+* queues, stacks and bags: drop a value altogether.
+
+What is shown is always a subset of the operations as recorded, which can only be more contradictory than the
+relaxed form it was proven with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from checker.history import FAIL, INFO, NEVER, OK, History, freeze
+from checker.linearizability.budget import Budget
+from checker.linearizability.general import Search
+from checker.models.base import FAILED, UNKNOWN, Model
+from checker.models.collections import FIFOQueue, PriorityQueue, Stack, UnorderedQueue
+from checker.models.registers import CASRegister, Register
+from checker.verdict import Edge, Witness
+from checker.words import named, named_row
+
+if TYPE_CHECKING:
+    from checker.linearizability.engine import KeyOutcome
+
+__all__ = ["explain"]
+
+#: Search steps allowed to test one reduction; a reduction that needs more is not made.
+STEPS_PER_TEST = 20_000
+#: Seconds an explanation may take when the check itself has no time limit.
+EXPLAIN_TIMEOUT_S = 10.0
+#: First window, in operations, of the search for the part before a violation that matters.
+FIRST_WINDOW = 8
+#: A witness longer than this is cut for display: nobody reads more, and reports are bounded.
+MAX_WITNESS_OPERATIONS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some rows of a history; ``crashed`` lose their return, ``weakened`` compare-and-sets their condition."""
+
+    rows: tuple[int, ...]
+    crashed: frozenset[int] = frozenset()
+    weakened: frozenset[int] = frozenset()
+    any_start: bool = False
+
+
+def explain(history: History, model: Model, outcome: KeyOutcome, budget: Budget) -> Witness:
+    """A witness for one key that was found not linearizable."""
+    violation = outcome.violation
+    if violation is not None and violation.minimal:
+        return Witness(
+            operations=history.operations(violation.rows),
+            text=violation.text,
+            key=freeze(outcome.key),
+            edges=violation.edges,
+            note=violation.note,
+        )
+    remaining = EXPLAIN_TIMEOUT_S
+    if budget.timeout_s is not None:
+        remaining = min(remaining, max(0.5, budget.timeout_s - budget.elapsed_s()))
+    reducer = _Reducer(history, model, time.perf_counter() + remaining)
+    if outcome.search is not None:
+        culprit = outcome.search.deepest_row
+        part = reducer.prefix(outcome.rows, culprit) if culprit is not None else _Part(tuple(outcome.rows))
+        outcome.search = None
+    else:
+        assert violation is not None
+        part = _Part(violation.rows)
+        if not reducer.fails(part):
+            part = _Part(tuple(outcome.rows))
+    part, complete = reducer.reduce(part)
+    return _witness(history, model, outcome, part, complete)
+
+
+class _Reducer:
+    def __init__(self, history: History, model: Model, deadline: float) -> None:
+        self._history = history
+        self._model = model
+        self._deadline = deadline
+        self._out_of_time = False
+
+    # -- tests ---------------------------------------------------------------------------------------------------
+
+    def fails(self, part: _Part) -> bool:
+        """Whether the part is certainly not linearizable."""
+        if time.perf_counter() > self._deadline:
+            self._out_of_time = True
+            return False
+        history = _extract(self._history, part)
+        starts: Iterable[Any] | None = None
+        if part.any_start:
+            starts = self._model.possible_states(_triples(history))
+            if starts is None:
+                return False
+        try:
+            search = Search(history, range(len(history)), self._model, starts=starts)
+            return search.run(STEPS_PER_TEST) is False
+        except TypeError:
+            return False
+
+    # -- reductions ----------------------------------------------------------------------------------------------
+
+    def prefix(self, rows: Sequence[int], culprit: int) -> _Part:
+        """What was invoked before the culprit returned."""
+        history, model = self._history, self._model
+        end = history.returned[culprit]
+        kept, crashed = [], set()
+        for row in rows:
+            if history.invoked[row] > end:
+                break
+            if history.returned[row] > end:
+                if history.f[row] in model.pure or history.status[row] == FAIL:
+                    continue
+                crashed.add(row)
+            kept.append(row)
+        return _Part(tuple(kept), frozenset(crashed))
+
+    def reduce(self, part: _Part) -> tuple[_Part, bool]:
+        """Apply every reduction until none helps.  The flag says that none was cut short by time."""
+        part = self._suffix(part)
+        while not self._out_of_time:
+            before = part
+            part = self._drop_values(part)
+            part = self._drop_pure(part)
+            part = self._suffix(part)
+            if part == before:
+                break
+        return part, not self._out_of_time
+
+    def _suffix(self, part: _Part) -> _Part:
+        """The shortest end of the part that fits no starting state."""
+        if self._model.possible_states([]) is None:
+            return part
+        history = self._history
+        events = sorted(history.invoked[row] for row in part.rows)
+        best: _Part | None = None
+        size = FIRST_WINDOW
+        good, bad = 0, len(events)
+        while True:
+            size = min(size, len(events))
+            cut = self._cut(part, events[len(events) - size] if size < len(events) else -1)
+            if self.fails(cut):
+                best, good = cut, len(events) - size
+                break
+            bad = len(events) - size
+            if size == len(events):
+                return part
+            size *= 4
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            cut = self._cut(part, events[middle])
+            if self.fails(cut):
+                best, good = cut, middle
+            else:
+                bad = middle
+        return best if len(best.rows) < len(part.rows) else part
+
+    def _cut(self, part: _Part, instant: int) -> _Part:
+        history, model = self._history, self._model
+        kept, crashed = [], set(part.crashed)
+        for row in part.rows:
+            returned = NEVER if row in part.crashed else history.returned[row]
+            if history.invoked[row] < instant:
+                if returned < instant or history.f[row] in model.pure or history.status[row] == FAIL:
+                    continue
+                crashed.add(row)
+            kept.append(row)
+        return replace(part, rows=tuple(kept), crashed=frozenset(crashed).intersection(kept), any_start=True)
+
+    def _drop_pure(self, part: _Part) -> _Part:
+        history, model = self._history, self._model
+        pure = [row for row in part.rows if model.is_pure(*_triple(history, row))]
+        return self._drop_groups(part, [(row,) for row in pure], self._without)
+
+    def _without(self, part: _Part, rows: frozenset[int]) -> _Part:
+        return replace(part, rows=tuple(row for row in part.rows if row not in rows))
+
+    def _drop_groups(
+        self, part: _Part, groups: list[tuple[int, ...]], drop: Callable[[_Part, frozenset[int]], _Part]
+    ) -> _Part:
+        """Drop as many groups as can go: large chunks first, then one by one."""
+        chunk = max(1, len(groups) // 2)
+        while groups and not self._out_of_time:
+            index = 0
+            while index < len(groups):
+                chosen = groups[index : index + chunk]
+                smaller = drop(part, frozenset(row for group in chosen for row in group))
+                if self.fails(smaller):
+                    part = smaller
+                    del groups[index : index + chunk]
+                else:
+                    index += chunk
+            if chunk == 1:
+                break
+            chunk //= 2
+        return part
+
+    def _drop_values(self, part: _Part) -> _Part:
+        model = self._model
+        if isinstance(model, (FIFOQueue, Stack, PriorityQueue, UnorderedQueue)):
+            return self._drop_queue_values(part)
+        if type(model) in (Register, CASRegister):
+            return self._drop_register_values(part)
+        return part
+
+    def _drop_queue_values(self, part: _Part) -> _Part:
+        history = self._history
+        groups: dict[Any, list[int]] = {}
+        for row in part.rows:
+            if history.f[row] in FIFOQueue.puts:
+                groups.setdefault(history.value[row], []).append(row)
+            elif history.status[row] == OK and history.result[row] is not None:
+                groups.setdefault(history.result[row], []).append(row)
+        return self._drop_groups(part, [tuple(rows) for rows in groups.values()], self._without)
+
+    def _drop_register_values(self, part: _Part) -> _Part:
+        history = self._history
+        values: dict[Any, int] = {}
+        for row in part.rows:
+            value = history.value[row]
+            if history.f[row] == "write":
+                values[value] = values.get(value, 0) + 1
+            elif history.f[row] == "cas" and history.status[row] != FAIL:
+                values[value[1]] = values.get(value[1], 0) + 1
+        for value in sorted(values, key=lambda v: -values[v]):
+            smaller = self._without_register_value(part, value)
+            if len(smaller.rows) < len(part.rows) and self.fails(smaller):
+                part = smaller
+        return part
+
+    def _without_register_value(self, part: _Part, dropped: Any) -> _Part:
+        history = self._history
+        kept, weakened = [], set(part.weakened)
+        for row in part.rows:
+            f, value = history.f[row], history.value[row]
+            if history.status[row] == FAIL:
+                continue
+            if f == "cas":
+                if value[1] == dropped:
+                    continue
+                if value[0] == dropped:
+                    weakened.add(row)
+            elif (value if f == "write" else history.result[row]) == dropped:
+                continue
+            kept.append(row)
+        return replace(part, rows=tuple(kept), weakened=frozenset(weakened).intersection(kept))
+
+
+def _triple(history: History, row: int) -> tuple[str, Any, Any]:
+    status = history.status[row]
+    result = history.result[row] if status == OK else FAILED if status == FAIL else UNKNOWN
+    return history.f[row], history.value[row], result
+
+
+def _triples(history: History) -> list[tuple[str, Any, Any]]:
+    return [_triple(history, row) for row in range(len(history))]
+
+
+def _extract(history: History, part: _Part) -> History:
+    """The part as a history of its own."""
+    out = History()
+    for row in part.rows:
+        crashed = row in part.crashed
+        weak = row in part.weakened
+        out.process.append(history.process[row])
+        out.f.append("write" if weak else history.f[row])
+        out.value.append(history.value[row][1] if weak else history.value[row])
+        out.result.append(history.result[row])
+        out.status.append(INFO if crashed else history.status[row])
+        out.invoked.append(history.invoked[row])
+        out.returned.append(NEVER if crashed else history.returned[row])
+        if row in history.errors:
+            out.errors[len(out.f) - 1] = history.errors[row]
+    return out
+
+
+def _witness(history: History, model: Model, outcome: KeyOutcome, part: _Part, complete: bool) -> Witness:
+    rows = part.rows
+    culprit = max(
+        (row for row in rows if row not in part.crashed and history.returned[row] != NEVER),
+        key=history.returned.__getitem__,
+        default=rows[-1],
+    )
+    shown = rows[-MAX_WITNESS_OPERATIONS:] if len(rows) > MAX_WITNESS_OPERATIONS else rows
+    others = [row for row in rows if row != culprit]
+    operations = history.operations(shown)
+    note = "" if complete else "minimising was cut short by its time limit"
+    if len(rows) > len(shown):
+        note = f"the last {len(shown)} of {len(rows)} operations that no sound reduction removes"
+    text = _sentence(history, model, part, culprit, others)
+    if outcome.violation is not None:
+        text = f"{outcome.violation.text} {text}"
+    return Witness(
+        operations=operations,
+        text=text,
+        key=freeze(outcome.key),
+        edges=_real_time_edges(shown, history, part),
+        minimal=complete and len(rows) == len(shown),
+        note=note,
+    )
+
+
+def _sentence(history: History, model: Model, part: _Part, culprit: int, others: list[int]) -> str:
+    what = named_row(history, culprit, model)
+    before = "whatever state came before" if part.any_start else f"starting from {model.start()!r}"
+    if not others:
+        return f"{what} is not possible, {before}."
+    first = [row for row in others if row not in part.crashed and history.returned[row] < history.invoked[culprit]]
+    during = [row for row in others if row not in first]
+    pieces = []
+    for rows, words in ((first, "returned before it was invoked"), (during, "ran, or may have run, beside it")):
+        if rows:
+            listed = "; ".join(named(operation, model) for operation in history.operations(rows[:6]))
+            more = f"; and {len(rows) - 6} more" if len(rows) > 6 else ""
+            pieces.append(f"{listed}{more} {words}")
+    return (
+        f"{what} is not possible: {', and '.join(pieces)}; "
+        f"no order of these {len(part.rows)} operations explains it, {before}."
+    )
+
+
+def _real_time_edges(rows: Sequence[int], history: History, part: _Part) -> tuple[Edge, ...]:
+    """Which operation returned before which was invoked, without the pairs that follow from others."""
+    ordered = sorted(range(len(rows)), key=lambda i: history.invoked[rows[i]])
+    edges = []
+    for target in ordered:
+        invoked = history.invoked[rows[target]]
+        earlier = [i for i in ordered if rows[i] not in part.crashed and history.returned[rows[i]] < invoked]
+        latest_start = max((history.invoked[rows[i]] for i in earlier), default=-1)
+        for source in earlier:
+            if history.returned[rows[source]] > latest_start:
+                edges.append(
+                    Edge(source=source, target=target, kind="realtime", reason="returned before the other was invoked")
+                )
+    return tuple(edges)

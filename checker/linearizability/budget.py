@@ -1,0 +1,76 @@
+"""Budgets of time and memory.  Past either, the answer is ``unknown``; nothing here ever raises MemoryError."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+__all__ = ["Budget", "resident_bytes"]
+
+_PAGE_BYTES = resource.getpagesize()
+
+#: Share of the memory the machine has free that a check without an explicit limit may take.
+DEFAULT_MEMORY_SHARE = 0.5
+#: Used where the machine does not say how much memory is free.
+DEFAULT_MEMORY_BYTES = 1 << 30
+_MIB = 1 << 20
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process now (Linux), or its peak so far where only that is known."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _default_memory_bytes() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(int(line.split()[1]) * 1024 * DEFAULT_MEMORY_SHARE)
+    except (OSError, ValueError):
+        pass
+    return DEFAULT_MEMORY_BYTES
+
+
+class Budget:
+    """What a check may use: ``timeout_s`` seconds from now, ``memory_mb`` MiB beyond what the process holds now.
+
+    Without ``timeout_s`` time is unlimited.  Without ``memory_mb`` the limit is half of the machine's free memory:
+    a check never runs a machine out of memory.
+    """
+
+    def __init__(self, *, timeout_s: float | None = None, memory_mb: float | None = None) -> None:
+        if timeout_s is not None and timeout_s <= 0:
+            raise ValueError(f"timeout_s must be positive, not {timeout_s}")
+        if memory_mb is not None and memory_mb <= 0:
+            raise ValueError(f"memory_mb must be positive, not {memory_mb}")
+        self.timeout_s = timeout_s
+        self.started = time.perf_counter()
+        self.memory_bytes = _default_memory_bytes() if memory_mb is None else int(memory_mb * _MIB)
+        self._base_bytes = resident_bytes()
+
+    def elapsed_s(self) -> float:
+        """Seconds since the budget was made."""
+        return time.perf_counter() - self.started
+
+    def used_bytes(self) -> int:
+        """Resident memory gained since the budget was made."""
+        return max(0, resident_bytes() - self._base_bytes)
+
+    def exhausted(self) -> str | None:
+        """Which limit is passed, in words, or ``None``."""
+        if self.timeout_s is not None and self.elapsed_s() > self.timeout_s:
+            return f"the time limit of {self.timeout_s:g} s was reached"
+        if self.used_bytes() > self.memory_bytes:
+            return f"the memory limit of {self.memory_bytes / _MIB:.0f} MiB was reached"
+        return None
+
+    def refuses_bytes(self, expected: int) -> str | None:
+        """Why an engine expected to need ``expected`` bytes should not start, or ``None``."""
+        if expected > self.memory_bytes:
+            return f"about {expected / _MIB:.0f} MiB are needed and {self.memory_bytes / _MIB:.0f} MiB allowed"
+        return None

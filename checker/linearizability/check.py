@@ -1,0 +1,111 @@
+"""The facade: a history and a model in, a result out."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter as Tally
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from checker.explain import explain
+from checker.history import History, Operation, freeze
+from checker.linearizability.budget import Budget
+from checker.linearizability.engine import KeyOutcome, decide
+from checker.models.base import Model
+from checker.models.registry import parse_model
+from checker.verdict import Result, Verdict, worst
+
+__all__ = ["check"]
+
+#: Keys listed by name in ``stats``: enough to look at, never a report of unbounded size.
+MAX_LISTED = 10
+
+
+def check(
+    history: History | Iterable[Mapping[str, Any]] | Iterable[Operation],
+    model: Model | str,
+    *,
+    timeout_s: float | None = None,
+    memory_mb: float | None = None,
+    explained: bool = True,
+) -> Result:
+    """Whether a history is linearizable with respect to a model.
+
+    ``history`` is a :class:`History`, events of the history format, or :class:`Operation` objects; ``model`` a model or
+    its name.  Operations with different keys are independent objects (linearizability is local).  ``timeout_s``
+    (seconds) and ``memory_mb`` (MiB beyond what the process holds) bound the check; past either the verdict is
+    ``unknown``.  ``explained=False`` leaves out the witness of an invalid history.
+
+    Raises :class:`HistoryError` for events that do not pair, :class:`ModelError` for operations the model lacks.
+    """
+    budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
+    if isinstance(model, str):
+        model = parse_model(model)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        history = History.of(history)
+        outcomes = decide(history, history.rows_by_key(), model, budget)
+        return summarise(history, model, outcomes, budget, explained=explained)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def summarise(
+    history: History, model: Model, outcomes: list[KeyOutcome], budget: Budget, *, explained: bool
+) -> Result:
+    """One result from the outcomes of all keys."""
+    verdict = worst(outcome.verdict for outcome in outcomes)
+    search_s = budget.elapsed_s()
+    stats = _stats(history, model, outcomes, search_s)
+    bad = [outcome for outcome in outcomes if outcome.verdict is Verdict.INVALID]
+    if bad:
+        smallest = min(bad, key=lambda outcome: (outcome.violation is None, len(outcome.rows)))
+        witness = explain(history, model, smallest, budget) if explained else None
+        where = "" if smallest.key is None else f"Key {smallest.key!r}: "
+        text = witness.text if witness else smallest.violation.text if smallest.violation else "not linearizable"
+        more = f" ({len(bad)} of {len(outcomes)} keys are not linearizable.)" if len(bad) > 1 else ""
+        stats["explain_s"] = round(budget.elapsed_s() - search_s, 6)
+        return Result(verdict=verdict, witness=witness, stats=stats, reason=f"{where}{text}{more}")
+    if verdict is Verdict.UNKNOWN:
+        open_keys = [outcome for outcome in outcomes if outcome.verdict is Verdict.UNKNOWN]
+        first = open_keys[0]
+        where = "" if first.key is None else f"key {first.key!r}: "
+        more = f" ({len(open_keys)} of {len(outcomes)} keys undecided)" if len(outcomes) > 1 else ""
+        return Result(verdict=verdict, stats=stats, reason=f"undecided: {where}{first.reason}{more}")
+    keys = f", {len(outcomes)} keys" if len(outcomes) > 1 else ""
+    return Result(
+        verdict=verdict,
+        stats=stats,
+        reason=f"linearizable as a {model.name}: {len(history)} operations{keys}",
+    )
+
+
+def _stats(history: History, model: Model, outcomes: list[KeyOutcome], search_s: float) -> dict[str, Any]:
+    by_status = Tally(history.status)
+    engines = Tally(outcome.engine for outcome in outcomes)
+    skipped: dict[str, dict[str, int]] = {}
+    for outcome in outcomes:
+        for engine, reason in outcome.skipped.items():
+            reasons = skipped.setdefault(engine, {})
+            if reason in reasons or len(reasons) < MAX_LISTED:
+                reasons[reason] = reasons.get(reason, 0) + 1
+    stats: dict[str, Any] = {
+        "model": model.name,
+        "operations": len(history),
+        "by_status": dict(sorted(by_status.items())),
+        "keys": len(outcomes),
+        "engines": dict(engines),
+        "not_applicable": skipped,
+        "steps": sum(outcome.steps for outcome in outcomes),
+        "search_s": round(search_s, 6),
+    }
+    for name, verdict in (("invalid_keys", Verdict.INVALID), ("unknown_keys", Verdict.UNKNOWN)):
+        keys = [freeze(outcome.key) for outcome in outcomes if outcome.verdict is verdict]
+        stats[name] = len(keys)
+        if keys and keys != [None]:
+            stats[f"first_{name}"] = keys[:MAX_LISTED]
+    if history.problems:
+        stats["problems"] = history.problems[:MAX_LISTED]
+    return stats

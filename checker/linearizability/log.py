@@ -1,0 +1,266 @@
+"""Append-only logs with offsets: linear time.
+
+An append at offset o has rank 2o+1, a read or tail that saw t messages rank 2t: that is the order, if there is one.
+What remains to check is that ranks agree with real time and that every offset holds one value, everywhere it is
+seen.  An append that crashed counts only where it was seen, or where it must fill an offset that nobody saw.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from checker.history import INFO, NEVER, OK, History
+from checker.linearizability.outcome import NotApplicable, Violation
+from checker.linearizability.ranks import rank_conflict
+from checker.linearizability.register import columns
+from checker.models.logs import Log
+from checker.verdict import Edge
+from checker.words import named_row, short
+
+__all__ = ["check_log_order"]
+
+
+def check_log_order(history: History, rows: Sequence[int], model: Log) -> Violation | None:
+    """A violation, or ``None`` for a linearizable history of a :class:`Log` whose appends write different values.
+
+    Raises :class:`NotApplicable` for equal values, reads without a tail, or values that are not hashable.
+    """
+    try:
+        return _check(history, rows)
+    except (TypeError, KeyError, IndexError) as error:
+        raise NotApplicable(f"results are not [offset, value] or offset, messages, tail ({error})") from error
+
+
+def _check(history: History, rows: Sequence[int]) -> Violation | None:
+    last_invoke: dict[int, int] = {}
+    first_return: dict[int, int] = {}
+    content: dict[int, Any] = {}
+    acked = 0
+    crashed: dict[Any, int] = {}
+    reads: list[Any] = []
+    get = first_return.get
+    tails = 0
+    for f, value, result, status, invoked, returned in zip(
+        *columns(history, rows, "f", "value", "result", "status", "invoked", "returned"), strict=True
+    ):
+        if f == "append":
+            if status is OK or status == OK:
+                offset = result[0]
+                rank = 2 * offset + 1
+                content[offset] = value
+                acked += 1
+            else:
+                if status == INFO:
+                    crashed[value] = invoked
+                    tails += 1
+                continue
+        elif status is not OK and status != OK:
+            continue
+        elif f == "read":
+            if result["messages"]:
+                reads.append((result["offset"], result["messages"], result["tail"]))
+            rank = 2 * result["tail"]
+        else:
+            rank = 2 * result
+        last_invoke[rank] = invoked
+        if returned < get(rank, NEVER):
+            first_return[rank] = returned
+
+    values = set(content.values())
+    if len(values) != len(content) or len(crashed) != tails or not values.isdisjoint(crashed):
+        raise NotApplicable("two appends append the same value")
+    if len(content) != acked:
+        return _two_acks(history, rows)
+    if not _reads_agree(content, reads):
+        violation = _settle_reads(history, rows, content, crashed, last_invoke, first_return)
+        if violation is not None:
+            return violation
+    highest = max(last_invoke, default=0)
+    if len(content) < (highest + 1) // 2:
+        violation = _fill_holes(history, rows, content, crashed, last_invoke, first_return, highest)
+        if violation is not None:
+            return violation
+    conflict = rank_conflict(first_return, last_invoke)
+    return None if conflict is None else _out_of_order(history, rows, content, *conflict)
+
+
+def _reads_agree(content: dict[int, Any], reads: list[Any]) -> bool:
+    """Whether every message read is what its append was told; quick, and needs every offset acknowledged."""
+    if not reads:
+        return True
+    try:
+        log = [content[offset] for offset in range(len(content))]
+    except KeyError:
+        return False
+    for offset, messages, tail in reads:
+        end = offset + len(messages)
+        if offset < 0 or end > tail or log[offset:end] != messages:
+            return False
+    return True
+
+
+def _settle_reads(
+    history: History,
+    rows: Sequence[int],
+    content: dict[int, Any],
+    crashed: dict[Any, int],
+    last_invoke: dict[int, int],
+    first_return: dict[int, int],
+) -> Violation | None:
+    """Compare reads message by message; a crashed append that was seen becomes an append that never returned."""
+    place = {value: offset for offset, value in content.items()}
+    if len(place) != len(content):
+        raise NotApplicable("two appends append the same value")
+    shown_by: dict[int, int] = {}
+    for row in rows:
+        if history.f[row] != "read" or history.status[row] != OK:
+            continue
+        result = history.result[row]
+        start, messages = result["offset"], result["messages"]
+        if messages and (start < 0 or start + len(messages) > result["tail"]):
+            text = f"{named_row(history, row)} returned messages beyond the tail {result['tail']} it reports."
+            return Violation(rows=(row,), text=text)
+        for offset, value in enumerate(messages, start):
+            known = content.get(offset, content)
+            if known is not content:
+                if known == value:
+                    continue
+                return _two_values(history, rows, shown_by, row, offset, value, known)
+            if value in place:
+                return _two_places(history, rows, shown_by, row, offset, value, place[value])
+            if value not in crashed:
+                text = f"{named_row(history, row)} shows {short(value)} at offset {offset}, which no append put there."
+                failed = [r for r in rows if history.f[r] == "append" and history.value[r] == value]
+                return Violation(rows=(*failed, row), text=text)
+            content[offset] = value
+            place[value] = offset
+            shown_by[offset] = row
+            rank = 2 * offset + 1
+            last_invoke[rank] = crashed.pop(value)
+            first_return[rank] = NEVER
+    return None
+
+
+def _fill_holes(
+    history: History,
+    rows: Sequence[int],
+    content: dict[int, Any],
+    crashed: dict[Any, int],
+    last_invoke: dict[int, int],
+    first_return: dict[int, int],
+    highest: int,
+) -> Violation | None:
+    """Offsets below a tail that nobody saw must hold crashed appends, each invoked in time."""
+    holes = [offset for offset in range((highest + 1) // 2) if offset not in content]
+    ranks = sorted(first_return)
+    deadlines = list(accumulate((first_return[rank] for rank in reversed(ranks)), min))[::-1]
+    spare = sorted(crashed.values())
+    for index, hole in enumerate(holes):
+        above = bisect_right(ranks, 2 * hole + 1)
+        deadline = deadlines[above] if above < len(deadlines) else NEVER
+        if index < len(spare) and spare[index] < deadline:
+            continue
+        shower = next(row for row in rows if _returned_at(history, row, deadline))
+        known = [r for o in holes[:index] for r in _append_rows(history, rows, content, o)]
+        text = (
+            f"{named_row(history, shower)} implies a message at offset {hole}, but no append can have put one there by "
+            f"then: {index} append(s) of unknown outcome are needed for earlier offsets."
+        )
+        return Violation(rows=(*known, shower), text=text, minimal=False)
+    return None
+
+
+def _returned_at(history: History, row: int, position: int) -> bool:
+    return history.returned[row] == position
+
+
+def _append_rows(history: History, rows: Sequence[int], content: dict[int, Any], offset: int) -> list[int]:
+    if offset not in content:
+        return []
+    value = content[offset]
+    return [
+        row
+        for row in rows
+        if history.f[row] == "append" and history.value[row] == value and history.status[row] in (OK, INFO)
+    ]
+
+
+def _two_acks(history: History, rows: Sequence[int]) -> Violation:
+    first: dict[int, int] = {}
+    for row in rows:
+        if history.f[row] == "append" and history.status[row] == OK:
+            offset = history.result[row][0]
+            if offset in first:
+                text = (
+                    f"Offset {offset} was given to two appends: {named_row(history, first[offset])} and "
+                    f"{named_row(history, row)}."
+                )
+                return Violation(rows=(first[offset], row), text=text)
+            first[offset] = row
+    raise AssertionError("counted two acknowledgements of one offset, found none")
+
+
+def _holder(history: History, rows: Sequence[int], shown_by: dict[int, int], offset: int) -> int:
+    """The row that says what an offset holds: a read that showed it, or the append that was given it."""
+    if offset in shown_by:
+        return shown_by[offset]
+    return next(
+        row
+        for row in rows
+        if history.f[row] == "append" and history.status[row] == OK and history.result[row][0] == offset
+    )
+
+
+def _two_values(
+    history: History, rows: Sequence[int], shown_by: dict[int, int], row: int, offset: int, value: Any, known: Any
+) -> Violation:
+    holder = _holder(history, rows, shown_by, offset)
+    text = (
+        f"Offset {offset} holds {short(known)} by {named_row(history, holder)}, but {short(value)} by "
+        f"{named_row(history, row)}."
+    )
+    writers = [r for r in rows if history.f[r] == "append" and history.value[r] in (value, known)]
+    chosen = tuple(sorted({*writers, holder, row}))
+    return Violation(rows=chosen, text=text, minimal=len(chosen) <= 2)
+
+
+def _two_places(
+    history: History, rows: Sequence[int], shown_by: dict[int, int], row: int, offset: int, value: Any, other: int
+) -> Violation:
+    holder = _holder(history, rows, shown_by, other)
+    text = (
+        f"{short(value)}, appended once, is at offset {other} by {named_row(history, holder)} and at offset {offset} "
+        f"by {named_row(history, row)}."
+    )
+    writers = [r for r in rows if history.f[r] == "append" and history.value[r] == value]
+    return Violation(rows=tuple(sorted({*writers, holder, row})), text=text)
+
+
+def _out_of_order(history: History, rows: Sequence[int], content: dict[int, Any], low: int, high: int) -> Violation:
+    def of_rank(rank: int) -> list[int]:
+        out = []
+        for row in rows:
+            f, result = history.f[row], history.result[row]
+            if f == "append":
+                if history.status[row] != "fail" and rank % 2 and content.get(rank // 2) == history.value[row]:
+                    out.append(row)
+            elif history.status[row] == OK and rank == 2 * (result["tail"] if f == "read" else result):
+                out.append(row)
+        return out
+
+    late = max(of_rank(low), key=history.invoked.__getitem__)
+    early = min(of_rank(high), key=history.returned.__getitem__)
+    reason = f"{named_row(history, early)} returned before {named_row(history, late)} was invoked"
+    text = f"{reason}, but {_place(low)} comes before {_place(high)} in the log."
+    edges = (
+        Edge(source=0, target=1, kind="realtime", reason=reason),
+        Edge(source=1, target=0, kind="value", reason=f"{_place(low)} comes before {_place(high)}"),
+    )
+    return Violation(rows=(early, late), text=text, edges=edges)
+
+
+def _place(rank: int) -> str:
+    return f"an append at offset {rank // 2}" if rank % 2 else f"a view of {rank // 2} messages"

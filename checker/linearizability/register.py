@@ -1,0 +1,194 @@
+"""Registers whose writes all write different values: near-linear.
+
+After Gibbons & Korach, "Testing shared memories" (SIAM J. Comput. 26(4), 1997).  Take each value with its write and
+its reads.  F is the first return among them, S the last invocation.  A value with F < S must be the register's value
+all the way from F to S (a forward zone); one with S < F merely somewhere in between (a backward zone).  The history
+is linearizable iff every read follows its write's invocation, forward zones are pairwise disjoint, and no backward
+zone lies inside a forward one.  O(n log n) time, O(n) memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
+from itertools import islice
+from typing import Any
+
+from checker.history import FAIL, NEVER, OK, History
+from checker.linearizability.outcome import NotApplicable, Violation
+from checker.models.registers import Register
+from checker.verdict import Edge
+from checker.words import named_row, short
+
+__all__ = ["check_register", "zone_conflict"]
+
+#: Position of the write that gave the register its initial value: before every event.
+BEFORE_ALL = -1
+
+
+def check_register(history: History, rows: Sequence[int], model: Register) -> Violation | None:
+    """A violation, or ``None`` for a linearizable history of a :class:`Register`.
+
+    Raises :class:`NotApplicable` when two writes write one value, a write writes the initial value, or values are not
+    hashable.
+    """
+    try:
+        return _check(history, rows, model.initial)
+    except TypeError as error:
+        raise NotApplicable(f"a value is not hashable ({error})") from error
+
+
+def columns(history: History, rows: Sequence[int], *names: str) -> list[Sequence[Any]]:
+    """Those columns at those rows, without copying where the rows are all there are."""
+    if isinstance(rows, range) and len(rows) == len(history):
+        return [getattr(history, name) for name in names]
+    return [[column[row] for row in rows] for column in (getattr(history, name) for name in names)]
+
+
+def _check(history: History, rows: Sequence[int], initial: Hashable) -> Violation | None:
+    first_return: dict[Any, int] = {}
+    last_invoke: dict[Any, int] = {}
+    written: dict[Any, int] = {}
+    crashed: dict[Any, int] = {}
+    failed: set[Any] = set()
+    writes = 0
+    get = first_return.get
+    for f, value, result, status, invoked, returned in zip(
+        *columns(history, rows, "f", "value", "result", "status", "invoked", "returned"), strict=True
+    ):
+        if status is OK or status == OK:
+            if f == "read":
+                value = result
+            elif f == "write":
+                written[value] = invoked
+                writes += 1
+            else:
+                raise NotApplicable(f"operation {f!r} is neither read nor write")
+            last_invoke[value] = invoked
+            if returned < get(value, NEVER):
+                first_return[value] = returned
+        elif f == "write":
+            if status == FAIL:
+                failed.add(value)
+            else:
+                crashed[value] = invoked
+                writes += 1
+    if len(written) + len(crashed) != writes or not crashed.keys().isdisjoint(written):
+        raise NotApplicable("two writes write the same value")
+    if initial in written or initial in crashed:
+        raise NotApplicable(f"a write writes the initial value {initial!r}")
+
+    for value, invoked in crashed.items():
+        if value in first_return:
+            written[value] = invoked
+            if invoked > last_invoke[value]:
+                last_invoke[value] = invoked
+    if initial in first_return:
+        first_return[initial] = BEFORE_ALL
+        written[initial] = BEFORE_ALL
+    if len(first_return) != len(written):
+        value = next(v for v in first_return if v not in written)
+        return _phantom(history, rows, value, value in failed)
+    for value, invoked in written.items():
+        if first_return[value] < invoked:
+            return _from_future(history, rows, value)
+    conflict = zone_conflict(first_return, last_invoke)
+    return None if conflict is None else _conflict(history, rows, initial, *conflict)
+
+
+def zone_conflict(first_return: dict[Any, int], last_invoke: dict[Any, int]) -> tuple[Any, Any] | None:
+    """Two clusters each of which must come before the other, or ``None``.
+
+    A cluster must precede another iff its first return comes before the other's last invocation.
+    """
+    forward_starts: list[int] = []
+    owner: dict[int, Any] = {}
+    backward: list[tuple[int, int]] = []
+    add_forward, add_backward = forward_starts.append, backward.append
+    for value, first in first_return.items():
+        last = last_invoke[value]
+        if first < last:
+            owner[first] = value
+            add_forward(first)
+        else:
+            add_backward((last, first))
+    forward_starts.sort()
+    ends = [last_invoke[owner[start]] for start in forward_starts]
+    for index, start in enumerate(islice(forward_starts, 1, None)):
+        if start < ends[index]:
+            return owner[forward_starts[index]], owner[start]
+    if not ends:
+        return None
+    for low, high in backward:
+        index = bisect_left(forward_starts, low) - 1
+        if index >= 0 and high < ends[index]:
+            inside = next(v for v, first in first_return.items() if first == high)
+            return owner[forward_starts[index]], inside
+    return None
+
+
+def _reads_of(history: History, rows: Sequence[int], value: Any) -> list[int]:
+    return [
+        row
+        for row in rows
+        if history.f[row] == "read" and history.status[row] == OK and history.result[row] == value
+    ]
+
+
+def _write_of(history: History, rows: Sequence[int], value: Any) -> int | None:
+    for row in rows:
+        if history.f[row] == "write" and history.value[row] == value and history.status[row] != FAIL:
+            return row
+    return None
+
+
+def _phantom(history: History, rows: Sequence[int], value: Any, failed: bool) -> Violation:
+    read = _reads_of(history, rows, value)[0]
+    evidence = [read]
+    text = f"{named_row(history, read)} returned {short(value)}, which nobody had written"
+    if failed:
+        write = next(r for r in rows if history.f[r] == "write" and history.value[r] == value)
+        evidence.insert(0, write)
+        text = f"{named_row(history, read)} returned {short(value)}, but {named_row(history, write)} failed"
+    return Violation(rows=tuple(evidence), text=text + ".")
+
+
+def _from_future(history: History, rows: Sequence[int], value: Any) -> Violation:
+    read = min(_reads_of(history, rows, value), key=history.returned.__getitem__)
+    write = _write_of(history, rows, value)
+    assert write is not None
+    return Violation(
+        rows=(read, write),
+        text=f"{named_row(history, read)} returned before {named_row(history, write)} was invoked.",
+        edges=(
+            Edge(source=0, target=1, kind="realtime", reason="the read returned before the write was invoked"),
+            Edge(source=1, target=0, kind="value", reason=f"the read saw {short(value)}, so the write came before it"),
+        ),
+    )
+
+
+def _conflict(history: History, rows: Sequence[int], initial: Hashable, a: Any, b: Any) -> Violation:
+    """Both values must be the register's value before the other: name the four operations that say so."""
+    evidence: list[int] = []
+    ends: dict[Any, tuple[int | None, int]] = {}
+    for value in (a, b):
+        mine = _reads_of(history, rows, value)
+        write = _write_of(history, rows, value)
+        if write is not None:
+            mine.append(write)
+        last = max(mine, key=history.invoked.__getitem__)
+        first = None if value == initial else min(mine, key=history.returned.__getitem__)
+        ends[value] = (first, last)
+        evidence.extend(row for row in (write, first, last) if row is not None)
+    chosen = tuple(sorted(set(evidence), key=history.invoked.__getitem__))
+    edges, sentences = [], []
+    for before, after in ((a, b), (b, a)):
+        first, last = ends[before][0], ends[after][1]
+        if first is None:
+            sentences.append(f"{short(before)} is the initial value, so it comes before {short(after)}")
+            continue
+        reason = f"{named_row(history, first)} returned before {named_row(history, last)} was invoked"
+        sentences.append(f"{short(before)} must come before {short(after)}, because {reason}")
+        edges.append(Edge(source=chosen.index(first), target=chosen.index(last), kind="realtime", reason=reason))
+    text = f"{sentences[0]}; but {sentences[1]}. No value is written twice, so the register cannot return to one."
+    return Violation(rows=chosen, text=text, edges=tuple(edges))

@@ -1,0 +1,354 @@
+"""What happened to the messages of an append-only log: lost, duplicated, phantom, reordered, and so on.
+
+Linearizability of a log is one yes or no; this checker counts every kind of harm by itself, with examples.
+
+    lost        acknowledged, and later shown to be absent
+    duplicated  one value at two offsets (clients of this workload never retry)
+    phantom     a value that nobody appended, whose append failed, or that was read before it was appended
+    reordered   an append given an offset below what was already there when it was invoked
+    divergent   two values seen at one offset
+    gap         a read at an offset below the tail that came back empty
+    stale       a tail below what had been acknowledged or shown before the operation began
+
+``unread`` (acknowledged, below the last tail, but never read) and ``recovered`` (outcome unknown, but there) are
+counted without being wrong.  One pass in event order; linear time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from checker.history import FAIL, INFO, OK, History, HistoryError, Operation
+from checker.linearizability.budget import Budget
+from checker.verdict import Result, Verdict, Witness
+from checker.words import named_row, short
+
+__all__ = ["ANOMALIES", "check_log"]
+
+#: Kinds of harm, gravest first: the first one found is the one the verdict's sentence is about.
+ANOMALIES = ("lost", "divergent", "duplicated", "phantom", "reordered", "stale", "gap")
+
+#: Examples kept of each kind; counts are exact.
+MAX_EXAMPLES = 5
+#: Memory this checker takes per operation at most, beside the messages read.
+BYTES_PER_OPERATION = 500
+
+
+#: Stands for an offset that nobody has shown anything at.
+_ABSENT = object()
+
+
+class _Harm:
+    """Counts and the first few examples of every kind."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(ANOMALIES, 0)
+        self.examples: dict[str, list[dict[str, Any]]] = {}
+        self.first: dict[str, tuple[Any, tuple[int, ...], str]] = {}
+
+    def add(self, kind: str, key: Any, rows: tuple[int, ...], text: str, **details: Any) -> None:
+        self.counts[kind] += 1
+        examples = self.examples.setdefault(kind, [])
+        if len(examples) < MAX_EXAMPLES:
+            where = {} if key is None else {"key": key}
+            examples.append({**where, **details, "text": text})
+            self.first.setdefault(kind, (key, rows, text))
+
+    def wants(self, kind: str) -> bool:
+        """Whether another example of this kind would be kept (its words are only made then)."""
+        return len(self.examples.get(kind, ())) < MAX_EXAMPLES
+
+
+def check_log(
+    history: History | Iterable[Mapping[str, Any]] | Iterable[Operation],
+    *,
+    timeout_s: float | None = None,
+    memory_mb: float | None = None,
+) -> Result:
+    """Check a history of the ``log`` workload: ``append``, ``read`` and ``tail`` (see ``checker.models.Log``).
+
+    Every key is a queue.  ``stats`` holds ``counts`` and ``examples`` by kind, and totals.  The verdict is invalid if
+    anything was lost, duplicated, phantom, reordered, divergent, a gap or stale; unknown when a budget ran out or when
+    appends were acknowledged but nothing was read.  Raises :class:`HistoryError` for results of another form.
+    """
+    budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
+    history = History.of(history)
+    harm = _Harm()
+    totals = dict.fromkeys(("acknowledged", "observed", "unread", "recovered", "reads"), 0)
+    groups = history.rows_by_key()
+    stopped = budget.refuses_bytes(len(history) * BYTES_PER_OPERATION)
+    done = 0
+    for key, rows in groups.items():
+        stopped = stopped or budget.exhausted()
+        if stopped:
+            break
+        try:
+            for name, count in _Queue(history, key, rows, harm).check().items():
+                totals[name] += count
+        except (TypeError, KeyError, IndexError, ValueError) as error:
+            raise HistoryError(f"this is not a history of the log workload: {error!r}") from error
+        done += 1
+    stats = {
+        "model": "log",
+        "operations": len(history),
+        "keys": len(groups),
+        "engines": {"log": done},
+        "counts": harm.counts,
+        "examples": harm.examples,
+        **totals,
+        "search_s": round(budget.elapsed_s(), 6),
+    }
+    if history.problems:
+        stats["problems"] = history.problems[:MAX_EXAMPLES]
+    for kind in ANOMALIES:
+        if harm.counts[kind]:
+            key, rows, text = harm.first[kind]
+            witness = Witness(operations=history.operations(rows), text=text, key=key)
+            found = ", ".join(f"{count} {name}" for name, count in harm.counts.items() if count)
+            return Result(verdict=Verdict.INVALID, witness=witness, stats=stats, reason=f"{text} (In all: {found}.)")
+    if stopped:
+        return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=f"{stopped}; {done} of {len(groups)} queues checked")
+    if totals["acknowledged"] and not totals["reads"]:
+        return Result(
+            verdict=Verdict.UNKNOWN, stats=stats, reason="no read completed, so nothing can be said about loss"
+        )
+    unread = f"; {totals['unread']} were never read" if totals["unread"] else ""
+    return Result(
+        verdict=Verdict.VALID,
+        stats=stats,
+        reason=f"{totals['acknowledged']} acknowledged messages, {totals['observed']} seen, "
+        f"none lost or out of place{unread}",
+    )
+
+
+class _Queue:
+    """One queue's history."""
+
+    def __init__(self, history: History, key: Any, rows: Sequence[int], harm: _Harm) -> None:
+        self._history = history
+        self._key = key
+        self._rows = rows
+        self._harm = harm
+        self._content: list[Any] = []
+        self._holder: dict[int, int] = {}
+        self._place: dict[Any, int] = {}
+        self._appended: dict[Any, int] = {}
+        self._seen: set[Any] = set()
+        self._divergent: set[tuple[int, Any]] = set()
+        self._duplicated: set[tuple[int, Any]] = set()
+
+    def check(self) -> dict[str, int]:
+        history = self._history
+        f, status, returned = history.f, history.status, history.returned
+        self._appended = {history.value[row]: row for row in self._rows if f[row] == "append"}
+        done = sorted((row for row in self._rows if status[row] == OK), key=returned.__getitem__)
+        acked = 0
+        reads = 0
+        for row in done:
+            name = f[row]
+            if name == "append":
+                acked += 1
+                self._put(row, history.result[row][0], history.value[row])
+            elif name == "read":
+                reads += 1
+                self._read(row, history.result[row])
+            elif name == "tail":
+                reads += 1
+            else:
+                raise ValueError(f"operation {name!r} is none of append, read, tail")
+        self._order(done)
+        unread = self._losses(done)
+        appended = self._appended
+        recovered = sum(1 for value in self._seen if value in appended and status[appended[value]] == INFO)
+        return {
+            "acknowledged": acked,
+            "observed": len(self._seen),
+            "unread": unread,
+            "recovered": recovered,
+            "reads": reads,
+        }
+
+    def _put(self, row: int, offset: int, value: Any) -> None:
+        """Someone says that ``offset`` holds ``value``."""
+        content, absent = self._content, _ABSENT
+        if offset >= len(content):
+            content.extend([absent] * (offset + 1 - len(content)))
+        known = content[offset]
+        if known is absent:
+            content[offset] = value
+            self._holder[offset] = row
+        elif known != value and (offset, value) not in self._divergent:
+            self._divergent.add((offset, value))
+            self._say(
+                "divergent",
+                (self._holder[offset], row),
+                lambda: f"offset {offset} holds {short(known)} by {named_row(self._history, self._holder[offset])}, "
+                f"but {short(value)} by {named_row(self._history, row)}",
+                offset=offset,
+                values=[known, value],
+            )
+        other = self._place.setdefault(value, offset)
+        if other != offset and (offset, value) not in self._duplicated:
+            self._duplicated.add((offset, value))
+            holder = self._holder[other]
+            self._say(
+                "duplicated",
+                (holder, row),
+                lambda: f"{short(value)} is at offset {other} by {named_row(self._history, holder)} and at offset "
+                f"{offset} by {named_row(self._history, row)}",
+                value=value,
+                offsets=[other, offset],
+            )
+
+    def _say(self, kind: str, rows: tuple[int, ...], text: Any, **details: Any) -> None:
+        self._harm.add(kind, self._key, rows, text() if self._harm.wants(kind) else "", **details)
+
+    def _read(self, row: int, result: Mapping[str, Any]) -> None:
+        history = self._history
+        start, messages, tail = result["offset"], result["messages"], result.get("tail")
+        if not messages:
+            asked = history.value[row]
+            wanted = asked.get("max", 1) if isinstance(asked, Mapping) else 1
+            if tail is not None and 0 <= start < tail and wanted:
+                self._say(
+                    "gap",
+                    (row,),
+                    lambda: f"{named_row(history, row)} found nothing at offset {start}, below the tail {tail}",
+                    offset=start,
+                    tail=tail,
+                )
+            return
+        if tail is not None and start + len(messages) > tail:
+            self._say(
+                "phantom",
+                (row,),
+                lambda: f"{named_row(history, row)} returned messages beyond the tail {tail} that it reports",
+                tail=tail,
+            )
+        if self._content[start : start + len(messages)] != messages:
+            for offset, value in enumerate(messages, start):
+                if self._content[offset : offset + 1] != [value]:
+                    self._put(row, offset, value)
+        for value in messages:
+            if value not in self._seen:
+                self._seen.add(value)
+                self._first_seen(row, value)
+
+    def _first_seen(self, row: int, value: Any) -> None:
+        history = self._history
+        source = self._appended.get(value)
+        if source is None:
+            self._say(
+                "phantom",
+                (row,),
+                lambda: f"{named_row(history, row)} shows {short(value)}, which nobody appended",
+                value=value,
+            )
+        elif history.status[source] == FAIL:
+            self._say(
+                "phantom",
+                (source, row),
+                lambda: f"{named_row(history, row)} shows {short(value)}, but {named_row(history, source)} failed",
+                value=value,
+            )
+        elif history.invoked[source] > history.returned[row]:
+            self._say(
+                "phantom",
+                (row, source),
+                lambda: f"{named_row(history, row)} returned before {named_row(history, source)} was invoked",
+                value=value,
+            )
+
+    def _order(self, done: list[int]) -> None:
+        """Whatever began after the log was seen to hold n messages must see, or be placed after, those n."""
+        history = self._history
+        f, results, invoked, returned = history.f, history.result, history.invoked, history.returned
+        reached, by, at, count = 0, -1, 0, len(done)
+        for row in sorted(done, key=invoked.__getitem__):
+            start = invoked[row]
+            while at < count and returned[done[at]] < start:
+                earlier = done[at]
+                at += 1
+                tail = _tail(f[earlier], results[earlier])
+                if tail is not None and tail > reached:
+                    reached, by = tail, earlier
+            if f[row] == "append":
+                offset = results[row][0]
+                if offset < reached:
+                    self._say_order("reordered", by, row, f"offset {offset}", reached)
+            else:
+                tail = _tail(f[row], results[row])
+                if tail is not None and tail < reached:
+                    self._say_order("stale", by, row, f"a tail of {tail}", reached)
+
+    def _say_order(self, kind: str, by: int, row: int, got: str, reached: int) -> None:
+        history = self._history
+        self._say(
+            kind,
+            (by, row),
+            lambda: f"{named_row(history, row)} got {got}, although {named_row(history, by)} had returned before it "
+            f"was invoked and showed at least {reached} messages",
+            reached=reached,
+        )
+
+    def _losses(self, done: list[int]) -> int:
+        """Find acknowledged messages that the end of the history shows to be gone; count those nobody looked for."""
+        history = self._history
+        f, results, invoked, returned = history.f, history.result, history.invoked, history.returned
+        views = [row for row in done if f[row] != "append" and _tail(f[row], results[row]) is not None]
+        if not views:
+            return 0
+        last = max(views, key=invoked.__getitem__)
+        tail = _tail(f[last], results[last])
+        assert tail is not None
+        divergent = bool(self._harm.counts["divergent"])
+        unread = 0
+        for row in done:
+            if f[row] != "append":
+                continue
+            value, offset = history.value[row], results[row][0]
+            gone = offset >= tail and returned[row] < invoked[last]
+            replaced = divergent and value not in self._seen and self._replaced(row, offset, value)
+            if gone or replaced:
+                shower = last if gone else self._holder[offset]
+                self._say_lost(row, shower, offset, value, tail)
+            elif offset < tail and value not in self._seen:
+                unread += 1
+        return unread
+
+    def _replaced(self, row: int, offset: int, value: Any) -> bool:
+        """Whether a read that covers the offset shows another value there."""
+        history = self._history
+        for reader in self._rows:
+            if history.f[reader] != "read" or history.status[reader] != OK:
+                continue
+            if history.invoked[reader] > history.returned[row]:
+                result = history.result[reader]
+                start, messages = result["offset"], result["messages"]
+                if start <= offset < start + len(messages) and messages[offset - start] != value:
+                    self._holder[offset] = reader
+                    return True
+        return False
+
+    def _say_lost(self, row: int, shower: int, offset: int, value: Any, tail: int) -> None:
+        history = self._history
+        self._say(
+            "lost",
+            (row, shower),
+            lambda: f"{short(value)} was acknowledged at offset {offset} to {named_row(history, row)}, but is absent "
+            f"for {named_row(history, shower)}",
+            value=value,
+            offset=offset,
+            tail=tail,
+        )
+
+
+def _tail(f: str, result: Any) -> int | None:
+    """How many messages the log held at least, by this result."""
+    if f == "append":
+        return int(result[0]) + 1
+    if f == "tail":
+        return None if result is None else int(result)
+    tail = result.get("tail")
+    return None if tail is None else int(tail)

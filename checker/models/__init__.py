@@ -1,0 +1,44 @@
+"""Sequential specifications: what each object does when it is used by one client at a time."""
+
+from __future__ import annotations
+
+from checker.models.base import FAILED, ILLEGAL, UNKNOWN, Model, ModelError
+from checker.models.collections import (
+    FIFOQueue,
+    GrowOnlySet,
+    PriorityQueue,
+    Set,
+    Stack,
+    UnorderedQueue,
+)
+from checker.models.counters import Counter, FetchAndAdd
+from checker.models.keyvalue import KeyValue
+from checker.models.logs import Log, Topic
+from checker.models.registers import CASRegister, MultiRegister, Mutex, Register, VersionedRegister
+from checker.models.registry import MODELS, parse_model
+
+__all__ = [
+    "FAILED",
+    "ILLEGAL",
+    "MODELS",
+    "UNKNOWN",
+    "CASRegister",
+    "Counter",
+    "FIFOQueue",
+    "FetchAndAdd",
+    "GrowOnlySet",
+    "KeyValue",
+    "Log",
+    "Model",
+    "ModelError",
+    "MultiRegister",
+    "Mutex",
+    "PriorityQueue",
+    "Register",
+    "Set",
+    "Stack",
+    "Topic",
+    "UnorderedQueue",
+    "VersionedRegister",
+    "parse_model",
+]

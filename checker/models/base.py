@@ -1,0 +1,93 @@
+"""What a model is, and the three special values a model's ``step`` meets."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+__all__ = ["FAILED", "ILLEGAL", "UNKNOWN", "Model", "ModelError"]
+
+
+class ModelError(ValueError):
+    """A model that does not exist, was given a wrong field, or does not know an operation of the history."""
+
+
+class _Sentinel:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def __reduce__(self) -> str:
+        return self._name
+
+
+#: Result of an operation that crashed: any result the model allows will do.
+UNKNOWN: Any = _Sentinel("UNKNOWN")
+#: Result of an operation that reported failure, passed only for those a model keeps (see ``asserts_on_failure``).
+FAILED: Any = _Sentinel("FAILED")
+#: What ``step`` returns when the operation could not have had that result in that state.
+ILLEGAL: Any = _Sentinel("ILLEGAL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A deterministic sequential object.
+
+    A subclass gives ``start`` and ``step``, and lists in ``pure`` the names of operations that never change the
+    state (the engines drop them when they crashed, and place them as soon as they fit).  States must be hashable.
+    """
+
+    name: ClassVar[str] = "model"
+    #: Names of the operations this model knows; empty means "any, step will tell".
+    functions: ClassVar[frozenset[str]] = frozenset()
+    #: Names of operations that never change the state.
+    pure: ClassVar[frozenset[str]] = frozenset()
+    #: Names of operations whose reported failure says something about the state.
+    asserts_on_failure: ClassVar[frozenset[str]] = frozenset()
+
+    def start(self) -> Hashable:
+        """The state before the first operation."""
+        return None
+
+    def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
+        """The state after ``f(value)`` answered ``result`` in ``state``, or :data:`ILLEGAL`.
+
+        ``result`` is :data:`UNKNOWN` for an operation that crashed.
+        """
+        raise TypeError(f"model {type(self).__name__} has no step")
+
+    def is_pure(self, f: str, value: Any, result: Any) -> bool:
+        """Whether this operation leaves every state in which it is legal as it was."""
+        return f in self.pure or result is FAILED
+
+    def specialised(self, operations: Sequence[tuple[str, Any, Any]]) -> Model:
+        """A model that agrees with this one on any history of just these ``(f, value, result)``.
+
+        It may merge states that none of the operations can tell apart, which is what keeps a search small.
+        """
+        return self
+
+    def possible_states(self, operations: Sequence[tuple[str, Any, Any]]) -> Iterable[Hashable] | None:
+        """Enough states to stand for every state there is, as far as these operations can tell; ``None`` if too many.
+
+        Used to explain a violation by the end of a history alone: a part that fits no starting state at all
+        contradicts itself whatever came before.
+        """
+        return None
+
+    def describe(self, f: str, value: Any, result: Any) -> str:
+        """The operation in a few words, for explanations."""
+        if result is UNKNOWN:
+            return f"{f}({_short(value)})" if value is not None else f"{f}()"
+        if f in self.pure or value is None:
+            return f"{f}() -> {_short(result)}"
+        return f"{f}({_short(value)})"
+
+
+def _short(value: Any, limit: int = 60) -> str:
+    """``repr`` cut to a length a sentence can carry."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit // 2] + "..." + text[-limit // 3 :]

@@ -1,0 +1,159 @@
+"""Queues, stacks and sets.  Every queue takes both pairs of names in use: ``enqueue``/``dequeue`` and others'."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from checker.models.base import ILLEGAL, UNKNOWN, Model
+
+__all__ = ["FIFOQueue", "GrowOnlySet", "PriorityQueue", "Set", "Stack", "UnorderedQueue"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Container(Model):
+    """Shared by everything that values go into and come out of; taking from an empty one answers ``None``."""
+
+    puts: ClassVar[frozenset[str]] = frozenset({"enqueue", "add", "send", "push", "insert"})
+    takes: ClassVar[frozenset[str]] = frozenset({"dequeue", "remove", "receive", "pop", "poll", "extract"})
+    functions: ClassVar[frozenset[str]] = puts | takes
+
+    def start(self) -> Hashable:
+        return ()
+
+    def is_pure(self, f: str, value: Any, result: Any) -> bool:
+        return f in self.takes and result is None
+
+    def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
+        if f in self.puts:
+            return self._put(state, value)
+        if not state:
+            return state if result is None or result is UNKNOWN else ILLEGAL
+        return self._take(state, result)
+
+    def _put(self, state: Any, value: Any) -> Any:
+        return (*state, value)
+
+    def _take(self, state: Any, result: Any) -> Any:
+        raise TypeError(f"{type(self).__name__} does not say what comes out")
+
+    def describe(self, f: str, value: Any, result: Any) -> str:
+        if f in self.takes:
+            return f"{f}()" if result is UNKNOWN else f"{f}() -> {'empty' if result is None else repr(result)}"
+        return f"{f}({value!r})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FIFOQueue(_Container):
+    """First in, first out: ``enqueue(v)``, ``dequeue() -> v``, or ``None`` when empty."""
+
+    name: ClassVar[str] = "fifo-queue"
+
+    def _take(self, state: Any, result: Any) -> Any:
+        return state[1:] if result is UNKNOWN or result == state[0] else ILLEGAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack(_Container):
+    """Last in, first out: ``push(v)``, ``pop() -> v``, or ``None`` when empty."""
+
+    name: ClassVar[str] = "stack"
+
+    def _take(self, state: Any, result: Any) -> Any:
+        return state[:-1] if result is UNKNOWN or result == state[-1] else ILLEGAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorityQueue(_Container):
+    """``insert(v)``, ``extract() -> the smallest v``, or ``None`` when empty; ``largest_first`` turns it round."""
+
+    largest_first: bool = False
+
+    name: ClassVar[str] = "priority-queue"
+
+    def _put(self, state: Any, value: Any) -> Any:
+        at = bisect.bisect(state, value)
+        return (*state[:at], value, *state[at:])
+
+    def _take(self, state: Any, result: Any) -> Any:
+        if self.largest_first:
+            return state[:-1] if result is UNKNOWN or result == state[-1] else ILLEGAL
+        return state[1:] if result is UNKNOWN or result == state[0] else ILLEGAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnorderedQueue(_Container):
+    """A bag: ``dequeue`` gives any value that is in it, or ``None`` when empty.
+
+    A crashed ``dequeue`` may have taken any value, which no deterministic ``step`` can say; the search engine takes
+    such histories apart by value instead (see ``checker.linearizability.bag``).
+    """
+
+    name: ClassVar[str] = "unordered-queue"
+
+    def _put(self, state: Any, value: Any) -> Any:
+        return tuple(sorted((*state, value), key=repr))
+
+    def _take(self, state: Any, result: Any) -> Any:
+        if result is UNKNOWN:
+            raise TypeError("a crashed dequeue of an unordered queue has no single outcome")
+        if result not in state:
+            return ILLEGAL
+        at = state.index(result)
+        return state[:at] + state[at + 1 :]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Set(Model):
+    """``add(v)``, ``remove(v)``, ``contains(v) -> bool``, and ``read() -> all``.
+
+    ``add`` and ``remove`` answer whether they changed anything, or anything that is not a bool where the system does
+    not say.
+    """
+
+    name: ClassVar[str] = "set"
+    functions: ClassVar[frozenset[str]] = frozenset({"add", "remove", "contains", "read"})
+    pure: ClassVar[frozenset[str]] = frozenset({"contains", "read"})
+
+    def start(self) -> Hashable:
+        return frozenset()
+
+    def is_pure(self, f: str, value: Any, result: Any) -> bool:
+        return f in self.pure or (result is False and f != "read")
+
+    def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
+        if f == "read":
+            return state if result is UNKNOWN or frozenset(result) == state else ILLEGAL
+        present = value in state
+        if f == "contains":
+            return state if result is UNKNOWN or result == present else ILLEGAL
+        changes = present if f == "remove" else not present
+        if isinstance(result, bool) and result != changes:
+            return ILLEGAL
+        if not changes:
+            return state
+        return state - {value} if f == "remove" else state | {value}
+
+    def describe(self, f: str, value: Any, result: Any) -> str:
+        if f == "read":
+            return super().describe(f, value, result)
+        return f"{f}({value!r})" + (f" -> {result}" if isinstance(result, bool) else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowOnlySet(Model):
+    """``add(v)``, ``read() -> all elements``; nothing is ever removed."""
+
+    name: ClassVar[str] = "grow-only-set"
+    functions: ClassVar[frozenset[str]] = frozenset({"add", "read"})
+    pure: ClassVar[frozenset[str]] = frozenset({"read"})
+
+    def start(self) -> Hashable:
+        return frozenset()
+
+    def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
+        if f == "add":
+            return state | {value}
+        return state if result is UNKNOWN or frozenset(result) == state else ILLEGAL

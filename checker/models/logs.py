@@ -1,0 +1,86 @@
+"""Append-only logs with offsets, and topics made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from checker.history import freeze
+from checker.models.base import ILLEGAL, UNKNOWN, Model
+
+__all__ = ["Log", "Topic"]
+
+
+def _log_step(state: tuple[Any, ...], f: str, value: Any, result: Any) -> Any:
+    if f in ("append", "send"):
+        if result is not UNKNOWN and result is not None and result[0] != len(state):
+            return ILLEGAL
+        return (*state, freeze(value))
+    if result is UNKNOWN:
+        return state
+    if f == "tail":
+        return state if result == len(state) else ILLEGAL
+    offset, messages = result["offset"], result["messages"]
+    tail = result.get("tail")
+    if tail is not None and tail != len(state):
+        return ILLEGAL
+    return state if state[offset : offset + len(messages)] == freeze(messages) else ILLEGAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log(Model):
+    """An append-only queue: ``append(v) -> [offset, v]``, ``read({offset, max}) -> {offset, messages, tail}``,
+    ``tail() -> number of messages``.  The messages of a read and its tail are one atomic observation.
+    """
+
+    name: ClassVar[str] = "log"
+    functions: ClassVar[frozenset[str]] = frozenset({"append", "read", "tail"})
+    pure: ClassVar[frozenset[str]] = frozenset({"read", "tail"})
+
+    def start(self) -> Hashable:
+        return ()
+
+    def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
+        return _log_step(state, f, value, result)
+
+    def describe(self, f: str, value: Any, result: Any) -> str:
+        if f == "append":
+            return f"append({value!r})" + ("" if result is UNKNOWN or result is None else f" at offset {result[0]}")
+        if f == "tail" or result is UNKNOWN:
+            return f"tail() -> {result!r}"
+        messages = result["messages"]
+        shown = repr(messages) if len(messages) <= 6 else f"{len(messages)} messages ending in {messages[-1]!r}"
+        return f"read from offset {result['offset']} -> {shown}, tail {result.get('tail')}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic(Model):
+    """A topic of ``queues`` logs: ``send(v) -> [queue, offset]``, ``read({queue, offset, max}) ->
+    {queue, offset, messages, tail}``, ``tail({queue}) -> [queue, tail]``.  A send that crashed may be in any queue.
+    """
+
+    queues: int = 4
+
+    name: ClassVar[str] = "topic"
+    functions: ClassVar[frozenset[str]] = frozenset({"send", "read", "tail"})
+    pure: ClassVar[frozenset[str]] = frozenset({"read", "tail"})
+
+    def start(self) -> Hashable:
+        return ((),) * self.queues
+
+    def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
+        if result is UNKNOWN:
+            if f == "send":
+                raise TypeError("a crashed send has no single outcome; topics are checked queue by queue")
+            return state
+        queue = result["queue"] if f == "read" else result[0]
+        if not 0 <= queue < len(state):
+            return ILLEGAL
+        after = _log_step(state[queue], f, value, result[1:] if f == "send" else result[1] if f == "tail" else result)
+        return after if after is ILLEGAL else (*state[:queue], after, *state[queue + 1 :])
+
+    def describe(self, f: str, value: Any, result: Any) -> str:
+        if f == "send":
+            return f"send({value!r})" + ("" if result is UNKNOWN else f" to queue {result[0]} at offset {result[1]}")
+        return f"{f} -> {result!r}"

@@ -1,0 +1,74 @@
+"""Models by name, as the command line gives them: ``register``, ``cas-register:initial=0``."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+
+from checker.models.base import Model, ModelError
+from checker.models.collections import FIFOQueue, GrowOnlySet, PriorityQueue, Set, Stack, UnorderedQueue
+from checker.models.counters import Counter, FetchAndAdd
+from checker.models.keyvalue import KeyValue
+from checker.models.logs import Log, Topic
+from checker.models.registers import CASRegister, MultiRegister, Mutex, Register, VersionedRegister
+
+__all__ = ["MODELS", "parse_model"]
+
+MODELS: dict[str, type[Model]] = {
+    cls.name: cls
+    for cls in (
+        Register,
+        CASRegister,
+        MultiRegister,
+        VersionedRegister,
+        Mutex,
+        Set,
+        GrowOnlySet,
+        Counter,
+        FetchAndAdd,
+        FIFOQueue,
+        Stack,
+        PriorityQueue,
+        UnorderedQueue,
+        Log,
+        KeyValue,
+        Topic,
+    )
+}
+
+
+def parse_model(text: str) -> Model:
+    """The model that ``NAME`` or ``NAME:FIELD=JSON,...`` names.  Raises :class:`ModelError` with the mend."""
+    name, _, rest = text.partition(":")
+    cls = MODELS.get(name)
+    if cls is None:
+        near = difflib.get_close_matches(name, MODELS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(MODELS))}"
+        raise ModelError(f"no model {name!r}{hint}")
+    known = [field.name for field in dataclasses.fields(cls)]
+    fields = {}
+    for part in _split(rest):
+        field_name, equals, value = part.partition("=")
+        if not equals or field_name not in known:
+            raise ModelError(f"model {name} has no field {field_name!r}; it has: {', '.join(known) or 'none'}")
+        try:
+            fields[field_name] = json.loads(value)
+        except ValueError:
+            fields[field_name] = value
+    return cls(**fields)
+
+
+def _split(text: str) -> list[str]:
+    """``text`` at the commas that are outside of braces, brackets and quotes."""
+    parts, depth, quoted, current = [], 0, False, ""
+    for char in text:
+        if char == '"':
+            quoted = not quoted
+        depth += (char in "{[") - (char in "}]")
+        if char == "," and depth == 0 and not quoted:
+            parts.append(current)
+            current = ""
+        else:
+            current += char
+    return [*parts, current] if current else parts
