@@ -91,7 +91,7 @@ class NetnsCluster:
         self._run = run
         self._work_dir = os.path.abspath(work_dir)
         self._ports = frozenset(ports)
-        self._processes = Processes(run, self._work_dir)
+        self._processes = Processes(run=run, log_dir=self._work_dir)
         self._probe = LinkProbe({host: namespace_path(self._names[host]) for host in self._addresses}, self._addresses)
         self._shell: NamespaceShell | None = None
         self._network: NetnsNetwork | None = None
