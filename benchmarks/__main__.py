@@ -1,0 +1,27 @@
+"""`python -m benchmarks [NAME ...]`: every benchmark, or those named, one after the other."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+
+def main(names: list[str]) -> int:
+    """Run benchmarks by module name. Returns 254 when a name is unknown."""
+    here = Path(__file__).parent
+    known = sorted(path.stem for path in here.glob("*.py") if not path.stem.startswith("_"))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        print(f"unknown benchmark {', '.join(unknown)}; known: {', '.join(known)}", file=sys.stderr)
+        return 254
+    for name in names or known:
+        print(f"== {name}", flush=True)
+        sys.argv = [name]
+        importlib.import_module(f"benchmarks.{name}").main()
+        print(flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
