@@ -60,7 +60,8 @@ def start(children: ExitStack, run_id: str | None = None, *, argv: list[str] | N
     child = subprocess.Popen(
         argv or ["sleep", "600"], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
-    children.callback(lambda: (child.kill(), child.communicate()))
+    children.enter_context(child)
+    children.callback(child.kill)
     return child
 
 
