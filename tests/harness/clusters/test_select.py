@@ -1,0 +1,150 @@
+"""Choosing a cluster: `auto` takes the best this machine can host; a name is taken, or refused with a mend."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from harness import programs
+from harness.clusters import netns_trial, select, user_namespace
+from harness.clusters.base import ClusterUnavailable
+from harness.clusters.netns_trial import why_no_namespaces
+from harness.clusters.select import Choice, choose
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, *, euid: int, why_not: Mapping[bool, str | None]) -> None:
+    """A user on a machine: why there are no namespaces as we are (False) and in a user namespace (True)."""
+    monkeypatch.setattr(os, "geteuid", lambda: euid)
+    monkeypatch.setattr(select, "why_no_namespaces", lambda *, in_user_namespace: why_not[in_user_namespace])
+
+
+@pytest.mark.parametrize("requested", ["auto", "netns"])
+def test_root_gets_namespaces(monkeypatch: pytest.MonkeyPatch, requested: str) -> None:
+    monkeypatch.delenv(user_namespace.INSIDE_VARIABLE, raising=False)
+    machine(monkeypatch, euid=0, why_not={False: None})
+    assert choose(requested) == Choice("netns", "network namespaces, as root")
+
+
+@pytest.mark.parametrize("requested", ["auto", "netns"])
+def test_an_ordinary_user_gets_them_inside_a_user_namespace(monkeypatch: pytest.MonkeyPatch, requested: str) -> None:
+    machine(monkeypatch, euid=1000, why_not={True: None})
+    choice = choose(requested)
+    assert (choice.name, choice.in_user_namespace) == ("netns", True)
+
+
+@pytest.mark.parametrize("euid", [0, 1000])
+def test_without_namespaces_auto_is_local_and_says_why(monkeypatch: pytest.MonkeyPatch, euid: int) -> None:
+    machine(monkeypatch, euid=euid, why_not={euid != 0: "missing packages: nftables"})
+    assert choose("auto") == Choice("local", "no network namespaces: missing packages: nftables")
+    with pytest.raises(ClusterUnavailable, match="netns cannot be had: missing packages: nftables"):
+        choose("netns")
+
+
+def test_other_names_are_for_the_registry_to_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, euid=1000, why_not={})
+    assert choose("local").name == "local"
+    assert choose("no-such-cluster").name == "no-such-cluster"
+
+
+def test_the_trial_names_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(programs, "SYSTEM_PATH", str(tmp_path))
+    reason = why_no_namespaces(in_user_namespace=False)
+    assert reason is not None and reason.startswith("missing packages: iproute2 mount nftables util-linux")
+
+
+def fake_unshare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """An `unshare` that does what `script` says; the other programs are the machine's."""
+    program = tmp_path / "unshare"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    for name in ("ip", "nft", "nsenter", "mount"):
+        (tmp_path / name).symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+def test_a_refusal_names_the_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_unshare(tmp_path, monkeypatch, "echo unshare: Operation not permitted >&2; echo more >&2; exit 1")
+    monkeypatch.setattr(netns_trial, "_SWITCHES", ())
+    as_root, as_user = (why_no_namespaces(in_user_namespace=inside) for inside in (False, True))
+    assert as_root is not None and "CAP_SYS_ADMIN" in as_root and "Operation not permitted" in as_root
+    assert as_user is not None and as_user.endswith("run as root") and "\n" not in as_user
+
+
+@pytest.mark.parametrize(("content", "is_blamed"), [("1\n", True), ("0\n", False)])
+def test_a_kernel_setting_that_forbids_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, is_blamed: bool
+) -> None:
+    fake_unshare(tmp_path, monkeypatch, "exit 1")
+    setting = tmp_path / "restrict"
+    setting.write_text(content)
+    switches = ((str(tmp_path / "absent"), "0", "sysctl a=1"), (str(setting), "1", "sysctl restrict=0"))
+    monkeypatch.setattr(netns_trial, "_SWITCHES", switches)
+    reason = why_no_namespaces(in_user_namespace=True)
+    assert reason is not None
+    assert ("as root, sysctl restrict=0" in reason) is is_blamed
+
+
+@pytest.mark.netns
+@pytest.mark.skipif(os.geteuid() == 0, reason="root needs no user namespace")
+def test_reexec_is_possible_exactly_when_the_trial_says_so() -> None:
+    command = user_namespace.reexec_command(["sh", "-c", "id -u; exit 7"])
+    assert (command is None) is (user_namespace.why_not() is not None)
+    if command is not None:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=user_namespace.reexec_environment(), check=False
+        )
+        assert (done.returncode, done.stdout) == (7, "0\n")
+
+
+def test_root_does_not_reexec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert user_namespace.reexec_command(["true"]) is None
+    with pytest.raises(OSError):
+        user_namespace.reexec(["true"])
+
+
+def test_inside_is_not_believed_from_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(user_namespace.INSIDE_VARIABLE, "4242")
+    assert not user_namespace.inside()
+
+
+UNSHARE = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--"]
+CAN_UNSHARE = subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.netns
+@pytest.mark.skipif(not CAN_UNSHARE, reason="this user may not make user namespaces")
+def test_inside_run_is_as_before_but_for_the_namespaces() -> None:
+    """Whatever is in /run can be reached as before; the names of network namespaces are our own."""
+    script = (
+        "import os, sys\n"
+        "from harness.clusters.user_namespace import inside\n"
+        "print(inside(), sorted(os.listdir('/run')), os.listdir('/run/netns'))\n"
+        "sys.exit(7)"
+    )
+    environment = os.environ | {
+        user_namespace.INSIDE_VARIABLE: str(os.geteuid()),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
+    }
+    entry = [sys.executable, "-m", "harness.clusters.user_namespace", sys.executable, "-c", script]
+    expected = sorted({*os.listdir("/run"), "netns"})
+    done = subprocess.run([*UNSHARE, *entry], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout == f"True {expected} []\n"
+
+
+@pytest.mark.netns
+@pytest.mark.skipif(not CAN_UNSHARE, reason="this user may not make user namespaces")
+def test_a_program_that_is_not_there_is_one_line_and_status_255() -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    entry = [sys.executable, "-m", "harness.clusters.user_namespace", "no-such-program"]
+    done = subprocess.run([*UNSHARE, *entry], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 255
+    assert done.stderr.startswith("harness: cannot set up the user namespace: ")
+    assert len(done.stderr.splitlines()) == 1
