@@ -1,0 +1,7 @@
+"""The name server: which brokers live, and which of them serves which topic."""
+
+from __future__ import annotations
+
+from node.nameserver.server import NameServer, NameServerOptions, run_name_server
+
+__all__ = ["NameServer", "NameServerOptions", "run_name_server"]

@@ -14,11 +14,11 @@ __all__ = ["RemotingClient"]
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port". Raises ConnectFailed (definite) when it is none."""
+    """Host and port of "host:port" or "[ip6]:port". Raises ConnectFailed (definite) when it is none."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConnectFailed(f"{address!r} is no address of the form host:port")
-    return host, int(port)
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class RemotingClient(Endpoint):
