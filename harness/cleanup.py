@@ -72,20 +72,32 @@ def clean(
 ) -> CleanReport:
     """Remove what dead runs left: all of them, or those in `run_ids`.
 
-    `include_live` also ends runs whose harness still runs. `report` is called with a line for each thing
-    removed, left or worth knowing, as it happens. A run that is named and has no state is still looked for
-    by its processes and namespaces. Raises StateError when the states cannot be read.
+    Looks in `state_root`, or else in every place where this user's states may be. `include_live` also ends
+    runs whose harness still runs. `report` is called with a line for each thing removed, left or worth
+    knowing, as it happens. A run that is named and has no state is still looked for by its processes and
+    namespaces. Raises StateError when `state_root` cannot be read.
     """
-    root = os.path.abspath(state_root) if state_root else run_state.default_state_root()
     result = CleanReport()
 
     def tell(entries: list[str], line: str) -> None:
         entries.append(line)
         report(line)
 
-    _remove_drafts(root)
-    for run_id in sorted(set(run_ids)) if run_ids is not None else runs_in(root):
-        path = state_path(run_id, root)
+    states: list[tuple[str, str]] = []
+    roots = [os.path.abspath(state_root)] if state_root else run_state.state_roots()
+    for root in roots:
+        try:
+            present = runs_in(root)
+        except StateError as error:
+            if state_root:
+                raise
+            tell(result.notes, str(error))
+            continue
+        _remove_drafts(root)
+        states += [(run_id, state_path(run_id, root)) for run_id in present if run_ids is None or run_id in run_ids]
+    known = {run_id for run_id, _ in states}
+    states += [(run_id, state_path(run_id, roots[0])) for run_id in sorted(set(run_ids or ()) - known)]
+    for run_id, path in states:
         try:
             record = load_run(path)
         except FileNotFoundError:

@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from harness.errors import OperatorError
+
 __all__ = [
     "KIND_DIRECTORY",
     "KIND_FILE",
@@ -42,6 +44,7 @@ __all__ = [
     "process_start_ticks",
     "runs_in",
     "state_path",
+    "state_roots",
 ]
 
 RUN_VARIABLE = "SPLITBRAIN_RUN"
@@ -67,7 +70,7 @@ _SUFFIX = ".jsonl"
 _FORMAT = 1
 
 
-class StateError(Exception):
+class StateError(OperatorError):
     """The state of a run cannot be kept or read. The message is one line for the operator."""
 
 
@@ -115,24 +118,39 @@ def _claim_directory(path: str) -> str:
     return path
 
 
-def default_state_root() -> str:
-    """Where states are kept when nothing else is said; does not create it.
+def state_roots() -> list[str]:
+    """Where states may be, the place for new ones first; creates nothing.
 
-    $SPLITBRAIN_STATE_DIR; else `splitbrain` in $XDG_RUNTIME_DIR when that is ours and writable; else
-    `splitbrain-<uid>` in the temporary directory.
+    $SPLITBRAIN_STATE_DIR, and no other place, when it is set. Else `splitbrain` in $XDG_RUNTIME_DIR when that is
+    ours and writable, then `splitbrain-<uid>` in the temporary directory. Which of these a harness used hangs on
+    how its user had logged in, so `clean` looks in all of them, also in the places for other environments.
     """
     explicit = os.environ.get(STATE_DIR_VARIABLE)
     if explicit:
-        return os.path.abspath(explicit)
-    runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime_dir and os.path.isabs(runtime_dir):
-        try:
-            ours = os.stat(runtime_dir).st_uid == os.geteuid()
-        except OSError:
-            ours = False
-        if ours and os.access(runtime_dir, os.W_OK | os.X_OK):
-            return os.path.join(runtime_dir, "splitbrain")
-    return os.path.join(tempfile.gettempdir(), f"splitbrain-{os.geteuid()}")
+        return [os.path.abspath(explicit)]
+    uid = os.geteuid()
+    places = []
+    for runtime_dir in (os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{uid}"):
+        if runtime_dir and os.path.isabs(runtime_dir) and _is_ours(runtime_dir):
+            places.append(os.path.join(runtime_dir, "splitbrain"))
+    in_temp = [os.path.join(directory, f"splitbrain-{uid}") for directory in (tempfile.gettempdir(), "/tmp")]
+    if os.environ.get("XDG_RUNTIME_DIR"):
+        places += in_temp
+    else:
+        places = [*in_temp, *places]
+    return list(dict.fromkeys(places))
+
+
+def _is_ours(directory: str) -> bool:
+    try:
+        return os.stat(directory).st_uid == os.geteuid() and os.access(directory, os.W_OK | os.X_OK)
+    except OSError:
+        return False
+
+
+def default_state_root() -> str:
+    """Where new states are kept when nothing else is said: the first of `state_roots`."""
+    return state_roots()[0]
 
 
 def state_path(run_id: str, state_root: str) -> str:
@@ -200,14 +218,18 @@ def load_run(path: str) -> RunRecord:
 def runs_in(state_root: str) -> list[str]:
     """Run ids that have a state in `state_root`, sorted; empty when there is no such directory.
 
-    Raises StateError when the directory cannot be read.
+    Raises StateError when the directory cannot be read, or is another user's: what is written there is not
+    to be trusted.
     """
     try:
+        owner = os.lstat(state_root).st_uid
         names = os.listdir(state_root)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise StateError(f"cannot read {state_root}: {error.strerror}") from None
+    if owner != os.geteuid():
+        raise StateError(f"{state_root} belongs to user {owner}: its states are not ours")
     return sorted(name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX) and not name.startswith("."))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from harness.errors import OperatorError
 from nemesis.target import Network
 
 __all__ = ["CLIENTS_HOST", "NAME_SERVER_HOST", "Cluster", "ClusterUnavailable", "HostProcess", "Program"]
@@ -22,7 +23,7 @@ CLIENTS_HOST = "clients"
 NAME_SERVER_HOST = "ns1"
 
 
-class ClusterUnavailable(Exception):
+class ClusterUnavailable(OperatorError):
     """This machine cannot host such a cluster. The message is one line that names what mends it."""
 
 

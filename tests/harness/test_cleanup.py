@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import run_state
 from harness.cleanup import CleanReport, clean
 from harness.run_state import (
     KIND_DIRECTORY,
@@ -193,6 +194,37 @@ def test_files_go_and_what_only_looks_like_ours_stays(state: str, temp: Path) ->
     assert len(report.left) == 4
     assert report.exit_status == 255
     assert runs_in(state) == ["r1"], "what is left stays on record"
+
+
+def test_states_are_found_wherever_this_user_may_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [str(tmp_path / name) for name in ("x", "y", "z")]
+    monkeypatch.setattr(run_state, "state_roots", lambda: places)
+    for run_id, place in zip(("a", "b", "c"), places, strict=True):
+        run = RunState.create(run_id, state_root=place)
+        die(run)
+    (tmp_path / "w").write_text("not a directory")
+    places.append(str(tmp_path / "w"))
+    report = clean(run_ids=["b"], report=lambda line: None)
+    assert [runs_in(place) for place in places[:3]] == [["a"], [], ["c"]]
+    assert len(report.notes) == 1 and "cannot read" in report.notes[0]
+    assert clean(report=lambda line: None).exit_status == 0
+    assert [runs_in(place) for place in places[:3]] == [[], [], []]
+
+
+@ROOT_ONLY
+@pytest.mark.root
+def test_states_that_another_user_planted_are_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children: ExitStack
+) -> None:
+    planted = tmp_path / "splitbrain-0"
+    run = RunState.create("r1", state_root=str(planted))
+    victim = start(children)
+    run.claim_process(victim.pid)
+    die(run)
+    os.chown(planted, 65534, 65534)
+    monkeypatch.setattr(run_state, "state_roots", lambda: [str(planted)])
+    report = clean(report=lambda line: None)
+    assert (report.removed, len(report.notes), victim.poll()) == ([], 1, None)
 
 
 def test_what_this_version_does_not_know_stays_on_record(state: str) -> None:

@@ -27,6 +27,7 @@ from harness.run_state import (
     process_start_ticks,
     runs_in,
     state_path,
+    state_roots,
 )
 
 
@@ -176,13 +177,16 @@ def test_the_default_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
     in_temp = str(tmp_path / "t" / f"splitbrain-{os.geteuid()}")
+    in_tmp = f"/tmp/splitbrain-{os.geteuid()}"
     assert default_state_root() == in_temp
+    assert state_roots()[:2] == [in_temp, in_tmp]
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "absent"))
-    assert default_state_root() == in_temp
+    assert in_temp in state_roots()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert default_state_root() == str(tmp_path / "splitbrain")
+    assert {in_temp, in_tmp} <= set(state_roots())
     monkeypatch.setenv(run_state.STATE_DIR_VARIABLE, str(tmp_path / "here"))
-    assert default_state_root() == str(tmp_path / "here")
+    assert state_roots() == [str(tmp_path / "here")]
 
 
 def test_the_state_directory_must_be_ours_alone(tmp_path: Path) -> None:
@@ -208,6 +212,8 @@ def test_the_state_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(root, 65534, 65534)
     with pytest.raises(StateError, match="belongs to user 65534"):
         RunState.create("r1", state_root=str(root))
+    with pytest.raises(StateError, match="belongs to user 65534"):
+        runs_in(str(root))
 
 
 def test_a_temporary_directory_is_claimed_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
