@@ -1,0 +1,18 @@
+"""What people see of a run: the live console, the summary, the report.
+
+collect.py    one pass over the history: everything the report shows of it, in bounded memory
+grid.py       latency over time as cells instead of points
+witness.py    the operations in conflict and their neighbours
+charts.py     the run over time; timeline.py: a contradiction in real time; svg.py: how they are drawn
+faults.py     the table of faults; checks.py: the sections of the checkers
+page.py       all of it as one self-contained file
+console.py    progress while the run goes on, and its summary
+units.py      numbers as people read them
+"""
+
+from __future__ import annotations
+
+from harness.report.console import LiveProgress, print_summary
+from harness.report.page import MAX_REPORT_BYTES, write_report
+
+__all__ = ["MAX_REPORT_BYTES", "LiveProgress", "print_summary", "write_report"]

@@ -1,0 +1,390 @@
+"""The run over time: faults, latency, rates and leaders on one time axis.
+
+Each panel is a drawing of its own with the same axis; the page stacks them. Shaded bands are the faults, from
+injection to heal, through every panel. A latency dot is a cell of the grid (see `grid`): one column of time by
+one step of latency; cells with more operations are drawn stronger.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MAX_BANDS", "Band", "Panel", "Panels", "bands_of", "over_time"]
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from markupsafe import Markup
+
+from harness.report.collect import OUTCOMES, RunData
+from harness.report.grid import BINS_PER_DECADE, latency_of, quantiles_of
+from harness.report.svg import element, percent, runs_path, stretched
+from harness.report.units import clip, count, duration, instant, linear_ticks, time_ticks
+
+MAX_BANDS = 250
+"""Fault bands drawn; more would be a uniform grey at any width, and the text says how many are missing."""
+
+MAX_TRACKS = 4
+"""Rows of the fault track, for faults that overlap; a fifth at the same time shares the last row."""
+
+WINDOWS = 150
+"""Windows of the rate and quantile lines: each some pixels wide, so that a dip stays a dip."""
+
+LATENCY_HEIGHT_PX = 170
+RATE_HEIGHT_PX = 96
+TRACK_HEIGHT_PX = 22
+LEADER_HEIGHT_PX = 16
+
+MAX_TERMS = 400
+"""Leader bars drawn; the checks section counts all of them."""
+
+_LINES = ((0.5, "median"), (0.99, "p99"))
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """One fault on the time axis; `start` and `end` are shares of it."""
+
+    number: int
+    name: str
+    start: float
+    end: float
+    proven: bool
+    title: str
+    tint: int
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One drawing: its caption, its height, the labels of its value axis (share from the top, text)."""
+
+    caption: str
+    svg: Markup
+    height_px: int
+    labels: Sequence[tuple[float, str]] = ()
+    kind: str = ""
+
+
+@dataclass(slots=True)
+class Panels:
+    """The stack of drawings and what a reader needs to know about them."""
+
+    panels: list[Panel]
+    axis: Markup
+    bands_left_out: int = 0
+    nemeses: list[str] = field(default_factory=list)
+    window_ns: int = 0
+    column_ns: int = 0
+    dots: int = 0
+
+
+def bands_of(faults: Sequence[Mapping[str, Any]], end_ns: int) -> tuple[list[Band], list[str], int]:
+    """The faults as bands, the names of their nemeses in order of appearance, and how many were left out."""
+    bands: list[Band] = []
+    nemeses: dict[str, int] = {}
+    skipped = 0
+    for number, fault in enumerate(faults, 1):
+        start_ns, stop_ns = fault.get("start_ns"), fault.get("end_ns")
+        if not isinstance(start_ns, (int, float)) or end_ns <= 0:
+            skipped += 1
+            continue
+        if len(bands) >= MAX_BANDS:
+            skipped += 1
+            continue
+        nemesis, variant = clip(fault.get("nemesis", "fault"), 40), clip(fault.get("variant") or "", 40)
+        tint = nemeses.setdefault(nemesis, len(nemeses))
+        stop_ns = stop_ns if isinstance(stop_ns, (int, float)) else end_ns
+        proven = fault.get("proven") is True
+        title = f"fault {number}: {nemesis} {variant}, {instant(start_ns)} to {instant(stop_ns)}"
+        bands.append(
+            Band(
+                number=number,
+                name=variant or nemesis,
+                start=min(1.0, max(0.0, start_ns / end_ns)),
+                end=min(1.0, max(0.0, stop_ns / end_ns)),
+                proven=proven,
+                title=title + ("" if proven else ", NOT PROVEN"),
+                tint=tint % 5,
+            )
+        )
+    return bands, list(nemeses), skipped
+
+
+def over_time(
+    data: RunData,
+    faults: Sequence[Mapping[str, Any]],
+    terms: Sequence[Mapping[str, Any]],
+    *,
+    moments_ns: Sequence[int] = (),
+    max_strokes: int,
+) -> Panels | None:
+    """Every panel of a run; None when nothing happened. `moments_ns` (of violations) are marked in each.
+
+    At most `max_strokes` strokes of latency dots are drawn: until they fit, pairs of time columns are merged.
+    """
+    ends = [data.end_ns, *(int(f["end_ns"]) for f in faults if isinstance(f.get("end_ns"), (int, float)))]
+    end_ns = max(ends)
+    if end_ns <= 0:
+        return None
+    bands, nemeses, skipped = bands_of(faults, end_ns)
+    ticks = time_ticks(end_ns)
+    marks = [
+        element("line", x1=percent(at), x2=percent(at), y1=0, y2="100%", class_="moment")
+        for at in (min(1.0, max(0.0, moment / end_ns)) for moment in moments_ns)
+    ]
+    back = Markup("").join([*(_band(band) for band in bands), *_verticals(ticks)])
+    front = Markup("").join(marks)
+    panels = []
+    if bands:
+        panels.append(_track(bands))
+    columns = max(1, math.ceil(end_ns / data.grid.column_ns))
+    latency, dots, column_ns = _latency_panels(data, columns, back, front, max_strokes)
+    panels += latency
+    per_window = max(1, math.ceil(columns / WINDOWS))
+    panels += _rate_panels(data, columns, per_window, end_ns, back, front)
+    leaders = _leader_panel(terms, end_ns, back, front)
+    if leaders is not None:
+        panels.append(leaders)
+    return Panels(
+        panels=panels,
+        axis=_axis(ticks),
+        bands_left_out=skipped,
+        nemeses=nemeses,
+        window_ns=per_window * data.grid.column_ns,
+        column_ns=column_ns,
+        dots=dots,
+    )
+
+
+def _band(band: Band) -> Markup:
+    css = f"band tint{band.tint}" + ("" if band.proven else " unproven")
+    width = max(band.end - band.start, 0.001)
+    return element("rect", x=percent(band.start), width=percent(width), y=0, height="100%", class_=css)
+
+
+def _verticals(ticks: Iterable[tuple[float, str]]) -> list[Markup]:
+    return [element("line", x1=percent(at), x2=percent(at), y1=0, y2="100%", class_="grid") for at, _ in ticks]
+
+
+def _axis(ticks: Sequence[tuple[float, str]]) -> Markup:
+    labels = []
+    for place, (at, label) in enumerate(ticks):
+        anchor = "start" if at < 0.02 else "end" if at > 0.97 else "middle"
+        css = "tick" + (" odd" if place % 2 else "")
+        labels.append(element("text", label, x=percent(at), y=13, text_anchor=anchor, class_=css))
+    return element("svg", *labels, height=18, class_="axis", aria_hidden="true")
+
+
+def _drawing(height_px: int, label: str, *content: Markup) -> Markup:
+    return element("svg", *content, height=height_px, role="img", aria_label=label, class_="chart")
+
+
+def _track(bands: Sequence[Band]) -> Panel:
+    """The faults as labelled bars, in as many rows as overlap."""
+    free_from: list[float] = []
+    bars = []
+    for band in bands:
+        row = next((r for r, free in enumerate(free_from) if free <= band.start), len(free_from))
+        if row >= MAX_TRACKS:
+            row = MAX_TRACKS - 1
+        if row == len(free_from):
+            free_from.append(0.0)
+        free_from[row] = max(free_from[row], band.end)
+        width = max(band.end - band.start, 0.002)
+        css = f"fault tint{band.tint}" + ("" if band.proven else " unproven")
+        inside = [
+            element("title", band.title),
+            element("rect", x=0, y=0, width="100%", height=TRACK_HEIGHT_PX - 4, rx=3, class_=css),
+        ]
+        if width > 0.012:
+            size = "wide" if width > 0.05 else "narrow"
+            inside.append(element("text", str(band.number), x=5, y=13, class_=f"number {size}"))
+        if width > 0.05:
+            inside.append(element("text", band.name, x=11 + 7 * len(str(band.number)), y=13, class_="name"))
+        bars.append(
+            element(
+                "svg",
+                *inside,
+                x=percent(band.start),
+                y=row * TRACK_HEIGHT_PX + 2,
+                width=percent(width),
+                height=TRACK_HEIGHT_PX - 4,
+            )
+        )
+    height_px = len(free_from) * TRACK_HEIGHT_PX
+    label = f"{len(bands)} faults: " + "; ".join(band.title for band in bands[:20])
+    return Panel("Faults, from injection to heal", _drawing(height_px, label, *bars), height_px, kind="track")
+
+
+def _latency_panels(
+    data: RunData, columns: int, back: Markup, front: Markup, max_strokes: int
+) -> tuple[list[Panel], int, int]:
+    """One panel for each function, all with the same scale; the number of strokes; a column's width (ns)."""
+    steps = [cell.step for cell in data.grid.cells()]
+    if not steps:
+        return [], 0, data.grid.column_ns
+    low, high = min(steps) - 2, max(steps) + 3
+    merge = 1
+    while True:
+        drawn = {f: _dots(data, f, merge, high) for f in data.functions}
+        strokes = sum(number for found in drawn.values() for _, number in found)
+        if strokes <= max_strokes or columns // merge <= 16:
+            break
+        merge *= 2
+    per_window = max(1, math.ceil(columns / WINDOWS))
+    labels = _latency_labels(low, high)
+    lines = [element("line", x1=0, x2="100%", y1=percent(at), y2=percent(at), class_="grid") for at, _ in labels]
+    panels = []
+    for f in data.functions:
+        outcomes = data.outcomes[f]
+        if not any(outcomes[kind] for kind in OUTCOMES):
+            continue
+        dots = Markup("").join(path for path, _ in drawn[f])
+        # Merged columns are drawn at their middle: half a merged column to the right.
+        width, height = math.ceil(columns / merge), high - low
+        layer = stretched(dots, width=width, height=height)
+        curves = stretched(_quantile_lines(data, f, per_window, high), width=columns, height=height)
+        label = f"Latency of {f} over time: " + ", ".join(f"{count(outcomes[kind])} {kind}" for kind in OUTCOMES)
+        svg = _drawing(LATENCY_HEIGHT_PX, clip(label), back, *lines, layer, curves, front)
+        panels.append(Panel(f"Latency of {clip(f, 40)}", svg, LATENCY_HEIGHT_PX, labels, kind="latency"))
+    return panels, strokes, merge * data.grid.column_ns
+
+
+def _dots(data: RunData, f: str, merge: int, high: int) -> list[tuple[Markup, int]]:
+    """The dots of one function as paths: ok in three strengths, then fail, then info on top."""
+    found = []
+    for outcome in OUTCOMES:
+        wanted = frozenset(data.series([f], [outcome]))
+        cells: Counter[tuple[int, int]] = Counter()
+        for cell in data.grid.cells():
+            if cell.series in wanted:
+                cells[cell.column // merge, high - 1 - cell.step] += cell.operations
+        if not cells:
+            continue
+        if outcome != "ok":
+            path, number = runs_path(cells)
+            css = f"dots {outcome}"
+            found.append((element("path", d=path, class_=css), number))
+            if outcome == "info":
+                found.append((element("path", d=path, class_="dots hole"), number))
+            continue
+        strong = max(3, 4 * sorted(cells.values())[len(cells) // 2])
+        levels = (("faint", 1, 1), ("", 2, strong - 1), ("strong", strong, math.inf))
+        for name, least, most in levels:
+            path, number = runs_path(point for point, operations in cells.items() if least <= operations <= most)
+            if number:
+                found.append((element("path", d=path, class_=f"dots ok {name}".strip()), number))
+    return found
+
+
+def _latency_labels(low: int, high: int) -> list[tuple[float, str]]:
+    """Ticks of the logarithmic axis: decades, and thirds of them where there are few."""
+    decades = (high - low) / BINS_PER_DECADE
+    multiples = (1,) if decades > 2.2 else (1, 3) if decades > 0.8 else (1, 2, 3, 5)
+    offsets = [math.log10(multiple) * BINS_PER_DECADE for multiple in multiples]
+    labels = []
+    for decade in range(low // BINS_PER_DECADE, high // BINS_PER_DECADE + 1):
+        for offset in offsets:
+            step = decade * BINS_PER_DECADE + offset
+            if low + 1 <= step <= high - 1:
+                labels.append(((high - step) / (high - low), duration(latency_of(step))))
+    return labels
+
+
+def _quantile_lines(data: RunData, f: str, per_window: int, high: int) -> Markup:
+    """Median and 99th percentile of ok operations by window; broken where a window has none."""
+    windows = data.grid.windows(data.series([f], ["ok"]), per_window)
+    lines = []
+    for place, (q, name) in enumerate(_LINES):
+        parts: list[str] = []
+        previous = None
+        for window in sorted(windows):
+            y = high - quantiles_of(windows[window], [q])[0]
+            x = (window + 0.5) * per_window
+            parts.append(f"L{x:g} {y:g}" if previous == window - 1 else f"M{x:g} {y:g}h0")
+            previous = window
+        if parts:
+            lines.append(element("path", d="".join(parts), class_=f"line q{place} {name}"))
+    return Markup("").join(lines)
+
+
+def _rate_panels(data: RunData, columns: int, per_window: int, end_ns: int, back: Markup, front: Markup) -> list[Panel]:
+    """Completions per second: what succeeded, and below it, on its own scale, what did not."""
+    panels = []
+    for caption, kinds in (("Succeeded per second", ("ok",)), ("Failed or unknown per second", ("fail", "info"))):
+        rates = {kind: _rates(data, kind, columns, per_window, end_ns) for kind in kinds}
+        highest = max((max(values, default=0.0) for values in rates.values()), default=0.0)
+        if highest <= 0 and kinds != ("ok",):
+            continue
+        ticks = linear_ticks(highest)
+        top = ticks[-1]
+        labels = [(1 - tick / top, f"{tick:,.0f}" if top >= 5 else f"{tick:g}") for tick in ticks]
+        lines = [element("line", x1=0, x2="100%", y1=percent(at), y2=percent(at), class_="grid") for at, _ in labels]
+        paths = []
+        for kind, values in rates.items():
+            outline = "".join(f"V{round(1000 * (1 - value / top))}H{number + 1}" for number, value in enumerate(values))
+            if kind == "ok":
+                paths.append(element("path", d=f"M0 1000{outline}V1000Z", class_="area ok"))
+            paths.append(element("path", d=f"M0 1000{outline}", class_=f"line rate {kind}"))
+        layer = stretched(Markup("").join(paths), width=math.ceil(columns / per_window), height=1000)
+        height_px = RATE_HEIGHT_PX if kinds == ("ok",) else RATE_HEIGHT_PX * 2 // 3
+        peaks = ", ".join(f"{kind} at most {max(values, default=0):,.0f}" for kind, values in rates.items())
+        svg = _drawing(height_px, f"{caption}: {peaks}", back, *lines, layer, front)
+        panels.append(Panel(caption, svg, height_px, labels, kind="rate"))
+    return panels
+
+
+def _rates(data: RunData, kind: str, columns: int, per_window: int, end_ns: int) -> list[float]:
+    """Operations per second by window. The last window is as long as the run still was."""
+    windows = data.grid.windows(data.series(data.functions, [kind]), per_window)
+    number = math.ceil(columns / per_window)
+    window_ns = per_window * data.grid.column_ns
+    rates = []
+    for window in range(number):
+        length_ns = min(window_ns, max(end_ns - window * window_ns, window_ns // 4))
+        rates.append(windows.get(window, Counter()).total() / (length_ns / 1e9))
+    return rates
+
+
+def _leader_panel(terms: Sequence[Mapping[str, Any]], end_ns: int, back: Markup, front: Markup) -> Panel | None:
+    """A row for each node, a bar for each term it led: until its end where that is known, else until the next
+    term's leader."""
+    known = [term for term in terms if isinstance(term.get("start_ns"), (int, float)) and term.get("leader")]
+    if not known:
+        return None
+    known.sort(key=lambda term: (term["start_ns"], term.get("term", 0)))
+    left_out = max(0, len(known) - MAX_TERMS)
+    known = known[:MAX_TERMS]
+    nodes = sorted({str(term["leader"]) for term in known}, key=lambda name: (len(name), name))[:15]
+    rows = {node: row for row, node in enumerate(nodes)}
+    bars = []
+    for place, term in enumerate(known):
+        following = known[place + 1]["start_ns"] if place + 1 < len(known) else end_ns
+        stop_ns = term["end_ns"] if isinstance(term.get("end_ns"), (int, float)) else following
+        start, stop = (min(1.0, max(0.0, at / end_ns)) for at in (term["start_ns"], stop_ns))
+        row = rows.get(str(term["leader"]))
+        if row is None or (stop <= 0 and place + 1 < len(known)):
+            continue
+        width = max(stop - start, 0.003)
+        inside = [
+            element("title", clip(f"{term['leader']} leads term {term.get('term')} from {instant(term['start_ns'])}")),
+            element("rect", x=0, y=0, width="100%", height=LEADER_HEIGHT_PX - 4, rx=2, class_="leader"),
+        ]
+        if width > 0.03:
+            inside.append(element("text", clip(f"term {term.get('term')}", 20), x=4, y=9.5, class_="term"))
+        bars.append(
+            element(
+                "svg",
+                *inside,
+                x=percent(start),
+                y=row * LEADER_HEIGHT_PX + 2,
+                width=percent(width),
+                height=LEADER_HEIGHT_PX - 4,
+            )
+        )
+    height_px = len(nodes) * LEADER_HEIGHT_PX
+    labels = [((row + 0.5) / len(nodes), clip(node, 12)) for node, row in rows.items()]
+    caption = "Leader by node and term" + (f" (first {MAX_TERMS} of {MAX_TERMS + left_out})" if left_out else "")
+    svg = _drawing(height_px, f"{caption}: {len(known)} terms on {len(nodes)} nodes", back, *bars, front)
+    return Panel(caption, svg, height_px, labels, kind="leaders")

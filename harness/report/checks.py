@@ -1,0 +1,141 @@
+"""The checks of a run as sections: verdict, sentence, counts and lists, whatever the checker gave.
+
+Checkers of every kind come here, also those of other distributions: what is a number or a word becomes a
+count, what is a list of flat maps becomes a table, what is a map of numbers becomes one too. The witness and
+the terms of leaders are drawn elsewhere.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CheckSection", "Table", "check_sections", "terms_of"]
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.report.units import clip, count
+
+MAX_FACTS = 24
+"""Counts shown for one check."""
+
+MAX_ROWS = 12
+"""Rows of a table shown; results.json has them all."""
+
+MAX_COLUMNS = 8
+MAX_TABLES = 4
+
+_DRAWN_ELSEWHERE = ("valid", "reason", "witness", "explanation", "text")
+_TITLES = {
+    "linearizable": "Linearizability",
+    "log": "Log: nothing lost, nothing twice",
+    "replicas": "Replicas agree",
+    "leaders": "One leader per term",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of texts with its heading; `left_out` rows are only in results.json."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left_out: int = 0
+
+
+@dataclass(slots=True)
+class CheckSection:
+    """One check: `verdict` is valid, invalid or unknown."""
+
+    name: str
+    title: str
+    verdict: str
+    reason: str
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+
+
+def verdict_word(valid: Any) -> str:
+    """results.json's `valid` as a word; anything but true and false is unknown."""
+    return "valid" if valid is True else "invalid" if valid is False else "unknown"
+
+
+def check_sections(checks: Any) -> list[CheckSection]:
+    """A section for each check, those that failed first."""
+    if not isinstance(checks, Mapping):
+        return []
+    sections = []
+    for name, check in checks.items():
+        if not isinstance(check, Mapping):
+            continue
+        section = CheckSection(
+            name=clip(name, 40),
+            title=_TITLES.get(str(name), clip(str(name).replace("_", " ").replace("-", " ").capitalize(), 60)),
+            verdict=verdict_word(check.get("valid")),
+            reason=clip(check.get("reason") or check.get("explanation") or ""),
+        )
+        for key, value in check.items():
+            if key not in _DRAWN_ELSEWHERE:
+                _add(section, str(key), value, depth=0)
+        sections.append(section)
+    order = {"invalid": 0, "unknown": 1, "valid": 2}
+    return sorted(sections, key=lambda section: order[section.verdict])
+
+
+def _add(section: CheckSection, key: str, value: Any, depth: int) -> None:
+    title = clip(key.replace("_", " "), 40)
+    if value is None or value in ([], {}, ""):
+        return
+    if isinstance(value, Mapping):
+        if key == "examples":
+            for kind, examples in value.items():
+                _add(section, f"examples: {kind}", examples, depth + 1)
+        elif value and all(_is_number(item) for item in value.values()) and (depth == 0 or len(value) > 3):
+            pairs = list(value.items())
+            rows = [(clip(name, 60), _shown(item)) for name, item in pairs[:MAX_ROWS]]
+            _add_table(section, Table(title, ("", title), rows, max(0, len(pairs) - MAX_ROWS)))
+        elif depth < 2:
+            for name, item in value.items():
+                _add(section, str(name) if depth == 0 and key == "stats" else f"{key} {name}", item, depth + 1)
+    elif isinstance(value, list):
+        if all(isinstance(item, Mapping) for item in value):
+            _add_table(section, _table_of(title, value))
+        elif len(section.facts) < MAX_FACTS:
+            section.facts.append((title, clip(", ".join(str(item) for item in value[:MAX_ROWS]), 160)))
+    elif len(section.facts) < MAX_FACTS:
+        section.facts.append((title, _shown(value)))
+
+
+def _add_table(section: CheckSection, table: Table) -> None:
+    if len(section.tables) < MAX_TABLES:
+        section.tables.append(table)
+
+
+def _table_of(title: str, items: Sequence[Mapping[str, Any]]) -> Table:
+    names: dict[str, None] = {}
+    for item in items[:MAX_ROWS]:
+        names.update(dict.fromkeys(map(str, item)))
+    columns = list(names)[:MAX_COLUMNS]
+    rows = [[_shown(item.get(name)) for name in columns] for item in items[:MAX_ROWS]]
+    return Table(title, [clip(name.replace("_", " "), 30) for name in columns], rows, max(0, len(items) - MAX_ROWS))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return count(value) if abs(value) >= 10_000 else str(value)
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "" if value is None else clip(value, 120)
+
+
+def terms_of(checks: Any) -> list[Mapping[str, Any]]:
+    """The terms and their leaders, as the check `leaders` lists them; [] where there are none."""
+    leaders = checks.get("leaders") if isinstance(checks, Mapping) else None
+    terms = leaders.get("terms") if isinstance(leaders, Mapping) else None
+    return [term for term in terms if isinstance(term, Mapping)] if isinstance(terms, list) else []

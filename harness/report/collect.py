@@ -1,0 +1,158 @@
+"""One pass over a history: everything the report shows of it, in memory that does not grow with the run.
+
+Nothing here raises for what a history holds: a report on a damaged history is wanted most. What was wrong is
+kept in `RunData.damage` and shown.
+"""
+
+from __future__ import annotations
+
+__all__ = ["OUTCOMES", "RunData", "collect"]
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.history_writer import NEMESIS, HistoryError, read_history
+from harness.report.grid import LatencyGrid
+from harness.report.witness import Neighbours, Witness
+
+OUTCOMES = ("ok", "fail", "info")
+"""How operations end, in the order of every legend and table."""
+
+MAX_FUNCTIONS = 6
+"""Functions (write, read, ...) told apart in the plots; workloads have two to four. The rest share one."""
+
+OTHER = "other"
+
+MAX_ERRORS = 1_000
+"""Distinct errors counted apart; a node that puts a counter into its errors must not fill memory."""
+
+
+@dataclass(slots=True)
+class RunData:
+    """What one history comes to. Times are nanoseconds since the test began."""
+
+    events: int = 0
+    end_ns: int = 0
+    functions: list[str] = field(default_factory=list)
+    """In order of appearance; series of `grid` number 3 * function + outcome"""
+    outcomes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """f -> invoke, ok, fail, info -> events"""
+    still_open: int = 0
+    """Operations without a completion when the history ended"""
+    errors: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    """(f, outcome, error) -> events"""
+    errors_not_told_apart: int = 0
+    silence_ns: tuple[int, int] = (0, 0)
+    """The longest time without an ok completion: from, to"""
+    grid: LatencyGrid = field(default_factory=lambda: LatencyGrid(len(OUTCOMES) * MAX_FUNCTIONS))
+    neighbours: list[list[dict[str, Any]]] = field(default_factory=list)
+    """For each witness asked for: operations of the history around it"""
+    truncated: bool = False
+    damage: str | None = None
+    """Why the history could be read only in part, or not at all"""
+
+    def total(self, kind: str) -> int:
+        """Events of one type over all functions."""
+        return sum(by_type.get(kind, 0) for by_type in self.outcomes.values())
+
+    def series(self, functions: Collection[str], outcomes: Collection[str]) -> list[int]:
+        """The grid's series for some functions and outcomes."""
+        return [
+            len(OUTCOMES) * number + OUTCOMES.index(outcome)
+            for number, f in enumerate(self.functions)
+            if f in functions
+            for outcome in outcomes
+        ]
+
+
+def collect(history_path: str | os.PathLike[str], witnesses: Sequence[Witness] = ()) -> RunData:
+    """Read a history once and sum it up, with the neighbours of each witness's operations."""
+    data = RunData()
+    collector = _Collector(data, [Neighbours(witness) for witness in witnesses])
+    reader = read_history(history_path)
+    try:
+        for event in reader:
+            collector.add(event)
+    except HistoryError as error:
+        data.damage = str(error)
+    data.events = reader.events
+    data.truncated = reader.truncated
+    collector.finish()
+    return data
+
+
+class _Collector:
+    __slots__ = ("_data", "_last_ok_ns", "_neighbours", "_numbers", "_open")
+
+    def __init__(self, data: RunData, neighbours: list[Neighbours]) -> None:
+        self._data = data
+        self._neighbours = neighbours
+        self._open: dict[Any, dict[str, Any]] = {}
+        self._numbers: dict[str, int] = {}
+        self._last_ok_ns = 0
+
+    def add(self, event: dict[str, Any]) -> None:
+        data = self._data
+        kind, time_ns, process = event["type"], event["time"], event["process"]
+        if time_ns > data.end_ns:
+            data.end_ns = time_ns
+        if process == NEMESIS:
+            return
+        f = event["f"]
+        number = self._numbers.get(f)
+        if number is None:
+            number, f = self._number(f)
+        elif number == MAX_FUNCTIONS - 1:
+            f = data.functions[-1]
+        data.outcomes[f][kind] += 1
+        if kind == "invoke":
+            self._open[process] = event
+            return
+        invocation = self._open.pop(process, None)
+        if "error" in event:
+            self._count_error(f, kind, event["error"])
+        if kind == "ok":
+            if time_ns - self._last_ok_ns > data.silence_ns[1] - data.silence_ns[0]:
+                data.silence_ns = (self._last_ok_ns, time_ns)
+            self._last_ok_ns = time_ns
+        if invocation is None:
+            return
+        latency_ns = time_ns - invocation["time"]
+        data.grid.add(len(OUTCOMES) * number + OUTCOMES.index(kind), max(0, time_ns), latency_ns)
+        for neighbours in self._neighbours:
+            neighbours.consider(invocation, event)
+
+    def _number(self, f: str) -> tuple[int, str]:
+        data = self._data
+        if len(data.functions) < MAX_FUNCTIONS - 1:
+            number = len(data.functions)
+        else:
+            number, f = MAX_FUNCTIONS - 1, OTHER
+            if len(data.functions) == MAX_FUNCTIONS:
+                return number, f
+        self._numbers[f] = number
+        data.functions.append(f)
+        data.outcomes[f] = dict.fromkeys(("invoke", *OUTCOMES), 0)
+        return number, f
+
+    def _count_error(self, f: str, kind: str, error: Any) -> None:
+        errors = self._data.errors
+        key = (f, kind, error[:500] if isinstance(error, str) else str(error)[:500])
+        if key in errors:
+            errors[key] += 1
+        elif len(errors) < MAX_ERRORS:
+            errors[key] = 1
+        else:
+            self._data.errors_not_told_apart += 1
+
+    def finish(self) -> None:
+        data = self._data
+        data.still_open = len(self._open)
+        if data.end_ns - self._last_ok_ns > data.silence_ns[1] - data.silence_ns[0]:
+            data.silence_ns = (self._last_ok_ns, data.end_ns)
+        for invocation in self._open.values():
+            for neighbours in self._neighbours:
+                neighbours.consider(invocation, None)
+        data.neighbours = [neighbours.chosen() for neighbours in self._neighbours]

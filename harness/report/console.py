@@ -1,0 +1,238 @@
+"""The console: what a run is doing, and what came of it.
+
+On a terminal a panel is redrawn a few times a second; anywhere else (a pipe, a CI log) a plain line appears at
+each phase and every few seconds. Both go to standard error: standard output is for results.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LiveProgress", "print_summary"]
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from harness.live_stats import FaultStatus, LiveStats
+from harness.report.checks import verdict_word
+from harness.report.units import clip, count, duration, plural
+from harness.report.witness import witness_from
+
+REDRAW_INTERVAL_S = 0.25
+"""Between two drawings of the panel: smooth to the eye, nothing to the processor."""
+
+LINE_INTERVAL_S = 5.0
+"""Between two lines where there is no terminal: a minute's run leaves a dozen in the log."""
+
+MAX_FAULTS_SHOWN = 4
+SPARKS = "▁▂▃▄▅▆▇█"
+_COLOURS = {"valid": "green", "invalid": "red", "unknown": "magenta"}
+_FAULT_STATES = {
+    "injecting": ("injecting", "yellow"),
+    "proven": ("in force, proven", "green"),
+    "unproven": ("NOT PROVEN", "bold magenta"),
+    "healing": ("healing", "cyan"),
+}
+
+
+def sparkline(values: list[int]) -> str:
+    """One character for each value, the highest a full block; a value above 0 is never the lowest."""
+    highest = max(values, default=0)
+    if highest <= 0:
+        return SPARKS[0] * len(values)
+    steps = len(SPARKS) - 1
+    return "".join(SPARKS[0] if value <= 0 else SPARKS[max(1, round(value / highest * steps))] for value in values)
+
+
+class LiveProgress:
+    """Shows a run while it goes on; an async context manager.
+
+    `stats` is the history writer's; `clock_ns` gives nanoseconds since the load began (0 before);
+    `time_limit_s` is the length of the load; `console` defaults to standard error.
+    """
+
+    def __init__(
+        self,
+        stats: LiveStats,
+        *,
+        clock_ns: Callable[[], int],
+        time_limit_s: float,
+        title: str,
+        console: Console | None = None,
+    ) -> None:
+        self._stats = stats
+        self._clock_ns = clock_ns
+        self._time_limit_s = time_limit_s
+        self._title = title
+        self._console = console if console is not None else Console(stderr=True)
+        self._phase = ""
+        self._live: Live | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def phase(self, text: str) -> None:
+        """Say what the run is doing now; where there is no terminal, a line of its own."""
+        self._phase = clip(text, 200)
+        if self._live is not None:
+            self._live.update(self.render(), refresh=True)
+        elif self._task is not None:
+            self._console.print(Text(self._phase), soft_wrap=True)
+
+    async def __aenter__(self) -> LiveProgress:
+        if self._console.is_terminal:
+            self._live = Live(
+                self.render(), console=self._console, auto_refresh=False, transient=True, redirect_stdout=False
+            )
+            self._live.start(refresh=True)
+        self._task = asyncio.get_running_loop().create_task(self._keep_showing(), name="progress")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        if self._stats.events:
+            self._console.print(self.line(), soft_wrap=True)
+
+    async def _keep_showing(self) -> None:
+        while True:
+            if self._live is not None:
+                await asyncio.sleep(REDRAW_INTERVAL_S)
+                self._live.update(self.render(), refresh=True)
+            else:
+                await asyncio.sleep(LINE_INTERVAL_S)
+                if self._stats.events:
+                    self._console.print(self.line(), soft_wrap=True)
+
+    def _left_s(self) -> float:
+        return max(0.0, self._time_limit_s - self._clock_ns() / 1e9)
+
+    def line(self) -> Text:
+        """Everything in one line of text."""
+        now_ns, stats = self._clock_ns(), self._stats
+        totals = stats.by_type
+        outcomes = " ".join(f"{kind} {count(totals[kind])}" for kind in ("ok", "fail", "info"))
+        parts = [f"{now_ns / 1e9:6.1f} s", f"{stats.rate_per_s(now_ns):,.0f} ops/s", outcomes]
+        if marks := stats.latency_quantiles_ns():
+            parts.append(f"median {duration(marks[0])} p99 {duration(marks[1])}")
+        parts += [_fault_words(fault, now_ns) for fault in list(stats.faults.values())[:MAX_FAULTS_SHOWN]]
+        return Text("  ".join(parts))
+
+    def render(self) -> Panel:
+        """The panel of a terminal."""
+        now_ns, stats = self._clock_ns(), self._stats
+        totals = stats.by_type
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", justify="right", no_wrap=True)
+        grid.add_column()
+        left_s = self._left_s()
+        if now_ns:
+            state = f"{self._phase}, {duration(left_s * 1e9)} left" if left_s > 0 else self._phase
+        else:
+            state = self._phase
+        grid.add_row("now", Text(state or "getting ready"))
+        if stats.events:
+            rates = stats.rates(now_ns, seconds=40)
+            grid.add_row(
+                "rate", Text.assemble(f"{stats.rate_per_s(now_ns):>7,.0f} ops/s  ", (sparkline(rates), "blue"))
+            )
+            grid.add_row(
+                "outcomes",
+                Text.assemble(
+                    (f"{count(totals['ok'])} ok", "blue"),
+                    "   ",
+                    (f"{count(totals['fail'])} fail", "yellow"),
+                    "   ",
+                    (f"{count(totals['info'])} info", "magenta"),
+                    f"   {stats.open_operations} open",
+                ),
+            )
+            if marks := stats.latency_quantiles_ns((0.5, 0.99, 1.0)):
+                grid.add_row(
+                    "latency", f"median {duration(marks[0])}   p99 {duration(marks[1])}   max {duration(marks[2])}"
+                )
+            shown = list(stats.faults.values())[:MAX_FAULTS_SHOWN]
+            for fault in shown:
+                grid.add_row("fault", Text(_fault_words(fault, now_ns), style=_FAULT_STATES[fault.state][1]))
+            if len(stats.faults) > len(shown):
+                grid.add_row("", f"and {len(stats.faults) - len(shown)} more")
+            if not shown:
+                grid.add_row("fault", Text("none", style="dim"))
+        return Panel(grid, title=Text(self._title), title_align="left", border_style="dim", padding=(0, 1))
+
+
+def _fault_words(fault: FaultStatus, now_ns: int) -> str:
+    name = clip(f"{fault.nemesis} {fault.variant}".strip(), 40)
+    return f"{name}: {_FAULT_STATES[fault.state][0]}, {duration(max(0, now_ns - fault.since_ns))}"
+
+
+def print_summary(
+    results: Mapping[str, Any],
+    console: Console,
+    *,
+    test: Mapping[str, Any] | None = None,
+    report_path: Path | None = None,
+) -> None:
+    """The verdict and what it stands on, for a person at a console; colour never carries meaning alone."""
+    verdict = verdict_word(results.get("valid"))
+    colour = _COLOURS[verdict]
+    lines: list[Text | Table] = [
+        Text.assemble(
+            (verdict.upper(), f"bold {colour}"), f": {clip(results.get('reason') or 'no reason given', 1200)}"
+        )
+    ]
+    checks = results.get("checks")
+    checks = checks if isinstance(checks, Mapping) else {}
+    for check in checks.values():
+        witness = witness_from(check) if isinstance(check, Mapping) and check.get("valid") is False else None
+        if witness is not None and witness.text and witness.text not in str(results.get("reason")):
+            lines.append(Text(clip(witness.text, 1200)))
+            break
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", justify="right", no_wrap=True)
+    table.add_column()
+    ops = results.get("ops")
+    if isinstance(ops, Mapping):
+        table.add_row(
+            "operations", Text("   ".join(f"{_count(ops.get(kind))} {kind}" for kind in ("ok", "fail", "info")))
+        )
+    faults = results.get("faults")
+    if isinstance(faults, list):
+        proven = sum(isinstance(fault, Mapping) and fault.get("proven") is True for fault in faults)
+        style = "" if proven == len(faults) else "bold magenta"
+        words = f"{plural(len(faults), 'fault')}, {proven} proven" if faults else "none"
+        table.add_row("faults", Text(words, style=style))
+    for name, check in checks.items():
+        if isinstance(check, Mapping):
+            word = verdict_word(check.get("valid"))
+            reason = clip(check.get("reason") or "", 200)
+            table.add_row(Text(clip(name, 30)), Text.assemble((word, _COLOURS[word]), f"  {reason}"))
+    seed = results.get("seed", (test or {}).get("seed"))
+    if seed is not None:
+        table.add_row("seed", Text(clip(seed, 40)))
+    lines.append(table)
+    console.print()
+    console.print(Group(*lines))
+    # Paths and command lines are printed so that they can be copied: unwrapped and unstyled.
+    if report_path is not None:
+        console.print(Text(f"report  {clip(str(report_path), 1000)}"), soft_wrap=True)
+    if results.get("replay"):
+        console.print(Text(f"repeat  {clip(results['replay'], 2000)}"), soft_wrap=True)
+
+
+def _count(value: Any) -> str:
+    return count(value) if isinstance(value, int) else "?"

@@ -1,0 +1,161 @@
+"""The faults of a run as rows: when, what, who was cut from whom, and whether it was proven."""
+
+from __future__ import annotations
+
+__all__ = ["FaultRow", "cut_words", "fault_rows", "matrix"]
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from harness.report.svg import element
+from harness.report.units import clip, duration, instant
+
+CELL_PX = 9
+LABEL_PX = 18
+MAX_HOSTS_DRAWN = 16
+"""Hosts in the little matrix; more would not be readable, and the words are there."""
+
+MAX_WORDS_HOSTS = 6
+"""Hosts whose losses are listed one by one in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRow:
+    """One fault as the table shows it."""
+
+    number: int
+    ident: str
+    nemesis: str
+    variant: str
+    note: str
+    start: str
+    length: str
+    words: str
+    picture: Markup | None
+    proven: bool
+    proof: str
+    healed: bool
+    heal_proof: str
+    lasted: bool
+
+
+def fault_rows(faults: Sequence[Mapping[str, Any]], hosts: Sequence[str], limit: int) -> list[FaultRow]:
+    """At most `limit` rows in order of time; those without proof are never the ones left out."""
+    numbered = list(enumerate(faults, 1))
+    doubtful = [item for item in numbered if not (item[1].get("proven") is True and item[1].get("healed", True))]
+    kept = {number for number, _ in doubtful[:limit]}
+    for number, _ in numbered:
+        if len(kept) >= limit:
+            break
+        kept.add(number)
+    return [_row(number, fault, hosts) for number, fault in numbered if number in kept]
+
+
+def _row(number: int, fault: Mapping[str, Any], hosts: Sequence[str]) -> FaultRow:
+    start_ns, end_ns = fault.get("start_ns"), fault.get("end_ns")
+    grudge = _grudge(fault.get("grudge"))
+    everyone = sorted({*map(str, hosts), *grudge, *(s for sources in grudge.values() for s in sources)}, key=_by_name)
+    leader = fault.get("leader")
+    return FaultRow(
+        number=number,
+        ident=clip(fault.get("id", ""), 20),
+        nemesis=clip(fault.get("nemesis", "fault"), 40),
+        variant=clip(fault.get("variant") or "", 40),
+        note=f"leader: {clip(leader, 20)}" if leader else "",
+        start=instant(start_ns) if isinstance(start_ns, (int, float)) else "never",
+        length=_length(start_ns, end_ns),
+        words=cut_words(grudge, everyone),
+        picture=matrix(grudge, everyone) if grudge and len(everyone) <= MAX_HOSTS_DRAWN else None,
+        proven=fault.get("proven") is True,
+        proof=_detail(fault.get("proof")),
+        healed=fault.get("healed") is True,
+        heal_proof=_detail(fault.get("heal_proof")),
+        lasted=isinstance(end_ns, (int, float)),
+    )
+
+
+def _length(start_ns: Any, end_ns: Any) -> str:
+    both = isinstance(start_ns, (int, float)) and isinstance(end_ns, (int, float))
+    return duration(end_ns - start_ns) if both else ""
+
+
+def _grudge(raw: Any) -> dict[str, frozenset[str]]:
+    if not isinstance(raw, Mapping):
+        return {}
+    return {
+        str(destination): frozenset(map(str, sources))
+        for destination, sources in raw.items()
+        if isinstance(sources, (list, tuple, set, frozenset)) and sources
+    }
+
+
+def _by_name(host: str) -> tuple[int, str]:
+    return len(host), host
+
+
+def _detail(proof: Any) -> str:
+    if not isinstance(proof, Mapping):
+        return "" if proof is None else clip(proof, 160)
+    if proof.get("detail"):
+        return clip(proof["detail"], 160)
+    failed = proof.get("failed")
+    return clip("; ".join(map(str, failed)), 160) if isinstance(failed, list) and failed else ""
+
+
+def cut_words(grudge: Mapping[str, frozenset[str]], hosts: Sequence[str]) -> str:
+    """A grudge in words: "n1 n2 | n3 n4 n5" where groups are cut from each other and whole within, otherwise
+    what each host no longer hears, or whom nobody hears."""
+    cut = {(source, destination) for destination, sources in grudge.items() for source in sources}
+    if not cut:
+        return ""
+    both_ways = all((destination, source) in cut for source, destination in cut)
+    if both_ways:
+        groups: list[list[str]] = []
+        for host in hosts:
+            home = next((group for group in groups if all((host, member) not in cut for member in group)), None)
+            if home is None:
+                groups.append([host])
+            else:
+                home.append(host)
+        pairs = {(a, b) for group in groups for other in groups if group is not other for a in group for b in other}
+        if pairs == cut:
+            return "  |  ".join(" ".join(group) for group in groups)
+    lines = [f"{destination} ⇷ {' '.join(sorted(sources, key=_by_name))}" for destination, sources in
+             sorted(grudge.items(), key=lambda item: _by_name(item[0]))]  # fmt: skip
+    if len(lines) > MAX_WORDS_HOSTS:
+        lines = [*lines[:MAX_WORDS_HOSTS], f"and {len(lines) - MAX_WORDS_HOSTS} more"]
+    return "\n".join(lines)
+
+
+def matrix(grudge: Mapping[str, frozenset[str]], hosts: Sequence[str]) -> Markup:
+    """Who is cut from whom as a small picture: a row for each sender, a column for each receiver."""
+    size = len(hosts) * CELL_PX
+    whole, cut, own = [], [], []
+    for row, source in enumerate(hosts):
+        for column, destination in enumerate(hosts):
+            square = f"M{LABEL_PX + column * CELL_PX} {row * CELL_PX}h{CELL_PX - 1}v{CELL_PX - 1}h-{CELL_PX - 1}z"
+            if row == column:
+                own.append(square)
+            elif source in grudge.get(destination, ()):
+                cut.append(square)
+            else:
+                whole.append(square)
+    labels = [
+        element("text", clip(host, 3), x=LABEL_PX - 3, y=row * CELL_PX + 7, text_anchor="end")
+        for row, host in enumerate(hosts)
+    ]
+    return element(
+        "svg",
+        *labels,
+        element("path", d="".join(own), class_="own"),
+        element("path", d="".join(whole), class_="whole"),
+        element("path", d="".join(cut), class_="cut"),
+        width=LABEL_PX + size,
+        height=size,
+        class_="matrix",
+        role="img",
+        aria_label="rows send, columns receive; filled: cut",
+    )

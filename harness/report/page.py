@@ -1,0 +1,345 @@
+"""report.html: one self-contained file that answers first and explains after.
+
+No script runs but the one that copies the replay line, nothing is loaded from anywhere, and whatever the
+nodes or the operator wrote appears as text only: templates escape, and the page's own content policy refuses
+any script but ours.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MAX_REPORT_BYTES", "write_report"]
+
+import base64
+import contextlib
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup
+
+from harness.report.charts import over_time
+from harness.report.checks import check_sections, terms_of, verdict_word
+from harness.report.collect import OUTCOMES, RunData, collect
+from harness.report.faults import fault_rows
+from harness.report.grid import latency_of, quantiles_of
+from harness.report.timeline import arrowhead, timeline
+from harness.report.units import clip, count, duration, instant, operation_text, plural, share
+from harness.report.witness import Witness, witness_from
+from harness.store import StoreError
+
+MAX_REPORT_BYTES = 1_000_000
+"""No report is larger, whatever the run: people mail it, and browsers open it at once."""
+
+MAX_WITNESSES = 4
+"""Contradictions drawn; a run with more has enough to read."""
+
+MAX_ERROR_ROWS = 15
+MAX_LOG_LINKS = 60
+MAX_SETTINGS = 30
+
+
+class _Detail(NamedTuple):
+    """How much of a run is drawn; the report takes the first of `_DETAILS` that fits into its size."""
+
+    strokes: int
+    fault_rows: int
+
+
+_DETAILS = (_Detail(24_000, 120), _Detail(8_000, 40), _Detail(1_500, 10), _Detail(100, 3))
+
+
+def write_report(
+    run_dir: str | os.PathLike[str],
+    test: Mapping[str, Any],
+    results: Mapping[str, Any],
+    history_path: str | os.PathLike[str],
+) -> Path:
+    """Write `run_dir`/report.html from test.json's and results.json's content and the history.
+
+    Odd or missing parts of the results, and a damaged or missing history, are shown as what they are; the file is
+    at most `MAX_REPORT_BYTES` long and appears whole or not at all. Returns its path. Raises StoreError when it
+    cannot be written.
+    """
+    directory = Path(run_dir)
+    witnesses = _witnesses(results)
+    data = collect(history_path, [witness for _, witness in witnesses])
+    html = b""
+    for detail in _DETAILS:
+        html = _render(directory, test, results, data, witnesses, detail).encode("utf-8", "backslashreplace")
+        if len(html) <= MAX_REPORT_BYTES:
+            break
+    path = directory / "report.html"
+    temporary = directory / f".report.html.{os.getpid()}"
+    try:
+        temporary.write_bytes(html)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def _witnesses(results: Mapping[str, Any]) -> list[tuple[str, Witness]]:
+    checks = results.get("checks")
+    if not isinstance(checks, Mapping):
+        return []
+    found = []
+    for name, check in checks.items():
+        if isinstance(check, Mapping) and check.get("valid") is False:
+            witness = witness_from(check)
+            if witness is not None:
+                found.append((clip(name, 40), witness))
+    return found[:MAX_WITNESSES]
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("harness.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        clip=clip, count=count, duration=duration, instant=instant, operation=operation_text, plural=plural
+    )
+    return environment
+
+
+@cache
+def _static(name: str) -> str:
+    return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
+
+
+def _render(
+    directory: Path,
+    test: Mapping[str, Any],
+    results: Mapping[str, Any],
+    data: RunData,
+    witnesses: Sequence[tuple[str, Witness]],
+    detail: _Detail,
+) -> str:
+    faults = _maps(results.get("faults"))
+    checks = results.get("checks")
+    hosts = [str(host) for host in _list(results.get("hosts"))][:64] or _default_hosts(test)
+    rows = fault_rows(faults, hosts, detail.fault_rows)
+    script = _static("report.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    over = over_time(
+        data, faults, terms_of(checks), moments_ns=[_moment(w) for _, w in witnesses], max_strokes=detail.strokes
+    )
+    template = _environment().get_template("report.html")
+    return template.render(
+        # The page's own style and script; both are files of this package.
+        css=Markup(_static("report.css")),
+        script=Markup(script),
+        script_hash=digest,
+        arrowhead=arrowhead(),
+        title=clip(f"{directory.parent.name}/{directory.name}", 120),
+        verdict=verdict_word(results.get("valid")),
+        sentence=_sentence(results, data, faults, witnesses),
+        reason=clip(results.get("reason") or "", 1200),
+        doubts=[clip(line) for line in _list(results.get("doubts"))][:12],
+        tiles=_tiles(data, faults),
+        facts=_facts(test, results),
+        replay=clip(results.get("replay") or "", 2000),
+        witnesses=[
+            _witness_view(name, w, near, faults) for (name, w), near in zip(witnesses, data.neighbours, strict=True)
+        ],
+        over=over,
+        latencies=_latency_rows(data),
+        fault_rows=rows,
+        faults_left_out=len(faults) - len(rows),
+        fault_count=len(faults),
+        sections=check_sections(checks),
+        outcomes=_outcome_rows(data),
+        errors=_error_rows(data),
+        unexpected=[(clip(text), number) for text, number in _items(results.get("unexpected_errors"))][:10],
+        files=_files(directory),
+        history=data,
+    )
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _maps(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in _list(value) if isinstance(item, Mapping)]
+
+
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    return list(value.items()) if isinstance(value, Mapping) else []
+
+
+def _default_hosts(test: Mapping[str, Any]) -> list[str]:
+    nodes = test.get("nodes")
+    return [f"n{number}" for number in range(1, nodes + 1)] if isinstance(nodes, int) and 0 < nodes <= 64 else []
+
+
+def _moment(witness: Witness) -> int:
+    """When a violation showed: the last answer among its operations."""
+    return max(int(op["start_ns"] if op["end_ns"] is None else op["end_ns"]) for op in witness.operations)
+
+
+def _sentence(
+    results: Mapping[str, Any],
+    data: RunData,
+    faults: Sequence[Mapping[str, Any]],
+    witnesses: Sequence[tuple[str, Witness]],
+) -> str:
+    """The verdict in one sentence, without its first word."""
+    verdict = verdict_word(results.get("valid"))
+    reason = clip(results.get("reason") or "", 600)
+    if verdict == "invalid":
+        return clip(witnesses[0][1].text or reason) if witnesses else reason or "a check failed"
+    if verdict == "unknown":
+        return reason or "the run gave no reason"
+    completed = sum(data.total(kind) for kind in OUTCOMES)
+    parts = [plural(completed, "operation")]
+    if not faults:
+        parts.append("no faults")
+    elif all(fault.get("proven") is True for fault in faults):
+        parts.append(f"{plural(len(faults), 'fault')}, " + ("proven" if len(faults) == 1 else "all proven"))
+    else:
+        proven = sum(fault.get("proven") is True for fault in faults)
+        parts.append(f"{plural(len(faults), 'fault')}, only {proven} proven")
+    return ", ".join(parts)
+
+
+def _tiles(data: RunData, faults: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """The figures on top: name, value, remark."""
+    totals = {kind: data.total(kind) for kind in OUTCOMES}
+    completed = sum(totals.values())
+    tiles = [
+        ("Operations", count(completed), f"{completed / (data.end_ns / 1e9):,.0f} per second" if data.end_ns else ""),
+        ("Succeeded", share(totals["ok"], completed), f"{count(totals['ok'])} ok"),
+        ("Failed for certain", count(totals["fail"]), share(totals["fail"], completed)),
+        ("Outcome unknown", count(totals["info"]), share(totals["info"], completed)),
+    ]
+    if faults:
+        proven = sum(fault.get("proven") is True for fault in faults)
+        tiles.append(("Faults proven", f"{proven} of {len(faults)}", _span_of(faults)))
+    else:
+        tiles.append(("Faults", "none", ""))
+    silence_ns = data.silence_ns[1] - data.silence_ns[0]
+    tiles.append(("Longest time without ok", duration(silence_ns), f"from {instant(data.silence_ns[0])}"))
+    return tiles
+
+
+def _span_of(faults: Sequence[Mapping[str, Any]]) -> str:
+    spans = [
+        fault["end_ns"] - fault["start_ns"]
+        for fault in faults
+        if isinstance(fault.get("start_ns"), int) and isinstance(fault.get("end_ns"), int)
+    ]
+    return f"{duration(sum(spans))} in all" if spans else ""
+
+
+def _facts(test: Mapping[str, Any], results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What determined the run: name, value; unknown ones are left out."""
+    commit = results.get("git_commit")
+    if commit:
+        commit = str(commit)[:12] + (" with local changes" if results.get("git_dirty") else "")
+    settings = ", ".join(f"{key}={value}" for key, value in _items(test.get("settings"))[:MAX_SETTINGS])
+    nemesis = ", ".join(map(str, _list(test.get("nemesis")))) or "none"
+    duration_s, limit_s = results.get("duration_s"), test.get("time_limit_s")
+    rate = test.get("rate")
+    seed = results.get("seed", test.get("seed"))
+    facts = [
+        ("System", test.get("system")),
+        ("Workload", test.get("workload")),
+        ("Nemesis", nemesis),
+        ("Cluster", " – ".join(str(x) for x in (test.get("cluster"), results.get("cluster_detail")) if x)),
+        ("Nodes", test.get("nodes")),
+        ("Clients", test.get("concurrency")),
+        ("Rate", f"{rate:g} per second" if isinstance(rate, (int, float)) and rate > 0 else None),
+        ("Load", duration(limit_s * 1e9) if isinstance(limit_s, (int, float)) else None),
+        ("Settings", settings or None),
+        ("Seed", seed),
+        ("Started", _date(results.get("started_at"))),
+        ("Whole run", duration(duration_s * 1e9) if isinstance(duration_s, (int, float)) else None),
+        ("Stopped by", results.get("interrupted")),
+        ("Commit", commit),
+        ("Version", results.get("version")),
+        ("Run", results.get("run_id")),
+    ]
+    return [(name, clip(value, 300)) for name, value in facts if value not in (None, "")]
+
+
+def _date(text: Any) -> str | None:
+    try:
+        return datetime.fromisoformat(str(text)).strftime("%Y-%m-%d %H:%M:%S %Z").strip() if text else None
+    except ValueError:
+        return clip(text, 60)
+
+
+def _witness_view(
+    name: str, witness: Witness, neighbours: Sequence[Mapping[str, Any]], faults: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "witness": witness,
+        "text": clip(witness.text, 1200),
+        "drawing": timeline(witness, neighbours, faults),
+        "neighbours": len(neighbours),
+        "reasons": [edge for edge in witness.edges if edge.reason][:16],
+    }
+
+
+def _latency_rows(data: RunData) -> list[tuple[str, str, list[str]]]:
+    """Function, number of ok operations, and their latency at the median, 95 %, 99 % and the maximum."""
+    rows = []
+    for f in data.functions:
+        steps = data.grid.windows(data.series([f], ["ok"]), 1 << 30).get(0)
+        if steps:
+            marks = [duration(latency_of(step)) for step in quantiles_of(steps, (0.5, 0.95, 0.99, 1.0))]
+            rows.append((f, count(steps.total()), marks))
+    return rows
+
+
+def _outcome_rows(data: RunData) -> list[tuple[str, list[str]]]:
+    kinds = ("invoke", *OUTCOMES)
+    rows = [(f, [count(data.outcomes[f][kind]) for kind in kinds]) for f in data.functions]
+    if len(rows) > 1:
+        rows.append(("all", [count(data.total(kind)) for kind in kinds]))
+    return rows
+
+
+def _error_rows(data: RunData) -> dict[str, Any]:
+    ranked = sorted(data.errors.items(), key=lambda item: (-item[1], item[0]))
+    shown = [(f, kind, clip(error, 300), count(number)) for (f, kind, error), number in ranked[:MAX_ERROR_ROWS]]
+    left_out = sum(number for _, number in ranked[MAX_ERROR_ROWS:]) + data.errors_not_told_apart
+    return {"rows": shown, "left_out": left_out}
+
+
+def _files(directory: Path) -> list[tuple[str, str, str]]:
+    """Links to what the run left behind: relative address, name, what it is."""
+    known = (
+        ("results.json", "the verdict, as data"),
+        ("history.jsonl", "every event, as it happened"),
+        ("history.parquet", "the same, typed, for Spark"),
+        ("test.json", "what was asked for"),
+        ("harness.log", "what the harness logged"),
+    )
+    files = [(name, name, what) for name, what in known if (directory / name).exists() or name.endswith(".parquet")]
+    logs: list[str] = []
+    for folder, folders, names in os.walk(directory):
+        depth = len(Path(folder).relative_to(directory).parts)
+        folders[:] = sorted(folders) if depth < 3 else []
+        logs += [
+            os.path.relpath(os.path.join(folder, name), directory)
+            for name in sorted(names)
+            if name.endswith((".log", ".out", ".txt")) and depth > 0
+        ]
+        if len(logs) >= MAX_LOG_LINKS:
+            break
+    return files + [(quote(name, errors="replace"), clip(name, 120), "") for name in logs[:MAX_LOG_LINKS]]

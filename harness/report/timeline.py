@@ -1,0 +1,273 @@
+"""The witness of a violation in real time: a lane for each process, a bar for each operation.
+
+Real time would not do as it is: operations last milliseconds and lie seconds apart, so that bars to scale would
+be hairlines. The axis keeps the order of all beginnings and ends exactly and shortens the gaps between them to
+their logarithm; a gap that lost much is labelled with its length.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Timeline", "arrowhead", "timeline"]
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from harness.report.svg import element, percent
+from harness.report.units import clip, duration, instant, operation_text
+from harness.report.witness import Witness
+
+LANE_PX = 46
+BAR_PX = 14
+TOP_PX = 22
+BOTTOM_PX = 26
+
+DRAWN_WIDTH_PX = 760
+"""The width for which labels are placed; narrower pages scroll the drawing sideways."""
+
+CHARACTER_PX = 6.7
+"""Width of a character of the labels, for telling whether two of them would touch."""
+
+ARROW_ID = "arrow"
+
+MARGIN = 0.02
+GAP_RATIO_SHOWN = 8.0
+"""A gap is labelled when it takes up this many times less of the axis than of the time."""
+
+Operation = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The drawing and the names of its lanes (share from the top, process)."""
+
+    svg: Markup
+    height_px: int
+    lanes: Sequence[tuple[float, str]]
+
+
+class _Scale:
+    """Moments -> shares of the axis: exact in order, gaps as their logarithm."""
+
+    def __init__(self, moments_ns: Sequence[int]) -> None:
+        self.moments = sorted(set(moments_ns))
+        gaps = [later - earlier for earlier, later in zip(self.moments, self.moments[1:], strict=False)]
+        shortest = min(gaps, default=1)
+        self.weights = [1 + math.log2(gap / shortest) * 0.35 for gap in gaps]
+        self.gaps = gaps
+        total = sum(self.weights) or 1.0
+        self.places = [MARGIN]
+        for weight in self.weights:
+            self.places.append(self.places[-1] + weight / total * (1 - 2 * MARGIN))
+
+    def __call__(self, moment_ns: float) -> float:
+        """Linear between the moments it knows, the margins outside."""
+        if moment_ns < self.moments[0]:
+            return 0.0
+        if moment_ns > self.moments[-1]:
+            return 1.0
+        after = bisect.bisect_right(self.moments, moment_ns)
+        if after >= len(self.moments):
+            return self.places[-1]
+        share = (moment_ns - self.moments[after - 1]) / self.gaps[after - 1]
+        return self.places[after - 1] + share * (self.places[after] - self.places[after - 1])
+
+
+def timeline(witness: Witness, neighbours: Sequence[Operation], faults: Sequence[Mapping[str, Any]]) -> Timeline:
+    """Draw a witness with its neighbours and the faults behind them."""
+    operations: list[tuple[int | None, Operation]] = [(place, op) for place, op in enumerate(witness.operations)]
+    operations += [(None, op) for op in neighbours]
+    moments = [op["start_ns"] for _, op in operations]
+    moments += [op["end_ns"] for _, op in operations if op["end_ns"] is not None]
+    scale = _Scale(moments)
+    processes = sorted({op["process"] for _, op in operations}, key=_process_order)
+    lane_of = {process: lane for lane, process in enumerate(processes)}
+    height_px = TOP_PX + LANE_PX * len(processes) + BOTTOM_PX
+    parts = _bands(faults, scale)
+    for lane in range(len(processes)):
+        y = TOP_PX + lane * LANE_PX + LANE_PX // 2
+        parts.append(element("line", x1=0, x2="100%", y1=y, y2=y, class_="lane"))
+    parts += _gap_labels(scale, height_px)
+    labels: list[Markup] = []
+    taken: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    # Those of the witness first: their labels always appear, a neighbour's only where there is room.
+    for place, op in sorted(operations, key=lambda item: (item[0] is None, item[1]["start_ns"])):
+        lane = lane_of[op["process"]]
+        parts.append(_bar(place, op, scale, lane))
+        label = _label(place, op, scale, lane, taken)
+        if label is not None:
+            labels.append(label)
+    parts += [
+        _arrow(edge.kind, witness.operations[edge.source], witness.operations[edge.target], scale, lane_of)
+        for edge in witness.edges
+    ]
+    names = ", ".join(operation_text(op) for op in witness.operations[:12])
+    svg = element(
+        "svg",
+        *parts,
+        *labels,
+        height=height_px,
+        role="img",
+        class_="chart timeline",
+        aria_label=clip(f"Timeline of the operations in conflict: {names}"),
+    )
+    lanes = [((TOP_PX + (lane + 0.5) * LANE_PX) / height_px, clip(str(p), 10)) for p, lane in lane_of.items()]
+    return Timeline(svg, height_px, lanes)
+
+
+def arrowhead() -> Markup:
+    """The definition that the arrows of every timeline of a page refer to."""
+    tip = element("path", d="M0 0L7 3.5L0 7Z", class_="tip")
+    size = {"markerWidth": 7, "markerHeight": 7, "refX": 6.5, "refY": 3.5}
+    marker = element("marker", tip, id=ARROW_ID, orient="auto", markerUnits="userSpaceOnUse", **size)
+    return element("defs", marker)
+
+
+def _process_order(process: Any) -> tuple[bool, int, str]:
+    is_number = isinstance(process, int)
+    return not is_number, process if is_number else 0, str(process)
+
+
+def _bands(faults: Sequence[Mapping[str, Any]], scale: _Scale) -> list[Markup]:
+    found = []
+    for number, fault in enumerate(faults, 1):
+        start_ns, end_ns = fault.get("start_ns"), fault.get("end_ns")
+        if not isinstance(start_ns, (int, float)):
+            continue
+        stop_ns = end_ns if isinstance(end_ns, (int, float)) else math.inf
+        if stop_ns < scale.moments[0] or start_ns > scale.moments[-1]:
+            continue
+        start, stop = scale(start_ns), scale(stop_ns)
+        name = clip(f"{number} {fault.get('variant') or fault.get('nemesis') or 'fault'}", 30)
+        found.append(
+            element(
+                "svg",
+                element("rect", x=0, y=0, width="100%", height="100%", class_="band tint0"),
+                element("text", name, x=5, y=13, class_="bandname"),
+                x=percent(start),
+                y=0,
+                width=percent(max(stop - start, 0.004)),
+                height="100%",
+            )
+        )
+    return found
+
+
+def _gap_labels(scale: _Scale, height_px: int) -> list[Markup]:
+    """The first and last moment, and the length of each gap that was shortened a lot."""
+    total_ns = scale.moments[-1] - scale.moments[0]
+    found = [
+        element("text", instant(scale.moments[0]), x=percent(MARGIN), y=height_px - 8, class_="tick"),
+    ]
+    if total_ns > 0:
+        found.append(
+            element(
+                "text",
+                instant(scale.moments[-1]),
+                x=percent(1 - MARGIN),
+                y=height_px - 8,
+                class_="tick",
+                text_anchor="end",
+            )
+        )
+    for place, gap_ns in enumerate(scale.gaps):
+        left, right = scale.places[place], scale.places[place + 1]
+        if gap_ns / total_ns < 0.1 or gap_ns / total_ns < (right - left) * 2:
+            continue
+        middle = (left + right) / 2
+        if 0.16 < middle < 0.84:
+            text = f"⋯ {duration(gap_ns)} ⋯"
+            found.append(element("text", text, x=percent(middle), y=height_px - 8, class_="tick", text_anchor="middle"))
+    return found
+
+
+def _y(lane: int) -> int:
+    return TOP_PX + lane * LANE_PX + LANE_PX // 2
+
+
+def _span(op: Operation, scale: _Scale) -> tuple[float, float]:
+    start = scale(op["start_ns"])
+    return start, 1.0 if op["end_ns"] is None else max(scale(op["end_ns"]), start + 0.004)
+
+
+def _bar(place: int | None, op: Operation, scale: _Scale, lane: int) -> Markup:
+    start, stop = _span(op, scale)
+    top = _y(lane) - BAR_PX // 2
+    role = "context" if place is None else "culprit"
+    title = f"process {op['process']}: {operation_text(op)}, {instant(op['start_ns'])} to "
+    title += "the end, unanswered" if op["end_ns"] is None else instant(op["end_ns"])
+    inside = [element("title", clip(title))]
+    if op["type"] == "info" and stop < 1.0:
+        # Nobody knows when, or whether, it took effect: from its start to the end of time.
+        inside.append(
+            element("rect", x=percent(stop), y=top + 4, width=percent(1 - stop), height=BAR_PX - 8, class_="afterwards")
+        )
+    kind = op["type"] if op["type"] in ("ok", "fail", "info") else "info"
+    inside.append(
+        element(
+            "rect",
+            x=percent(start),
+            y=top,
+            width=percent(stop - start),
+            height=BAR_PX,
+            rx=3,
+            class_=f"bar {kind} {role}",
+        )
+    )
+    return element("g", *inside)
+
+
+def _label(
+    place: int | None, op: Operation, scale: _Scale, lane: int, taken: dict[tuple[int, int], list[tuple[float, float]]]
+) -> Markup | None:
+    """What an operation did, above its bar or below it, whichever is free; None for a neighbour without room."""
+    start, stop = _span(op, scale)
+    stop = min(stop, 1.0)
+    text = operation_text(op, 34)
+    width = (len(text) + (3 if place is not None else 0)) * CHARACTER_PX / DRAWN_WIDTH_PX
+    at_right = start + width > 0.99
+    left = max(0.0, stop - width) if at_right else start
+    rows = (-BAR_PX // 2 - 5, BAR_PX // 2 + 13)
+    free = [
+        row
+        for row in range(len(rows))
+        if all(left + width <= begin or left >= end for begin, end in taken.get((lane, row), ()))
+    ]
+    if not free and place is None:
+        return None
+    row = free[0] if free else 0
+    taken.setdefault((lane, row), []).append((left, left + width + 0.008))
+    number = [] if place is None else [element("tspan", f"{place + 1} ", class_="badge")]
+    return element(
+        "text",
+        *number,
+        element("tspan", text),
+        x=percent(stop if at_right else start),
+        y=_y(lane) + rows[row],
+        text_anchor="end" if at_right else "start",
+        class_="what" if place is not None else "what context",
+    )
+
+
+def _arrow(kind: str, source: Operation, target: Operation, scale: _Scale, lane_of: Mapping[Any, int]) -> Markup:
+    """From an operation to one that must come after it: from end to beginning where real time says so."""
+    source_span, target_span = _span(source, scale), _span(target, scale)
+    one, other = lane_of[source["process"]], lane_of[target["process"]]
+    in_time = kind in ("realtime", "process")
+    x1 = source_span[1] if in_time else sum(source_span) / 2
+    x2 = target_span[0] if in_time else sum(target_span) / 2
+    reach = 0 if one == other else (BAR_PX // 2 + 1) * (1 if other > one else -1)
+    css = "order" + ("" if in_time else " value")
+    return element(
+        "line",
+        x1=percent(x1),
+        y1=_y(one) + (reach if not in_time else 0),
+        x2=percent(x2),
+        y2=_y(other) - reach,
+        class_=css,
+        marker_end=f"url(#{ARROW_ID})",
+    )
