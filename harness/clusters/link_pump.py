@@ -1,0 +1,294 @@
+"""How bytes move through a link proxy: gates and pumps.
+
+A *gate* is one directed link. It says whether bytes may pass from its source host to its destination host, and
+how late and how fast. A *pump* moves the bytes of one direction of one connection through a gate; a proxied
+connection has two, since what the opener sends goes one way over the link and what it gets back the other. All
+pumps of one direction between two hosts share one gate, whoever opened the connection.
+
+A closed gate stops everything, the end of a stream and a reset included, as a cable that carries no packets
+would: what was sent meanwhile waits in buffers of bounded size (here, and in the kernel's behind a paused
+socket) and goes on when the gate opens, as TCP would send it again. What had been handed to the destination's
+socket before the cut counts as delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import struct
+from collections import deque
+from enum import Enum
+from typing import cast
+
+__all__ = ["MAX_HELD_BYTES", "Gate", "Pump", "Side", "reset"]
+
+MAX_HELD_BYTES = 1 << 20
+"""Bytes that one pump holds while they wait for their time; the sender is paused at this. Enough for 10 MB/s at
+100 ms of delay. One more read (256 KiB at most, asyncio's own limit) may come in on top."""
+
+PIECES_PER_S = 50
+"""A throttled link passes its bytes in this many pieces a second, so that they flow rather than come in lumps."""
+
+MIN_PIECE_BYTES = 64
+"""Smallest piece of a throttled link."""
+
+
+class _End(Enum):
+    """How a stream ends."""
+
+    EOF = "eof"
+    RESET = "reset"
+
+
+class Gate:
+    """One directed link: open or cut, with a delay and a rate. Times are seconds inside the proxy."""
+
+    __slots__ = ("_rng", "delay_s", "is_cut", "jitter_s", "next_free_s", "pumps", "rate_bytes_per_s")
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.is_cut = False
+        self.delay_s = 0.0
+        self.jitter_s = 0.0
+        self.rate_bytes_per_s = 0.0
+        self.next_free_s = 0.0
+        self.pumps: dict[Pump, None] = {}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether bytes pass at once."""
+        return not (self.is_cut or self.delay_s or self.jitter_s or self.rate_bytes_per_s)
+
+    def set(self, *, is_cut: bool, delay_ms: float, jitter_ms: float, rate_bytes_per_s: float) -> None:
+        """Change the link; in force for every connection on return. A rate of 0 is no limit.
+
+        Bytes already on their way keep the delay they set out with.
+        """
+        self.is_cut = is_cut
+        self.delay_s = delay_ms / 1000
+        self.jitter_s = jitter_ms / 1000
+        self.rate_bytes_per_s = rate_bytes_per_s
+        self.next_free_s = 0.0
+        for pump in list(self.pumps):
+            pump.gate_changed()
+
+    def due_s(self, now_s: float) -> float:
+        """When bytes that set out now arrive: after the delay, give or take the jitter, never before now."""
+        if not self.delay_s and not self.jitter_s:
+            return now_s
+        return now_s + max(0.0, self.delay_s + self._rng.uniform(-self.jitter_s, self.jitter_s))
+
+
+class Pump:
+    """One direction of one connection, from a source transport through a gate to a destination transport.
+
+    `direct` is True while bytes may be written to the destination as they come.
+    """
+
+    __slots__ = (
+        "_destination",
+        "_destination_is_full",
+        "_held",
+        "_last_due_s",
+        "_loop",
+        "_paused",
+        "_timer",
+        "delivered_end",
+        "direct",
+        "gate",
+        "held_bytes",
+        "is_ended",
+        "source",
+    )
+
+    def __init__(self, gate: Gate) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.gate = gate
+        self.source: asyncio.Transport | None = None
+        self._destination: asyncio.Transport | None = None
+        self._destination_is_full = False
+        self._held: deque[tuple[float, bytes | _End]] = deque()
+        self.held_bytes = 0
+        self._last_due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._paused = True  # connections start paused, until both sides are there
+        self.is_ended = False
+        self.delivered_end = False
+        self.direct = False
+        gate.pumps[self] = None
+
+    def connect(self, source: asyncio.Transport, destination: asyncio.Transport) -> None:
+        """Begin to move bytes. Both transports are there; the source is paused."""
+        self.source = source
+        self._destination = destination
+        self.gate_changed()
+
+    def write(self, data: bytes) -> None:
+        """Hand bytes to the destination now; only while `direct`."""
+        cast(asyncio.Transport, self._destination).write(data)
+
+    def hold(self, data: bytes) -> None:
+        """Take bytes that may have to wait."""
+        self._append(data)
+        self.held_bytes += len(data)
+        self._drain()
+
+    def end(self, *, is_reset: bool) -> None:
+        """The source sends no more: its stream ended, or the connection broke. Passes the gate like bytes."""
+        if not self.is_ended or is_reset:
+            self.is_ended = True
+            self._append(_End.RESET if is_reset else _End.EOF)
+            self._drain()
+
+    def destination_lost(self) -> None:
+        """The destination is gone: nothing can be delivered any more, and the source is read no further.
+
+        That the source learns of it is the business of the pump of the other direction.
+        """
+        self._destination = None
+        self.close()
+        self._update_reading()
+
+    def destination_full(self, is_full: bool) -> None:
+        """The destination cannot take more for now, or can again."""
+        self._destination_is_full = is_full
+        if is_full:
+            self._update_reading()
+        else:
+            self._drain()
+
+    def gate_changed(self) -> None:
+        """Look at the gate again."""
+        self.direct = False
+        self._drain()
+
+    def close(self) -> None:
+        """Drop what is held and leave the gate. Idempotent."""
+        self.direct = False
+        self.gate.pumps.pop(self, None)
+        self._held.clear()
+        self.held_bytes = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _append(self, item: bytes | _End) -> None:
+        # A stream keeps its order whatever the jitter, so nothing is due before what went ahead of it.
+        self._last_due_s = max(self._last_due_s, self.gate.due_s(self._loop.time()))
+        self._held.append((self._last_due_s, item))
+
+    def _drain(self) -> None:
+        """Deliver what may be delivered, and arrange to come back for the rest."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        gate, destination = self.gate, self._destination
+        while self._held and destination is not None and not gate.is_cut and not self._destination_is_full:
+            now_s = self._loop.time()
+            due_s, item = self._held[0]
+            if gate.rate_bytes_per_s:
+                due_s = max(due_s, gate.next_free_s)
+            if due_s > now_s:
+                self._timer = self._loop.call_at(due_s, self._drain)
+                break
+            self._held.popleft()
+            if isinstance(item, _End):
+                self._deliver_end(destination, item)
+                return
+            if gate.rate_bytes_per_s:
+                item = self._piece_of(item, now_s)
+            self.held_bytes -= len(item)
+            destination.write(item)
+        self.direct = not self._held and gate.is_plain and destination is not None
+        self._update_reading()
+
+    def _piece_of(self, data: bytes, now_s: float) -> bytes:
+        """As much of `data` as a throttled link passes at once; the rest goes back to the head of the queue."""
+        gate = self.gate
+        size_bytes = max(MIN_PIECE_BYTES, int(gate.rate_bytes_per_s / PIECES_PER_S))
+        piece, rest = data[:size_bytes], data[size_bytes:]
+        if rest:
+            self._held.appendleft((now_s, rest))
+        gate.next_free_s = max(now_s, gate.next_free_s) + len(piece) / gate.rate_bytes_per_s
+        return piece
+
+    def _deliver_end(self, destination: asyncio.Transport, end: _End) -> None:
+        if end is _End.RESET:
+            reset(destination)
+            self.close()
+        else:
+            self.delivered_end = True
+            if not destination.is_closing():
+                destination.write_eof()
+            cast(Side, destination.get_protocol()).stream_ended()
+
+    def _update_reading(self) -> None:
+        if self.source is None or self.source.is_closing():
+            return
+        stop = (
+            self.gate.is_cut
+            or self._destination_is_full
+            or self._destination is None
+            or self.held_bytes >= MAX_HELD_BYTES
+        )
+        if stop and not self._paused:
+            self._paused = True
+            self.source.pause_reading()
+        elif not stop and self._paused:
+            self._paused = False
+            self.source.resume_reading()
+
+
+class Side(asyncio.Protocol):
+    """One end of a proxied connection: the socket to the opener, or the one to the far host."""
+
+    def __init__(self, *, incoming: Pump, outgoing: Pump) -> None:
+        """`incoming` writes to this socket, `outgoing` takes what is read from it."""
+        self.incoming = incoming
+        self.outgoing = outgoing
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.pause_reading()
+
+    def data_received(self, data: bytes) -> None:
+        pump = self.outgoing
+        if pump.direct:
+            pump.write(data)
+        else:
+            pump.hold(data)
+
+    def eof_received(self) -> bool:
+        self.outgoing.end(is_reset=False)
+        return True  # the other direction goes on
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        has_closed = self.incoming.delivered_end and self.outgoing.delivered_end
+        self.incoming.destination_lost()
+        if has_closed:
+            self.outgoing.close()
+        else:
+            self.outgoing.end(is_reset=True)
+
+    def pause_writing(self) -> None:
+        self.incoming.destination_full(True)
+
+    def resume_writing(self) -> None:
+        self.incoming.destination_full(False)
+
+    def stream_ended(self) -> None:
+        """The end of the incoming stream was passed on. When both streams have ended, both sockets close."""
+        if self.incoming.delivered_end and self.outgoing.delivered_end:
+            for transport in (self.transport, self.incoming.source):
+                if transport is not None:
+                    transport.close()
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """End a connection with a TCP reset, dropping what was not sent."""
+    own_socket = transport.get_extra_info("socket")
+    if own_socket is not None and not transport.is_closing():
+        own_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
