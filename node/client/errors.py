@@ -1,0 +1,131 @@
+"""What a client call can end in, and what that says about its effect.
+
+`is_definite` is True when the request certainly had no effect and never will have one. The table for send
+replies: 2, 13, 14, 16, 17 are refusals before anything was stored; 1 says nothing (RocketMQ folds "not the
+leader" and "no quorum in time" into it); no reply at all says nothing either, unless no connection was made.
+Replies 10, 11 and 12 are no errors: the message is stored on the master (`SendStatus`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from node.remoting import ResponseCode
+
+__all__ = [
+    "BadReply",
+    "BrokerRefused",
+    "ClientError",
+    "NoRoute",
+    "NotLeader",
+    "NotSent",
+    "OutcomeUnknown",
+    "error_from_reply",
+]
+
+DEFINITE_CODES: Final = frozenset(
+    {
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        ResponseCode.MESSAGE_ILLEGAL,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.VERSION_NOT_SUPPORTED,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.QUERY_NOT_FOUND,
+        ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+        ResponseCode.SUBSCRIPTION_NOT_LATEST,
+        ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    }
+)
+"""Codes that a broker gives before it does anything. Every other one leaves the outcome open."""
+
+_NOT_LEADER = re.compile(r"NOT_LEADER\b")
+_LEADER_ID = re.compile(r"\bleader=(\S+)")
+_LEADER_ADDRESS = re.compile(r"\baddr=(\S+)")
+
+
+class ClientError(Exception):
+    """A call did not succeed.
+
+    `code` is the broker's response code, None when there was no reply; `remark` is the broker's text or what
+    happened instead; `address` is whom the request went to.
+    """
+
+    is_definite: bool = False
+
+    def __init__(self, remark: str, *, address: str | None = None, code: int | None = None) -> None:
+        super().__init__(remark)
+        self.remark = remark
+        self.address = address
+        self.code = code
+
+    def __str__(self) -> str:
+        where = f"{self.address}: " if self.address else ""
+        code = f"code {self.code}: " if self.code is not None else ""
+        return f"{where}{code}{self.remark}"
+
+
+class NotSent(ClientError):
+    """No connection, or too much under way already: the request never left. Definite."""
+
+    is_definite = True
+
+
+class NoRoute(ClientError):
+    """No name server knows who serves the topic, or none answers: no broker was asked. Definite. `code` is
+    TOPIC_NOT_EXIST when a name server said so."""
+
+    is_definite = True
+
+
+class OutcomeUnknown(ClientError):
+    """No answer in time, or the connection closed while the request was under way. Indefinite."""
+
+
+class BadReply(ClientError):
+    """The broker says that it succeeded and its reply cannot be read. Indefinite."""
+
+
+class BrokerRefused(ClientError):
+    """The broker answered with a failure code; definite for the codes that mean "nothing was done"."""
+
+    code: int
+
+    def __init__(self, remark: str, *, address: str | None, code: int) -> None:
+        super().__init__(remark, address=address, code=code)
+        self.is_definite = code in DEFINITE_CODES
+
+
+class NotLeader(BrokerRefused):
+    """The broker does not lead its group. `leader_id` and `leader_address` (where this client would dial it)
+    are its hint, None where it knows none."""
+
+    def __init__(
+        self, remark: str, *, address: str | None, code: int, leader_id: str | None, leader_address: str | None
+    ) -> None:
+        super().__init__(remark, address=address, code=code)
+        self.leader_id = leader_id
+        self.leader_address = leader_address
+
+
+def error_from_reply(code: int, remark: str | None, address: str) -> BrokerRefused:
+    """The error for a failure reply; a NotLeader where the remark begins with that word. The address in its
+    hint is as the broker advertises it."""
+    text = remark or "no reason given"
+    if _NOT_LEADER.match(text):
+        return NotLeader(
+            text,
+            address=address,
+            code=code,
+            leader_id=_hint(_LEADER_ID, text),
+            leader_address=_hint(_LEADER_ADDRESS, text),
+        )
+    return BrokerRefused(text, address=address, code=code)
+
+
+def _hint(pattern: re.Pattern[str], text: str) -> str | None:
+    match = pattern.search(text)
+    return match[1] if match and match[1] != "-" else None
