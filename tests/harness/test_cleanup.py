@@ -33,6 +33,11 @@ from harness.run_state import (
 )
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes mounts and network namespaces")
+MINE = f"tc{os.getpid()}"
+"""Begins every run id here: names of namespaces and marks of processes are shared with tests that run beside."""
+
+R1 = f"{MINE}-r1"
+DEVICES = f"{MINE}-devices"
 DEAD_PID = 2**22 - 1  # above every pid that a default kernel gives
 
 
@@ -88,9 +93,9 @@ def test_nothing_to_do(state: str) -> None:
 
 
 def test_processes_of_a_dead_run_are_ended_by_claim_and_by_mark(state: str, children: ExitStack) -> None:
-    run = RunState.create("r1", state_root=state)
-    claimed, marked, foreign, other = start(children), start(children, "r1"), start(children), start(children, "r11")
-    stopped = start(children, "r1")
+    run = RunState.create(R1, state_root=state)
+    claimed, marked, foreign, other = start(children), start(children, R1), start(children), start(children, R1 + "1")
+    stopped = start(children, R1)
     stopped.send_signal(signal.SIGSTOP)
     run.claim_process(claimed.pid)
     die(run)
@@ -104,7 +109,7 @@ def test_processes_of_a_dead_run_are_ended_by_claim_and_by_mark(state: str, chil
 
 
 def test_a_process_that_got_the_pid_of_a_dead_one_is_spared(state: str, children: ExitStack) -> None:
-    run = RunState.create("r1", state_root=state)
+    run = RunState.create(R1, state_root=state)
     foreign = start(children)
     start_ticks = process_start_ticks(foreign.pid)
     assert start_ticks is not None
@@ -116,54 +121,54 @@ def test_a_process_that_got_the_pid_of_a_dead_one_is_spared(state: str, children
 
 
 def test_processes_that_keep_starting_others_are_ended_too(state: str, children: ExitStack) -> None:
-    run = RunState.create("r1", state_root=state)
-    forker = start(children, "r1", argv=["sh", "-c", "echo ready; while :; do sleep 0.01 & sleep 600 & wait $!; done"])
+    run = RunState.create(R1, state_root=state)
+    forker = start(children, R1, argv=["sh", "-c", "echo ready; while :; do sleep 0.01 & sleep 600 & wait $!; done"])
     assert forker.stdout is not None and forker.stdout.readline() == "ready\n"
     die(run)
     assert cleaned(state).exit_status == 0
-    assert cleaned(state, ["r1"]).removed == []
+    assert cleaned(state, [R1]).removed == []
 
 
 def test_a_live_run_is_left_alone_until_it_is_asked_for(state: str, children: ExitStack) -> None:
     script = (
         "import time; from harness.run_state import RunState\n"
-        f"run = RunState.create('r1', state_root={state!r}); print('ready', flush=True); time.sleep(600)"
+        f"run = RunState.create({R1!r}, state_root={state!r}); print('ready', flush=True); time.sleep(600)"
     )
     harness = start(children, argv=[sys.executable, "-c", script])
     assert harness.stdout is not None and harness.stdout.readline() == "ready\n"
-    node = start(children, "r1")
-    for report in (cleaned(state), cleaned(state, ["r1"])):
-        assert (report.live, report.removed, report.exit_status) == (["r1"], [], 0)
+    node = start(children, R1)
+    for report in (cleaned(state), cleaned(state, [R1])):
+        assert (report.live, report.removed, report.exit_status) == ([R1], [], 0)
     assert (harness.poll(), node.poll()) == (None, None)
-    assert cleaned(state, ["r1"], include_live=True).exit_status == 0
+    assert cleaned(state, [R1], include_live=True).exit_status == 0
     assert (harness.wait(), node.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
 
 
 def test_cleaning_from_inside_the_run_does_not_end_the_cleaner(state: str, children: ExitStack) -> None:
-    RunState.create("r1", state_root=state)
+    RunState.create(R1, state_root=state)
     script = (
         "from harness.cleanup import clean\n"
         f"print(clean(state_root={state!r}, include_live=True, report=lambda line: None).exit_status)"
     )
     # This process is the harness of r1 and an ancestor of the cleaner, which carries the mark itself.
-    cleaner = start(children, "r1", argv=[sys.executable, "-c", script])
+    cleaner = start(children, R1, argv=[sys.executable, "-c", script])
     assert cleaner.communicate(timeout=60)[0] == "0\n"
     assert cleaner.returncode == 0
 
 
 def test_only_named_runs_are_cleaned(state: str, children: ExitStack) -> None:
-    runs = [RunState.create(name, state_root=state) for name in ("a", "a-b", "c")]
+    runs = [RunState.create(name, state_root=state) for name in (MINE, MINE + "-b", MINE + "c")]
     processes = [start(children, run.run_id) for run in runs]
     for run in runs:
         die(run)
-    assert cleaned(state, ["a"]).exit_status == 0
+    assert cleaned(state, [MINE]).exit_status == 0
     assert processes[0].wait() == -signal.SIGKILL
     assert [p.poll() for p in processes[1:]] == [None, None]
-    assert runs_in(state) == ["a-b", "c"]
+    assert runs_in(state) == [MINE + "-b", MINE + "c"]
 
 
 def test_files_go_and_what_only_looks_like_ours_stays(state: str, temp: Path) -> None:
-    run = RunState.create("r1", state_root=state)
+    run = RunState.create(R1, state_root=state)
     ours = Path(run.make_temp_dir("disk"))
     (ours / "deep").mkdir()
     (ours / "deep" / "file").write_text("x")
@@ -175,7 +180,7 @@ def test_files_go_and_what_only_looks_like_ours_stays(state: str, temp: Path) ->
     for foreign in (named_otherwise, of_other_run):
         foreign.mkdir()
         run.claim(KIND_DIRECTORY, str(foreign))
-    link = temp / "splitbrain-r1-link"
+    link = temp / f"splitbrain-{R1}-link"
     link.symlink_to(outside)
     run.claim(KIND_DIRECTORY, str(link))
     with socket.socket(socket.AF_UNIX) as listener:
@@ -185,7 +190,7 @@ def test_files_go_and_what_only_looks_like_ours_stays(state: str, temp: Path) ->
     run.claim(KIND_SOCKET, str(temp / "not-a-socket"))
     (temp / "image").write_text("x")
     run.claim(KIND_FILE, str(temp / "image"))
-    run.claim(KIND_DIRECTORY, str(temp / "splitbrain-r1-never-made"))
+    run.claim(KIND_DIRECTORY, str(temp / f"splitbrain-{R1}-never-made"))
     die(run)
     report = cleaned(state)
     assert not ours.exists() and not (temp / "control").exists() and not (temp / "image").exists()
@@ -193,7 +198,7 @@ def test_files_go_and_what_only_looks_like_ours_stays(state: str, temp: Path) ->
     assert named_otherwise.exists() and of_other_run.exists() and (temp / "not-a-socket").exists()
     assert len(report.left) == 4
     assert report.exit_status == 255
-    assert runs_in(state) == ["r1"], "what is left stays on record"
+    assert runs_in(state) == [R1], "what is left stays on record"
 
 
 def test_states_are_found_wherever_this_user_may_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +222,7 @@ def test_states_that_another_user_planted_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children: ExitStack
 ) -> None:
     planted = tmp_path / "splitbrain-0"
-    run = RunState.create("r1", state_root=str(planted))
+    run = RunState.create(R1, state_root=str(planted))
     victim = start(children)
     run.claim_process(victim.pid)
     die(run)
@@ -228,12 +233,12 @@ def test_states_that_another_user_planted_are_not_believed(
 
 
 def test_what_this_version_does_not_know_stays_on_record(state: str) -> None:
-    run = RunState.create("r1", state_root=state)
+    run = RunState.create(R1, state_root=state)
     run.claim("quantum-link", "q7")
     die(run)
     report = cleaned(state)
     assert "quantum-link q7" in report.left[0]
-    assert runs_in(state) == ["r1"]
+    assert runs_in(state) == [R1]
 
 
 def test_a_damaged_state_is_reported_and_the_others_are_cleaned(state: str) -> None:
@@ -247,7 +252,7 @@ def test_a_damaged_state_is_reported_and_the_others_are_cleaned(state: str) -> N
 
 def test_a_draft_of_a_dead_process_goes_and_one_of_a_live_process_stays(state: str) -> None:
     RunState.create("x", state_root=state).close()
-    dead, live = Path(state) / f".r1.{DEAD_PID}.draft", Path(state) / f".r2.{os.getpid()}.draft"
+    dead, live = Path(state) / f".{R1}.{DEAD_PID}.draft", Path(state) / f".r2.{os.getpid()}.draft"
     dead.write_text("")
     live.write_text("")
     cleaned(state)
@@ -273,17 +278,17 @@ def add_namespace(namespaces: list[str], name: str) -> None:
 @pytest.mark.root
 @pytest.mark.netns
 def test_namespaces_go_with_the_processes_in_them(state: str, children: ExitStack, namespaces: list[str]) -> None:
-    run = RunState.create("clean-r1", state_root=state)
-    for name in ("sb-clean-r1-n1", "sb-clean-r1-unclaimed", "sb-clean-r1-n2", "sb-clean-r1-x-n1", "foreign"):
+    run = RunState.create(R1, state_root=state)
+    for name in (f"sb-{R1}-n1", f"sb-{R1}-unclaimed", f"sb-{R1}-n2", f"sb-{R1}-x-n1", f"{MINE}-foreign"):
         add_namespace(namespaces, name)
-    run.claim(KIND_NETNS, "sb-clean-r1-n1")
-    run.claim(KIND_NETNS, "sb-clean-r1-n7")  # claimed, never made
-    inside = start(children, argv=["nsenter", "--net=/run/netns/sb-clean-r1-n1", "sleep", "600"])
-    elsewhere = start(children, argv=["nsenter", "--net=/run/netns/foreign", "sleep", "600"])
-    wait_until_in(inside.pid, "sb-clean-r1-n1")
-    wait_until_in(elsewhere.pid, "foreign")
-    Path("/run/netns/sb-clean-r1-n8").touch()  # as `ip netns add` leaves it when it is killed half-way
-    namespaces.append("sb-clean-r1-n8")
+    run.claim(KIND_NETNS, f"sb-{R1}-n1")
+    run.claim(KIND_NETNS, f"sb-{R1}-n7")  # claimed, never made
+    inside = start(children, argv=["nsenter", f"--net=/run/netns/sb-{R1}-n1", "sleep", "600"])
+    elsewhere = start(children, argv=["nsenter", f"--net=/run/netns/{MINE}-foreign", "sleep", "600"])
+    wait_until_in(inside.pid, f"sb-{R1}-n1")
+    wait_until_in(elsewhere.pid, f"{MINE}-foreign")
+    Path(f"/run/netns/sb-{R1}-n8").touch()  # as `ip netns add` leaves it when it is killed half-way
+    namespaces.append(f"sb-{R1}-n8")
     die(run)
     report = cleaned(state)
     assert report.left == []
@@ -291,8 +296,8 @@ def test_namespaces_go_with_the_processes_in_them(state: str, children: ExitStac
     assert elsewhere.poll() is None
     left = {name for name in os.listdir("/run/netns") if name in namespaces}
     # n2 and n8 follow this run's pattern; the others are nobody's, or another run's.
-    assert left == {"sb-clean-r1-unclaimed", "sb-clean-r1-x-n1", "foreign"}
-    assert not any("sb-clean-r1-n" in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    assert left == {f"sb-{R1}-unclaimed", f"sb-{R1}-x-n1", f"{MINE}-foreign"}
+    assert not any(f"sb-{R1}-n" in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
 
 
 def wait_until_in(pid: int, namespace: str) -> None:
@@ -305,7 +310,7 @@ def wait_until_in(pid: int, namespace: str) -> None:
 @ROOT_ONLY
 @pytest.mark.root
 def test_mounts_are_undone_inside_out_and_foreign_ones_stay(state: str, temp: Path) -> None:
-    run = RunState.create("r1", state_root=state)
+    run = RunState.create(R1, state_root=state)
     base = Path(run.make_temp_dir("mounts"))
     outer, foreign = base / "outer with blank", temp / "foreign"
     outer.mkdir()
@@ -338,13 +343,13 @@ def mount(run: RunState, path: Path, source: str) -> None:
 @pytest.mark.root
 @pytest.mark.netns
 def test_devices_go_if_they_are_veths(state: str, namespaces: list[str]) -> None:
-    run = RunState.create("clean-r2", state_root=state)
-    add_namespace(namespaces, "clean-r2-devices")
-    ip = ["ip", "-netns", "clean-r2-devices"]
+    run = RunState.create(R1, state_root=state)
+    add_namespace(namespaces, DEVICES)
+    ip = ["ip", "-netns", DEVICES]
     subprocess.run([*ip, "link", "add", "sbv0", "type", "veth", "peer", "name", "sbv1"], check=True)
     subprocess.run([*ip, "link", "add", "br0", "type", "bridge"], check=True)
     for device in ("sbv0", "br0", "never-made"):
-        run.claim(KIND_VETH, device, netns="clean-r2-devices")
+        run.claim(KIND_VETH, device, netns=DEVICES)
     run.claim(KIND_VETH, "sbv9", netns="no-such-namespace")
     die(run)
     report = cleaned(state)
@@ -359,9 +364,9 @@ def test_devices_go_if_they_are_veths(state: str, namespaces: list[str]) -> None
 def test_an_ordinary_user_is_told_about_roots_runs(
     tmp_path: Path, namespaces: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_namespace(namespaces, "sb-clean-r3-n1")
+    add_namespace(namespaces, f"sb-{R1}-n1")
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
-    report = cleaned(str(tmp_path / "none"), ["clean-r3"])
+    report = cleaned(str(tmp_path / "none"), [R1])
     assert len(report.notes) == 1 and "sudo harness clean" in report.notes[0]
-    assert cleaned(str(tmp_path / "none"), ["clean-r4"]).notes == []
-    assert os.path.exists("/run/netns/sb-clean-r3-n1")
+    assert cleaned(str(tmp_path / "none"), [MINE]).notes == []
+    assert os.path.exists(f"/run/netns/sb-{R1}-n1")

@@ -30,6 +30,8 @@ pytestmark = [
 ]
 
 PORT = 7000
+RUN = f"tn{os.getpid()}"
+"""Begins every run id: names of namespaces are shared with tests that run beside."""
 
 
 SERVER = f"""
@@ -48,7 +50,7 @@ def own_namespace() -> tuple[int, int]:
 
 
 def with_cluster(
-    tmp_path: Path, scenario: Callable[[NetnsCluster], Awaitable[None]], *, node_count: int = 3, run_id: str = "tn1"
+    tmp_path: Path, scenario: Callable[[NetnsCluster], Awaitable[None]], *, node_count: int = 3, run_id: str = RUN
 ) -> None:
     """Run `scenario` on a started cluster, take it down, and see that nothing is left."""
 
@@ -109,7 +111,7 @@ def test_a_cut_is_one_way_and_silent_and_ends_with_its_heal(tmp_path: Path) -> N
         links = all_links([*cluster.hosts, CLIENTS_HOST])
         await cluster.network.cut("f1", {"n2": frozenset({"n1"})})
         assert await passing(cluster, links) == set(links) - {Link("n1", "n2")}
-        with entered(namespace_path("sb-tn1-n1")):
+        with entered(namespace_path(f"sb-{RUN}-n1")):
             sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         with sender, connection:
@@ -150,13 +152,13 @@ def test_overlapping_cuts_heal_one_by_one(tmp_path: Path) -> None:
 def test_the_probe_sees_through_a_cut_that_does_not_cut(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster) -> None:
         await cluster.network.cut("f1", {"n2": frozenset({"n1"}), "n3": frozenset({"n1"})})
-        nft("tn1", "n2", "flush", "chain", "inet", "splitbrain", "input")
+        nft(RUN, "n2", "flush", "chain", "inet", "splitbrain", "input")
         links = [Link("n1", "n2"), Link("n1", "n3")]
         results = await cluster.network.probe(links, timeout_s=0.2)
         assert [result.passed for result in results] == [True, False]
         assert "arrived after" in results[0].detail
         assert "nothing arrived within 200 ms" in results[1].detail
-        nft("tn1", "n2", "delete", "table", "inet", "splitbrain")
+        nft(RUN, "n2", "delete", "table", "inet", "splitbrain")
         with pytest.raises(ShellError, match="n2: "):
             await cluster.network.cut("f2", {"n2": frozenset({"n3"})})
         await cluster.network.heal_all()
@@ -171,7 +173,7 @@ def test_the_probe_sees_through_a_cut_that_does_not_cut(tmp_path: Path) -> None:
 
 def test_a_source_that_may_not_send_is_said_so_and_probes_run_side_by_side(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster) -> None:
-        nft("tn1", "n1", "add chain inet splitbrain out { type filter hook output priority 0; policy drop; }")
+        nft(RUN, "n1", "add chain inet splitbrain out { type filter hook output priority 0; policy drop; }")
         first, second = await asyncio.gather(
             cluster.network.probe([Link("n1", "n2"), Link("n2", "n3")], timeout_s=0.2),
             cluster.network.probe([Link("n2", "n3"), Link("n3", "n2")], timeout_s=0.2),
@@ -187,8 +189,8 @@ def test_a_source_that_may_not_send_is_said_so_and_probes_run_side_by_side(tmp_p
 
 def test_clusters_side_by_side_have_the_same_addresses_and_do_not_meet(tmp_path: Path) -> None:
     async def scenario(outer: NetnsCluster) -> None:
-        run = RunState.create("tn2", state_root=str(tmp_path / "state"))
-        inner = NetnsCluster(node_count=3, run=run, work_dir=str(tmp_path / "tn2"), ports=[PORT])
+        run = RunState.create(RUN + "-2", state_root=str(tmp_path / "state"))
+        inner = NetnsCluster(node_count=3, run=run, work_dir=str(tmp_path / "inner"), ports=[PORT])
         await inner.start()
         try:
             links = all_links(["n1", "n2", "n3"])
@@ -199,8 +201,8 @@ def test_clusters_side_by_side_have_the_same_addresses_and_do_not_meet(tmp_path:
             assert await passing(inner, links) == set(links) - {Link("n1", "n3")}
         finally:
             await inner.stop()
-        assert left_of("tn2") == []
-        assert len(left_of("tn1")) == 6
+        assert left_of(RUN + "-2") == []
+        assert len(left_of(RUN)) == 6
         assert await passing(outer, links) == set(links) - {Link("n2", "n1")}
 
     with_cluster(tmp_path, scenario)
@@ -215,15 +217,15 @@ def test_programs_run_on_their_hosts_and_clients_reach_them(tmp_path: Path) -> N
         argv = [sys.executable, "-c", SERVER, ip, port, path]
         process = await cluster.spawn("n1", Program(name="server", argv=argv, log_name="server.log"))
         assert process.host == "n1" and process.pid is not None
-        log = tmp_path / "tn1" / "n1" / "server.log"
+        log = tmp_path / RUN / "n1" / "server.log"
         async with asyncio.timeout(20):
             while not (log.exists() and "serving" in log.read_text()):  # noqa: ASYNC110 - another process's file
                 await asyncio.sleep(0.01)
-            assert identity(f"/proc/{process.pid}/ns/net") == identity(namespace_path("sb-tn1-n1"))
+            assert identity(f"/proc/{process.pid}/ns/net") == identity(namespace_path(f"sb-{RUN}-n1"))
             reader, writer = await asyncio.open_connection(ip, int(port))
             answer = (await reader.read()).decode()
             writer.close()
-        assert answer == f"{cluster.bind_address(CLIENTS_HOST)} tn1\ncontent of n1\n"
+        assert answer == f"{cluster.bind_address(CLIENTS_HOST)} {RUN}\ncontent of n1\n"
         with pytest.raises(ValueError, match="port 7001 was not announced"):
             cluster.address_from("n1", "n2", 7001)
 
@@ -237,14 +239,14 @@ def test_a_start_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     async def body() -> None:
-        run = RunState.create("tn3", state_root=str(tmp_path / "state"))
+        run = RunState.create(RUN + "-3", state_root=str(tmp_path / "state"))
         cluster = NetnsCluster(node_count=2, run=run, work_dir=str(tmp_path / "work"), ports=[])
         home = own_namespace()
         with pytest.raises(ClusterUnavailable, match="Operation not permitted") as caught:
             await cluster.start()
         assert "\n" not in str(caught.value)
         assert own_namespace() == home
-        assert left_of("tn3") == []
+        assert left_of(RUN + "-3") == []
         assert run.claims == ()
         await cluster.stop()
         with pytest.raises(RuntimeError, match="not started"):
@@ -256,7 +258,7 @@ def test_a_start_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch:
 def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
     async def body() -> None:
         for turns in (1, 3, 8, 20):
-            run = RunState.create(f"tn4-{turns}", state_root=str(tmp_path / "state"))
+            run = RunState.create(f"{RUN}-4-{turns}", state_root=str(tmp_path / "state"))
             cluster = NetnsCluster(node_count=2, run=run, work_dir=str(tmp_path / "work"), ports=[])
             home = own_namespace()
             task = asyncio.ensure_future(cluster.start())
@@ -275,7 +277,7 @@ def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "SYSTEM_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    run = RunState.create("tn5", state_root=str(tmp_path / "state"))
+    run = RunState.create(RUN + "-5", state_root=str(tmp_path / "state"))
     cluster = NetnsCluster(node_count=2, run=run, work_dir=str(tmp_path / "work"), ports=[])
     with pytest.raises(ClusterUnavailable, match=r"iproute2 .*nftables"):
         asyncio.run(cluster.start())
@@ -283,7 +285,7 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_number_of_replicas_is_bounded(tmp_path: Path) -> None:
-    run = RunState.create("tn6", state_root=str(tmp_path / "state"))
+    run = RunState.create(RUN + "-6", state_root=str(tmp_path / "state"))
     for node_count in (0, MAX_HOSTS + 1):
         with pytest.raises(ValueError, match="1 to 200"):
             NetnsCluster(node_count=node_count, run=run, work_dir=str(tmp_path), ports=[])

@@ -27,6 +27,9 @@ pytestmark = [pytest.mark.netns]
 CHECKOUT = Path(__file__).resolve().parents[3]
 PARENT = Path(__file__).with_name("netns_parent.py")
 NOBODY = 65534
+MINE = f"death{os.getpid()}"
+"""Begins every run id: names of namespaces are shared with tests that run beside."""
+A_RUN, B_RUN, O_RUN = (f"{MINE}-{letter}" for letter in "abo")
 CLEAN = (
     "import sys; from harness.cleanup import clean\n"
     "report = clean(state_root=sys.argv[1], report=print)\n"
@@ -176,32 +179,32 @@ def test_a_killed_harness_is_cleaned_up_after_and_a_live_one_is_left_alone(
     place: Callable[[User], Place], user: User
 ) -> None:
     here = place(user)
-    victim, survivor = here.start("death-a"), here.start("death-b")
-    facts, survivor_facts = here.facts(victim, "death-a"), here.facts(survivor, "death-b")
+    victim, survivor = here.start(A_RUN), here.start(B_RUN)
+    facts, survivor_facts = here.facts(victim, A_RUN), here.facts(survivor, B_RUN)
     assert facts["inside"] is not user.is_root
     assert facts["pid"] == victim.pid, "it is one process from the command line to the inner harness"
     assert facts["passed"] == survivor_facts["passed"] == [False, True, True]
-    assert len(namespaces_of("death-a")) == (5 if user.is_root else 0)
+    assert len(namespaces_of(A_RUN)) == (5 if user.is_root else 0)
 
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     # The kernel ends the hosts' processes with their parent, before anybody cleans.
     until(lambda: all(process_start_ticks(pid) is None for pid in facts["processes"]))
-    assert remains(here, "death-a") != []
+    assert remains(here, A_RUN) != []
     done = here.clean()
     assert (done.returncode, done.stderr) == (0, "")
     assert f"directory {facts['scratch']}" in done.stdout
-    assert "run death-b: left alone" in done.stdout
-    assert "death-b" not in done.stdout.replace("run death-b: left alone", "")
-    assert [thing for thing in remains(here, "death-a") if "death-b" not in thing] == []
+    assert f"run {B_RUN}: left alone" in done.stdout
+    assert B_RUN not in done.stdout.replace(f"run {B_RUN}: left alone", "")
+    assert [thing for thing in remains(here, A_RUN) if B_RUN not in thing] == []
     assert survivor.poll() is None
     assert all(process_start_ticks(pid) is not None for pid in survivor_facts["processes"])
     assert os.path.isdir(survivor_facts["scratch"])
 
     survivor.send_signal(signal.SIGINT)
     assert survivor.wait(timeout=30) == 42, "Ctrl-C reaches the inner harness, and its exit status comes back"
-    assert remains(here, "death-b") == []
-    assert "run death-" not in here.clean().stdout
+    assert remains(here, B_RUN) == []
+    assert f"run {MINE}" not in here.clean().stdout
     assert os.listdir(here.state) == []
 
 
@@ -210,7 +213,7 @@ def test_killed_at_any_moment_nothing_is_left_after_clean(place: Callable[[User]
     here = place(user)
     rng = random.Random(7)
     for number in range(6):
-        run_id = f"death-m{number}"
+        run_id = f"{MINE}-m{number}"
         victim = here.start(run_id)
         if number == 0:
             here.facts(victim, run_id)
@@ -228,14 +231,14 @@ def test_killed_at_any_moment_nothing_is_left_after_clean(place: Callable[[User]
 def test_processes_that_outlive_the_harness_are_found_by_their_mark(place: Callable[[User], Place], user: User) -> None:
     """As they do where the kernel's death signal was lost: a program that cleared it, say."""
     here = place(user)
-    victim = here.start("death-o")
-    facts = here.facts(victim, "death-o")
+    victim = here.start(O_RUN)
+    facts = here.facts(victim, O_RUN)
     # A child of a host's process, in that host's namespace, that has no such signal set.
     target = str(facts["processes"][0])
     enter = ["nsenter", f"--target={target}", "--net", "--"]
     if not user.is_root:
         enter = ["nsenter", f"--target={target}", "--user", "--preserve-credentials", "--net", "--mount", "--"]
-    stray = subprocess.Popen([*user.prefix, *enter, "sleep", "600"], env=here.environment() | {RUN_VARIABLE: "death-o"})
+    stray = subprocess.Popen([*user.prefix, *enter, "sleep", "600"], env=here.environment() | {RUN_VARIABLE: O_RUN})
     try:
         until(lambda: Path(f"/proc/{stray.pid}/cmdline").read_bytes().startswith(b"sleep"))
         victim.kill()
@@ -243,7 +246,7 @@ def test_processes_that_outlive_the_harness_are_found_by_their_mark(place: Calla
         done = here.clean()
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
         assert stray.wait(timeout=10) == -signal.SIGKILL
-        assert remains(here, "death-o") == []
+        assert remains(here, O_RUN) == []
     finally:
         stray.kill()
         stray.wait()
