@@ -140,7 +140,7 @@ class BrokerClient:
         """Append one message to a queue. `code` may be SEND_MESSAGE (10), the same with long field names.
 
         Raises ClientError; only if its `is_definite` is True is it certain that the message is not stored and
-        never will be.
+        never will be. Raises PropertyError (a ValueError) before anything is sent.
         """
         text = encode_properties(properties or {})
         born_ms = self._clock.wall_ms()
