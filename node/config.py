@@ -48,8 +48,8 @@ MAX_MEMBERS: Final = 7
 """Larger groups only add latency; elections and commits are tested up to this size."""
 MAX_TOPICS: Final = 10_000
 """Each topic is held in memory and sent whole with every registration."""
-MAX_QUEUES: Final = 1024
-"""Queues of one topic; each keeps a file open and a few hundred bytes in memory."""
+MAX_QUEUES: Final = 65_536
+"""Queues of one topic; each that holds a message costs a directory, a file and a few hundred bytes of memory."""
 MAX_TOPIC_LENGTH: Final = 127
 """A record stores the topic's length in a signed byte (R)."""
 

@@ -19,7 +19,6 @@ checkpoint do not fit together, everything is rebuilt.
 
 from __future__ import annotations
 
-import posixpath
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -68,15 +67,28 @@ class FileCache:
         self._pinned: str | None = None
 
     def open(self, path: str) -> File:
-        """The file at `path`, which is created when absent. Valid until the next `open` unless pinned."""
+        """The file at `path`, which exists. Valid until the next `open` or `create` unless pinned."""
         file = self._files.get(path)
         if file is None:
-            file = self._files[path] = self._disk.open(path)
-            if len(self._files) > self._max_open:
-                oldest = next(other for other in self._files if other != self._pinned)
+            return self._keep(path, self._disk.open(path))
+        self._files.move_to_end(path)
+        return file
+
+    async def create(self, path: str) -> File:
+        """The file at `path`, made durably when there is none; its directories too."""
+        if path not in self._files:
+            file = await self._disk.create(path)
+            if path not in self._files:  # a reader may have opened it meanwhile
+                return self._keep(path, file)
+            file.close()
+        return self.open(path)
+
+    def _keep(self, path: str, file: File) -> File:
+        self._files[path] = file
+        if len(self._files) > self._max_open:
+            oldest = next((other for other in self._files if other not in (path, self._pinned)), path)
+            if oldest != path:
                 self._files.pop(oldest).close()
-        else:
-            self._files.move_to_end(path)
         return file
 
     def pin(self, path: str | None) -> None:
@@ -111,7 +123,6 @@ class ConsumeQueue:
         """Queue position up to which the units are in the files; the tail begins here."""
         self._tail = bytearray()
         self._unsynced: dict[str, None] = {}
-        self._created_files = False
         self.min_offset = 0
         self.max_offset = 0
 
@@ -186,12 +197,8 @@ class ConsumeQueue:
             base = self._written_bytes - self._written_bytes % self._file_size_bytes
             path = self._path(base)
             data = bytes(self._tail[: base + self._file_size_bytes - self._written_bytes])
-            if path not in self._unsynced:
-                self._unsynced[path] = None
-                if not self._disk.exists(path):
-                    self._disk.make_dirs(self._directory)
-                    self._created_files = True
-            file = self._files.open(path)
+            self._unsynced[path] = None
+            file = await self._files.create(path)
             self._files.pin(path)
             try:
                 await file.write(self._written_bytes - base, data)
@@ -210,12 +217,6 @@ class ConsumeQueue:
             finally:
                 self._files.pin(None)
             self._unsynced.pop(path, None)
-        if self._created_files:
-            directory = self._directory
-            for _ in range(3):  # the queue's, the topic's and the one that holds the topics
-                await self._disk.sync_dir(directory)
-                directory = posixpath.dirname(directory)
-            self._created_files = False
 
     async def restore(self, min_offset: int, max_offset: int) -> bool:
         """Take the units [min_offset, max_offset) from the files and delete everything behind them.

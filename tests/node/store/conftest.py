@@ -70,6 +70,11 @@ class MemoryDisk:
         self.files.setdefault(path, bytearray())
         return MemoryFile(self, path)
 
+    async def create(self, path: str) -> MemoryFile:
+        self.before_write(path)
+        self.synced.setdefault(path, b"")
+        return self.open(path)
+
     def exists(self, path: str) -> bool:
         return path in self.files or any(other.startswith(f"{path}/") for other in self.files)
 

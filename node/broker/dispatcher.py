@@ -1,0 +1,260 @@
+"""The dispatcher: carries committed log entries into the consume queues, in order and exactly once.
+
+RocketMQ calls this the reput service (seed S1). It never goes beyond the committed index, on the leader as little
+as on a follower, so queues need not be rolled back when an uncommitted tail is truncated. It runs when the
+committed index advances, in portions that leave the loop responsive, and wakes whoever waits for an index.
+
+An entry that is not what it should be (a record whose CRC is wrong, a number that skips ahead in its queue)
+stops it for good: `failure` then says what was found, and everything that depends on the queues refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from node.broker.ledger import LedgerStore
+from node.config import check_topic_name
+from node.store.consume_queue import QueueGap
+from node.store.queue_store import NOTHING_DISPATCHED, DispatchMark, QueueStore
+from node.store.record import (
+    SYS_FLAG_TRANSACTION_COMMIT,
+    SYS_FLAG_TRANSACTION_MASK,
+    RecordError,
+    decode_dispatch_fields,
+)
+
+if TYPE_CHECKING:
+    from node.broker.ledger import LedgerEntry
+
+__all__ = ["DispatchFailed", "Dispatcher", "Queue"]
+
+logger = logging.getLogger("node.broker")
+
+PORTION_ENTRIES = 256
+"""Entries dispatched in one turn of the loop: a few milliseconds of work."""
+CHECKPOINT_INTERVAL_S = 10.0
+"""From the first new unit to the checkpoint that covers it. What lies between is dispatched again after a crash:
+at tens of thousands of messages a second that takes a second or two."""
+CHECKPOINT_SHARE = 0.1
+"""Checkpoints of very many queues take at most this part of the time; the interval grows instead."""
+URGENT_UNFLUSHED_BYTES = 4 << 20
+"""Units in memory at which a checkpoint begins at once."""
+MAX_UNFLUSHED_BYTES = 64 << 20
+"""Units in memory at which dispatch waits for the disk: three million messages."""
+
+MAX_WAITERS = 20_000
+"""Reads that may wait for dispatch to catch up; each costs a few hundred bytes."""
+
+Queue = tuple[str, int]
+"""Topic and queue id."""
+
+
+class DispatchFailed(Exception):
+    """Dispatch has stopped at an entry that is damaged or contradicts the queues; the text says which."""
+
+
+class Dispatcher:
+    """Dispatches one log into one set of queues. `on_arrival` is told which queues got messages."""
+
+    def __init__(self, log: LedgerStore, queues: QueueStore, *, on_arrival: Callable[[Iterable[Queue]], None]) -> None:
+        self._log = log
+        self._queues = queues
+        self._on_arrival = on_arrival
+        self._mark = NOTHING_DISPATCHED
+        self._checkpointed_index = NOTHING_DISPATCHED.index
+        self._scheduled = False
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiter_count = 0
+        self._work = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._checkpoint_task: asyncio.Task[None] | None = None
+        self._stopped = False
+        self.failure: DispatchFailed | None = None
+        self.failed: asyncio.Event = asyncio.Event()
+        self.repeated_total = 0
+        """Messages that the log holds twice for one place in a queue; anything but 0 is a bug of the log."""
+
+    @property
+    def dispatched_index(self) -> int:
+        """The last log index whose message is in the queues; -1 before the first."""
+        return self._mark.index
+
+    @property
+    def last_store_timestamp_ms(self) -> int:
+        """The newest store timestamp that was dispatched; 0 before the first."""
+        return self._mark.store_timestamp_ms
+
+    async def start(self) -> None:
+        """Restore the queues to their checkpoint and go on from there. Raises OSError."""
+        self._mark = await self._queues.restore(self._is_in_log)
+        self._checkpointed_index = self._mark.index
+        if self._mark.index < self._log.ledger_begin_index - 1:
+            self._mark = DispatchMark(index=self._log.ledger_begin_index - 1, term=-1, store_timestamp_ms=0)
+        self._checkpoint_task = asyncio.get_running_loop().create_task(self._checkpoint_forever())
+        self.notify()
+
+    async def stop(self) -> None:
+        """Stop dispatching and write a last checkpoint, so that the next start has nothing to repeat."""
+        self._stopped = True
+        self._fail_waiters(DispatchFailed("the broker is shutting down"))
+        if self._checkpoint_task is not None:
+            self._checkpoint_task.cancel()
+            await asyncio.gather(self._checkpoint_task, return_exceptions=True)
+            self._checkpoint_task = None
+            await self._checkpoint()
+        self._queues.close()
+
+    def _is_in_log(self, index: int, term: int) -> bool:
+        log = self._log
+        if not log.ledger_begin_index <= index <= log.ledger_end_index:
+            return False
+        entry = log.get(index)
+        return entry is not None and entry.term == term
+
+    def notify(self) -> None:
+        """The committed index has advanced: dispatch soon. Cheap, and idempotent until it has run."""
+        if not self._scheduled and not self._stopped:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def wait_for(self, index: int) -> asyncio.Future[None] | None:
+        """A future that is done when `index` is dispatched; None when it is already.
+
+        The future fails with DispatchFailed when that will not happen. Raises DispatchFailed at once after
+        dispatch has failed, or when too many wait already.
+        """
+        if self.failure is not None:
+            raise DispatchFailed(str(self.failure))
+        if index <= self._mark.index:
+            return None
+        if self._stopped:
+            raise DispatchFailed("the broker is shutting down")
+        if len(self._waiters) >= MAX_WAITERS:
+            self._waiters = [waiter for waiter in self._waiters if not waiter[2].done()]
+            heapq.heapify(self._waiters)
+            if len(self._waiters) >= MAX_WAITERS:
+                raise DispatchFailed(f"{len(self._waiters)} requests wait for dispatch already")
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiter_count += 1
+        heapq.heappush(self._waiters, (index, self._waiter_count, future))
+        return future
+
+    def _run(self) -> None:
+        self._scheduled = False
+        if self._stopped or self.failure is not None:
+            return
+        if self._queues.unflushed_bytes >= MAX_UNFLUSHED_BYTES:
+            self._urgent.set()
+            return
+        first = self._mark.index + 1
+        last = min(self._log.committed_index, first + PORTION_ENTRIES - 1)
+        if last < first:
+            return
+        arrived: dict[Queue, None] = {}
+        try:
+            for index in range(first, last + 1):
+                self._dispatch(index, arrived)
+        except (RecordError, QueueGap, OSError, ValueError) as error:
+            self._fail(DispatchFailed(f"log entry {self._mark.index + 1}: {error}"))
+        if arrived:
+            self._on_arrival(arrived)
+        if self.failure is not None:
+            return
+        self._complete_waiters()
+        self._work.set()
+        if self._queues.unflushed_bytes >= URGENT_UNFLUSHED_BYTES:
+            self._urgent.set()
+        if self._mark.index < self._log.committed_index:
+            self.notify()
+
+    def _dispatch(self, index: int, arrived: dict[Queue, None]) -> None:
+        entry = self._log.get(index)
+        if entry is None:
+            raise ValueError("is committed but cannot be read")
+        store_timestamp_ms = self._mark.store_timestamp_ms
+        if entry.is_message:
+            store_timestamp_ms = max(store_timestamp_ms, self._dispatch_message(entry, arrived))
+        self._mark = DispatchMark(index=index, term=entry.term, store_timestamp_ms=store_timestamp_ms)
+
+    def _dispatch_message(self, entry: LedgerEntry, arrived: dict[Queue, None]) -> int:
+        body = entry.body
+        fields = decode_dispatch_fields(body)
+        transaction = fields.sys_flag & SYS_FLAG_TRANSACTION_MASK
+        if transaction not in (0, SYS_FLAG_TRANSACTION_COMMIT):
+            return fields.store_timestamp_ms
+        if fields.physical_offset != entry.body_pos:
+            raise ValueError(f"lies at {entry.body_pos} and says {fields.physical_offset}")
+        queue = (fields.topic, fields.queue_id)
+        if self._queues.find(*queue) is None:
+            check_topic_name(fields.topic)
+        added = self._queues.append(
+            fields.topic,
+            fields.queue_id,
+            fields.queue_offset,
+            physical_offset=fields.physical_offset,
+            size_bytes=len(body),
+            tag_hash=fields.tag_hash,
+            first_offset=fields.queue_offset if self._log.ledger_begin_index > 0 else 0,
+        )
+        if added:
+            arrived[queue] = None
+        else:
+            self.repeated_total += 1
+            logger.error(
+                "log entry %d claims number %d of queue %s/%d, which is taken",
+                entry.index, fields.queue_offset, *queue,
+            )  # fmt: skip
+        return fields.store_timestamp_ms
+
+    def _complete_waiters(self) -> None:
+        while self._waiters and self._waiters[0][0] <= self._mark.index:
+            future = heapq.heappop(self._waiters)[2]
+            if not future.done():
+                future.set_result(None)
+
+    def _fail(self, failure: DispatchFailed) -> None:
+        logger.error("dispatch stopped: %s", failure)
+        self.failure = failure
+        self.failed.set()
+        self._fail_waiters(failure)
+
+    def _fail_waiters(self, failure: DispatchFailed) -> None:
+        waiters, self._waiters = self._waiters, []
+        for _, _, future in waiters:
+            if not future.done():
+                future.set_exception(failure)
+
+    async def _checkpoint_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        interval_s = CHECKPOINT_INTERVAL_S
+        while True:
+            await self._work.wait()
+            try:
+                await asyncio.wait_for(self._urgent.wait(), interval_s)
+            except TimeoutError:
+                pass
+            self._work.clear()
+            self._urgent.clear()
+            began_s = loop.time()
+            succeeded = await self._checkpoint()
+            interval_s = max(CHECKPOINT_INTERVAL_S, (loop.time() - began_s) / CHECKPOINT_SHARE)
+            if not succeeded:
+                self._work.set()
+                await asyncio.sleep(CHECKPOINT_INTERVAL_S)
+            self.notify()
+
+    async def _checkpoint(self) -> bool:
+        mark = self._mark
+        if mark.index == self._checkpointed_index:
+            return True
+        try:
+            await self._queues.checkpoint(mark)
+        except OSError as error:
+            logger.error("consume queues could not be written: %s", error)
+            return False
+        self._checkpointed_index = mark.index
+        return True

@@ -1,0 +1,118 @@
+"""What the broker needs of the replicated log, as interfaces: DLedger has them, and so can a test's stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = [
+    "AppendResult",
+    "DLedgerCode",
+    "DLedgerError",
+    "Ledger",
+    "LedgerEntry",
+    "LedgerStore",
+    "MemberState",
+    "ReadMode",
+    "Role",
+]
+
+
+class Role(enum.Enum):
+    CANDIDATE = "CANDIDATE"
+    FOLLOWER = "FOLLOWER"
+    LEADER = "LEADER"
+
+
+class ReadMode(enum.Enum):
+    READ_INDEX = "read_index"
+    LEASE = "lease"
+    LOG = "log"
+    UNSAFE = "unsafe"
+
+
+class DLedgerCode(enum.IntEnum):
+    NOT_LEADER = 404
+    DISK_ERROR = 414
+    TERM_CHANGED = 501
+    WAIT_QUORUM_ACK_TIMEOUT = 502
+    LEADER_PENDING_FULL = 503
+
+
+class DLedgerError(Exception):
+    def __init__(self, code: int, message: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class AppendResult(Protocol):
+    """Where an appended entry lies."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def pos(self) -> int: ...
+    @property
+    def term(self) -> int: ...
+
+
+class LedgerEntry(Protocol):
+    """One entry of the log."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def term(self) -> int: ...
+    @property
+    def is_message(self) -> bool: ...
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def body_pos(self) -> int: ...
+
+
+class LedgerStore(Protocol):
+    """The log as it lies in memory and on disk."""
+
+    @property
+    def ledger_begin_index(self) -> int: ...
+    @property
+    def ledger_end_index(self) -> int: ...
+    @property
+    def committed_index(self) -> int: ...
+    @property
+    def committed_pos(self) -> int: ...
+    def get(self, index: int) -> LedgerEntry | None: ...
+    def read_bytes(self, pos: int, size_bytes: int) -> bytes: ...
+
+
+class MemberState(Protocol):
+    """This node's place in its group."""
+
+    @property
+    def self_id(self) -> str: ...
+    @property
+    def role(self) -> Role: ...
+    @property
+    def term(self) -> int: ...
+    @property
+    def leader_id(self) -> str | None: ...
+    @property
+    def is_leader(self) -> bool: ...
+
+
+class Ledger(Protocol):
+    """The replicated log: see `node.dledger`."""
+
+    @property
+    def store(self) -> LedgerStore: ...
+    @property
+    def member_state(self) -> MemberState: ...
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    def append(self, body_size_bytes: int, encode_body: Callable[[int], bytes]) -> asyncio.Future[AppendResult]: ...
+    def add_commit_listener(self, listener: Callable[[], None]) -> None: ...
+    def add_role_listener(self, listener: Callable[[int, Role], None]) -> None: ...
+    async def read_barrier(self, mode: ReadMode) -> int: ...

@@ -1,0 +1,99 @@
+"""Putting messages: what a master may take, and the number each gets in its queue.
+
+A message gets its queue offset at the moment of its append, inside the log's own critical section: the log calls
+back with the position, the callback reads the next number of the queue, and the table advances only when the
+append succeeded. So numbers are dense and follow the order of the log (seed S1, topicQueueTable).
+
+The table is only right while this node is the master of the term for which it was rebuilt: another master may
+have appended since. So a put is refused unless the log's term is that very term.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from node.broker.dispatcher import Queue
+from node.broker.ledger import AppendResult, Ledger
+from node.runtime import Clock
+from node.store.queue_store import QueueStore
+from node.store.record import PreparedRecord
+
+__all__ = ["MessageStore", "NotWritable", "PendingPut"]
+
+
+class NotWritable(Exception):
+    """This node does not take messages: it is no master (yet), or it is shutting down. Nothing was stored."""
+
+
+class PendingPut(NamedTuple):
+    """A message that is in the log and not yet known to be committed."""
+
+    queue_offset: int
+    physical_offset: int
+    committed: asyncio.Future[AppendResult]
+    """Done when the message is committed; fails with DLedgerError, and then its fate is unknown."""
+
+
+class MessageStore:
+    """Assigns queue offsets and appends records to the replicated log while this node is master."""
+
+    def __init__(self, *, ledger: Ledger, queues: QueueStore, clock: Clock) -> None:
+        self._ledger = ledger
+        self._queues = queues
+        self._clock = clock
+        self._next_offsets: dict[Queue, int] = {}
+        self._master_term: int | None = None
+        self._last_store_timestamp_ms = 0
+        self.put_total = 0
+        """Messages appended since the start."""
+        self.committed_total = 0
+        """Messages whose commit was seen here."""
+
+    @property
+    def is_master(self) -> bool:
+        """Whether puts are taken now."""
+        state = self._ledger.member_state
+        return self._master_term is not None and state.is_leader and state.term == self._master_term
+
+    def promote(self, term: int, *, last_store_timestamp_ms: int) -> None:
+        """Take puts as master of `term`. Every message of the log must be in the queues by now.
+
+        `last_store_timestamp_ms` is the newest store timestamp of the log: timestamps go on from there, also
+        when this node's clock is behind the former master's.
+        """
+        self._next_offsets = {key: queue.max_offset for key, queue in self._queues.items()}
+        self._last_store_timestamp_ms = max(self._last_store_timestamp_ms, last_store_timestamp_ms)
+        self._master_term = term
+
+    def demote(self) -> None:
+        """Take no more puts, from this moment on."""
+        self._master_term = None
+
+    def put(self, topic: str, queue_id: int, record: PreparedRecord) -> PendingPut:
+        """Append one record to the log.
+
+        Raises NotWritable and DLedgerError (NOT_LEADER, LEADER_PENDING_FULL, DISK_ERROR, ...): nothing was
+        stored. What happens after the append is told by `committed` of the result.
+        """
+        if not self.is_master:
+            raise NotWritable("not the master")
+        key = (topic, queue_id)
+        queue_offset = self._next_offsets.get(key, 0)
+        store_timestamp_ms = max(self._last_store_timestamp_ms, self._clock.wall_ms())
+        physical_offset = -1
+
+        def encode(position: int) -> bytes:
+            nonlocal physical_offset
+            physical_offset = position
+            return record.seal(
+                queue_offset=queue_offset,
+                physical_offset=position,
+                store_timestamp_ms=store_timestamp_ms,
+            )
+
+        committed = self._ledger.append(record.size_bytes, encode)
+        self._next_offsets[key] = queue_offset + 1
+        self._last_store_timestamp_ms = store_timestamp_ms
+        self.put_total += 1
+        return PendingPut(queue_offset, physical_offset, committed)

@@ -1,0 +1,261 @@
+"""Pulling: code 11, with long polling and tag filters.
+
+A pull passes the read gate and is then answered in one synchronous step. Where it asks to be suspended and its
+queue has nothing new, it is held until a message arrives, its time is over, or this node stops leading. A
+held pull that a message wakes needs no second barrier: the message was committed after the pull's own barrier, so
+the queue's state with it was the current one at some moment while the pull was under way.
+
+Status codes (seed S1 and R, PullMessageProcessor): SUCCESS; PULL_NOT_FOUND at the end of the queue;
+PULL_RETRY_IMMEDIATELY when the filter let nothing through; PULL_OFFSET_MOVED outside the queue's bounds,
+with the nearest bound as nextBeginOffset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from node.broker.dispatcher import Queue
+from node.broker.ledger import LedgerStore
+from node.broker.reads import ReadGate
+from node.broker.topics import TopicTable
+from node.remoting import Command, Connection, RequestError, ResponseCode
+from node.store.consume_queue import ConsumeQueue, Unit
+from node.store.properties import TAGS
+from node.store.queue_store import QueueStore
+from node.store.record import RecordError, decode_record, java_string_hash
+
+__all__ = ["PullHolds", "PullProcessor", "TagFilter"]
+
+MAX_BATCH_MESSAGES = 32
+"""Messages in one reply (R: maxTransferCountOnMessageInMemory)."""
+MAX_BATCH_BYTES = 256 * 1024
+"""Bytes in one reply, unless its first message alone is longer (R: maxTransferBytesOnMessageInMemory)."""
+MAX_SCANNED_UNITS = 800
+"""Units that one filtered pull looks at (R: maxFilterMessageCount 16000 bytes of 20-byte units)."""
+MAX_SUSPEND_MS = 60_000
+"""Longest time a pull is held, whatever it asks for: clients use 15 to 30 s."""
+MAX_SUBSCRIPTION_CHARACTERS = 8192
+"""A tag expression beyond this is refused."""
+
+_STATE_KEY = "held_pulls"
+
+SYS_FLAG_SUSPEND = 2
+SYS_FLAG_SUBSCRIPTION = 4
+
+
+class TagFilter:
+    """A tag expression: "*" or "" lets everything through, "a || b" messages whose tag is a or b.
+
+    A unit is first judged by its hash, which may let a stranger with the same hash through; the message itself
+    is judged by the true tag.
+    """
+
+    __slots__ = ("_hashes", "_tags")
+
+    def __init__(self, expression: str) -> None:
+        tags = [tag.strip() for tag in expression.split("||")]
+        self._tags = frozenset(tag for tag in tags if tag)
+        if "*" in self._tags:
+            self._tags = frozenset()
+        self._hashes = frozenset(map(java_string_hash, self._tags))
+
+    @property
+    def passes_all(self) -> bool:
+        return not self._tags
+
+    def may_pass(self, tag_hash: int) -> bool:
+        """Whether a unit with this hash can be of a message that passes."""
+        return not self._tags or tag_hash in self._hashes
+
+    def passes(self, tags: str | None) -> bool:
+        """Whether a message with this TAGS property passes."""
+        return not self._tags or tags in self._tags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PullRequest:
+    topic: str
+    queue_id: int
+    offset: int
+    max_messages: int
+    suspend_ms: int
+    tag_filter: TagFilter
+
+    @classmethod
+    def of(cls, command: Command) -> _PullRequest:
+        flags = command.get_int("sysFlag", 0)
+        expression = command.get_str("subscription", "*") if flags & SYS_FLAG_SUBSCRIPTION else "*"
+        if command.get_str("expressionType", "TAG") not in ("TAG", ""):
+            raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "only tag expressions are supported")
+        if len(expression) > MAX_SUBSCRIPTION_CHARACTERS:
+            raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the tag expression is too long")
+        suspend_ms = command.get_int("suspendTimeoutMillis", 0) if flags & SYS_FLAG_SUSPEND else 0
+        return cls(
+            topic=command.get_str("topic"),
+            queue_id=command.get_int("queueId"),
+            offset=command.get_int("queueOffset"),
+            max_messages=min(max(command.get_int("maxMsgNums", MAX_BATCH_MESSAGES), 1), MAX_BATCH_MESSAGES),
+            suspend_ms=min(max(suspend_ms, 0), MAX_SUSPEND_MS),
+            tag_filter=TagFilter(expression),
+        )
+
+
+class PullHolds:
+    """Pulls that wait for a message, by queue."""
+
+    def __init__(self, *, max_held: int) -> None:
+        self._max_held = max_held
+        self._held: dict[Queue, dict[asyncio.Future[None], None]] = {}
+        self.count = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.count >= self._max_held
+
+    async def wait(self, queue: Queue, connection: Connection, timeout_s: float) -> None:
+        """Return when something has arrived in `queue`, the connection is gone or the time is over."""
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._held.setdefault(queue, {})
+        waiting[woken] = None
+        of_connection = connection.state.get(_STATE_KEY)
+        if of_connection is None:
+            of_connection = connection.state[_STATE_KEY] = {}
+            connection.on_close(self._connection_closed)
+        of_connection[woken] = None
+        self.count += 1
+        try:
+            await asyncio.wait((woken,), timeout=timeout_s)
+        finally:
+            self.count -= 1
+            of_connection.pop(woken, None)
+            waiting.pop(woken, None)
+            if not waiting and self._held.get(queue) is waiting:
+                del self._held[queue]
+
+    def wake(self, queues: Iterable[Queue]) -> None:
+        """Messages have arrived in `queues`."""
+        if self._held:
+            for queue in queues:
+                self._wake(self._held.pop(queue, {}))
+
+    def wake_all(self) -> None:
+        """Let every held pull look again, for instance because this node no longer leads."""
+        held, self._held = self._held, {}
+        for waiting in held.values():
+            self._wake(waiting)
+
+    def _connection_closed(self, connection: Connection) -> None:
+        self._wake(connection.state.get(_STATE_KEY, {}))
+
+    def _wake(self, waiting: dict[asyncio.Future[None], None]) -> None:
+        for woken in waiting:
+            if not woken.done():
+                woken.set_result(None)
+
+
+class PullProcessor:
+    """Answers pulls from the consume queues and the log."""
+
+    def __init__(
+        self, *, gate: ReadGate, log: LedgerStore, queues: QueueStore, topics: TopicTable, holds: PullHolds
+    ) -> None:
+        self._gate = gate
+        self._log = log
+        self._queues = queues
+        self._topics = topics
+        self._holds = holds
+        self.get_total = 0
+        """Messages handed out since the start."""
+
+    async def process(self, command: Command, connection: Connection) -> Command | None:
+        """Answer now, or later where the pull may be held; None when its connection is gone by then."""
+        request = _PullRequest.of(command)
+        topic = self._topics.get(request.topic)
+        if topic is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {request.topic!r} does not exist")
+        if not topic.readable:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {request.topic!r} is not readable")
+        if not 0 <= request.queue_id < topic.queues:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"queue {request.queue_id} of topic {request.topic!r}, which has {topic.queues}",
+            )
+        await self._gate.enter()
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + request.suspend_ms / 1000
+        while True:
+            reply = self._answer(command, request)
+            left_s = deadline_s - loop.time()
+            if reply.code != ResponseCode.PULL_NOT_FOUND or left_s <= 0 or self._holds.is_full:
+                return reply
+            await self._holds.wait((request.topic, request.queue_id), connection, left_s)
+            if connection.is_closing:
+                return None
+            if self._gate.needs_leader and not self._gate.leads:
+                raise self._gate.not_leader()
+
+    def _answer(self, command: Command, request: _PullRequest) -> Command:
+        """The reply from this moment's state. Raises RequestError when the log cannot be read."""
+        queue = self._queues.find(request.topic, request.queue_id)
+        low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+        offset = request.offset
+        body = b""
+        if offset < low:
+            code, following = ResponseCode.PULL_OFFSET_MOVED, low
+        elif offset > high:
+            code, following = ResponseCode.PULL_OFFSET_MOVED, high
+        elif offset == high or queue is None:
+            code, following = ResponseCode.PULL_NOT_FOUND, offset
+        else:
+            try:
+                records, following = self._collect(queue, request)
+            except (RecordError, OSError) as error:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"queue {request.topic}/{request.queue_id} cannot be read at {offset}: {error}",
+                ) from error
+            self.get_total += len(records)
+            body = b"".join(records)
+            code = ResponseCode.SUCCESS if records else ResponseCode.PULL_RETRY_IMMEDIATELY
+        return command.reply(
+            code,
+            fields={
+                "suggestWhichBrokerId": 0,
+                "nextBeginOffset": following,
+                "minOffset": low,
+                "maxOffset": high,
+            },
+            body=body,
+        )
+
+    def _collect(self, queue: ConsumeQueue, request: _PullRequest) -> tuple[list[bytes], int]:
+        """Records that pass the filter from the offset on, within the caps; and the offset to go on from."""
+        passes_all = request.tag_filter.passes_all
+        units = queue.read(request.offset, request.max_messages if passes_all else MAX_SCANNED_UNITS)
+        records: list[bytes] = []
+        size_bytes = 0
+        offset = request.offset
+        for offset, unit in enumerate(units, request.offset):
+            if not request.tag_filter.may_pass(unit.tag_hash):
+                continue
+            if records and (len(records) == request.max_messages or size_bytes + unit.size_bytes > MAX_BATCH_BYTES):
+                return records, offset
+            record, tags = self._read_record(unit, request, offset)
+            if request.tag_filter.passes(tags):
+                records.append(record)
+                size_bytes += len(record)
+        return records, offset + 1
+
+    def _read_record(self, unit: Unit, request: _PullRequest, offset: int) -> tuple[bytes, str | None]:
+        """The record behind `unit`, checked to be the one that the queue means. Raises RecordError."""
+        record = self._log.read_bytes(unit.physical_offset, unit.size_bytes)
+        message, end = decode_record(record)
+        place = (message.topic, message.queue_id, message.queue_offset, end)
+        if place != (request.topic, request.queue_id, offset, unit.size_bytes):
+            raise RecordError(
+                f"at {unit.physical_offset} of the log lies number {message.queue_offset} of"
+                f" {message.topic}/{message.queue_id}"
+            )
+        return record, message.properties.get(TAGS)

@@ -1,0 +1,75 @@
+"""What makes a read current: the barrier of the configured read mode, then dispatch up to its index.
+
+    read_index   a majority confirms after the read came in that this node still leads (Raft, section 6.4)
+    lease        the leader trusts the answers of the last heartbeats for a bounded time
+    log          the read waits for an entry of its own to be committed
+    unsafe       whatever this node has, also on a follower: stale reads are possible
+
+After the barrier the read waits until the entries it may not miss are dispatched, and then answers in one
+synchronous step, so that messages and bounds are of one moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from node.broker.dispatcher import Dispatcher, DispatchFailed
+from node.broker.ledger import DLedgerCode, DLedgerError, Ledger, ReadMode
+from node.remoting import RequestError, ResponseCode
+
+__all__ = ["ReadGate"]
+
+DISPATCH_TIMEOUT_S = 5.0
+"""Longest wait for dispatch to catch up. After a start it may have far to go; clients had better ask again."""
+
+
+class ReadGate:
+    """Lets reads through once they may be answered. `not_leader_remark` says whom to ask instead."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        dispatcher: Dispatcher,
+        mode: ReadMode,
+        not_leader_remark: Callable[[], str],
+    ) -> None:
+        self._ledger = ledger
+        self._dispatcher = dispatcher
+        self._mode = mode
+        self._not_leader_remark = not_leader_remark
+
+    @property
+    def needs_leader(self) -> bool:
+        """Whether only the leader may answer reads."""
+        return self._mode is not ReadMode.UNSAFE
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node takes itself for the leader."""
+        return self._ledger.member_state.is_leader
+
+    def not_leader(self) -> RequestError:
+        """What a read gets on a node that may not answer it."""
+        return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+
+    async def enter(self) -> None:
+        """Return when the queues hold everything that a read starting now must see.
+
+        Raises RequestError: SERVICE_NOT_AVAILABLE when this node does not lead, SYSTEM_ERROR when it could
+        not find that out in time or dispatch is stuck. A refused read has no effect, so either is harmless.
+        """
+        try:
+            index = await self._ledger.read_barrier(self._mode)
+            dispatched = self._dispatcher.wait_for(index)
+            if dispatched is not None:
+                await asyncio.wait_for(dispatched, DISPATCH_TIMEOUT_S)
+        except DLedgerError as error:
+            if error.code == DLedgerCode.NOT_LEADER:
+                raise self.not_leader() from error
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the read could not be made safe: {error}") from error
+        except DispatchFailed as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the queues are not served: {error}") from error
+        except TimeoutError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "dispatch is behind, ask again later") from error

@@ -1,0 +1,297 @@
+"""Sending: codes 10, 310 (the same with one-letter fields) and 320 (a batch).
+
+Everything that can be refused is refused before the append, with a code that says "certainly not stored". After
+the append only two answers are possible: SUCCESS once the entry is committed, or SYSTEM_ERROR, which says that
+nobody knows (quorum timeout, change of term, disk error). Order of the checks and codes: seed S1
+(SendMessageProcessor.msgCheck, DefaultMessageStore.putMessage) and the table of send outcomes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError
+from node.broker.message_store import MessageStore, NotWritable, PendingPut
+from node.broker.topics import TopicTable
+from node.config import TopicConfig
+from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
+from node.runtime import Runtime
+from node.store.properties import property_value
+from node.store.record import (
+    MAX_PROPERTIES_SIZE_BYTES,
+    MAX_TOPIC_SIZE_BYTES,
+    SYS_FLAG_TRANSACTION_MASK,
+    PreparedRecord,
+    RecordError,
+    message_id,
+    prepare_record,
+)
+
+__all__ = ["SendHeader", "SendProcessor", "split_batch"]
+
+MAX_BATCH_MESSAGES = 4096
+"""Messages in one batch: each becomes a log entry of its own, and the log takes 10 000 unacknowledged ones."""
+
+REGION_ID = "DefaultRegion"
+"""What the reply's MSG_REGION says (R: BrokerConfig.regionId)."""
+
+_V2_NAMES = {
+    "producerGroup": "a",
+    "topic": "b",
+    "queueId": "e",
+    "sysFlag": "f",
+    "bornTimestamp": "g",
+    "flag": "h",
+    "properties": "i",
+    "reconsumeTimes": "j",
+    "batch": "m",
+}
+_V1_NAMES = {name: name for name in _V2_NAMES}
+
+_BATCH_HEAD = struct.Struct(">iiiii")
+_INT16 = struct.Struct(">h")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendHeader:
+    """The fields of a send request that matter to the store, whichever way they were named."""
+
+    topic: str
+    queue_id: int
+    sys_flag: int
+    flag: int
+    born_timestamp_ms: int
+    properties_text: str
+    reconsume_times: int
+    batch: bool
+
+    @classmethod
+    def of(cls, command: Command) -> SendHeader:
+        """Read the header of a 10, 310 or 320 request. Either naming is taken with either code.
+
+        Raises RequestError for a missing topic or queue id, or a number that is none.
+        """
+        names = _V2_NAMES if "b" in command.ext_fields else _V1_NAMES
+        return cls(
+            topic=command.get_str(names["topic"]),
+            queue_id=command.get_int(names["queueId"]),
+            sys_flag=command.get_int(names["sysFlag"], 0),
+            flag=command.get_int(names["flag"], 0),
+            born_timestamp_ms=command.get_int(names["bornTimestamp"], 0),
+            properties_text=command.get_str(names["properties"], ""),
+            reconsume_times=command.get_int(names["reconsumeTimes"], 0),
+            batch=command.get_bool(names["batch"]) or command.code == RequestCode.SEND_BATCH_MESSAGE,
+        )
+
+
+def split_batch(body: bytes) -> list[tuple[int, bytes, str]]:
+    """The messages of a batch body: flag, body and property text of each.
+
+    A message is total size, magic and CRC (both ignored), flag, body length (int32 each), the body, the
+    property length (int16) and the properties. Raises RequestError (MESSAGE_ILLEGAL) for anything else.
+    """
+    messages: list[tuple[int, bytes, str]] = []
+    position = 0
+    while position < len(body):
+        if len(messages) == MAX_BATCH_MESSAGES:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"more than {MAX_BATCH_MESSAGES} messages in a batch")
+        try:
+            total, _, _, flag, size = _BATCH_HEAD.unpack_from(body, position)
+            body_at = position + _BATCH_HEAD.size
+            (properties_size,) = _INT16.unpack_from(body, body_at + size) if size >= 0 else (-1,)
+            properties_at = body_at + size + _INT16.size
+            end = properties_at + properties_size
+            if properties_size < 0 or end != position + total or end > len(body):
+                raise ValueError("sizes do not agree")
+            messages.append((flag, body[body_at : body_at + size], body[properties_at:end].decode()))
+        except (struct.error, ValueError) as error:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL, f"message {len(messages)} of the batch, at byte {position}: {error}"
+            ) from error
+        position = end
+    if not messages:
+        raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+    return messages
+
+
+class SendProcessor:
+    """Answers send requests. `not_leader_remark` says whom to ask instead; `store_host` is this broker's address."""
+
+    def __init__(
+        self,
+        *,
+        store: MessageStore,
+        topics: TopicTable,
+        runtime: Runtime,
+        store_host: str,
+        max_message_size_bytes: int,
+        not_leader_remark: Callable[[], str],
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._random = runtime.random
+        self._store_host = store_host
+        self._max_message_size_bytes = max_message_size_bytes
+        self._not_leader_remark = not_leader_remark
+        self._under_way: dict[asyncio.Future[Command | None], None] = {}
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until every message under way is answered, at most `timeout_s` seconds."""
+        if self._under_way:
+            await asyncio.wait(list(self._under_way), timeout=timeout_s)
+            await asyncio.sleep(0)  # the replies are handed to their connections after the futures are done
+
+    def process(self, command: Command, connection: Connection) -> Command | asyncio.Future[Command | None]:
+        """Check, append, and answer when the message is committed. The answer is a future without a task."""
+        if not self._store.is_master:
+            return self._refuse_not_master(command)
+        header = SendHeader.of(command)
+        topic = self._check_topic(header)
+        if len(command.body) > self._max_message_size_bytes:
+            size = len(command.body)
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL, f"body of {size} bytes, allowed are {self._max_message_size_bytes}"
+            )
+        queue_id = header.queue_id if header.queue_id >= 0 else self._random.randrange(topic.queues)
+        messages = split_batch(command.body) if header.batch else [(header.flag, command.body, header.properties_text)]
+        records = [
+            self._prepare(header, queue_id, flag, body, properties, connection) for flag, body, properties in messages
+        ]
+        return self._put(command, header.topic, queue_id, records)
+
+    def _refuse_not_master(self, command: Command) -> Command:
+        return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark=self._not_leader_remark())
+
+    def _check_topic(self, header: SendHeader) -> TopicConfig:
+        name = header.topic
+        if len(name.encode()) > MAX_TOPIC_SIZE_BYTES:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"topic longer than {MAX_TOPIC_SIZE_BYTES} bytes")
+        topic = self._topics.get(name)
+        if topic is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name!r} does not exist, create it first")
+        if not topic.writable:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name!r} is not writable")
+        if header.queue_id >= topic.queues:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"queue {header.queue_id} of topic {name!r}, which has {topic.queues}"
+            )
+        return topic
+
+    def _prepare(
+        self,
+        header: SendHeader,
+        queue_id: int,
+        flag: int,
+        body: bytes,
+        properties_text: str,
+        connection: Connection,
+    ) -> PreparedRecord:
+        if len(properties_text) > MAX_PROPERTIES_SIZE_BYTES:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL, f"properties longer than {MAX_PROPERTIES_SIZE_BYTES} bytes"
+            )
+        transactional = property_value(properties_text, "TRAN_MSG") == "true"
+        if transactional or header.sys_flag & SYS_FLAG_TRANSACTION_MASK:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take transactional messages")
+        if (property_value(properties_text, "DELAY") or "0") != "0":
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "this broker does not delay messages")
+        try:
+            return prepare_record(
+                topic=header.topic,
+                queue_id=queue_id,
+                body=body,
+                properties_text=properties_text,
+                sys_flag=header.sys_flag,
+                flag=flag,
+                born_timestamp_ms=header.born_timestamp_ms,
+                born_host=connection.remote_address,
+                store_host=self._store_host,
+                reconsume_times=header.reconsume_times,
+            )
+        except RecordError as error:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
+
+    def _put(
+        self, command: Command, topic: str, queue_id: int, records: list[PreparedRecord]
+    ) -> Command | asyncio.Future[Command | None]:
+        puts: list[PendingPut] = []
+        try:
+            for record in records:
+                puts.append(self._store.put(topic, queue_id, record))
+        except (NotWritable, DLedgerError) as error:
+            if not puts:
+                return self._refuse(command, error)
+            for put in puts:
+                put.committed.add_done_callback(_retrieve)
+            remark = f"batch stored in part: {len(puts)} of {len(records)} messages were appended ({error})"
+            return command.reply(ResponseCode.SYSTEM_ERROR, remark=remark)
+        answer = _Answer(command, puts, self._store_host, queue_id, self._store).future
+        self._under_way[answer] = None
+        answer.add_done_callback(self._answered)
+        return answer
+
+    def _answered(self, answer: asyncio.Future[Command | None]) -> None:
+        self._under_way.pop(answer, None)
+
+    def _refuse(self, command: Command, error: NotWritable | DLedgerError) -> Command:
+        """The answer when nothing was appended: always one that a client may take as certain."""
+        if isinstance(error, NotWritable) or error.code == DLedgerCode.NOT_LEADER:
+            return self._refuse_not_master(command)
+        if error.code == DLedgerCode.LEADER_PENDING_FULL:
+            return command.reply(ResponseCode.SYSTEM_BUSY, remark=f"too many unacknowledged messages: {error}")
+        return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"nothing was stored: {error}")
+
+
+def _retrieve(future: asyncio.Future[AppendResult]) -> None:
+    """Look at a future's failure, so that asyncio does not complain that nobody did."""
+    if not future.cancelled():
+        future.exception()
+
+
+class _Answer:
+    """Completes `future` with the reply when every put of one request is committed, or the first has failed."""
+
+    __slots__ = ("_command", "_left", "_puts", "_queue_id", "_store", "_store_host", "future")
+
+    def __init__(
+        self, command: Command, puts: list[PendingPut], store_host: str, queue_id: int, store: MessageStore
+    ) -> None:
+        self._command = command
+        self._puts = puts
+        self._store_host = store_host
+        self._queue_id = queue_id
+        self._store = store
+        self._left = len(puts)
+        self.future: asyncio.Future[Command | None] = asyncio.get_running_loop().create_future()
+        for put in puts:
+            put.committed.add_done_callback(self._one_done)
+
+    def _one_done(self, committed: asyncio.Future[AppendResult]) -> None:
+        error = asyncio.CancelledError() if committed.cancelled() else committed.exception()
+        if error is None:
+            self._store.committed_total += 1
+            self._left -= 1
+        if self.future.done():
+            return
+        if error is not None:
+            self.future.set_result(
+                self._command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the outcome is unknown: {error}")
+            )
+        elif self._left == 0:
+            ids = ",".join(message_id(self._store_host, put.physical_offset) for put in self._puts)
+            self.future.set_result(
+                self._command.reply(
+                    ResponseCode.SUCCESS,
+                    fields={
+                        "msgId": ids,
+                        "queueId": self._queue_id,
+                        "queueOffset": self._puts[0].queue_offset,
+                        "transactionId": "",
+                        "MSG_REGION": REGION_ID,
+                        "TRACE_ON": "true",
+                    },
+                )
+            )

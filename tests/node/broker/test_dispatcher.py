@@ -1,0 +1,295 @@
+"""Dispatch: committed entries only, in order, once, also across restarts; damage stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from typing import Any
+
+import pytest
+
+from node.broker import dispatcher as dispatcher_module
+from node.broker.dispatcher import DispatchFailed
+from node.store.record import Message, encode_record
+
+
+def add(parts: Any, queue_id: int, number: int, *, topic: str = "t", sys_flag: int = 0, **changes: Any) -> None:
+    store = parts.ledger.store
+    message = Message(
+        topic=topic,
+        queue_id=queue_id,
+        body=b"%d" % number,
+        properties={"TAGS": "a"},
+        queue_offset=number,
+        physical_offset=changes.get("physical_offset", store.end_pos + 48),
+        sys_flag=sys_flag,
+        store_timestamp_ms=1000 + number,
+    )
+    store.add(1, encode_record(message))
+
+
+def offsets(parts: Any) -> dict[tuple[str, int], int]:
+    return {key: queue.max_offset for key, queue in parts.queues.items()}
+
+
+def files(directory: str) -> dict[str, bytes]:
+    found = {}
+    for path, _, names in os.walk(directory):
+        for name in names:
+            with open(os.path.join(path, name), "rb") as file:
+                found[os.path.relpath(os.path.join(path, name), directory)] = file.read()
+    return found
+
+
+def test_only_committed_entries_reach_the_queues(make_parts: Any, helpers: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start(master=False)
+        for number in range(3):
+            add(parts, 0, number)
+        parts.ledger.commit(1)
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 1)
+        assert offsets(parts) == {("t", 0): 2}
+        assert parts.dispatcher.last_store_timestamp_ms == 1001
+        parts.ledger.commit()
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 2)
+        assert offsets(parts) == {("t", 0): 3}
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+def test_noops_and_undelivered_transactions_take_no_place(make_parts: Any, helpers: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start(master=False)
+        parts.ledger.store.add(1, b"", is_message=False)
+        add(parts, 0, 0, sys_flag=4)
+        add(parts, 0, 0, sys_flag=12)
+        add(parts, 0, 0, sys_flag=8)
+        add(parts, 0, 1)
+        parts.ledger.commit()
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 4)
+        units = parts.queues.find("t", 0).read(0, 10)
+        assert [unit.physical_offset for unit in units] == [
+            parts.ledger.store.get(3).body_pos,
+            parts.ledger.store.get(4).body_pos,
+        ]
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+def test_waiters_are_woken_at_their_index_and_not_before(make_parts: Any, helpers: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start(master=False)
+        for number in range(4):
+            add(parts, 0, number)
+        late, early = parts.dispatcher.wait_for(3), parts.dispatcher.wait_for(1)
+        assert parts.dispatcher.wait_for(-1) is None
+        parts.ledger.commit(1)
+        await asyncio.wait_for(early, 5)
+        assert not late.done()
+        parts.ledger.commit()
+        await asyncio.wait_for(late, 5)
+        assert parts.dispatcher.wait_for(3) is None
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+def test_waiters_are_bounded_and_abandoned_ones_make_room(make_parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(dispatcher_module, "MAX_WAITERS", 3)
+        parts = make_parts()
+        await parts.start(master=False)
+        waiting = [parts.dispatcher.wait_for(9) for _ in range(3)]
+        with pytest.raises(DispatchFailed, match="3 requests wait"):
+            parts.dispatcher.wait_for(9)
+        waiting[0].cancel()
+        assert parts.dispatcher.wait_for(9) is not None
+        await parts.stop()
+        with pytest.raises(DispatchFailed, match="shutting down"):
+            await waiting[1]
+
+    asyncio.run(main())
+
+
+def test_many_entries_are_dispatched_in_portions_that_let_others_run(make_parts: Any, helpers: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start(master=False)
+        for number in range(1000):
+            add(parts, number % 3, number // 3)
+        seen = []
+
+        def look() -> None:
+            seen.append(parts.dispatcher.dispatched_index)
+            if seen[-1] < 999:
+                asyncio.get_running_loop().call_soon(look)
+
+        parts.ledger.commit()
+        look()
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 999)
+        assert 255 in seen and 511 in seen
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_a_restart_continues_and_deleted_queues_are_rebuilt_identically(
+    make_parts: Any, helpers: Any, orderly: bool
+) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start(master=False)
+        queue_dir = f"{parts.data_dir}/consumequeue"
+        for number in range(40):
+            add(parts, number % 2, number // 2)
+        parts.ledger.commit(29)
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 29)
+        if orderly:
+            await parts.stop()
+        again = make_parts(parts.ledger)
+        await again.start(master=False)
+        assert again.dispatcher.dispatched_index == (29 if orderly else -1)
+        again.ledger.commit()
+        await helpers.until(lambda: again.dispatcher.dispatched_index == 39)
+        assert offsets(again) == {("t", 0): 20, ("t", 1): 20}
+        await again.stop()
+        expected = files(queue_dir)
+        assert sum(map(len, expected.values())) == 40 * 20
+
+        shutil.rmtree(queue_dir)
+        rebuilt = make_parts(parts.ledger)
+        await rebuilt.start(master=False)
+        await helpers.until(lambda: rebuilt.dispatcher.dispatched_index == 39)
+        await rebuilt.stop()
+        assert files(queue_dir) == expected
+        assert rebuilt.dispatcher.repeated_total == again.dispatcher.repeated_total == 0
+
+    asyncio.run(main())
+
+
+def test_queues_of_a_log_that_lost_its_tail_are_rebuilt(make_parts: Any, helpers: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start(master=False)
+        for number in range(10):
+            add(parts, 0, number)
+        parts.ledger.commit()
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 9)
+        await parts.stop()
+        store = parts.ledger.store
+        del store.entries[6:]
+        store.end_pos = store.entries[-1].body_pos + len(store.entries[-1].body)
+        parts.ledger.commit()
+        again = make_parts(parts.ledger)
+        await again.start(master=False)
+        await helpers.until(lambda: again.dispatcher.dispatched_index == 5)
+        assert offsets(again) == {("t", 0): 6}
+        await again.stop()
+
+    asyncio.run(main())
+
+
+def test_a_log_that_begins_later_gives_queues_that_begin_later(make_parts: Any, helpers: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        parts.ledger.store.ledger_begin_index = 100
+        for number in (50, 51, 52):
+            add(parts, 0, number)
+        parts.ledger.commit()
+        await parts.start(master=False)
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 102)
+        queue = parts.queues.find("t", 0)
+        assert (queue.min_offset, queue.max_offset) == (50, 53)
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+def test_a_number_that_is_taken_is_counted_and_changes_nothing(make_parts: Any, helpers: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start(master=False)
+        for number in (0, 1, 1, 2):
+            add(parts, 0, number)
+        parts.ledger.commit()
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 3)
+        assert parts.dispatcher.repeated_total == 1
+        units = parts.queues.find("t", 0).read(0, 10)
+        assert [unit.physical_offset for unit in units] == [
+            parts.ledger.store.get(index).body_pos for index in (0, 1, 3)
+        ]
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "gap", "wrong place", "no record", "unreadable", "bad topic"])
+def test_damage_stops_dispatch_and_is_named(make_parts: Any, helpers: Any, damage: str) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start(master=False)
+        store = parts.ledger.store
+        add(parts, 0, 0)
+        add(
+            parts,
+            0,
+            7 if damage == "gap" else 1,
+            topic="../x" if damage == "bad topic" else "t",
+            **({"physical_offset": 1} if damage == "wrong place" else {}),
+        )
+        add(parts, 0, 2)
+        if damage == "flipped bit":
+            store.entries[1].body = store.entries[1].body[:88] + b"\xff" + store.entries[1].body[89:]
+        elif damage == "no record":
+            store.entries[1].body = b"garbage"
+        elif damage == "unreadable":
+            store.entries[1] = None
+        waiter = parts.dispatcher.wait_for(2)
+        store.committed_index = 2
+        parts.dispatcher.notify()
+        await asyncio.wait_for(parts.dispatcher.failed.wait(), 5)
+        assert parts.dispatcher.dispatched_index == 0
+        assert offsets(parts)["t", 0] == 1
+        assert "log entry 1:" in str(parts.dispatcher.failure)
+        for fails in (lambda: waiter.result(), lambda: parts.dispatcher.wait_for(0)):
+            with pytest.raises(DispatchFailed, match="log entry 1"):
+                fails()
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+def test_dispatch_waits_for_the_disk_when_too_much_is_unwritten(
+    make_parts: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(dispatcher_module, "PORTION_ENTRIES", 10)
+        monkeypatch.setattr(dispatcher_module, "URGENT_UNFLUSHED_BYTES", 100 * 20)
+        monkeypatch.setattr(dispatcher_module, "MAX_UNFLUSHED_BYTES", 100 * 20)
+        parts = make_parts()
+        await parts.start(master=False)
+        seen = []
+        flush = parts.queues.checkpoint
+
+        async def slow(mark: Any) -> None:
+            for _ in range(50):
+                await asyncio.sleep(0)
+                seen.append(parts.queues.unflushed_bytes)
+            await flush(mark)
+
+        monkeypatch.setattr(parts.queues, "checkpoint", slow)
+        for number in range(1000):
+            add(parts, 0, number)
+        parts.ledger.commit()
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 999)
+        assert max(seen) == 100 * 20
+        await parts.stop()
+
+    asyncio.run(main())

@@ -1,0 +1,306 @@
+"""Pulling: bounds and codes, caps, long polling, tag filters, damage that is never served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from node.broker.ledger import DLedgerCode, DLedgerError, ReadMode, Role
+from node.broker.pull import PullHolds, PullProcessor, TagFilter
+from node.remoting import Command, RequestError
+from node.store.record import decode_records, prepare_record
+
+Scenario = Callable[[Any, PullProcessor], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def run(make_parts: Any) -> Callable[..., None]:
+    def runner(scenario: Scenario, *, mode: ReadMode = ReadMode.READ_INDEX, master: bool = True) -> None:
+        async def main() -> None:
+            parts = make_parts(mode=mode)
+            await parts.start(master=master)
+            processor = PullProcessor(
+                gate=parts.gate,
+                log=parts.ledger.store,
+                queues=parts.queues,
+                topics=parts.topics,
+                holds=parts.holds,
+            )
+            try:
+                await scenario(parts, processor)
+            finally:
+                await parts.stop()
+
+        asyncio.run(main())
+
+    return runner
+
+
+def put(parts: Any, *bodies: bytes, tag: str = "", queue_id: int = 0) -> None:
+    properties = f"TAGS\x01{tag}\x02" if tag else ""
+    for body in bodies:
+        record = prepare_record(topic="t", queue_id=queue_id, body=body, properties_text=properties)
+        parts.store.put("t", queue_id, record)
+
+
+def request(offset: int = 0, *, topic: str = "t", queue_id: int = 0, **fields: Any) -> Command:
+    return Command.request(
+        11, {"consumerGroup": "g", "topic": topic, "queueId": queue_id, "queueOffset": offset, **fields}
+    )
+
+
+async def pull(parts: Any, processor: PullProcessor, command: Command) -> Command:
+    try:
+        reply = await asyncio.wait_for(processor.process(command, parts.connection), 5)
+    except RequestError as error:
+        return command.reply(error.code, remark=error.remark)
+    assert reply is not None
+    return reply
+
+
+def bodies(reply: Command) -> list[bytes]:
+    return [message.body for message in decode_records(reply.body)]
+
+
+def bounds(reply: Command) -> tuple[int, int, int]:
+    return tuple(int(reply.ext_fields[name]) for name in ("nextBeginOffset", "minOffset", "maxOffset"))  # type: ignore[return-value]
+
+
+def test_messages_come_with_the_bounds_of_the_same_moment(run: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        put(parts, b"a", b"b", b"c")
+        reply = await pull(parts, processor, request(1))
+        assert (reply.code, bodies(reply), bounds(reply)) == (0, [b"b", b"c"], (3, 0, 3))
+        assert reply.ext_fields["suggestWhichBrokerId"] == "0"
+        reply = await pull(parts, processor, request(0, maxMsgNums=1))
+        assert (bodies(reply), bounds(reply)) == ([b"a"], (1, 0, 3))
+
+    run(scenario)
+
+
+def test_a_pull_right_behind_a_send_sees_it(run: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        for number in range(50):
+            put(parts, b"%d" % number)
+            assert bodies(await pull(parts, processor, request(number))) == [b"%d" % number]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("offset", "code", "following"), [(3, 19, 3), (4, 21, 3), (99, 21, 3), (-1, 21, 0)])
+def test_offsets_outside_the_queue(run: Any, offset: int, code: int, following: int) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        put(parts, b"a", b"b", b"c")
+        reply = await pull(parts, processor, request(offset))
+        assert (reply.code, reply.body, bounds(reply)) == (code, b"", (following, 0, 3))
+
+    run(scenario)
+
+
+def test_a_queue_that_never_held_anything_is_empty(run: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        reply = await pull(parts, processor, request(0, queue_id=3))
+        assert (reply.code, bounds(reply)) == (19, (0, 0, 0))
+        assert (await pull(parts, processor, request(5, queue_id=3))).code == 21
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (request(topic="unknown"), 17),
+        (request(topic="write-only"), 16),
+        (request(queue_id=4), 1),
+        (request(queue_id=-1), 1),
+        (request(expressionType="SQL92", sysFlag=4), 23),
+        (request(sysFlag=4, subscription="x" * 9000), 23),
+        (Command.request(11, {"topic": "t"}), 1),
+    ],
+)
+def test_refusals(run: Any, command: Command, code: int) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        assert (await pull(parts, processor, command)).code == code
+
+    run(scenario)
+
+
+def test_replies_are_capped_by_count_and_size(run: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        put(parts, *[b"x"] * 40)
+        assert bounds(await pull(parts, processor, request(0, maxMsgNums=1000)))[0] == 32
+        put(parts, *[b"y" * 100_000] * 4, b"z" * 600_000, queue_id=1)
+        reply = await pull(parts, processor, request(0, queue_id=1))
+        assert (len(bodies(reply)), bounds(reply)[0]) == (2, 2)
+        reply = await pull(parts, processor, request(4, queue_id=1))
+        assert (len(bodies(reply)), bounds(reply)[0]) == (1, 5)
+
+    run(scenario)
+
+
+def test_a_held_pull_is_answered_when_a_message_arrives(run: Any, helpers: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        put(parts, b"old", queue_id=1)
+        held = asyncio.ensure_future(pull(parts, processor, request(0, sysFlag=2, suspendTimeoutMillis=4000)))
+        await helpers.until(lambda: parts.holds.count == 1)
+        put(parts, b"elsewhere", queue_id=1)
+        await asyncio.sleep(0.01)
+        assert not held.done()
+        put(parts, b"new")
+        reply = await held
+        assert (reply.code, bodies(reply)) == (0, [b"new"])
+        assert parts.holds.count == 0
+
+    run(scenario)
+
+
+def test_a_held_pull_ends_with_its_time(run: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        reply = await pull(parts, processor, request(0, sysFlag=2, suspendTimeoutMillis=20))
+        assert (reply.code, bounds(reply)) == (19, (0, 0, 0))
+        assert parts.holds.count == 0
+
+    run(scenario)
+
+
+def test_a_held_pull_ends_when_the_lead_is_lost(run: Any, helpers: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        held = asyncio.ensure_future(pull(parts, processor, request(0, sysFlag=2, suspendTimeoutMillis=4000)))
+        await helpers.until(lambda: parts.holds.count == 1)
+        parts.ledger.become(Role.FOLLOWER, 2, leader_id="n2")
+        parts.holds.wake_all()
+        assert (await held).code == 14
+
+    run(scenario)
+
+
+def test_a_held_pull_ends_when_its_connection_does(run: Any, helpers: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        held = [
+            asyncio.ensure_future(processor.process(request(0, sysFlag=2, suspendTimeoutMillis=4000), parts.connection))
+            for _ in range(3)
+        ]
+        await helpers.until(lambda: parts.holds.count == 3)
+        parts.connection.close()
+        assert await asyncio.wait_for(asyncio.gather(*held), 5) == [None] * 3
+        assert parts.holds.count == 0
+        assert len(parts.connection.callbacks) == 1
+
+    run(scenario)
+
+
+def test_held_pulls_are_bounded(run: Any, make_parts: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        processor._holds = PullHolds(max_held=0)
+        reply = await pull(parts, processor, request(0, sysFlag=2, suspendTimeoutMillis=4000))
+        assert reply.code == 19
+
+    run(scenario)
+
+
+def test_tag_filters(run: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        for tag in ("a", "b", "", "Aa", "BB"):  # "Aa" and "BB" have one hash
+            put(parts, (tag or "none").encode(), tag=tag)
+        for expression, expected in {
+            "*": [b"a", b"b", b"none", b"Aa", b"BB"],
+            "": [b"a", b"b", b"none", b"Aa", b"BB"],
+            "a || b": [b"a", b"b"],
+            "a||*": [b"a", b"b", b"none", b"Aa", b"BB"],
+            "BB": [b"BB"],
+            "Aa": [b"Aa"],
+        }.items():
+            reply = await pull(parts, processor, request(0, sysFlag=4, subscription=expression))
+            assert (reply.code, bodies(reply), bounds(reply)[0]) == (0, expected, 5), expression
+
+    run(scenario)
+
+
+def test_a_filter_that_lets_nothing_through_moves_on(run: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        put(parts, *[b"x"] * 900, tag="x")
+        put(parts, b"wanted", tag="y")
+        reply = await pull(parts, processor, request(0, sysFlag=4, subscription="y"))
+        assert (reply.code, reply.body, bounds(reply)) == (20, b"", (800, 0, 901))
+        reply = await pull(parts, processor, request(800, sysFlag=4, subscription="y"))
+        assert (bodies(reply), bounds(reply)[0]) == ([b"wanted"], 901)
+
+    run(scenario)
+
+
+def test_filtered_pulls_stop_at_the_next_message_when_full(run: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        for number in range(10):
+            put(parts, b"%d" % number, tag="y" if number % 2 else "n")
+        reply = await pull(parts, processor, request(0, sysFlag=4, subscription="y", maxMsgNums=2))
+        assert (bodies(reply), bounds(reply)[0]) == ([b"1", b"3"], 5)
+
+    run(scenario)
+
+
+def test_tag_filter_expressions() -> None:
+    assert TagFilter(" || ").passes_all
+    assert TagFilter("a").may_pass(97) and not TagFilter("a").may_pass(98)
+    assert not TagFilter("a").passes(None)
+
+
+@pytest.mark.parametrize("mode", [ReadMode.READ_INDEX, ReadMode.LEASE, ReadMode.LOG, ReadMode.UNSAFE])
+def test_every_read_passes_the_barrier_of_the_mode(run: Any, mode: ReadMode) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        await pull(parts, processor, request())
+        assert parts.ledger.barriers == [mode]
+
+    run(scenario, mode=mode)
+
+
+@pytest.mark.parametrize(("mode", "code"), [(ReadMode.READ_INDEX, 14), (ReadMode.UNSAFE, 19)])
+def test_a_follower_answers_unsafe_reads_only(run: Any, mode: ReadMode, code: int) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        reply = await pull(parts, processor, request())
+        assert reply.code == code
+        if code == 14:
+            assert reply.remark == "NOT_LEADER leader=n2 addr=-"
+
+    run(scenario, mode=mode, master=False)
+
+
+def test_a_read_that_cannot_be_confirmed_is_an_error(run: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        parts.ledger.barrier_error = DLedgerError(DLedgerCode.WAIT_QUORUM_ACK_TIMEOUT, "no quorum")
+        reply = await pull(parts, processor, request())
+        assert reply.code == 1 and "could not be made safe: " in reply.remark
+
+    run(scenario)
+
+
+def test_a_read_waits_for_dispatch_and_gives_up_in_time(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        monkeypatch.setattr("node.broker.reads.DISPATCH_TIMEOUT_S", 0.01)
+        monkeypatch.setattr(parts.dispatcher, "notify", lambda: None)
+        put(parts, b"a")
+        await asyncio.sleep(0)
+        parts.ledger.store.add(1, b"", is_message=False)
+        parts.ledger.store.committed_index += 1
+        reply = await pull(parts, processor, request())
+        assert reply.code == 1 and "dispatch is behind" in reply.remark
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("damage", ["body", "other queue", "queue offset", "gone"])
+def test_damage_at_rest_is_reported_and_never_served(run: Any, damage: str) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        put(parts, b"hello", b"world", b"again")
+        assert len(bodies(await pull(parts, processor, request()))) == 3
+        entry = parts.ledger.store.get(2)
+        changed = bytearray(entry.body)
+        changed[{"body": 88, "other queue": 15, "queue offset": 27, "gone": 4}[damage]] ^= 1
+        entry.body = b"" if damage == "gone" else bytes(changed)
+        reply = await pull(parts, processor, request())
+        assert reply.code == 1 and "t/0 cannot be read" in reply.remark and not reply.body
+        assert bodies(await pull(parts, processor, request(2))) == [b"again"]
+
+    run(scenario)

@@ -1,0 +1,148 @@
+"""The role switch: promotion waits, demotion does not, and numbers are never reused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from node.broker.ledger import Role
+from node.broker.message_store import NotWritable
+from node.store.record import decode_record, prepare_record
+
+
+def put(parts: Any, queue_id: int = 0) -> Any:
+    return parts.store.put("t", queue_id, prepare_record(topic="t", queue_id=queue_id, body=b"x"))
+
+
+def test_a_fresh_broker_is_a_slave_and_says_so(make_parts: Any, helpers: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start(master=False)
+        await helpers.until(lambda: parts.changes == [False])
+        with pytest.raises(NotWritable):
+            put(parts)
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+def test_promotion_waits_until_the_old_log_is_committed_and_dispatched(make_parts: Any, helpers: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start()
+        parts.ledger.commit_by_hand = True
+        for _ in range(3):
+            put(parts)
+        parts.ledger.become(Role.FOLLOWER, 2)
+        parts.ledger.become(Role.LEADER, 3)
+        assert not parts.store.is_master
+        parts.ledger.commit(3)
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 3)
+        assert not parts.store.is_master
+        parts.ledger.commit()
+        await helpers.until(lambda: parts.store.is_master)
+        assert put(parts).queue_offset == 3
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+def test_an_empty_log_promotes_at_once(make_parts: Any, helpers: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start(master=False)
+        parts.ledger.become(Role.LEADER, 1, noop=False)
+        await helpers.until(lambda: parts.store.is_master)
+        assert put(parts).queue_offset == 0
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+def test_demotion_takes_effect_before_anything_else_runs(make_parts: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start()
+        parts.ledger.become(Role.CANDIDATE, 1)
+        assert not parts.store.is_master
+        with pytest.raises(NotWritable):
+            put(parts)
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+def test_a_silent_change_of_term_is_enough_to_refuse(make_parts: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start()
+        parts.ledger.member_state.term = 2
+        with pytest.raises(NotWritable):
+            put(parts)
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+def test_numbers_go_on_after_another_master_used_some(make_parts: Any, helpers: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start()
+        for _ in range(2):
+            put(parts)
+        parts.ledger.become(Role.FOLLOWER, 2, leader_id="n2")
+        store = parts.ledger.store
+        for number in (2, 3, 4):
+            record = prepare_record(topic="t", queue_id=0, body=b"other")
+            store.add(
+                2,
+                record.seal(queue_offset=number, physical_offset=store.end_pos + 48, store_timestamp_ms=1),
+            )
+        parts.ledger.commit()
+        parts.ledger.become(Role.LEADER, 3)
+        await helpers.until(lambda: parts.store.is_master)
+        put(parts)
+        numbers = [decode_record(e.body)[0].queue_offset for e in store.entries if e.is_message]
+        assert numbers == [0, 1, 2, 3, 4, 5]
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+def test_rapid_flaps_end_consistent(make_parts: Any, helpers: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start(master=False)
+        for term in range(1, 50):
+            parts.ledger.become(Role.LEADER, term)
+            if term % 3 == 0:
+                await asyncio.sleep(0)
+            parts.ledger.become(Role.CANDIDATE, term)
+            parts.ledger.become(Role.FOLLOWER, term, leader_id="n2")
+        await helpers.until(lambda: parts.changes and parts.changes[-1] is False)
+        assert not parts.store.is_master
+        parts.ledger.become(Role.LEADER, 50)
+        await helpers.until(lambda: parts.store.is_master and parts.changes[-1])
+        await parts.stop()
+        assert not parts.store.is_master
+
+    asyncio.run(main())
+
+
+def test_a_leader_that_is_deposed_while_waiting_stays_slave(make_parts: Any, helpers: Any) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start(master=False)
+        parts.ledger.commit_by_hand = True
+        parts.ledger.become(Role.LEADER, 1)
+        await asyncio.sleep(0.01)
+        parts.ledger.become(Role.FOLLOWER, 2, leader_id="n2")
+        parts.ledger.commit()
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 0 and len(parts.changes) > 0)
+        await asyncio.sleep(0.01)
+        assert not parts.store.is_master and True not in parts.changes
+        await parts.stop()
+
+    asyncio.run(main())

@@ -1,0 +1,89 @@
+"""The topic table: configured and created topics, persistence, damage."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from node.broker import topics as topics_module
+from node.broker.topics import TopicTable, TopicTableFull
+from node.config import TopicConfig
+
+
+def table(disk: Any, path: Any, *configured: TopicConfig) -> TopicTable:
+    result = TopicTable(disk, f"{path}/topics.json", configured)
+    result.load()
+    return result
+
+
+def test_created_topics_survive_and_configured_ones_win(helpers: Any, tmp_path: Any) -> None:
+    disk = helpers.PlainDisk()
+    first = table(disk, tmp_path, TopicConfig(name="a", queues=2))
+    asyncio.run(first.put(TopicConfig(name="b", queues=7, perm=4)))
+    asyncio.run(first.put(TopicConfig(name="a", queues=9)))
+    assert first.get("a") == TopicConfig(name="a", queues=9)
+    again = table(disk, tmp_path, TopicConfig(name="a", queues=2))
+    assert list(again) == [TopicConfig(name="a", queues=2), TopicConfig(name="b", queues=7, perm=4)]
+    assert again.data_version == 2
+    assert again.get("c") is None
+
+
+def test_concurrent_creations_all_survive(helpers: Any, tmp_path: Any) -> None:
+    async def main() -> None:
+        topics = table(helpers.PlainDisk(), tmp_path)
+        await asyncio.gather(*(topics.put(TopicConfig(name=f"t{number}")) for number in range(20)))
+
+    asyncio.run(main())
+    assert len(table(helpers.PlainDisk(), tmp_path)) == 20
+
+
+def test_the_table_is_bounded(helpers: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics_module, "MAX_TOPICS", 1)
+    topics = table(helpers.PlainDisk(), tmp_path)
+    asyncio.run(topics.put(TopicConfig(name="a")))
+    asyncio.run(topics.put(TopicConfig(name="a", queues=5)))
+    with pytest.raises(TopicTableFull):
+        asyncio.run(topics.put(TopicConfig(name="b")))
+
+
+def test_a_failed_write_changes_nothing(helpers: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = helpers.PlainDisk()
+
+    async def fail(path: str, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    topics = table(disk, tmp_path)
+    monkeypatch.setattr(disk, "write_file_atomic", fail)
+    with pytest.raises(OSError, match="No space"):
+        asyncio.run(topics.put(TopicConfig(name="a")))
+    assert topics.get("a") is None and topics.data_version == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        json.dumps({"topicConfigTable": {"a": {}}, "dataVersion": {"counter": 1}}),
+        json.dumps(
+            {
+                "topicConfigTable": {"a": {"topicName": "../a", "writeQueueNums": 1, "perm": 6}},
+                "dataVersion": {"counter": 1},
+            }
+        ),
+        json.dumps(
+            {
+                "topicConfigTable": {"a": {"topicName": "a", "writeQueueNums": 0, "perm": 6}},
+                "dataVersion": {"counter": 1},
+            }
+        ),
+    ],
+)
+def test_a_damaged_table_is_named(helpers: Any, tmp_path: Any, content: str) -> None:
+    (tmp_path / "topics.json").write_text(content)
+    with pytest.raises(ValueError, match=r"topics\.json is no topic table"):
+        table(helpers.PlainDisk(), tmp_path)
