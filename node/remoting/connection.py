@@ -60,6 +60,7 @@ class Connection(asyncio.Protocol):
         self._running_bytes = 0
         self._backlog_bytes = 0
         self._pause_reasons = 0
+        self._writing_paused = False
         self._waiting: dict[int, tuple[asyncio.Future[Command], asyncio.TimerHandle]] = {}
         self._next_opaque = 0
         self._silent_timeouts = 0
@@ -194,10 +195,15 @@ class Connection(asyncio.Protocol):
             self._watch_frame(bool(commands))
 
     def eof_received(self) -> bool:
-        return False  # let the transport close: a peer that sends no more wants no answer in this protocol
+        """The peer sends no more: in this protocol it wants no answers either, so the transport may close."""
+        self._flush()
+        self._closing = True
+        return False
 
     def pause_writing(self) -> None:
-        self._pause(_PAUSED_BY_WRITES)
+        self._writing_paused = True
+        if self._endpoint.stops_reading_when_unread:
+            self._pause(_PAUSED_BY_WRITES)
         if self._stall_timer is None:
             self._stall_timer = self._loop.call_later(
                 self._limits.write_stall_timeout_s,
@@ -210,8 +216,10 @@ class Connection(asyncio.Protocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+        self._writing_paused = False
         self._endpoint.unsent.set(self, 0)
-        self._resume(_PAUSED_BY_WRITES)
+        if self._pause_reasons & _PAUSED_BY_WRITES:
+            self._resume(_PAUSED_BY_WRITES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
@@ -403,7 +411,7 @@ class Connection(asyncio.Protocol):
         self._outgoing_bytes = 0
         self._last_activity_s = self._loop.time()
         self._transport.write(data)
-        if self._pause_reasons & _PAUSED_BY_WRITES:
+        if self._writing_paused:
             self._check_unsent()
 
     def _unsent_bytes(self) -> int:

@@ -25,6 +25,10 @@ def _not_supported(command: Command, connection: Connection) -> Command:
 class Endpoint:
     """Holds what connections share. Connections report to it; subclasses decide what becomes of them."""
 
+    stops_reading_when_unread = False
+    """Whether a peer that does not take what is sent to it is not read either. A server must: each request read
+    makes another reply. A client must not: two ends that both wait for the other to read wait for ever."""
+
     def __init__(self, limits: ConnectionLimits, name: str) -> None:
         self.limits = limits
         self.processors: dict[int, Processor] = {}

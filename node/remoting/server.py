@@ -21,6 +21,7 @@ class RemotingServer(Endpoint):
     """
 
     limits: ServerLimits
+    stops_reading_when_unread = True
 
     def __init__(self, host: str, port: int, *, limits: ServerLimits | None = None, name: str = "remoting") -> None:
         self._server_limits = limits or ServerLimits()

@@ -205,6 +205,18 @@ def test_too_much_under_way_is_refused_as_definite(stage: Any, until: Any) -> No
     asyncio.run(scenario())
 
 
+def test_large_requests_and_large_replies_in_both_directions_at_once_do_not_block_each_other(stage: Any) -> None:
+    async def scenario() -> None:
+        async with stage(ServerLimits(write_high_water_bytes=10_000)) as s:
+            s.server.register(2, lambda command, connection: command.reply(0, body=bytes(100_000)))
+            replies = await asyncio.gather(
+                *(s.invoke(Command.request(2, body=bytes(100_000)), timeout_ms=30_000) for _ in range(400))
+            )
+            assert sum(len(reply.body) for reply in replies) == 40_000_000
+
+    asyncio.run(scenario())
+
+
 def test_the_pool_is_bounded_and_keeps_connections_in_use(stage: Any) -> None:
     async def scenario() -> None:
         async with stage() as s, stage() as t, stage() as u:
