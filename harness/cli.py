@@ -125,7 +125,7 @@ def _analyze(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from checker.cli import main as checker_main
 
-    return checker_main(arguments.rest)
+    return int(checker_main(arguments.rest))
 
 
 def _clean(arguments: argparse.Namespace) -> int:

@@ -31,8 +31,8 @@ from harness.systems.base import CheckOutcome, System
 from harness.test import Test
 from harness.worker import Client, Workers
 from harness.workloads.base import Workload
-from nemesis.protocol import Nemesis
 from nemesis.driver import run_schedule
+from nemesis.protocol import Nemesis
 from nemesis.schedule import Schedule
 from nemesis.target import Network
 

@@ -17,6 +17,7 @@ from harness.clusters.select import choose
 from harness.clusters.user_namespace import reexec
 from harness.errors import OperatorError, nearest
 from harness.execution import Parts, exit_status_of, perform, plan_faults
+from harness.report import print_summary
 from harness.store import Store
 from harness.test import NemesisChoice, Test
 from harness.workloads.base import Workload

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
-from node.client import BrokerClient, ClientError, PullStatus
+from node.client import BrokerClient, ClientError, NotLeader, PullStatus
 
 __all__ = ["BadMessage", "BrokerConnection"]
 
@@ -31,7 +30,10 @@ ATTEMPT_TIMEOUT_RATIO = 0.7
 ROUTE_TIMEOUT_MS = 300
 """For asking the name server. It only saves a hop or two, so it may not cost much of the operation's time."""
 
-LEADER_HINT = re.compile(r"leader=(\S+)")
+BUSY = 2
+UNAVAILABLE = 14
+
+T = TypeVar("T")
 
 
 class BadMessage(Exception):
@@ -107,7 +109,7 @@ class BrokerConnection:
 
         return await self._at_leader(self._home, ask)
 
-    async def _at_leader(self, first: str, request: Any) -> Any:
+    async def _at_leader(self, first: str, request: Callable[[str, int], Awaitable[T]]) -> T:
         """Try brokers until one does not refuse. Raises the error that ended it, the last refusal at the end."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s * 0.95
@@ -131,9 +133,9 @@ class BrokerConnection:
                     await asyncio.sleep(HOP_PAUSE_S)
 
     async def _next_host(self, error: ClientError, refused_by: str, tried: set[str]) -> str:
-        hint = LEADER_HINT.search(error.remark or "")
-        if hint and hint[1] in self._addresses and hint[1] not in tried:
-            return hint[1]
+        leader = error.leader_id if isinstance(error, NotLeader) else None
+        if leader is not None and leader in self._addresses and leader not in tried:
+            return leader
         master = await self._master_by_route()
         if master is not None and master not in tried:
             return master
@@ -155,7 +157,7 @@ class BrokerConnection:
 
 def _may_ask_elsewhere(error: ClientError) -> bool:
     """A broker that is not the leader, is busy, or cannot be reached has done nothing; another one may."""
-    return error.code in (None, 2, 14)
+    return error.code in (None, BUSY, UNAVAILABLE)
 
 
 def _decode(body: bytes) -> Any:

@@ -1,0 +1,180 @@
+"""A whole test run without processes: a cluster of names, a network of sets, a system in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness.execution import Parts, plan_faults
+from harness.store import Store
+from harness.systems.base import CheckOutcome, Setting
+from harness.test import NemesisChoice, Test
+from harness.workloads.register import RegisterWorkload
+from nemesis.partition import PARTITION
+from nemesis.target import Grudge, Link, ProbeResult, links_of
+
+
+class MemoryNetwork:
+    """Links as a set. `deaf` makes cuts do nothing, `stuck` makes heals do nothing."""
+
+    def __init__(self) -> None:
+        self.cuts: dict[str, frozenset[Link]] = {}
+        self.deaf = False
+        self.stuck = False
+
+    def is_cut(self, link: Link) -> bool:
+        return any(link in links for links in self.cuts.values())
+
+    async def cut(self, fault_id: str, grudge: Grudge) -> None:
+        if not self.deaf:
+            self.cuts[fault_id] = links_of(grudge)
+
+    async def heal(self, fault_id: str) -> None:
+        if not self.stuck:
+            self.cuts.pop(fault_id, None)
+
+    async def heal_all(self) -> None:
+        self.cuts.clear()
+
+    async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
+        await asyncio.sleep(0)
+        return [ProbeResult(link=link, passed=not self.is_cut(link)) for link in links]
+
+
+class MemoryCluster:
+    name = "memory"
+    description = "hosts that are only names"
+
+    def __init__(self, *, node_count: int, run: Any, work_dir: str, ports: Sequence[int]) -> None:
+        self.hosts = [f"n{i}" for i in range(1, node_count + 1)]
+        self.network = MemoryNetwork()
+        self.started = self.stopped = False
+
+    async def start(self) -> None:
+        self.started = True
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+class MemorySystem:
+    """One set of queues for all; `stale_from` makes readers see the queues as they were when a cut began."""
+
+    name = "memory"
+    description = "queues in memory"
+    offers = frozenset({"queue"})
+    settings: Sequence[Setting] = ()
+    ports: Sequence[int] = ()
+    made: list[MemorySystem] = []  # noqa: RUF012
+
+    def __init__(
+        self, *, cluster: MemoryCluster, settings: Mapping[str, str], keys: int, log_dir: str, operation_timeout_s: float
+    ) -> None:
+        self.cluster = cluster
+        self.queues: list[list[Any]] = [[] for _ in range(keys)]
+        self.frozen: list[list[Any]] | None = None
+        self.stale_reads = False
+        self.checks: dict[str, CheckOutcome] = {"replicas": CheckOutcome(True, "one copy")}
+        self.fail_to_start: Exception | None = None
+        self.delay_s = 0.0005
+        MemorySystem.made.append(self)
+        prepare = PREPARE.get("system")
+        if prepare is not None:
+            prepare(self)
+
+    async def start(self) -> None:
+        if self.fail_to_start is not None:
+            raise self.fail_to_start
+
+    async def stop(self) -> None:
+        pass
+
+    async def leaders(self) -> Sequence[str]:
+        return ["n1"]
+
+    async def recover(self, *, timeout_s: float) -> None:
+        pass
+
+    def facts(self) -> Mapping[str, Any]:
+        return {}
+
+    async def check(self, *, started_wall_ms: int) -> Mapping[str, CheckOutcome]:
+        return self.checks
+
+    def connection(self, kind: str, *, process: int, thread: int) -> MemoryQueueConnection:
+        return MemoryQueueConnection(self)
+
+
+class MemoryQueueConnection:
+    node: str | None = "n1"
+
+    def __init__(self, system: MemorySystem) -> None:
+        self.system = system
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def append(self, key: int, value: Any) -> int:
+        await asyncio.sleep(self.system.delay_s)
+        self.system.queues[key].append(value)
+        return len(self.system.queues[key]) - 1
+
+    async def latest(self, key: int) -> Any:
+        await asyncio.sleep(self.system.delay_s)
+        system = self.system
+        queues = system.queues
+        if system.stale_reads and system.cluster.network.cuts:
+            if system.frozen is None:
+                system.frozen = [list(queue) for queue in queues]
+            queues = system.frozen
+        return queues[key][-1] if queues[key] else None
+
+
+PREPARE: dict[str, Any] = {}
+
+
+@pytest.fixture
+def memory_run(tmp_path: Path) -> Any:
+    """A function that performs a short run in memory and returns (run directory, results, console text).
+
+    `system` is called with the system before it starts; `network` with the cluster's network.
+    """
+
+    def run(*, system: Any = None, time_limit_s: float = 1.2, **changes: Any) -> tuple[Any, dict[str, Any], str]:
+        from harness.execution import perform
+
+        test = Test(
+            **{
+                "system": "memory", "cluster": "memory", "nodes": 5, "workload": "register",
+                "nemesis": (NemesisChoice("partition", "halves"),), "nemesis_interval_s": 0.3,
+                "time_limit_s": time_limit_s, "concurrency": 4, "rate": 300.0, "seed": 5, **changes,
+            }
+        )  # fmt: skip
+        PREPARE["system"] = system
+        nemeses = {choice.name: PARTITION for choice in test.nemesis}
+        parts = Parts(
+            test=test,
+            cluster_class=MemoryCluster,
+            cluster_reason="a test",
+            system_class=MemorySystem,
+            workload=RegisterWorkload(keys=2),
+            nemeses=nemeses,
+            schedule=plan_faults(test, nemeses),
+        )
+        output = io.StringIO()
+        try:
+            run_dir, results = perform(parts, Store(tmp_path / "store"), Console(file=output, width=200))
+        finally:
+            PREPARE.clear()
+        return run_dir, results, output.getvalue()
+
+    return run

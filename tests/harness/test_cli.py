@@ -1,0 +1,82 @@
+"""The command line: what it refuses, in one line, with exit status 254 and without a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *words],
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["run", "--workload", "registr"], "unknown workload 'registr' (did you mean register?)"),
+        (["run", "--system", "brokr"], "unknown system 'brokr' (did you mean broker?)"),
+        (["run", "--cluster", "lokal"], "unknown cluster 'lokal' (did you mean local?)"),
+        (["run", "--nemesis", "partitoin"], "unknown nemesis 'partitoin' (did you mean partition?)"),
+        (["run", "--nemesis", "partition=halfs"], "has no variant 'halfs' (did you mean halves?)"),
+        (["run", "--nemesis", "partition,partition"], "given twice"),
+        (["run", "--nodes", "0"], "--nodes must be 1 to"),
+        (["run", "--nodes", "many"], "--nodes"),
+        (["run", "--nodes", "2", "--cluster", "local", "--nemesis", "partition=majorities-ring"], "majorities-ring"),
+        (["run", "--time-limit", "0"], "--time-limit must be above 0"),
+        (["run", "--time-limit", "nan"], "--time-limit must be above 0"),
+        (["run", "--concurrency", "-3"], "--concurrency must be 1 to"),
+        (["run", "--rate", "-1"], "--rate must be 0"),
+        (["run", "--seed", "x"], "--seed"),
+        (["run", "--seed", "-1"], "--seed"),
+        (["run", "--set", "read_mode"], "KEY=VALUE"),
+        (["run", "--set", "read_mod=lease"], "unknown setting 'read_mod' (did you mean read_mode?)"),
+        (["run", "--set", "read_mode=fast"], "read_mode must be one of"),
+        (["run", "--set", "timing=fast", "--set", "timing=default"], "given twice"),
+        (["run", "--cluster", "local", "--nemesis", "partition", "--nemesis-interval", "90"], "--nemesis-interval"),
+        (["run", "--frobnicate"], "--frobnicate"),
+        (["frobnicate"], "frobnicate"),
+        ([], "COMMAND"),
+        (["analyze", "nowhere/at-all"], "nowhere/at-all"),
+        (["analyze", "latest"], "store"),
+        (["clean", "--run", "../../etc"], "run id"),
+    ],
+)
+def test_bad_arguments(words: list[str], expected: str, tmp_path: Path) -> None:
+    done = harness(*words, cwd=tmp_path)
+    assert done.returncode == 254, done.stderr
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
+
+
+def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file stands in the way")
+    done = harness("run", "--cluster", "local", "--time-limit", "1", cwd=tmp_path)
+    assert done.returncode == 254
+    assert "store" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_goes_to_standard_output(words: list[str], tmp_path: Path) -> None:
+    done = harness(*words, cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout and not done.stderr
+
+
+def test_list_names_what_can_be_chosen(tmp_path: Path) -> None:
+    done = harness("list", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("register", "log", "partition", "broker", "local", "netns"):
+        assert name in done.stdout

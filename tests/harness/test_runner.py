@@ -1,0 +1,134 @@
+"""Whole runs in memory: what ends how, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from harness.errors import SystemUnderTestError
+from harness.history_writer import read_history
+from harness.store import RunStatus, Store
+from harness.systems.base import CheckOutcome
+
+
+def test_a_right_system_is_valid_and_everything_is_left(memory_run: Any) -> None:
+    run_dir, results, _ = memory_run()
+    assert results["valid"] is True, results["reason"]
+    assert results["faults"] and all(fault["proven"] and fault["healed"] for fault in results["faults"])
+    assert results["ops"]["ok"] > 100
+    events = list(read_history(run_dir.history_path))
+    assert [event["index"] for event in events] == list(range(len(events)))
+    assert all(a["time"] <= b["time"] for a, b in zip(events, events[1:], strict=False))
+    assert json.loads(Path(run_dir.results_path).read_text())["valid"] is True
+    assert json.loads(Path(run_dir.test_path).read_text())["seed"] == 5
+    assert "<html" in Path(run_dir.report_path).read_text()[:2000]
+    assert pyarrow.parquet.read_table(run_dir.parquet_path).num_rows == len(events)
+    assert run_dir.status is RunStatus.FINISHED
+
+
+def test_stale_reads_make_it_invalid(memory_run: Any) -> None:
+    def stale(system: Any) -> None:
+        system.stale_reads = True
+
+    _, results, _ = memory_run(system=stale)
+    assert results["valid"] is False
+    assert 2 <= len(results["checks"]["linearizable"]["witness"]["operations"]) <= 6
+
+
+def test_an_ineffective_nemesis_makes_it_unknown(memory_run: Any) -> None:
+    def deaf(system: Any) -> None:
+        system.cluster.network.deaf = True
+
+    _, results, _ = memory_run(system=deaf)
+    assert results["valid"] == "unknown"
+    assert "was not effective" in results["reason"]
+    assert all(fault["proven"] is False for fault in results["faults"])
+
+
+def test_a_fault_that_stays_makes_it_unknown(memory_run: Any) -> None:
+    def stuck(system: Any) -> None:
+        system.cluster.network.stuck = True
+
+    _, results, _ = memory_run(system=stuck)
+    assert results["valid"] == "unknown"
+    assert "not proven healed" in results["reason"]
+
+
+def test_diverged_replicas_make_it_invalid(memory_run: Any) -> None:
+    def diverged(system: Any) -> None:
+        system.checks = {"replicas": CheckOutcome(False, "n1 and n2 differ at byte 7")}
+
+    _, results, _ = memory_run(system=diverged)
+    assert results["valid"] is False
+    assert "differ at byte 7" in results["reason"]
+
+
+def test_a_system_that_does_not_start_ends_the_run_and_is_taken_down(memory_run: Any, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def broken(system: Any) -> None:
+        system.fail_to_start = SystemUnderTestError("no leader was elected")
+        seen.append(system)
+
+    with pytest.raises(SystemUnderTestError, match="no leader"):
+        memory_run(system=broken)
+    assert seen[0].cluster.stopped
+    (run_dir,) = Store(tmp_path / "store").runs()
+    assert run_dir.status is RunStatus.BROKEN
+
+
+def test_ctrl_c_heals_and_still_gives_a_verdict(memory_run: Any) -> None:
+    seen: list[Any] = []
+
+    def interrupt_later(system: Any) -> None:
+        seen.append(system)
+        original = system.leaders
+        append_count = 0
+
+        class Interrupting(type(system.connection("queue", process=0, thread=0))):  # type: ignore[misc]
+            async def append(self, key: int, value: Any) -> int:
+                nonlocal append_count
+                append_count += 1
+                if append_count == 100:
+                    os.kill(os.getpid(), signal.SIGINT)
+                offset: int = await super().append(key, value)
+                return offset
+
+        system.connection = lambda kind, *, process, thread: Interrupting(system)
+        assert original is not None
+
+    _, results, _ = memory_run(system=interrupt_later, time_limit_s=30.0)
+    assert results["interrupted"] is not None
+    assert results["valid"] is True, results["reason"]
+    assert "SIGINT" in results["reason"]
+    assert seen[0].cluster.network.cuts == {} and seen[0].cluster.stopped
+
+
+def test_a_client_with_a_bug_makes_it_unknown(memory_run: Any) -> None:
+    def buggy(system: Any) -> None:
+        class Buggy(type(system.connection("queue", process=0, thread=0))):  # type: ignore[misc]
+            async def latest(self, key: int) -> Any:
+                raise KeyError("a bug")
+
+        system.connection = lambda kind, *, process, thread: Buggy(system)
+
+    _, results, _ = memory_run(system=buggy)
+    assert results["valid"] == "unknown"
+    assert "should not" in results["reason"] and "a bug" in results["reason"]
+
+
+def test_a_seed_repeats_the_faults_and_the_operations(memory_run: Any) -> None:
+    def asked(run_dir: Any) -> tuple[list[Any], list[Any]]:
+        events = list(read_history(run_dir.history_path))
+        operations = [(e["f"], e.get("key"), e["value"]) for e in events if e["type"] == "invoke"]
+        faults = [e["value"]["grudge"] for e in events if e["process"] == "nemesis" and e["type"] == "invoke"]
+        return operations[:50], faults[:2]
+
+    assert asked(memory_run()[0]) == asked(memory_run()[0])
+    assert asked(memory_run()[0]) != asked(memory_run(seed=6)[0])

@@ -1,0 +1,216 @@
+"""The workloads against a queue that lives in memory: right histories are valid, wrong ones are not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.generator import Generator, Limit
+from harness.systems.base import CheckOutcome
+from harness.worker import Client, Workers
+from harness.workloads.base import CheckContext
+from harness.workloads.log import LogWorkload
+from harness.workloads.register import RegisterWorkload
+
+CONTEXT = CheckContext(timeout_s=20, memory_mb=512)
+
+
+class Lost(Exception):
+    is_definite = False
+
+
+class Queues:
+    """Append-only queues, with switches for what may go wrong."""
+
+    def __init__(self, keys: int) -> None:
+        self.queues: list[list[Any]] = [[] for _ in range(keys)]
+        self.stale_by = 0
+        self.drop_every = 0
+        self.double_every = 0
+        self.lose_answer_every = 0
+        self.appended = 0
+
+
+class MemoryConnection:
+    def __init__(self, queues: Queues) -> None:
+        self.shared = queues
+        self.node: str | None = "n1"
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def append(self, key: int, value: Any) -> int:
+        shared = self.shared
+        shared.appended += 1
+        await asyncio.sleep(0)
+        queue = shared.queues[key]
+        offset = len(queue)
+        if not (shared.drop_every and shared.appended % shared.drop_every == 0):
+            queue.append(value)
+        if shared.double_every and shared.appended % shared.double_every == 0:
+            queue.append(value)
+        await asyncio.sleep(0)
+        if shared.lose_answer_every and shared.appended % shared.lose_answer_every == 0:
+            raise Lost("the answer got lost")
+        return offset
+
+    def visible(self, key: int) -> list[Any]:
+        queue = self.shared.queues[key]
+        return queue[: max(0, len(queue) - self.shared.stale_by)]
+
+    async def latest(self, key: int) -> Any:
+        await asyncio.sleep(0)
+        visible = self.visible(key)
+        return visible[-1] if visible else None
+
+    async def read(self, key: int, offset: int, max_messages: int) -> tuple[int, list[Any], int]:
+        await asyncio.sleep(0)
+        visible = self.visible(key)
+        return offset, visible[offset : offset + max_messages], len(visible)
+
+    async def tail(self, key: int) -> int:
+        await asyncio.sleep(0)
+        return len(self.visible(key))
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def append(self, event: dict[str, Any]) -> dict[str, Any]:
+        recorded = {"index": len(self.events), "time": len(self.events) * 1000, **event}
+        self.events.append(recorded)
+        return recorded
+
+
+def drive(
+    workload: Any, prepare: Callable[[Queues], None] = lambda queues: None, operations: int = 600,
+    before_final: Callable[[Queues], None] = lambda queues: None,
+) -> tuple[list[dict[str, Any]], dict[str, CheckOutcome]]:  # fmt: skip
+    queues = Queues(workload.keys)
+    prepare(queues)
+    recorder = Recorder()
+
+    def make(process: int, thread: int) -> Client:
+        client: Client = workload.client(MemoryConnection(queues))
+        return client
+
+    async def phase(generator: Generator, first_process: int) -> int:
+        workers = Workers(
+            generator=generator, threads=5, make_client=make, recorder=recorder,
+            now_ns=lambda: len(recorder.events) * 1000, random=random.Random(3),
+            operation_timeout_s=5, first_process=first_process,
+        )  # fmt: skip
+        await workers.run()
+        assert workers.unexpected_errors == {}
+        return workers.next_process
+
+    async def main() -> None:
+        following = await phase(Limit(operations, workload.generator()), 0)
+        before_final(queues)
+        await phase(workload.final_generator(), following)
+
+    asyncio.run(main())
+    return recorder.events, dict(workload.check(recorder.events, CONTEXT))
+
+
+@pytest.mark.parametrize("workload", [RegisterWorkload(keys=3), LogWorkload(keys=3)], ids=lambda w: w.name)
+def test_a_right_system_is_valid(workload: Any) -> None:
+    events, checks = drive(workload)
+    assert {name: outcome.valid for name, outcome in checks.items()} == dict.fromkeys(workload.check_names, True)
+    assert sum(event["type"] == "ok" for event in events) >= 600
+
+
+@pytest.mark.parametrize("workload", [RegisterWorkload(keys=3), LogWorkload(keys=3)], ids=lambda w: w.name)
+def test_lost_answers_alone_are_no_violation(workload: Any) -> None:
+    def prepare(queues: Queues) -> None:
+        queues.lose_answer_every = 7
+
+    events, checks = drive(workload, prepare)
+    assert any(event["type"] == "info" for event in events)
+    assert all(outcome.valid is True for outcome in checks.values())
+
+
+@pytest.mark.parametrize("workload", [RegisterWorkload(keys=3), LogWorkload(keys=3)], ids=lambda w: w.name)
+def test_stale_reads_are_found(workload: Any) -> None:
+    def prepare(queues: Queues) -> None:
+        queues.stale_by = 2
+
+    def recovered(queues: Queues) -> None:
+        queues.stale_by = 0
+
+    _, checks = drive(workload, prepare, before_final=recovered)
+    assert checks["linearizable"].valid is False
+    assert checks["linearizable"].details["witness"]["operations"]
+
+
+def test_a_lost_message_is_found() -> None:
+    def prepare(queues: Queues) -> None:
+        queues.drop_every = 50
+
+    _, checks = drive(LogWorkload(keys=3), prepare)
+    assert checks["log"].valid is False
+
+
+def test_a_message_lost_at_the_end_is_found() -> None:
+    def lose(queues: Queues) -> None:
+        queues.queues[1].pop()
+
+    _, checks = drive(LogWorkload(keys=3), before_final=lose)
+    assert checks["log"].valid is False
+    assert checks["log"].details["stats"]["counts"]["lost"] == 1
+
+
+def test_a_doubled_message_is_found() -> None:
+    def prepare(queues: Queues) -> None:
+        queues.double_every = 90
+
+    _, checks = drive(LogWorkload(keys=3), prepare)
+    assert checks["log"].valid is False
+    assert checks["log"].details["stats"]["counts"]["duplicated"] > 0
+
+
+def test_the_final_reads_see_every_message() -> None:
+    events, _ = drive(LogWorkload(keys=3), operations=400)
+    appended = {(e["key"], e["value"][1]) for e in events if e["type"] == "ok" and e["f"] == "append"}
+    last_append = max(e["index"] for e in events if e["f"] == "append")
+    seen = {
+        (event["key"], value)
+        for event in events
+        if event["type"] == "ok" and event["f"] == "read" and event["index"] > last_append
+        for value in event["value"]["messages"]
+    }
+    assert appended and appended <= seen
+
+
+def test_final_reads_give_up_on_a_queue_that_cannot_be_read() -> None:
+    class Broken(MemoryConnection):
+        async def read(self, key: int, offset: int, max_messages: int) -> tuple[int, list[Any], int]:
+            raise Lost("gone")
+
+    workload = LogWorkload(keys=2)
+    recorder = Recorder()
+
+    async def main() -> None:
+        workers = Workers(
+            generator=workload.final_generator(), threads=2,
+            make_client=lambda process, thread: workload.client(Broken(Queues(2))), recorder=recorder,
+            now_ns=lambda: len(recorder.events), random=random.Random(0), operation_timeout_s=1,
+        )  # fmt: skip
+        await workers.run()
+
+    asyncio.run(main())
+    assert 2 <= len([event for event in recorder.events if event["type"] == "info"]) <= 100
+
+
+def test_values_are_distinct_over_the_run() -> None:
+    events, _ = drive(RegisterWorkload(keys=3), operations=500)
+    written = [event["value"] for event in events if event["type"] == "invoke" and event["f"] == "write"]
+    assert len(written) == len(set(written)) > 100
