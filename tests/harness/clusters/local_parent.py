@@ -1,0 +1,25 @@
+"""A harness in small, for a test to kill in the middle of a partition on a `local` cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from harness.clusters.base import Program
+from harness.clusters.local import LocalCluster
+from harness.run_state import RunState
+
+
+async def main(state_root: str, work_dir: str) -> None:
+    run = RunState.create("parent", state_root=state_root)
+    cluster = LocalCluster(node_count=3, run=run, work_dir=work_dir, ports=[21911])
+    await cluster.start()
+    sleeper = Program(name="sleeper", argv=[sys.executable, "-c", "import time; time.sleep(600)"], log_name="log")
+    for host in cluster.hosts:
+        await cluster.spawn(host, sleeper)
+    await cluster.network.cut("f1", {"n1": frozenset({"n2"})})
+    print(*(claim.ident for claim in run.claims if claim.kind == "process"), flush=True)
+    await asyncio.sleep(600)
+
+
+asyncio.run(main(*sys.argv[1:]))

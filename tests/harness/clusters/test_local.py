@@ -1,0 +1,395 @@
+"""The local cluster: addresses, programs, cuts that are proved, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, ClusterUnavailable, Program
+from harness.clusters.local import LinkShape, LocalCluster, LocalNetwork
+from harness.errors import HarnessError
+from harness.run_state import RunState, process_start_ticks
+from nemesis.driver import run_schedule
+from nemesis.partition import PARTITION
+from nemesis.schedule import periodic
+from nemesis.target import Link
+
+Eventually = Callable[..., Any]
+PORT, OTHER_PORT = 21911, 21912
+ROOT = Path(__file__).resolve().parents[3]
+
+NODE = """
+import asyncio, sys
+
+async def serve(reader, writer):
+    while data := await reader.read(65536):
+        writer.write(sys.argv[1].encode() + b":" + data)
+    writer.close()
+
+async def main():
+    server = await asyncio.start_server(serve, sys.argv[2], int(sys.argv[3]))
+    print("up", flush=True)
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
+"""Answers everything with its own name and what it was told."""
+
+
+@contextlib.asynccontextmanager
+async def cluster_of(run: RunState, tmp_path: Path, count: int = 3, **more: Any) -> AsyncIterator[LocalCluster]:
+    cluster = LocalCluster(node_count=count, run=run, work_dir=str(tmp_path), ports=[PORT, OTHER_PORT], **more)
+    await cluster.start()
+    try:
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+def all_links(cluster: LocalCluster) -> list[Link]:
+    return [Link(a, b) for a, b in permutations(cluster.hosts, 2)]
+
+
+async def passing(cluster: LocalCluster, links: Sequence[Link], timeout_s: float = 5.0) -> set[Link]:
+    results = await cluster.network.probe(links, timeout_s=timeout_s)
+    assert [result.link for result in results] == list(links)
+    assert not any(result.partial for result in results), results
+    return {result.link for result in results if result.passed}
+
+
+async def ask(address: str, text: bytes) -> bytes:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(text)
+        return await asyncio.wait_for(reader.read(1000), 10)
+    finally:
+        writer.close()
+
+
+class Target:
+    """What the nemesis sees of a cluster in these tests."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.hosts = cluster.hosts
+        self.network: Any = cluster.network
+
+    async def leaders(self) -> Sequence[str]:
+        return ["n2"]
+
+
+def test_programs_reach_each_other_through_their_links(
+    tmp_path: Path, run_state: RunState, eventually: Eventually
+) -> None:
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            for host in (*cluster.hosts, NAME_SERVER_HOST):
+                argv = [sys.executable, "-c", NODE, host, cluster.bind_address(host), str(PORT)]
+                await cluster.spawn(host, Program(name="node", argv=argv, log_name="node.log"))
+            logs = [tmp_path / host / "node.log" for host in (*cluster.hosts, NAME_SERVER_HOST)]
+            await eventually(lambda: all("up" in log.read_text() for log in logs))
+            for source, destination in (
+                ("n1", "n2"),
+                ("n3", "n1"),
+                ("n2", "n2"),
+                ("n1", NAME_SERVER_HOST),
+                (CLIENTS_HOST, "n3"),
+                (CLIENTS_HOST, NAME_SERVER_HOST),
+            ):
+                address = cluster.address_from(source, destination, PORT)
+                assert await ask(address, b"hi") == destination.encode() + b":hi"
+            host, _, port = cluster.address_from("n1", "n2", PORT).rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"a")
+            assert await asyncio.wait_for(reader.readexactly(4), 10) == b"n2:a"
+            await cluster.network.cut("f1", {"n1": frozenset({"n2"})})
+            writer.write(b"b")
+            answer = asyncio.create_task(reader.readexactly(4))
+            assert not (await asyncio.wait([answer], timeout=0.2))[0]
+            assert await ask(cluster.address_from("n1", "n3", PORT), b"c") == b"n3:c"
+            await cluster.network.heal("f1")
+            assert await asyncio.wait_for(answer, 10) == b"n2:b"
+            writer.close()
+
+    asyncio.run(main())
+    assert not run_state.claims
+
+
+def test_addresses_are_one_for_each_link_and_host(tmp_path: Path, run_state: RunState) -> None:
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            hosts = [*cluster.hosts, NAME_SERVER_HOST, CLIENTS_HOST]
+            assert cluster.hosts == ("n1", "n2", "n3")
+            binds = {cluster.bind_address(host) for host in hosts}
+            links = {cluster.address_from(a, b, PORT) for a, b in permutations(cluster.hosts, 2)}
+            links |= {cluster.address_from(CLIENTS_HOST, host, PORT) for host in hosts[:-1]}
+            links |= {cluster.address_from(host, NAME_SERVER_HOST, PORT) for host in cluster.hosts}
+            assert len(binds) == 5 and len(links) == 6 + 4 + 3
+            assert not {link.rpartition(":")[0] for link in links} & binds
+            assert cluster.address_from("n1", "n1", PORT) == f"{cluster.bind_address('n1')}:{PORT}"
+            with pytest.raises(ValueError, match="port 99 is none"):
+                cluster.address_from("n1", "n2", 99)
+            with pytest.raises(ValueError, match="ns1 opens no connections to n1"):
+                cluster.address_from(NAME_SERVER_HOST, "n1", PORT)
+            await cluster.put_file("n1", f"{cluster.data_dir('n1')}/conf/a.json", b"{}")
+            assert Path(cluster.local_path("n1", f"{cluster.data_dir('n1')}/conf/a.json")).read_bytes() == b"{}"
+
+    asyncio.run(main())
+
+
+def test_cuts_are_seen_link_by_link_and_add_up(tmp_path: Path, run_state: RunState) -> None:
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            links = all_links(cluster)
+            network = cluster.network
+            assert await passing(cluster, links) == set(links)
+            await network.cut("f1", {"n1": frozenset({"n2"})})
+            one_way = set(links) - {Link("n2", "n1")}
+            assert await passing(cluster, links, 0.3) == one_way
+            await network.cut("f2", {"n1": frozenset({"n2", "n3"}), "n3": frozenset({"n1"})})
+            cut = {Link("n2", "n1"), Link("n3", "n1"), Link("n1", "n3")}
+            assert await passing(cluster, links, 0.3) == set(links) - cut
+            await network.heal("f1")
+            assert await passing(cluster, links, 0.3) == set(links) - cut
+            await network.heal("f2")
+            await network.heal("f2")
+            assert await passing(cluster, links) == set(links)
+            await network.cut("f3", {host: frozenset(set(cluster.hosts) - {host}) for host in cluster.hosts})
+            assert await passing(cluster, links, 0.3) == set()
+            await network.heal_all()
+            assert await passing(cluster, links) == set(links)
+
+    asyncio.run(main())
+
+
+def test_clients_can_be_cut_from_hosts(tmp_path: Path, run_state: RunState) -> None:
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            there, back = Link(CLIENTS_HOST, "n1"), Link("n1", CLIENTS_HOST)
+            name_server = Link("n1", NAME_SERVER_HOST)
+            assert await passing(cluster, [there, back, name_server]) == {there, back, name_server}
+            await cluster.network.cut("f1", {CLIENTS_HOST: frozenset({"n1"})})
+            assert await passing(cluster, [there, back, name_server], 0.3) == {there, name_server}
+
+    asyncio.run(main())
+
+
+def test_every_shape_is_proved_and_healed(tmp_path: Path, run_state: RunState) -> None:
+    events: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path, 5) as cluster:
+            schedule = periodic(
+                [("partition", PARTITION.variants)],
+                random.Random(1),
+                time_limit_s=1.0,
+                on_s=0.1,
+                off_s=0.01,
+                quiet_start_s=0.0,
+            )
+            await run_schedule(
+                schedule,
+                target=Target(cluster),
+                nemeses={"partition": PARTITION},
+                rng=random.Random(1),
+                record=events.append,
+            )
+
+    asyncio.run(main())
+    proofs = [event["value"]["proof"] for event in events if event["type"] == "info"]
+    assert len(proofs) == 2 * len(PARTITION.variants)
+    assert all(proof["proven"] and proof["links"] == 20 for proof in proofs), proofs
+
+
+def test_a_cut_that_does_nothing_is_not_proven(
+    tmp_path: Path, run_state: RunState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(self: LocalNetwork, fault_id: str, grudge: Any) -> None:
+        return None
+
+    monkeypatch.setattr(LocalNetwork, "cut", nothing)
+
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            target: Any = Target(cluster)
+            plan = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="leader")
+            await PARTITION.inject(target, plan)
+            proof = await PARTITION.prove(target, plan)
+            assert not proof.proven
+            assert sorted(proof.failed) == [f"{a} still passes" for a in ("n1->n2", "n2->n1", "n2->n3", "n3->n2")]
+
+    asyncio.run(main())
+
+
+def test_a_cut_that_forgets_new_connections_is_found_out(tmp_path: Path, run_state: RunState) -> None:
+    """Existing connections stall, new ones are established all the same: neither cut nor whole."""
+
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            probe = cluster._probe
+            assert probe is not None
+            await cluster.network.cut("f1", {"n1": frozenset({"n2"}), "n2": frozenset({"n1"})})
+            leak = Link("n1", "n2")
+            probe._listeners[leak] = probe._listeners[Link("n1", "n3")]  # new connections find a way around
+            for result in await cluster.network.probe([leak], timeout_s=0.3):
+                assert result.passed and result.partial and "not on every connection" in result.detail
+
+    asyncio.run(main())
+
+
+def test_delays_and_rates_are_set_per_direction_and_add_up(tmp_path: Path, run_state: RunState) -> None:
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path, 2) as cluster:
+            loop = asyncio.get_running_loop()
+            slow, fast = Link("n1", "n2"), Link("n2", "n1")
+
+            async def time_of(link: Link) -> float:
+                begin_s = loop.time()
+                assert await passing(cluster, [link]) == {link}
+                return loop.time() - begin_s
+
+            await cluster.network.shape_links("f1", {slow: LinkShape(delay_ms=200)})
+            await cluster.network.shape_links("f2", {slow: LinkShape(delay_ms=200, rate_bytes_per_s=1e6)})
+            assert await time_of(slow) >= 0.4
+            await cluster.network.unshape_links("f1")
+            assert await time_of(slow) >= 0.2
+            assert cluster.network._shapes == {"f2": {slow: LinkShape(delay_ms=200, rate_bytes_per_s=1e6)}}
+            assert await passing(cluster, [fast], 0.19) == {fast}  # the other direction is as it was
+            await cluster.network.heal_all()
+            assert await passing(cluster, [slow], 0.19) == {slow}
+
+    asyncio.run(main())
+
+
+def test_shapes_that_make_no_sense_are_refused() -> None:
+    for bad in ({"delay_ms": -1}, {"jitter_ms": float("nan")}, {"rate_bytes_per_s": float("inf")}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            LinkShape(**bad)
+    assert LinkShape(rate_bytes_per_s=5).on_top_of(LinkShape(rate_bytes_per_s=3, jitter_ms=1)) == LinkShape(
+        rate_bytes_per_s=3, jitter_ms=1
+    )
+
+
+def test_an_unknown_host_is_refused(tmp_path: Path, run_state: RunState) -> None:
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            with pytest.raises(ValueError, match="no link n9->n1"):
+                await cluster.network.cut("f1", {"n1": frozenset({"n9"})})
+            with pytest.raises(ValueError, match="no link n1->n9"):
+                await cluster.network.probe([Link("n1", "n9")], timeout_s=0.1)
+            with pytest.raises(ValueError, match="no host n9"):
+                await cluster.spawn("n9", Program(name="x", argv=["true"], log_name="x"))
+
+    asyncio.run(main())
+
+
+def test_runs_side_by_side_take_networks_of_their_own(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            clusters = []
+            for number in range(3):
+                run = RunState.create(f"r{number}", state_root=str(tmp_path / "states"))
+                clusters.append(await stack.enter_async_context(cluster_of(run, tmp_path / str(number), 2 + number)))
+            assert len({cluster.bind_address("n1") for cluster in clusters}) == 3
+            await clusters[0].network.cut("f1", {"n1": frozenset({"n2"})})
+            links = [Link("n2", "n1")]
+            assert await passing(clusters[0], links, 0.3) == set()
+            assert await passing(clusters[1], links) == set(links)
+
+    asyncio.run(main())
+
+
+def test_two_runs_that_want_the_same_network_do_not_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalCluster, "_candidates", lambda self: iter([211, 212]))
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            runs = [RunState.create(f"r{number}", state_root=str(tmp_path / "states")) for number in range(3)]
+            for number in range(2):
+                cluster = await stack.enter_async_context(cluster_of(runs[number], tmp_path / str(number), 2))
+                assert cluster.bind_address("n1") == f"127.{211 + number}.0.1"
+            third = LocalCluster(node_count=2, run=runs[2], work_dir=str(tmp_path / "2"), ports=[25555])
+            with pytest.raises(ClusterUnavailable, match="loopback networks are in use"):
+                await third.start()
+            assert not runs[2].claims
+
+    asyncio.run(main())
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path, run_state: RunState) -> None:
+    async def main() -> None:
+        with socket.socket() as everywhere:
+            everywhere.bind(("0.0.0.0", 0))
+            everywhere.listen()
+            port = everywhere.getsockname()[1]
+            cluster = LocalCluster(node_count=2, run=run_state, work_dir=str(tmp_path), ports=[port])
+            with pytest.raises(ClusterUnavailable, match=f"^local: port {port} is in use: [^\n]*$"):
+                await cluster.start()
+            await cluster.stop()
+            assert not run_state.claims
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("count", "ports", "reason"),
+    [(0, [PORT], "1 to 30 replicas, not 0"), (31, [PORT], "not 31"), (3, [], "needs ports"), (3, [70000], "65535")],
+)
+def test_impossible_clusters_are_refused(
+    tmp_path: Path, run_state: RunState, count: int, ports: list[int], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        LocalCluster(node_count=count, run=run_state, work_dir=str(tmp_path), ports=ports)
+
+
+def test_a_work_dir_that_cannot_be_written_is_one_line(tmp_path: Path, run_state: RunState) -> None:
+    (tmp_path / "file").write_text("")
+    cluster = LocalCluster(node_count=2, run=run_state, work_dir=str(tmp_path / "file"), ports=[PORT])
+    with pytest.raises(ClusterUnavailable, match=r"^local: Not a directory$"):
+        asyncio.run(cluster.start())
+
+
+def test_a_dead_proxy_is_said_and_does_not_keep_the_cluster_from_stopping(
+    tmp_path: Path, run_state: RunState, eventually: Eventually
+) -> None:
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path, 2) as cluster:
+            proxy = cluster._proxy
+            assert proxy is not None
+            os.kill(proxy.pid, signal.SIGKILL)
+            await eventually(lambda: not proxy.is_running)
+            with pytest.raises(HarnessError, match=r"link proxy has ended; see .*link-proxy\.log"):
+                await cluster.network.cut("f1", {"n1": frozenset({"n2"})})
+
+    asyncio.run(main())
+    assert not run_state.claims
+
+
+def test_kill_9_in_the_middle_of_a_partition_leaves_no_process(tmp_path: Path, eventually: Eventually) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("local_parent.py")), str(tmp_path / "s"), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert parent.stdout is not None
+    try:
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 4 and all(process_start_ticks(pid) is not None for pid in pids)
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    asyncio.run(eventually(lambda: all(process_start_ticks(pid) is None for pid in pids)))
