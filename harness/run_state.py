@@ -17,7 +17,6 @@ import json
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -45,6 +44,7 @@ __all__ = [
     "runs_in",
     "state_path",
     "state_roots",
+    "temp_dir",
 ]
 
 RUN_VARIABLE = "SPLITBRAIN_RUN"
@@ -68,6 +68,7 @@ _ENDS_WITH_THE_MACHINE = frozenset({KIND_PROCESS, KIND_NETNS, KIND_MOUNT, KIND_V
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX = ".jsonl"
 _FORMAT = 1
+_TEMP_DIR = "/tmp"
 
 
 class StateError(OperatorError):
@@ -133,12 +134,22 @@ def state_roots() -> list[str]:
     for runtime_dir in (os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{uid}"):
         if runtime_dir and os.path.isabs(runtime_dir) and _is_ours(runtime_dir):
             places.append(os.path.join(runtime_dir, "splitbrain"))
-    in_temp = [os.path.join(directory, f"splitbrain-{uid}") for directory in (tempfile.gettempdir(), "/tmp")]
+    in_temp = [os.path.join(directory, f"splitbrain-{uid}") for directory in (temp_dir(), _TEMP_DIR)]
     if os.environ.get("XDG_RUNTIME_DIR"):
         places += in_temp
     else:
         places = [*in_temp, *places]
     return list(dict.fromkeys(places))
+
+
+def temp_dir() -> str:
+    """Where temporary directories go: $TMPDIR when that can be written to, else /tmp.
+
+    Not `tempfile.gettempdir`, which tries a place by writing a file to it: a harness that is killed in that moment
+    would leave a file that nobody can tell as ours.
+    """
+    chosen = os.environ.get("TMPDIR", "")
+    return chosen if os.path.isabs(chosen) and os.access(chosen, os.W_OK | os.X_OK) else _TEMP_DIR
 
 
 def _is_ours(directory: str) -> bool:
@@ -342,7 +353,7 @@ class RunState:
 
         `purpose` becomes part of its name. Raises StateError.
         """
-        path = os.path.join(tempfile.gettempdir(), f"{TEMP_PREFIX}{self._run_id}-{purpose}")
+        path = os.path.join(temp_dir(), f"{TEMP_PREFIX}{self._run_id}-{purpose}")
         if (KIND_DIRECTORY, path) in self._claims:
             raise StateError(f"the run already has {path}")
         self.claim(KIND_DIRECTORY, path)

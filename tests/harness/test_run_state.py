@@ -28,6 +28,7 @@ from harness.run_state import (
     runs_in,
     state_path,
     state_roots,
+    temp_dir,
 )
 
 
@@ -175,7 +176,12 @@ def test_a_file_that_is_no_state_is_refused_in_one_line(tmp_path: Path, content:
 def test_the_default_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(run_state.STATE_DIR_VARIABLE, raising=False)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+    monkeypatch.setenv("TMPDIR", "relative")
+    assert temp_dir() == "/tmp"
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
+    assert temp_dir() == "/tmp"
+    (tmp_path / "t").mkdir()
+    assert temp_dir() == str(tmp_path / "t")
     in_temp = str(tmp_path / "t" / f"splitbrain-{os.geteuid()}")
     in_tmp = f"/tmp/splitbrain-{os.geteuid()}"
     assert default_state_root() == in_temp
@@ -217,7 +223,7 @@ def test_the_state_directory_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_temporary_directory_is_claimed_before_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     run = RunState.create("r1", state_root=str(tmp_path / "state"))
     path = run.make_temp_dir("disk")
     assert os.path.isdir(path)
