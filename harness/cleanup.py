@@ -114,6 +114,8 @@ def clean(
             removed=lambda line: tell(result.removed, line),
             left=lambda line: tell(result.left, line),
         ).run()
+    for root in roots:
+        run_state.remove_if_empty(root)
     if os.geteuid() != 0 and (line := _hint_at_root(run_ids)):
         tell(result.notes, line)
     return result

@@ -41,6 +41,7 @@ __all__ = [
     "default_state_root",
     "load_run",
     "process_start_ticks",
+    "remove_if_empty",
     "runs_in",
     "state_path",
     "state_roots",
@@ -69,6 +70,9 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX = ".jsonl"
 _FORMAT = 1
 _TEMP_DIR = "/tmp"
+_OWN_ROOT = re.compile(r"splitbrain(-\d+)?")
+_CREATE_ATTEMPTS = 10
+"""Tries to begin a state while others that end remove the directory: each needs another one to end in between."""
 
 
 class StateError(OperatorError):
@@ -103,8 +107,8 @@ def _boot_id() -> str:
         return ""
 
 
-def _claim_directory(path: str) -> str:
-    """Make sure that `path` is a directory of our own with mode 0700 and return it."""
+def _claim_directory(path: str) -> None:
+    """Make sure that `path` is a directory of our own with mode 0700. Raises StateError."""
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
         status = os.lstat(path)
@@ -116,7 +120,6 @@ def _claim_directory(path: str) -> str:
         raise StateError(f"{path} belongs to user {status.st_uid}: remove it or set {STATE_DIR_VARIABLE}")
     if stat.S_IMODE(status.st_mode) & 0o077:
         os.chmod(path, 0o700)
-    return path
 
 
 def state_roots() -> list[str]:
@@ -244,6 +247,15 @@ def runs_in(state_root: str) -> list[str]:
     return sorted(name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX) and not name.startswith("."))
 
 
+def remove_if_empty(state_root: str) -> None:
+    """Remove a directory of states that has none any more, if it is one that harnesses make by themselves."""
+    if _OWN_ROOT.fullmatch(os.path.basename(state_root)):
+        try:
+            os.rmdir(state_root)
+        except OSError:
+            pass  # in use, or not there
+
+
 class RunState:
     """The state of the run that this process is the harness of. Make it with `RunState.create`."""
 
@@ -260,7 +272,7 @@ class RunState:
         `run_id` becomes part of file and namespace names: letters, digits, '.', '_', '-'. Raises StateError
         when the directory is not usable or the run has a state already.
         """
-        root = _claim_directory(os.path.abspath(state_root) if state_root else default_state_root())
+        root = os.path.abspath(state_root) if state_root else default_state_root()
         path = state_path(run_id, root)
         header = {
             "format": _FORMAT,
@@ -269,25 +281,18 @@ class RunState:
             "start_ticks": process_start_ticks(os.getpid()),
             "boot_id": _boot_id(),
         }
-        # Readers never see a state without its header: it is written under another name and linked in whole.
-        draft = os.path.join(root, f".{run_id}.{os.getpid()}.draft")
-        try:
-            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        for _ in range(_CREATE_ATTEMPTS):
+            _claim_directory(root)
             try:
-                _write_all(fd, (json.dumps(header) + "\n").encode())
-                os.fsync(fd)
-                os.link(draft, path)
-            except BaseException:
-                os.close(fd)
-                raise
-            finally:
-                os.unlink(draft)
-            _sync_directory(root)
-        except FileExistsError:
-            raise StateError(f"run {run_id} has a state ({path}): if dead, `harness clean`") from None
-        except OSError as error:
-            raise StateError(f"cannot write the run's state in {root}: {error.strerror}") from None
-        return cls(run_id=run_id, path=path, fd=fd)
+                fd = _begin(path, header)
+            except FileNotFoundError:
+                continue  # another run ended just now and took the empty directory with it
+            except FileExistsError:
+                raise StateError(f"run {run_id} has a state ({path}): if dead, `harness clean`") from None
+            except OSError as error:
+                raise StateError(f"cannot write the run's state in {root}: {error.strerror}") from None
+            return cls(run_id=run_id, path=path, fd=fd)
+        raise StateError(f"cannot write the run's state: {root} is removed again and again")
 
     @property
     def run_id(self) -> str:
@@ -375,6 +380,7 @@ class RunState:
                     os.unlink(self._path)
                 except FileNotFoundError:
                     pass
+                remove_if_empty(os.path.dirname(self._path))
         return not self._claims
 
     def _append(self, entries: Iterable[Mapping[str, Any]], *, sync: bool) -> None:
@@ -387,6 +393,27 @@ class RunState:
                 os.fsync(self._fd)
         except OSError as error:
             raise StateError(f"cannot write the run's state {self._path}: {error.strerror}") from None
+
+
+def _begin(path: str, header: Mapping[str, Any]) -> int:
+    """Create the state at `path` with its header; returns a descriptor to append to. Raises OSError.
+
+    Readers never see a state without its header: it is written under another name and linked in whole.
+    """
+    root, name = os.path.split(path)
+    draft = os.path.join(root, f".{name.removesuffix(_SUFFIX)}.{os.getpid()}.draft")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        _write_all(fd, (json.dumps(header) + "\n").encode())
+        os.fsync(fd)
+        os.link(draft, path)
+        _sync_directory(root)
+    except BaseException:
+        os.close(fd)
+        raise
+    finally:
+        os.unlink(draft)
+    return fd
 
 
 def _write_all(fd: int, data: bytes) -> None:

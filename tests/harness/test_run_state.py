@@ -236,3 +236,33 @@ def test_a_temporary_directory_is_claimed_before_it_is_made(tmp_path: Path, monk
     with pytest.raises(StateError, match="File exists"):
         run.make_temp_dir("foreign")
     assert load_run(run.path).claims == (Claim(KIND_DIRECTORY, path, {}),), "what another one made is not claimed"
+
+
+def test_the_directory_of_states_goes_with_the_last_one_if_it_is_our_own(tmp_path: Path) -> None:
+    own, given = tmp_path / f"splitbrain-{os.geteuid()}", tmp_path / "given"
+    for root, survives in ((own, False), (given, True)):
+        first, second = (RunState.create(name, state_root=str(root)) for name in ("r1", "r2"))
+        first.close()
+        assert root.exists()
+        second.close()
+        assert root.exists() is survives
+        assert RunState.create("r3", state_root=str(root)).close()
+
+
+def test_a_directory_that_vanishes_while_a_state_begins_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "splitbrain"
+    real, lost = os.open, [2]
+
+    def open_late(path: str, *arguments: int) -> int:
+        if path.endswith(".draft") and lost[0]:
+            lost[0] -= 1
+            os.rmdir(root)
+        return real(path, *arguments)
+
+    monkeypatch.setattr(os, "open", open_late)
+    run = RunState.create("r1", state_root=str(root))
+    assert lost == [0]
+    assert load_run(run.path).is_live
+    assert os.listdir(root) == ["r1.jsonl"]
