@@ -41,6 +41,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     except ClusterUnavailable as error:
         raise OperatorError(f"--cluster {test.cluster}: {error}") from None
     test = dataclasses.replace(test, cluster=choice.name)
+    cluster_class = registry.load("clusters", test.cluster)
     schedule = plan_faults(test, nemeses)
     store = Store(arguments.store)
     if choice.in_user_namespace:  # runs this command again as root of a user namespace, and does not return
@@ -49,7 +50,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     console.print(f"cluster {choice.name}: {choice.reason}", highlight=False)
     parts = Parts(
         test=test,
-        cluster_class=registry.load("clusters", test.cluster),
+        cluster_class=cluster_class,
         cluster_reason=choice.reason,
         system_class=system_class,
         workload=workload,

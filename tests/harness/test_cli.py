@@ -46,7 +46,7 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["run", "--frobnicate"], "--frobnicate"),
         (["frobnicate"], "frobnicate"),
         ([], "COMMAND"),
-        (["analyze", "nowhere/at-all"], "nowhere/at-all"),
+        (["analyze", "nowhere/at-all"], "no store"),
         (["analyze", "latest"], "store"),
         (["clean", "--run", "../../etc"], "run id"),
     ],
