@@ -1,0 +1,81 @@
+"""Lanes: what one simulated process schedules on the loop.
+
+Every callback belongs to a lane, found through the context it was scheduled with. Within a lane the order is
+asyncio's own, first in first out. A paused lane keeps its callbacks until it is resumed (a stopped process); a
+dead one drops them (a killed process): its tasks never run again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness.clusters.sim.loop import SimLoop
+    from harness.clusters.sim.primitives import SimHandle
+
+__all__ = ["LANE", "Lane"]
+
+
+class Lane:
+    """One simulated process as the loop sees it. Made by `SimLoop.new_lane` or a subclass; `address` is the IP
+    address that its connections come from."""
+
+    __slots__ = ("__dict__", "_loop", "address", "is_dead", "is_paused", "listed", "name", "number", "queue")
+
+    def __init__(self, loop: SimLoop, name: str, address: str = "") -> None:
+        self._loop = loop
+        self.name = name
+        self.address = address
+        self.number = loop.next_lane_number()
+        self.queue: deque[SimHandle] = deque()
+        self.listed = False
+        """False when the loop must be told that the queue is no longer empty."""
+        self.is_paused = False
+        self.is_dead = False
+
+    @property
+    def is_running(self) -> bool:
+        """Neither paused nor dead."""
+        return not (self.is_paused or self.is_dead)
+
+    def pause(self) -> None:
+        """Hold back everything this lane schedules. Idempotent; nothing on a dead lane."""
+        if not self.is_running:
+            return
+        self.is_paused = True
+        self._loop.unlist(self)
+        self.listed = True  # nobody tells the loop while it is paused
+
+    def resume(self) -> None:
+        """Run on; timers that fell due meanwhile fire at once. Idempotent; nothing on a dead lane."""
+        if not self.is_paused or self.is_dead:
+            return
+        self.is_paused = False
+        self.listed = False
+        if self.queue:
+            self._loop.list_lane(self)
+
+    def kill(self) -> None:
+        """Drop everything this lane has scheduled or ever will, and give up its tasks where they stand. Idempotent."""
+        if self.is_dead:
+            return
+        self.is_dead = True
+        self._loop.unlist(self)
+        self.listed = True
+        self.queue.clear()
+        self.queue = deque(maxlen=0)
+        self._loop.bury(self)
+
+    def exit(self, status: Any) -> None:
+        """Called by the loop when code of this lane raised SystemExit. A process ends with that."""
+        self.kill()
+
+    def __repr__(self) -> str:
+        state = "dead" if self.is_dead else "paused" if self.is_paused else "running"
+        return f"<{type(self).__name__} {self.name} {state}>"
+
+
+LANE: ContextVar[Lane] = ContextVar("LANE")
+"""The lane of the code that is running; unset for the harness's own."""

@@ -1,0 +1,427 @@
+"""A deterministic event loop on virtual time.
+
+    run what is ready: choose among the lanes that have something ready, run what is in that lane's queue
+    when nothing is ready: jump to the next timer or event, however far away it is
+
+Everything is decided by the seed. Where several lanes are ready at one instant, their order comes from a hash of
+seed, time and lane rather than from a stream of random numbers: how many callbacks an asyncio primitive takes
+differs between versions of Python, and must not shift every later decision.
+
+Two kinds of things happen at a time: timers, which belong to a lane and wait in its queue like everything
+else; and *events* of the simulation itself (a segment arrives, a disk is done), which are outside every lane and
+run directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sys
+import weakref
+from asyncio import events
+from collections.abc import AsyncGenerator, Callable
+from contextvars import Context, copy_context
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVarTuple
+
+from harness.clusters.sim.errors import Deadlock, NotSimulated, Runaway
+from harness.clusters.sim.lane import LANE, Lane
+from harness.clusters.sim.primitives import SimFuture, SimHandle, SimTask, SimTimerHandle
+from harness.clusters.sim.refusals import RefusingLoop
+
+if TYPE_CHECKING:
+    from harness.clusters.sim.network import SimNetwork
+
+__all__ = ["MAX_STEPS_AT_ONE_INSTANT", "START_S", "SimLoop"]
+
+START_S = 1_000.0
+"""Loop time at the start. Not 0: code that takes 0.0 for "never" must be found out."""
+
+MAX_STEPS_AT_ONE_INSTANT = 1_000_000
+"""Callbacks without progress of time before a run counts as spinning; real work takes some thousands."""
+
+MIN_CANCELLED_TIMERS = 512
+"""Fewer cancelled timers than this are not worth a clean-up of the heap."""
+
+_MASK = (1 << 64) - 1
+_Ts = TypeVarTuple("_Ts")
+
+logger = logging.getLogger("asyncio")
+
+
+class SimLoop(RefusingLoop):
+    """See the module's text.
+
+    `shuffle` makes the order within a lane a seeded choice too: callbacks of one object stay in order, those of
+    different objects are interleaved at random. asyncio promises more than that, so what such a run finds is a
+    hint at fragile code, not a fault by itself.
+    """
+
+    def __init__(self, seed: int = 0, *, shuffle: bool = False) -> None:
+        super().__init__()
+        self.seed = seed
+        self.shuffle = shuffle
+        self.network: SimNetwork | None = None
+        self.steps = 0
+        """Callbacks and events run so far."""
+        self._salt = random.Random(f"{seed}/loop").getrandbits(64)
+        self._now = START_S
+        self._numbers = 0
+        self._lane_numbers = 0
+        self.root = Lane(self, "harness")
+        self._runnable: list[Lane] = []
+        self._heap: list[tuple[float, int, Any, tuple[Any, ...] | None]] = []
+        self._cancelled_timers = 0
+        self._running = False
+        self._stopping = False
+        self._closed = False
+        self._debug = False
+        self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
+        self._asyncgens: weakref.WeakKeyDictionary[AsyncGenerator[Any, Any], None] = weakref.WeakKeyDictionary()
+
+    # Lanes
+
+    def next_lane_number(self) -> int:
+        """Numbers lanes in the order of their creation."""
+        self._lane_numbers += 1
+        return self._lane_numbers
+
+    def next_number(self) -> int:
+        """Numbers tasks, futures and timers in the order of their creation."""
+        number = self._numbers = self._numbers + 1
+        return number
+
+    def current_lane(self) -> Lane:
+        """The lane of the code that is running."""
+        return LANE.get(None) or self.root
+
+    def list_lane(self, lane: Lane) -> None:
+        """The lane's queue has something to run."""
+        lane.listed = True
+        self._runnable.append(lane)
+
+    def unlist(self, lane: Lane) -> None:
+        """Run nothing of this lane any more."""
+        if lane in self._runnable:
+            self._runnable.remove(lane)
+
+    def bury(self, lane: Lane) -> None:
+        """Give up the tasks of a dead lane where they stand.
+
+        Left alone they would end whenever the garbage collector finds them, with their `finally` blocks run in
+        whatever context that happens in. So they are closed here, in order, with everything they might
+        still ask of the loop dropped.
+        """
+        context = copy_context()
+        context.run(LANE.set, lane)
+        tasks = [task for task in asyncio.all_tasks(self) if isinstance(task, SimTask) and task.lane is lane]
+        for task in sorted(tasks, key=lambda task: task.number):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            coroutine = task.get_coro()
+            try:
+                if coroutine is not None:
+                    context.run(coroutine.close)
+            except (Exception, asyncio.CancelledError):
+                continue  # a process that is killed gets no say; also when it kills itself and is still running
+
+    # Time and scheduling
+
+    def time(self) -> float:
+        return self._now
+
+    def call_soon(self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None) -> SimHandle:
+        if context is None:
+            context = copy_context()
+        lane = context.get(LANE) or self.root
+        handle = SimHandle(callback, args, self, context)
+        lane.queue.append(handle)
+        if not lane.listed:
+            lane.listed = True
+            self._runnable.append(lane)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> SimHandle:
+        return self.call_soon(callback, *args, context=context)  # there is only one thread
+
+    def call_later(
+        self, delay_s: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> SimTimerHandle:
+        return self.call_at(self._now + delay_s, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> SimTimerHandle:
+        if context is None:
+            context = copy_context()
+        handle = SimTimerHandle(when, callback, args, self, context)
+        number = self._numbers = self._numbers + 1
+        heappush(self._heap, (when, number, handle, None))
+        return handle
+
+    def event_at(self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts) -> None:
+        """Call back at a time, outside every lane. For the simulation itself; cannot be cancelled."""
+        number = self._numbers = self._numbers + 1
+        heappush(self._heap, (when, number, callback, args))
+
+    def timer_cancelled(self) -> None:
+        """Called by a timer that was cancelled before it was due; clears the heap of such timers now and then."""
+        self._cancelled_timers += 1
+        if self._cancelled_timers > MIN_CANCELLED_TIMERS and self._cancelled_timers * 2 > len(self._heap):
+            self._heap[:] = [item for item in self._heap if item[3] is not None or not item[2]._cancelled]
+            heapify(self._heap)
+            self._cancelled_timers = 0
+
+    # Running
+
+    def run_forever(self) -> None:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        if self._running or events._get_running_loop() is not None:
+            raise RuntimeError("a simulated loop cannot run inside a running event loop")
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(firstiter=self._asyncgen_started, finalizer=self._asyncgen_collected)
+        self._running = True
+        events._set_running_loop(self)
+        try:
+            self._run()
+        finally:
+            self._running = self._stopping = False
+            events._set_running_loop(None)
+            sys.set_asyncgen_hooks(*hooks)
+
+    def _run(self) -> None:
+        runnable = self._runnable
+        heap = self._heap
+        run_lane = self._run_shuffled if self.shuffle else self._run_lane
+        steps_left = MAX_STEPS_AT_ONE_INSTANT
+        while True:
+            while runnable:
+                lane = runnable.pop() if len(runnable) == 1 else self._choose()
+                steps_left -= run_lane(lane)
+                if self._stopping:
+                    return
+                if steps_left < 0:
+                    self._raise_runaway(lane)
+            while heap and heap[0][3] is None and heap[0][2]._cancelled:
+                heappop(heap)
+                self._cancelled_timers -= 1
+            if not heap:
+                self._raise_deadlock()
+            when = heap[0][0]
+            if when > self._now:
+                self._now = when
+                steps_left = MAX_STEPS_AT_ONE_INSTANT
+            steps_left -= 1
+            # Everything that is due at this instant first becomes ready; then the seed decides the order.
+            while heap and heap[0][0] <= when:
+                _, _, what, args = heappop(heap)
+                if args is not None:
+                    self.steps += 1
+                    what(*args)
+                elif what._cancelled:
+                    self._cancelled_timers -= 1
+                else:
+                    what._scheduled = False
+                    lane = what._lane
+                    lane.queue.append(what)
+                    if not lane.listed:
+                        lane.listed = True
+                        runnable.append(lane)
+            if self._stopping:
+                return
+            if steps_left < 0:
+                self._raise_runaway(self.root)
+
+    def _choose(self) -> Lane:
+        """Take one of several ready lanes, by a hash of the seed, the time and the lane."""
+        runnable = self._runnable
+        instant = self._salt ^ hash(self._now)
+        best = 0
+        lowest = _MASK + 1
+        for position, lane in enumerate(runnable):
+            rank = ((instant + lane.number * 0x9E3779B97F4A7C15) & _MASK) * 0xD6E8FEB86659FD93 & _MASK
+            rank = (rank ^ (rank >> 32)) * 0xD6E8FEB86659FD93 & _MASK
+            if rank < lowest:
+                best, lowest = position, rank
+        return runnable.pop(best)
+
+    def _run_lane(self, lane: Lane) -> int:
+        """Run what is in a lane's queue now; what is added meanwhile waits for the next turn."""
+        lane.listed = False
+        queue = lane.queue
+        count = len(queue)
+        try:
+            for _ in range(count):
+                if not queue:
+                    break  # killed meanwhile
+                handle = queue.popleft()
+                if handle._cancelled:
+                    continue
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except BaseException as error:
+                    self._failed(handle, lane, error)
+        finally:
+            self.steps += count
+            if not lane.listed and lane.queue:
+                self.list_lane(lane)
+        return count
+
+    def _run_shuffled(self, lane: Lane) -> int:
+        """As `_run_lane`, with the callbacks of different objects interleaved at random."""
+        streams: dict[int, list[SimHandle]] = {}
+        for handle in lane.queue:
+            streams.setdefault(id(getattr(handle._callback, "__self__", handle)), []).append(handle)
+        if len(streams) > 1:
+            order = [position for position, stream in enumerate(streams.values()) for _ in stream]
+            random.Random(f"{self._salt}/{self._now!r}/{lane.number}/{self.steps}").shuffle(order)
+            waiting = [iter(stream) for stream in streams.values()]
+            shuffled = [next(waiting[position]) for position in order]
+            lane.queue.clear()
+            lane.queue.extend(shuffled)
+        return self._run_lane(lane)
+
+    def _failed(self, handle: SimHandle, lane: Lane, error: BaseException) -> None:
+        if isinstance(error, SystemExit) and lane is not self.root:
+            lane.exit(error.code)
+            return
+        if isinstance(error, SystemExit | KeyboardInterrupt | NotSimulated):
+            raise error
+        report = {"message": f"Exception in callback {handle!r}", "exception": error, "handle": handle}
+        handle._context.run(self.call_exception_handler, report)
+
+    def _raise_deadlock(self) -> NoReturn:
+        waiting = sorted(
+            (f"{task.lane.name}: {task.get_name()}" for task in asyncio.all_tasks(self) if isinstance(task, SimTask)),
+        )
+        shown = ", ".join(waiting[:20]) + (" ..." if len(waiting) > 20 else "")
+        raise Deadlock(
+            f"at {self._now - START_S:.6f} s nothing is ready and no timer is set; {len(waiting)} tasks wait: {shown}"
+        )
+
+    def _raise_runaway(self, lane: Lane) -> NoReturn:
+        upcoming = ", ".join(repr(handle) for handle in list(lane.queue)[:3])
+        raise Runaway(
+            f"{MAX_STEPS_AT_ONE_INSTANT} steps at {self._now - START_S:.6f} s without progress of time; "
+            f"last in lane {lane.name}, next there: {upcoming or 'nothing'}"
+        )
+
+    def run_until_complete(self, future: Any) -> Any:
+        is_new = not asyncio.isfuture(future)
+        if asyncio.iscoroutine(future):
+            task: asyncio.Future[Any] = self.create_task(future)
+        else:
+            task = asyncio.ensure_future(future, loop=self)
+        task.add_done_callback(self._stop_when_done)
+        try:
+            self.run_forever()
+        except BaseException:
+            if is_new and task.done() and not task.cancelled():
+                task.exception()  # taken: what comes out of here is what counts
+            raise
+        finally:
+            task.remove_done_callback(self._stop_when_done)
+        if not task.done():
+            raise RuntimeError("Event loop stopped before Future completed.")
+        return task.result()
+
+    def _stop_when_done(self, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled() and isinstance(future.exception(), SystemExit | KeyboardInterrupt):
+            return  # run_forever is raising it
+        self.stop()
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Give up whatever is still there. The harness's own tasks must have ended."""
+        if self._running:
+            raise RuntimeError("Cannot close a running event loop")
+        if self._closed:
+            return
+        lanes = {task.lane.number: task.lane for task in asyncio.all_tasks(self) if isinstance(task, SimTask)}
+        for number in sorted(lanes):
+            lanes[number].kill()
+        self._closed = True
+        self._runnable.clear()
+        self._heap.clear()
+
+    async def shutdown_asyncgens(self) -> None:
+        generators = list(self._asyncgens)
+        self._asyncgens.clear()
+        await asyncio.gather(*(generator.aclose() for generator in generators), return_exceptions=True)
+
+    async def shutdown_default_executor(self, timeout_s: float | None = None) -> None:
+        """Nothing to do: there are no threads."""
+
+    def _asyncgen_started(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self._asyncgens[generator] = None
+
+    def _asyncgen_collected(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self._asyncgens.pop(generator, None)
+        if not self._closed:
+            self.create_task(generator.aclose())
+
+    # Futures and tasks
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return SimFuture(self)
+
+    def create_task(
+        self, coro: Any, *, name: str | None = None, context: Context | None = None, **options: Any
+    ) -> asyncio.Task[Any]:
+        if context is None:
+            context = copy_context()
+        lane = context.get(LANE)
+        if lane is not None and lane.is_dead:
+            coro.close()  # it will never run
+        return SimTask(coro, loop=self, name=name, context=context, **options)
+
+    # Errors
+
+    def get_exception_handler(self) -> Any:
+        return self._exception_handler
+
+    def set_exception_handler(self, handler: Any) -> None:
+        self._exception_handler = handler
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Log it, in the host's log when a host's code is running."""
+        error = context.get("exception")
+        logger.error("%s", context.get("message") or "Unhandled exception in event loop", exc_info=error)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self._exception_handler is None:
+            self.default_exception_handler(context)
+        else:
+            self._exception_handler(self, context)
+
+    def get_debug(self) -> bool:
+        return self._debug
+
+    def set_debug(self, enabled: bool) -> None:
+        self._debug = enabled
+
+    # The network
+
+    def _network(self) -> SimNetwork:
+        if self.network is None:
+            raise NotSimulated("this simulated loop has no network: give it one (SimNetwork(loop))")
+        return self.network
+
+    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        """Listen on `port` of the current lane's host. Raises OSError as a kernel would."""
+        return self._network().listen(protocol_factory, host, port, **options)
+
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
+        """Connect to `port` of the host with the IP address `host`. Raises OSError as a kernel would."""
+        return await self._network().connect(protocol_factory, host, port, **options)

@@ -1,0 +1,339 @@
+"""The network: hosts with one address each, a directed link for every pair, connections over them.
+
+It is also the fault interface of the cluster (nemesis.target.Network), and more: links can be made slow, lossy
+or narrow, connections reset. Everything random about a link comes from a stream of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness.clusters.sim.dial import Dial
+from harness.clusters.sim.errors import NotSimulated
+from harness.clusters.sim.lane import Lane
+from harness.clusters.sim.link import LatencyModel, LinkFault, SimLink
+from harness.clusters.sim.server import SimServer
+from harness.clusters.sim.transport import SimTransport
+from harness.clusters.sim.wire import Mark, Wire
+from nemesis.target import Grudge, Link, ProbeResult, links_of
+
+if TYPE_CHECKING:
+    from harness.clusters.sim.loop import SimLoop
+
+__all__ = ["NetworkHost", "SimNetwork", "TraceEvent"]
+
+LOOPBACK = LatencyModel(minimum_s=10e-6, mean_extra_s=10e-6, slow_ratio=0.0)
+"""Within one host."""
+
+FIRST_EPHEMERAL_PORT = 32768
+LAST_PORT = 65535
+DEFAULT_BACKLOG = 100
+
+NO_ROUTE_S = 3.1
+"""Until the kernel gives up asking for the owner of an address that nobody has (Linux: three ARP requests)."""
+
+PROBES = 4
+"""Probe segments sent along a link within a probe's time; one suffices, the others are for lossy links."""
+
+_HARMLESS_OPTIONS = frozenset(
+    ("family", "proto", "flags", "reuse_address", "keep_alive", "happy_eyeballs_delay", "interleave", "all_errors")
+)
+"""Options of create_server and create_connection that change nothing here."""
+
+
+class TraceEvent(NamedTuple):
+    """One thing that happened to a segment. `connection` is 0 outside connections. kind: syn, refused, accept, send,
+    fin, arrive, lost, again (retransmitted; size is the number of segments), probe."""
+
+    time_s: float
+    kind: str
+    source: str
+    destination: str
+    connection: int
+    size_bytes: int
+
+
+class NetworkHost:
+    """A host as its kernel's network sees it."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        self.has_power = True
+        self.power_cycles = 0
+        self.listeners: dict[int, SimServer] = {}
+        self._next_port = FIRST_EPHEMERAL_PORT
+
+    def free_port(self) -> int:
+        """A port nobody listens on, in turn."""
+        for _ in range(LAST_PORT - FIRST_EPHEMERAL_PORT + 1):
+            port = self._next_port
+            self._next_port = port + 1 if port < LAST_PORT else FIRST_EPHEMERAL_PORT
+            if port not in self.listeners:
+                return port
+        raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+
+
+class SimNetwork:
+    """All hosts and links of a simulation. Attaches itself to the loop."""
+
+    def __init__(self, loop: SimLoop, *, latency: LatencyModel | None = None) -> None:
+        self.loop = loop
+        self.trace: Callable[[TraceEvent], None] | None = None
+        """Called with whatever happens, when set."""
+        self._latency = latency or LatencyModel()
+        self._hosts: dict[str, NetworkHost] = {}
+        self._by_address: dict[str, NetworkHost] = {}
+        self._links: dict[tuple[str, str], SimLink] = {}
+        self._cuts: dict[str, frozenset[Link]] = {}
+        self._shapes: dict[str, dict[Link, LinkFault]] = {}
+        self._connections = 0
+        self._transports: dict[SimTransport, None] = {}
+        loop.network = self
+
+    # Hosts and links
+
+    def add_host(self, name: str, address: str) -> NetworkHost:
+        """A new host. Raises ValueError when the name or address is taken."""
+        if name in self._hosts or address in self._by_address:
+            raise ValueError(f"there is a host {name} or an address {address} already")
+        host = self._hosts[name] = self._by_address[address] = NetworkHost(name, address)
+        return host
+
+    def host(self, name: str) -> NetworkHost:
+        """A host by name."""
+        return self._hosts[name]
+
+    def has_power(self, name: str) -> bool:
+        """Whether a host's kernel runs."""
+        return self._hosts[name].has_power
+
+    def link(self, source: str, destination: str) -> SimLink:
+        """The link from one host to another; made when first asked for."""
+        link = self._links.get((source, destination))
+        if link is None:
+            if source not in self._hosts or destination not in self._hosts:
+                raise ValueError(f"this cluster has no link {source}->{destination}")
+            stream = random.Random(f"{self.loop.seed}/link/{source}/{destination}")
+            model = LOOPBACK if source == destination else self._latency
+            link = self._links[source, destination] = SimLink(source, destination, model, stream)
+        return link
+
+    def note(self, kind: str, link: SimLink, transport: SimTransport | None, size_bytes: int) -> None:
+        """Tell the trace, if there is one."""
+        if self.trace is not None:
+            number = transport.number if transport is not None else 0
+            self.trace(TraceEvent(self.loop.time(), kind, link.source, link.destination, number, size_bytes))
+
+    def process_died(self, lane: Lane) -> None:
+        """A process is gone: its kernel closes what it held open."""
+        for held in list(lane.__dict__.get("sockets", ())):
+            held.close_socket()
+
+    def power_lost(self, name: str, lanes: Collection[Lane]) -> None:
+        """A host went dark with everything on it. Its peers hear nothing."""
+        host = self._hosts[name]
+        host.has_power = False
+        host.power_cycles += 1
+        for lane in lanes:
+            for held in list(lane.__dict__.get("sockets", ())):
+                held.vanish()
+
+    def power_restored(self, name: str) -> None:
+        """A host's kernel is up again and answers what it does not know with resets."""
+        self._hosts[name].has_power = True
+
+    # What programs do
+
+    def _host_of(self, lane: Lane) -> NetworkHost:
+        host = self._by_address.get(lane.address)
+        if host is None:
+            raise NotSimulated(f"{lane.name} uses the network in simulation: it runs on no host")
+        return host
+
+    def listen(
+        self,
+        factory: Callable[[], asyncio.BaseProtocol],
+        address: Any,
+        port: Any,
+        *,
+        backlog: int = DEFAULT_BACKLOG,
+        start_serving: bool = True,
+        **options: Any,
+    ) -> SimServer:
+        """Listen for the current process. Raises OSError: address in use or not this host's."""
+        self._refuse_options(options)
+        lane = self.loop.current_lane()
+        host = self._host_of(lane)
+        if address not in (None, "", "0.0.0.0", "127.0.0.1", "localhost", host.address):
+            raise OSError(
+                errno.EADDRNOTAVAIL,
+                f"error while attempting to bind on address ({address!r}, {port}): cannot assign requested address",
+            )
+        number = int(port or 0) or host.free_port()
+        if number in host.listeners:
+            raise OSError(
+                errno.EADDRINUSE,
+                f"error while attempting to bind on address ({address!r}, {port}): address already in use",
+            )
+        server = SimServer(self, lane, factory, (host.address, number), backlog)
+        host.listeners[number] = server
+        if start_serving:
+            server.listen()
+        return server
+
+    def unlisten(self, server: SimServer) -> None:
+        """A server's port is free again."""
+        listeners = self._by_address[server.address[0]].listeners
+        if listeners.get(server.address[1]) is server:
+            del listeners[server.address[1]]
+
+    async def connect(
+        self, factory: Callable[[], asyncio.BaseProtocol], address: Any, port: Any, **options: Any
+    ) -> tuple[SimTransport, asyncio.BaseProtocol]:
+        """Connect the current process to `address`:`port`. Raises OSError: refused, timed out, no such host."""
+        self._refuse_options(options)
+        lane = self.loop.current_lane()
+        source = self._host_of(lane)
+        if address in ("localhost", "127.0.0.1"):
+            address = source.address
+        await self.loop.getaddrinfo(address, port)
+        destination = self._by_address.get(str(address))
+        if destination is None:
+            await asyncio.sleep(NO_ROUTE_S)
+            raise OSError(errno.EHOSTUNREACH, f"Connect call failed ({address!r}, {port}): no route to host")
+        dial = Dial(self, lane, source, destination, int(port))
+        try:
+            transport = await dial.established
+        except OSError as error:
+            raise type(error)(error.errno, f"Connect call failed ({address!r}, {port}): {error.strerror}") from None
+        except asyncio.CancelledError:
+            dial.cancel()
+            raise
+        protocol = factory()
+        transport.start(protocol)
+        return transport, protocol
+
+    def establish(self, lane: Lane, source: NetworkHost, destination: NetworkHost, server: SimServer) -> SimTransport:
+        """Make both ends of a connection whose handshake has succeeded; returns the dialling one."""
+        self._connections += 1
+        number = self._connections
+        there, back = self.link(source.name, destination.name), self.link(destination.name, source.name)
+        to_server, to_client = Wire(self, there, back), Wire(self, back, there)
+        local = (source.address, source.free_port())
+        client = SimTransport(self, lane, number, local, server.address, to_server, to_client)
+        accepted = SimTransport(self, server.lane, number, server.address, local, to_client, to_server)
+        accepted.server = server
+        self._transports[client] = self._transports[accepted] = None
+        to_server.put(Mark.ACCEPT)
+        return client
+
+    def forget(self, transport: SimTransport) -> None:
+        """An end of a connection is gone."""
+        self._transports.pop(transport, None)
+
+    @staticmethod
+    def _refuse_options(options: Mapping[str, Any]) -> None:
+        unknown = [name for name, value in options.items() if value and name not in _HARMLESS_OPTIONS]
+        if unknown:
+            raise NotSimulated(f"{', '.join(sorted(unknown))} in simulation: connections are plain and by address")
+
+    # Faults (nemesis.target.Network and more)
+
+    async def cut(self, fault_id: str, grudge: Grudge) -> None:
+        """Drop segments as `grudge` says until `heal(fault_id)`. Raises ValueError for a link that there is not."""
+        self._remove_cut(fault_id)
+        links = links_of(grudge)
+        for link in sorted(links):
+            self.link(*link).cut_by[fault_id] = None
+        self._cuts[fault_id] = links
+
+    async def heal(self, fault_id: str) -> None:
+        """Undo one fault's cut; what others cut stays cut. Idempotent."""
+        self._remove_cut(fault_id)
+
+    def _remove_cut(self, fault_id: str) -> None:
+        for link in sorted(self._cuts.pop(fault_id, ())):
+            self.link(*link).cut_by.pop(fault_id, None)
+
+    async def heal_all(self) -> None:
+        """Undo every cut and every shaping. Idempotent."""
+        for fault_id in list(self._cuts):
+            self._remove_cut(fault_id)
+        self._shapes.clear()
+        self._apply_shapes()
+
+    async def shape_links(self, fault_id: str, shapes: Mapping[Link, LinkFault]) -> None:
+        """Disturb directed links until `unshape_links(fault_id)`; several faults on one link add up."""
+        for link in shapes:
+            self.link(*link)
+        self._shapes[fault_id] = dict(shapes)
+        self._apply_shapes()
+
+    async def unshape_links(self, fault_id: str) -> None:
+        """Undo one fault's disturbance. Idempotent."""
+        self._shapes.pop(fault_id, None)
+        self._apply_shapes()
+
+    def _apply_shapes(self) -> None:
+        for (source, destination), link in self._links.items():
+            faults = [shapes[key] for shapes in self._shapes.values() if (key := Link(source, destination)) in shapes]
+            combined = None
+            for fault in faults:
+                combined = fault if combined is None else fault.on_top_of(combined)
+            link.fault = combined
+
+    async def reset_connections(self, links: Collection[Link]) -> int:
+        """Break every connection between the hosts of each link; both ends see a reset. Returns how many."""
+        pairs = {frozenset((self.link(*link).source, link.destination)) for link in links}
+        broken = dict.fromkeys(
+            transport.number for transport in self._transports if frozenset(transport.host_names) in pairs
+        )
+        for transport in list(self._transports):
+            if transport.number in broken:
+                transport.broken(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
+        return len(broken)
+
+    async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
+        """Send probe segments along each link and see whether one arrives within `timeout_s` seconds."""
+        started_s = self.loop.time()
+        order = list(dict.fromkeys(links))
+        arrived_s: dict[Link, float] = {}
+        all_arrived = self.loop.create_future()
+
+        def arrive(key: Link, link: SimLink) -> None:
+            if link.cut_by or not self.has_power(link.destination):
+                return
+            arrived_s.setdefault(key, self.loop.time())
+            if len(arrived_s) == len(order) and not all_arrived.done():
+                all_arrived.set_result(None)
+
+        def send(key: Link, link: SimLink) -> None:
+            if key in arrived_s or all_arrived.done():
+                return
+            self.note("probe", link, None, 0)
+            if self.has_power(link.source) and not link.loses():
+                self.loop.event_at(link.arrival_s(self.loop.time(), 0), arrive, key, link)
+
+        for key in order:
+            link = self.link(*key)
+            for attempt in range(PROBES):
+                self.loop.event_at(started_s + attempt * timeout_s / PROBES, send, key, link)
+        if order:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await all_arrived
+            except TimeoutError:
+                pass
+        return [_probe_result(link, started_s, arrived_s.get(link), timeout_s) for link in links]
+
+
+def _probe_result(link: Link, started_s: float, arrived_s: float | None, timeout_s: float) -> ProbeResult:
+    if arrived_s is None:
+        return ProbeResult(link=link, passed=False, detail=f"nothing within {timeout_s:g} s")
+    return ProbeResult(link=link, passed=True, detail=f"after {(arrived_s - started_s) * 1000:.3f} ms")

@@ -1,0 +1,95 @@
+"""Handles, futures and tasks of the simulated loop.
+
+`asyncio.Task` and `asyncio.Future` hash by address, so a set of them iterates in an order that differs from
+process to process, also inside asyncio (TaskGroup cancels its children in set order). Tasks and futures of this
+loop hash by the order of their creation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from harness.clusters.sim.lane import LANE, Lane
+
+if TYPE_CHECKING:
+    from harness.clusters.sim.loop import SimLoop
+
+__all__ = ["SimFuture", "SimHandle", "SimTask", "SimTimerHandle"]
+
+
+class SimHandle(asyncio.Handle):
+    """A callback that is ready to run."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], loop: SimLoop, context: Context) -> None:
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = context
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]  # as asyncio does: lets the objects go
+
+
+class SimTimerHandle(asyncio.TimerHandle):
+    """A callback at a time."""
+
+    __slots__ = ("_lane",)
+
+    def __init__(
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], loop: SimLoop, context: Context
+    ) -> None:
+        self._when = when
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = context
+        self._lane = context.get(LANE) or loop.root
+        self._cancelled = False
+        self._scheduled = True
+        self._repr = None
+        self._source_traceback = None
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = self._args = None  # type: ignore[assignment]
+            if self._scheduled:
+                self._loop.timer_cancelled()
+
+    __hash__ = object.__hash__
+
+
+class SimFuture(asyncio.Future[Any]):
+    """A future with a hash that is the same in every process."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._number = loop.next_number()
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class SimTask(asyncio.Task[Any]):
+    """A task with a hash that is the same in every process, and which knows its lane."""
+
+    __slots__ = ("lane", "number")
+
+    def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: SimLoop, name: str | None, context: Context) -> None:
+        number = self.number = loop.next_number()
+        self.lane: Lane = context.get(LANE) or loop.root
+        super().__init__(coro, loop=loop, name=name if name is not None else f"task-{number}", context=context)
+
+    def __hash__(self) -> int:
+        return self.number

@@ -1,0 +1,235 @@
+"""One direction of a connection: bytes in order, each exactly once, or the connection breaks.
+
+What the kernels at both ends do, as far as programs can tell: segments arrive after the link's latency, never
+before those sent earlier; a segment that is lost (the link is cut or lossy, the host has no power) is sent again,
+first after RETRANSMIT_S, then after twice that and so on, and everything behind it waits; when that goes on
+for GIVE_UP_S the connection times out. A segment for a socket that no longer exists is answered with a reset.
+
+The window: the sender's kernel takes WINDOW_BYTES beyond what the receiving program has read. Acknowledgements
+travel the other direction's link, so bytes also stop flowing, once the window is full, when only that is cut.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.clusters.sim.link import SimLink
+    from harness.clusters.sim.network import SimNetwork
+    from harness.clusters.sim.transport import SimTransport
+
+__all__ = ["GIVE_UP_S", "RETRANSMIT_S", "SEGMENT_BYTES", "WINDOW_BYTES", "Mark", "Wire"]
+
+SEGMENT_BYTES = 64 * 1024
+"""The most that arrives at once; what a program writes in one piece may arrive in several."""
+
+WINDOW_BYTES = 512 * 1024
+"""Bytes that both kernels together hold for one direction; Linux's default buffers are of this size."""
+
+RETRANSMIT_S = 0.2
+"""The first retransmission timeout (Linux's minimum; round trips here are shorter)."""
+
+MAX_RETRANSMIT_S = 120.0
+"""The longest (Linux: TCP_RTO_MAX)."""
+
+GIVE_UP_S = 924.6
+"""Until unacknowledged bytes end a connection (Linux: tcp_retries2 = 15)."""
+
+SPLIT_RATIO = 0.02
+"""Part of the writes that arrive in two pieces although they would fit into one segment."""
+
+
+class Mark(enum.Enum):
+    """What travels beside bytes."""
+
+    FIN = "fin"
+    ACCEPT = "accept"
+    """The last part of the handshake: the listening side learns that the connection is established."""
+
+
+Segment = bytes | Mark
+
+
+class Wire:
+    """From `sender` to `receiver` over `link`; acknowledgements and resets come back over `reverse`."""
+
+    __slots__ = (
+        "_ack_armed",
+        "_ack_tries",
+        "_armed",
+        "_last_arrival_s",
+        "_loop",
+        "_network",
+        "_stalled",
+        "_stalled_since_s",
+        "_tries",
+        "_unacknowledged_bytes",
+        "link",
+        "receiver",
+        "reverse",
+        "sender",
+        "unread_bytes",
+    )
+
+    def __init__(self, network: SimNetwork, link: SimLink, reverse: SimLink) -> None:
+        self._network = network
+        self._loop = network.loop
+        self.link = link
+        self.reverse = reverse
+        self.sender: SimTransport
+        self.receiver: SimTransport
+        self.unread_bytes = 0
+        """Sent and not yet known to have been read."""
+        self._last_arrival_s = 0.0
+        self._stalled: deque[Segment] = deque()
+        self._stalled_since_s = 0.0
+        self._armed = False
+        self._tries = 0
+        self._unacknowledged_bytes = 0
+        self._ack_armed = False
+        self._ack_tries = 0
+
+    @property
+    def room_bytes(self) -> int:
+        """How much the sending kernel takes now."""
+        return WINDOW_BYTES - self.unread_bytes
+
+    def send(self, data: bytes) -> None:
+        """Put bytes on their way; the caller has looked at `room_bytes`."""
+        size = len(data)
+        self.unread_bytes += size
+        if size > SEGMENT_BYTES:
+            for start in range(0, size, SEGMENT_BYTES):
+                self.put(data[start : start + SEGMENT_BYTES])
+        elif size > 1 and self.link.random.random() < SPLIT_RATIO:
+            middle = self.link.random.randrange(1, size)
+            self.put(data[:middle])
+            self.put(data[middle:])
+        else:
+            self.put(data)
+
+    def put(self, segment: Segment) -> None:
+        """Send one segment, behind those that wait to be sent again."""
+        size = len(segment) if isinstance(segment, bytes) else 0
+        trace = self._network.trace
+        if trace is not None:
+            self._network.note("send" if size else str(segment.value), self.link, self.sender, size)  # type: ignore[union-attr]
+        if self._stalled or self.link.loses():
+            self._stall(segment)
+            return
+        now = self._loop.time()
+        when = self.link.arrival_s(now, size)
+        if when < self._last_arrival_s:
+            when = self._last_arrival_s
+        self._last_arrival_s = when
+        self._loop.event_at(when, self._arrive, segment)
+
+    def _stall(self, segment: Segment) -> None:
+        if not self._stalled:
+            self._stalled_since_s = self._loop.time()
+        self._stalled.append(segment)
+        if self._network.trace is not None:
+            self._network.note("lost", self.link, self.sender, len(segment) if isinstance(segment, bytes) else 0)
+        self._arm()
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            wait_s = min(RETRANSMIT_S * 2**self._tries, MAX_RETRANSMIT_S)
+            self._tries += 1
+            self._loop.event_at(self._loop.time() + wait_s, self._retransmit)
+
+    def _retransmit(self) -> None:
+        self._armed = False
+        if not self._stalled:
+            return
+        if self.sender.has_vanished:
+            self._stalled.clear()
+            return
+        now = self._loop.time()
+        if self.link.loses() or not self._network.has_power(self.link.destination):
+            if now - self._stalled_since_s >= GIVE_UP_S:
+                self._stalled.clear()
+                self.sender.broken(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+            else:
+                self._arm()
+            return
+        self._tries = 0
+        stalled, self._stalled = self._stalled, deque()
+        when = max(self.link.arrival_s(now, sum(len(s) for s in stalled if isinstance(s, bytes))), self._last_arrival_s)
+        self._last_arrival_s = when
+        if self._network.trace is not None:
+            self._network.note("again", self.link, self.sender, len(stalled))
+        for segment in stalled:
+            self._loop.event_at(when, self._arrive, segment)
+
+    def _arrive(self, segment: Segment) -> None:
+        if self._stalled or self.link.cut_by or not self._network.has_power(self.link.destination):
+            self._stall(segment)
+            return
+        receiver = self.receiver
+        if self._network.trace is not None:
+            self._network.note("arrive", self.link, self.sender, len(segment) if isinstance(segment, bytes) else 0)
+        if receiver.is_gone:
+            if isinstance(segment, bytes) or receiver.has_vanished:
+                self._answer_with_reset(segment)
+            return
+        receiver.arrived(segment)
+
+    def _answer_with_reset(self, segment: Segment) -> None:
+        if self.sender.is_gone:
+            return
+        if self.reverse.loses():
+            self._stall(segment)  # unanswered, so it will be sent again
+            return
+        self._loop.event_at(self.reverse.arrival_s(self._loop.time(), 0), self._reset_arrives)
+
+    def _reset_arrives(self) -> None:
+        if not self.reverse.cut_by and self._network.has_power(self.reverse.destination):
+            self.sender.broken(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
+
+    def reset(self) -> None:
+        """The sending side resets the connection: the receiver's program sees it broken, unless it gets lost."""
+        self._stalled.clear()
+        if not self.link.loses():
+            self._loop.event_at(
+                max(self.link.arrival_s(self._loop.time(), 0), self._last_arrival_s), self._own_reset_arrives
+            )
+
+    def _own_reset_arrives(self) -> None:
+        if not self.link.cut_by and self._network.has_power(self.link.destination):
+            self.receiver.broken(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
+
+    # Acknowledgements
+
+    def was_read(self, size_bytes: int) -> None:
+        """The receiving program has read bytes; the sender learns it unless the way back is cut."""
+        if self.reverse.cut_by or self._ack_armed:
+            self._unacknowledged_bytes += size_bytes
+            self._arm_ack()
+            return
+        self.unread_bytes -= size_bytes
+        if self.sender.wants_to_write:
+            self._loop.event_at(self.reverse.arrival_s(self._loop.time(), 0), self.sender.room_made)
+
+    def _arm_ack(self) -> None:
+        if not self._ack_armed:
+            self._ack_armed = True
+            wait_s = min(RETRANSMIT_S * 2**self._ack_tries, MAX_RETRANSMIT_S)
+            self._ack_tries += 1
+            self._loop.event_at(self._loop.time() + wait_s, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        self._ack_armed = False
+        if self.sender.is_gone or self.receiver.has_vanished:
+            return
+        if self.reverse.cut_by:
+            self._arm_ack()
+            return
+        self._ack_tries = 0
+        size_bytes, self._unacknowledged_bytes = self._unacknowledged_bytes, 0
+        self.was_read(size_bytes)
