@@ -9,6 +9,7 @@ from the replicas' own files and logs.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import sys
@@ -17,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import node
 from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, Cluster, HostProcess, Program
 from harness.errors import OperatorError, SystemUnderTestError, nearest
 from harness.systems.base import CheckOutcome, Setting
@@ -286,7 +286,10 @@ def resolve_settings(given: Mapping[str, str]) -> dict[str, str]:
 
 def _node_program(name: str, arguments: Sequence[str]) -> Program:
     """The node as a program: the interpreter of the harness, and the package `node` that it imports."""
-    package_parent = str(Path(node.__file__).resolve().parent.parent)
+    found = importlib.util.find_spec("node")
+    if found is None or found.origin is None:
+        raise OperatorError("the package `node` is not installed beside the harness (pip install -e .)")
+    package_parent = str(Path(found.origin).resolve().parent.parent)
     return Program(
         name=name,
         argv=[sys.executable, "-m", "node", *arguments],
