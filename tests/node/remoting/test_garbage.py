@@ -194,6 +194,7 @@ def test_a_peer_that_does_not_read_is_not_read_and_then_closed(stage: Any, until
             raw.setblocking(False)
             try:
                 raw.sendall(encode(Command(2)) * 2000)  # 200 MB of answers
+                await until(lambda: answered > 0, "the server begins to answer")
                 await until(lambda: s.server.connection_count == 0, "the peer that does not read is closed")
             finally:
                 raw.close()

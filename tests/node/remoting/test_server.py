@@ -226,6 +226,34 @@ def test_connections_that_wait_for_common_room_all_get_their_turn(stage: Any) ->
     asyncio.run(scenario())
 
 
+def test_room_made_by_one_connection_is_used_by_another_whose_own_requests_are_still_held(
+    stage: Any, until: Any
+) -> None:
+    async def scenario() -> None:
+        async with stage(ServerLimits(max_total_running_bytes=10_000)) as s:
+            gates: dict[int, asyncio.Future[None]] = {}
+
+            async def held(command: Command, connection: Connection) -> Command:
+                gates[command.opaque] = asyncio.get_running_loop().create_future()
+                await gates[command.opaque]
+                return command.reply(0)
+
+            s.server.register(2, held)
+            poller, sender = await s.raw(), await s.raw()
+            poller.writer.write(encode(Command(2, opaque=1)))
+            await until(lambda: 1 in gates, "the first request is held")
+            sender.writer.write(encode(Command(2, opaque=2, body=bytes(20_000))))
+            await until(lambda: 2 in gates, "the large request is held")
+            poller.writer.write(encode(Command(2, opaque=3)))
+            await until(lambda: s.server.held.total_bytes > s.server.running_bytes, "the next one waits")
+            assert 3 not in gates
+            gates[2].set_result(None)
+            await until(lambda: 3 in gates, "the waiting request uses the room")
+            assert not gates[1].done()
+
+    asyncio.run(scenario())
+
+
 def test_stop_cancels_what_runs_and_closes_every_connection(stage: Any, until: Any) -> None:
     async def scenario() -> None:
         async with stage() as s:
