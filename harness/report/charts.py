@@ -36,6 +36,10 @@ RATE_HEIGHT_PX = 96
 TRACK_HEIGHT_PX = 22
 LEADER_HEIGHT_PX = 16
 
+DRAWN_WIDTH_PX = 980
+NAME_CHARACTER_PX = 6.6
+"""For how much of a fault's name has room in its bar on a wide page; narrow pages show the number only."""
+
 MAX_TERMS = 400
 """Leader bars drawn; the checks section counts all of them."""
 
@@ -200,8 +204,10 @@ def _track(bands: Sequence[Band]) -> Panel:
         if width > 0.012:
             size = "wide" if width > 0.05 else "narrow"
             inside.append(element("text", str(band.number), x=5, y=13, class_=f"number {size}"))
-        if width > 0.05:
-            inside.append(element("text", band.name, x=11 + 7 * len(str(band.number)), y=13, class_="name"))
+        name_px = 11 + 7 * len(str(band.number))
+        room = int((width * DRAWN_WIDTH_PX - name_px) / NAME_CHARACTER_PX)
+        if room >= 4:
+            inside.append(element("text", clip(band.name, room), x=name_px, y=13, class_="name"))
         bars.append(
             element(
                 "svg",
@@ -224,7 +230,7 @@ def _latency_panels(
     steps = [cell.step for cell in data.grid.cells()]
     if not steps:
         return [], 0, data.grid.column_ns
-    low, high = min(steps) - 2, max(steps) + 3
+    low, high = min(steps) - 4, max(steps) + 6
     merge = 1
     while True:
         drawn = {f: _dots(data, f, merge, high) for f in data.functions}

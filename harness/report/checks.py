@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.report.units import clip, count
+from harness.report.units import clip, count, instant
 
 MAX_FACTS = 24
 """Counts shown for one check."""
@@ -60,26 +60,27 @@ def verdict_word(valid: Any) -> str:
     return "valid" if valid is True else "invalid" if valid is False else "unknown"
 
 
-def check_sections(checks: Any) -> list[CheckSection]:
-    """A section for each check, those that failed first."""
+def check_sections(checks: Any, limit: int) -> list[CheckSection]:
+    """A section for each of at most `limit` checks, those that failed first, then those that are unknown."""
     if not isinstance(checks, Mapping):
         return []
-    sections = []
-    for name, check in checks.items():
-        if not isinstance(check, Mapping):
-            continue
-        section = CheckSection(
-            name=clip(name, 40),
-            title=_TITLES.get(str(name), clip(str(name).replace("_", " ").replace("-", " ").capitalize(), 60)),
-            verdict=verdict_word(check.get("valid")),
-            reason=clip(check.get("reason") or check.get("explanation") or ""),
-        )
-        for key, value in check.items():
-            if key not in _DRAWN_ELSEWHERE:
-                _add(section, str(key), value, depth=0)
-        sections.append(section)
+    named = [(str(name), check) for name, check in checks.items() if isinstance(check, Mapping)]
     order = {"invalid": 0, "unknown": 1, "valid": 2}
-    return sorted(sections, key=lambda section: order[section.verdict])
+    named.sort(key=lambda item: order[verdict_word(item[1].get("valid"))])
+    return [_section(name, check) for name, check in named[:limit]]
+
+
+def _section(name: str, check: Mapping[str, Any]) -> CheckSection:
+    section = CheckSection(
+        name=clip(name, 40),
+        title=_TITLES.get(name, clip(name[:100].replace("_", " ").replace("-", " ").capitalize(), 60)),
+        verdict=verdict_word(check.get("valid")),
+        reason=clip(check.get("reason") or check.get("explanation") or ""),
+    )
+    for key, value in check.items():
+        if key not in _DRAWN_ELSEWHERE:
+            _add(section, str(key), value, depth=0)
+    return section
 
 
 def _add(section: CheckSection, key: str, value: Any, depth: int) -> None:
@@ -90,10 +91,8 @@ def _add(section: CheckSection, key: str, value: Any, depth: int) -> None:
         if key == "examples":
             for kind, examples in value.items():
                 _add(section, f"examples: {kind}", examples, depth + 1)
-        elif value and all(_is_number(item) for item in value.values()) and (depth == 0 or len(value) > 3):
-            pairs = list(value.items())
-            rows = [(clip(name, 60), _shown(item)) for name, item in pairs[:MAX_ROWS]]
-            _add_table(section, Table(title, ("", title), rows, max(0, len(pairs) - MAX_ROWS)))
+        elif all(_is_number(item) for item in value.values()) and (depth == 0 or len(value) > 3):
+            _add_table(section, _table_of_numbers(title, value))
         elif depth < 2:
             for name, item in value.items():
                 _add(section, str(name) if depth == 0 and key == "stats" else f"{key} {name}", item, depth + 1)
@@ -116,8 +115,21 @@ def _table_of(title: str, items: Sequence[Mapping[str, Any]]) -> Table:
     for item in items[:MAX_ROWS]:
         names.update(dict.fromkeys(map(str, item)))
     columns = list(names)[:MAX_COLUMNS]
-    rows = [[_shown(item.get(name)) for name in columns] for item in items[:MAX_ROWS]]
-    return Table(title, [clip(name.replace("_", " "), 30) for name in columns], rows, max(0, len(items) - MAX_ROWS))
+    rows = [[_cell(name, item.get(name)) for name in columns] for item in items[:MAX_ROWS]]
+    heads = [clip(name.removesuffix("_ns").replace("_", " "), 30) for name in columns]
+    return Table(title, heads, rows, max(0, len(items) - MAX_ROWS))
+
+
+def _cell(name: str, value: Any) -> str:
+    return instant(value) if name.endswith("_ns") and _is_number(value) else _shown(value)
+
+
+def _table_of_numbers(title: str, value: Mapping[Any, Any]) -> Table:
+    """A few numbers side by side, many below each other."""
+    pairs = [(clip(name, 60), _shown(item)) for name, item in value.items()]
+    if len(pairs) <= MAX_COLUMNS:
+        return Table(title, [name for name, _ in pairs], [[shown for _, shown in pairs]])
+    return Table(title, ("", title), pairs[:MAX_ROWS], max(0, len(pairs) - MAX_ROWS))
 
 
 def _is_number(value: Any) -> bool:

@@ -18,6 +18,9 @@ LABEL_PX = 18
 MAX_HOSTS_DRAWN = 16
 """Hosts in the little matrix; more would not be readable, and the words are there."""
 
+HOST_CHARACTERS = 24
+"""Characters of a host's name."""
+
 MAX_WORDS_HOSTS = 6
 """Hosts whose losses are listed one by one in words."""
 
@@ -57,7 +60,14 @@ def fault_rows(faults: Sequence[Mapping[str, Any]], hosts: Sequence[str], limit:
 def _row(number: int, fault: Mapping[str, Any], hosts: Sequence[str]) -> FaultRow:
     start_ns, end_ns = fault.get("start_ns"), fault.get("end_ns")
     grudge = _grudge(fault.get("grudge"))
-    everyone = sorted({*map(str, hosts), *grudge, *(s for sources in grudge.values() for s in sources)}, key=_by_name)
+    everyone = sorted(
+        {
+            *(clip(host, HOST_CHARACTERS) for host in hosts),
+            *grudge,
+            *(s for sources in grudge.values() for s in sources),
+        },
+        key=_by_name,
+    )
     leader = fault.get("leader")
     return FaultRow(
         number=number,
@@ -86,7 +96,7 @@ def _grudge(raw: Any) -> dict[str, frozenset[str]]:
     if not isinstance(raw, Mapping):
         return {}
     return {
-        str(destination): frozenset(map(str, sources))
+        clip(destination, HOST_CHARACTERS): frozenset(clip(source, HOST_CHARACTERS) for source in sources)
         for destination, sources in raw.items()
         if isinstance(sources, (list, tuple, set, frozenset)) and sources
     }
@@ -123,8 +133,10 @@ def cut_words(grudge: Mapping[str, frozenset[str]], hosts: Sequence[str]) -> str
         pairs = {(a, b) for group in groups for other in groups if group is not other for a in group for b in other}
         if pairs == cut:
             return "  |  ".join(" ".join(group) for group in groups)
-    lines = [f"{destination} ⇷ {' '.join(sorted(sources, key=_by_name))}" for destination, sources in
-             sorted(grudge.items(), key=lambda item: _by_name(item[0]))]  # fmt: skip
+    lines = [
+        f"{destination} deaf to {' '.join(sorted(sources, key=_by_name))}"
+        for destination, sources in sorted(grudge.items(), key=lambda item: _by_name(item[0]))
+    ]
     if len(lines) > MAX_WORDS_HOSTS:
         lines = [*lines[:MAX_WORDS_HOSTS], f"and {len(lines) - MAX_WORDS_HOSTS} more"]
     return "\n".join(lines)

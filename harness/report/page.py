@@ -11,6 +11,7 @@ __all__ = ["MAX_REPORT_BYTES", "write_report"]
 
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,7 @@ MAX_WITNESSES = 4
 
 MAX_ERROR_ROWS = 15
 MAX_LOG_LINKS = 60
+MAX_LOG_NAME = 80
 MAX_SETTINGS = 30
 
 
@@ -49,9 +51,17 @@ class _Detail(NamedTuple):
 
     strokes: int
     fault_rows: int
+    witnesses: int
+    checks: int
+    has_tables: bool
 
 
-_DETAILS = (_Detail(24_000, 120), _Detail(8_000, 40), _Detail(1_500, 10), _Detail(100, 3))
+_DETAILS = (
+    _Detail(24_000, 120, MAX_WITNESSES, 40, True),
+    _Detail(8_000, 40, 2, 20, True),
+    # What is left now is bounded by the lengths of single texts, with room to spare.
+    _Detail(1_500, 10, 1, 10, False),
+)
 
 
 def write_report(
@@ -136,6 +146,13 @@ def _render(
     over = over_time(
         data, faults, terms_of(checks), moments_ns=[_moment(w) for _, w in witnesses], max_strokes=detail.strokes
     )
+    views = [
+        _witness_view(name, witness, near, faults)
+        for (name, witness), near in zip(witnesses, data.neighbours, strict=True)
+    ][: detail.witnesses]
+    sections = check_sections(checks, detail.checks)
+    if not detail.has_tables:
+        sections = [dataclasses.replace(section, tables=[]) for section in sections]
     template = _environment().get_template("report.html")
     return template.render(
         # The page's own style and script; both are files of this package.
@@ -151,18 +168,17 @@ def _render(
         tiles=_tiles(data, faults),
         facts=_facts(test, results),
         replay=clip(results.get("replay") or "", 2000),
-        witnesses=[
-            _witness_view(name, w, near, faults) for (name, w), near in zip(witnesses, data.neighbours, strict=True)
-        ],
+        witnesses=views,
         over=over,
         latencies=_latency_rows(data),
         fault_rows=rows,
         faults_left_out=len(faults) - len(rows),
         fault_count=len(faults),
-        sections=check_sections(checks),
+        sections=sections,
+        sections_left_out=len(_items(checks)) - len(sections),
         outcomes=_outcome_rows(data),
         errors=_error_rows(data),
-        unexpected=[(clip(text), number) for text, number in _items(results.get("unexpected_errors"))][:10],
+        unexpected=[(clip(text), clip(number, 20)) for text, number in _items(results.get("unexpected_errors"))][:10],
         files=_files(directory),
         history=data,
     )
@@ -200,9 +216,9 @@ def _sentence(
     verdict = verdict_word(results.get("valid"))
     reason = clip(results.get("reason") or "", 600)
     if verdict == "invalid":
-        return clip(witnesses[0][1].text or reason) if witnesses else reason or "a check failed"
+        return _capital(clip(witnesses[0][1].text or reason) if witnesses else reason) or "A check failed"
     if verdict == "unknown":
-        return reason or "the run gave no reason"
+        return _capital(reason) or "The run gave no reason"
     completed = sum(data.total(kind) for kind in OUTCOMES)
     parts = [plural(completed, "operation")]
     if not faults:
@@ -213,6 +229,10 @@ def _sentence(
         proven = sum(fault.get("proven") is True for fault in faults)
         parts.append(f"{plural(len(faults), 'fault')}, only {proven} proven")
     return ", ".join(parts)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _tiles(data: RunData, faults: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
@@ -231,7 +251,7 @@ def _tiles(data: RunData, faults: Sequence[Mapping[str, Any]]) -> list[tuple[str
     else:
         tiles.append(("Faults", "none", ""))
     silence_ns = data.silence_ns[1] - data.silence_ns[0]
-    tiles.append(("Longest time without ok", duration(silence_ns), f"from {instant(data.silence_ns[0])}"))
+    tiles.append(("Longest silence", duration(silence_ns), f"no ok from {data.silence_ns[0] / 1e9:.1f} s on"))
     return tiles
 
 
@@ -288,7 +308,7 @@ def _witness_view(
     return {
         "name": name,
         "witness": witness,
-        "text": clip(witness.text, 1200),
+        "text": _capital(clip(witness.text, 1200)),
         "drawing": timeline(witness, neighbours, faults),
         "neighbours": len(neighbours),
         "reasons": [edge for edge in witness.edges if edge.reason][:16],
@@ -338,7 +358,7 @@ def _files(directory: Path) -> list[tuple[str, str, str]]:
         logs += [
             os.path.relpath(os.path.join(folder, name), directory)
             for name in sorted(names)
-            if name.endswith((".log", ".out", ".txt")) and depth > 0
+            if name.endswith((".log", ".out", ".txt")) and depth > 0 and len(name) <= MAX_LOG_NAME
         ]
         if len(logs) >= MAX_LOG_LINKS:
             break

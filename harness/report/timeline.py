@@ -22,6 +22,9 @@ from harness.report.units import clip, duration, instant, operation_text
 from harness.report.witness import Witness
 
 LANE_PX = 46
+CONTEXT_LANE_PX = 32
+"""A lane that holds neighbours only is lower: they are context."""
+
 BAR_PX = 14
 TOP_PX = 22
 BOTTOM_PX = 26
@@ -35,8 +38,11 @@ CHARACTER_PX = 6.7
 ARROW_ID = "arrow"
 
 MARGIN = 0.02
-GAP_RATIO_SHOWN = 8.0
-"""A gap is labelled when it takes up this many times less of the axis than of the time."""
+CONTEXT_WEIGHT = 0.45
+"""How much of its room a gap keeps when a neighbour bounds it."""
+
+LABELLED_GAP_SHARE = 0.1
+"""The part of the whole time from which on a gap is labelled with its length."""
 
 Operation = Mapping[str, Any]
 
@@ -51,17 +57,25 @@ class Timeline:
 
 
 class _Scale:
-    """Moments -> shares of the axis: exact in order, gaps as their logarithm."""
+    """Moments -> shares of the axis: exact in order, gaps as their logarithm.
 
-    def __init__(self, moments_ns: Sequence[int]) -> None:
-        self.moments = sorted(set(moments_ns))
-        gaps = [later - earlier for earlier, later in zip(self.moments, self.moments[1:], strict=False)]
-        shortest = min(gaps, default=1)
-        self.weights = [1 + math.log2(gap / shortest) * 0.35 for gap in gaps]
-        self.gaps = gaps
-        total = sum(self.weights) or 1.0
+    The axis spans the moments of the witness; those of neighbours within it take a part of the room.
+    """
+
+    def __init__(self, moments_ns: Sequence[int], context_ns: Sequence[int] = ()) -> None:
+        own = set(moments_ns)
+        first, last = min(own), max(own)
+        self.moments = sorted(own | {moment for moment in context_ns if first <= moment <= last})
+        pairs = list(zip(self.moments, self.moments[1:], strict=False))
+        self.gaps = [later - earlier for earlier, later in pairs]
+        shortest = min(self.gaps, default=1)
+        weights = [
+            (1 + math.log2(gap / shortest) * 0.35) * (1.0 if earlier in own and later in own else CONTEXT_WEIGHT)
+            for gap, (earlier, later) in zip(self.gaps, pairs, strict=True)
+        ]
+        total = sum(weights) or 1.0
         self.places = [MARGIN]
-        for weight in self.weights:
+        for weight in weights:
             self.places.append(self.places[-1] + weight / total * (1 - 2 * MARGIN))
 
     def __call__(self, moment_ns: float) -> float:
@@ -81,28 +95,23 @@ def timeline(witness: Witness, neighbours: Sequence[Operation], faults: Sequence
     """Draw a witness with its neighbours and the faults behind them."""
     operations: list[tuple[int | None, Operation]] = [(place, op) for place, op in enumerate(witness.operations)]
     operations += [(None, op) for op in neighbours]
-    moments = [op["start_ns"] for _, op in operations]
-    moments += [op["end_ns"] for _, op in operations if op["end_ns"] is not None]
-    scale = _Scale(moments)
-    processes = sorted({op["process"] for _, op in operations}, key=_process_order)
-    lane_of = {process: lane for lane, process in enumerate(processes)}
-    height_px = TOP_PX + LANE_PX * len(processes) + BOTTOM_PX
+    scale = _Scale(_moments(witness.operations), _moments(neighbours))
+    lanes = _Lanes(operations)
+    height_px = TOP_PX + lanes.height_px + BOTTOM_PX
     parts = _bands(faults, scale)
-    for lane in range(len(processes)):
-        y = TOP_PX + lane * LANE_PX + LANE_PX // 2
-        parts.append(element("line", x1=0, x2="100%", y1=y, y2=y, class_="lane"))
+    parts += [element("line", x1=0, x2="100%", y1=y, y2=y, class_="lane") for y in lanes.middles.values()]
     parts += _gap_labels(scale, height_px)
     labels: list[Markup] = []
     taken: dict[tuple[int, int], list[tuple[float, float]]] = {}
     # Those of the witness first: their labels always appear, a neighbour's only where there is room.
     for place, op in sorted(operations, key=lambda item: (item[0] is None, item[1]["start_ns"])):
-        lane = lane_of[op["process"]]
-        parts.append(_bar(place, op, scale, lane))
-        label = _label(place, op, scale, lane, taken)
+        y = lanes.middles[op["process"]]
+        parts.append(_bar(place, op, scale, y))
+        label = _label(place, op, scale, y, taken)
         if label is not None:
             labels.append(label)
     parts += [
-        _arrow(edge.kind, witness.operations[edge.source], witness.operations[edge.target], scale, lane_of)
+        _arrow(edge.kind, witness.operations[edge.source], witness.operations[edge.target], scale, lanes)
         for edge in witness.edges
     ]
     names = ", ".join(operation_text(op) for op in witness.operations[:12])
@@ -115,8 +124,8 @@ def timeline(witness: Witness, neighbours: Sequence[Operation], faults: Sequence
         class_="chart timeline",
         aria_label=clip(f"Timeline of the operations in conflict: {names}"),
     )
-    lanes = [((TOP_PX + (lane + 0.5) * LANE_PX) / height_px, clip(str(p), 10)) for p, lane in lane_of.items()]
-    return Timeline(svg, height_px, lanes)
+    names_of_lanes = [(y / height_px, clip(str(process), 10)) for process, y in lanes.middles.items()]
+    return Timeline(svg, height_px, names_of_lanes)
 
 
 def arrowhead() -> Markup:
@@ -127,9 +136,23 @@ def arrowhead() -> Markup:
     return element("defs", marker)
 
 
-def _process_order(process: Any) -> tuple[bool, int, str]:
-    is_number = isinstance(process, int)
-    return not is_number, process if is_number else 0, str(process)
+def _moments(operations: Sequence[Operation]) -> list[int]:
+    ends = [op["end_ns"] for op in operations if op["end_ns"] is not None]
+    return [*(op["start_ns"] for op in operations), *ends]
+
+
+class _Lanes:
+    """A lane for each process: those of the witness on top in order of appearance, then the neighbours'."""
+
+    def __init__(self, operations: Sequence[tuple[int | None, Operation]]) -> None:
+        self.middles: dict[Any, int] = {}
+        self.height_px = 0
+        for place, op in operations:
+            if op["process"] not in self.middles:
+                lane_px = CONTEXT_LANE_PX if place is None else LANE_PX
+                # A low lane has room for labels above its bars only, so these lie below its middle.
+                self.middles[op["process"]] = TOP_PX + self.height_px + lane_px // 2 + (5 if place is None else 0)
+                self.height_px += lane_px
 
 
 def _bands(faults: Sequence[Mapping[str, Any]], scale: _Scale) -> list[Markup]:
@@ -174,19 +197,18 @@ def _gap_labels(scale: _Scale, height_px: int) -> list[Markup]:
                 text_anchor="end",
             )
         )
+    free_from = 0.14
     for place, gap_ns in enumerate(scale.gaps):
         left, right = scale.places[place], scale.places[place + 1]
-        if gap_ns / total_ns < 0.1 or gap_ns / total_ns < (right - left) * 2:
+        if gap_ns / total_ns < LABELLED_GAP_SHARE:
             continue
         middle = (left + right) / 2
-        if 0.16 < middle < 0.84:
-            text = f"⋯ {duration(gap_ns)} ⋯"
+        text = f"⋯ {duration(gap_ns)} ⋯"
+        half = len(text) * CHARACTER_PX / DRAWN_WIDTH_PX / 2
+        if middle - half > free_from and middle + half < 0.86:
+            free_from = middle + half + 0.01
             found.append(element("text", text, x=percent(middle), y=height_px - 8, class_="tick", text_anchor="middle"))
     return found
-
-
-def _y(lane: int) -> int:
-    return TOP_PX + lane * LANE_PX + LANE_PX // 2
 
 
 def _span(op: Operation, scale: _Scale) -> tuple[float, float]:
@@ -194,13 +216,13 @@ def _span(op: Operation, scale: _Scale) -> tuple[float, float]:
     return start, 1.0 if op["end_ns"] is None else max(scale(op["end_ns"]), start + 0.004)
 
 
-def _bar(place: int | None, op: Operation, scale: _Scale, lane: int) -> Markup:
+def _bar(place: int | None, op: Operation, scale: _Scale, y: int) -> Markup:
     start, stop = _span(op, scale)
-    top = _y(lane) - BAR_PX // 2
+    top = y - BAR_PX // 2
     role = "context" if place is None else "culprit"
     title = f"process {op['process']}: {operation_text(op)}, {instant(op['start_ns'])} to "
     title += "the end, unanswered" if op["end_ns"] is None else instant(op["end_ns"])
-    inside = [element("title", clip(title))]
+    inside = [element("title", clip(title, 160))]
     if op["type"] == "info" and stop < 1.0:
         # Nobody knows when, or whether, it took effect: from its start to the end of time.
         inside.append(
@@ -222,7 +244,7 @@ def _bar(place: int | None, op: Operation, scale: _Scale, lane: int) -> Markup:
 
 
 def _label(
-    place: int | None, op: Operation, scale: _Scale, lane: int, taken: dict[tuple[int, int], list[tuple[float, float]]]
+    place: int | None, op: Operation, scale: _Scale, y: int, taken: dict[tuple[int, int], list[tuple[float, float]]]
 ) -> Markup | None:
     """What an operation did, above its bar or below it, whichever is free; None for a neighbour without room."""
     start, stop = _span(op, scale)
@@ -231,32 +253,32 @@ def _label(
     width = (len(text) + (3 if place is not None else 0)) * CHARACTER_PX / DRAWN_WIDTH_PX
     at_right = start + width > 0.99
     left = max(0.0, stop - width) if at_right else start
-    rows = (-BAR_PX // 2 - 5, BAR_PX // 2 + 13)
+    rows = (-BAR_PX // 2 - 5, BAR_PX // 2 + 13)[: 1 if place is None else 2]
     free = [
         row
         for row in range(len(rows))
-        if all(left + width <= begin or left >= end for begin, end in taken.get((lane, row), ()))
+        if all(left + width <= begin or left >= end for begin, end in taken.get((y, row), ()))
     ]
     if not free and place is None:
         return None
     row = free[0] if free else 0
-    taken.setdefault((lane, row), []).append((left, left + width + 0.008))
+    taken.setdefault((y, row), []).append((left, left + width + 0.008))
     number = [] if place is None else [element("tspan", f"{place + 1} ", class_="badge")]
     return element(
         "text",
         *number,
         element("tspan", text),
         x=percent(stop if at_right else start),
-        y=_y(lane) + rows[row],
+        y=y + rows[row],
         text_anchor="end" if at_right else "start",
         class_="what" if place is not None else "what context",
     )
 
 
-def _arrow(kind: str, source: Operation, target: Operation, scale: _Scale, lane_of: Mapping[Any, int]) -> Markup:
+def _arrow(kind: str, source: Operation, target: Operation, scale: _Scale, lanes: _Lanes) -> Markup:
     """From an operation to one that must come after it: from end to beginning where real time says so."""
     source_span, target_span = _span(source, scale), _span(target, scale)
-    one, other = lane_of[source["process"]], lane_of[target["process"]]
+    one, other = lanes.middles[source["process"]], lanes.middles[target["process"]]
     in_time = kind in ("realtime", "process")
     x1 = source_span[1] if in_time else sum(source_span) / 2
     x2 = target_span[0] if in_time else sum(target_span) / 2
@@ -265,9 +287,9 @@ def _arrow(kind: str, source: Operation, target: Operation, scale: _Scale, lane_
     return element(
         "line",
         x1=percent(x1),
-        y1=_y(one) + (reach if not in_time else 0),
+        y1=one + (reach if not in_time else 0),
         x2=percent(x2),
-        y2=_y(other) - reach,
+        y2=other - reach,
         class_=css,
         marker_end=f"url(#{ARROW_ID})",
     )

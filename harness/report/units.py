@@ -20,9 +20,9 @@ _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400
 def clip(value: Any, limit: int = MAX_TEXT) -> str:
     """`value` as text of at most `limit` characters, on one line and without control characters."""
     text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
-    if len(text) > 4 * limit:
-        text = text[: 4 * limit]
-    text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else "\ufffd" for c in text)
+    text = text[: limit + 1]
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else "\ufffd" for c in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -63,7 +63,9 @@ def write_run(path, *, seconds=60, operations=6000, threads=10, faults=(), seed=
     for number in range(operations):
         now_ns = number * step_ns
         thread = number % threads
-        start_ns = max(now_ns, free_at[thread])
+        if free_at[thread] > now_ns:
+            continue  # this client still waits for an answer
+        start_ns = now_ns
         young = any(0 <= start_ns - fault["start_ns"] < 1.2e9 for fault in faults)
         latency_ns = int(rng.lognormvariate(14.1, 0.45))
         kind, error = "ok", None

@@ -1,0 +1,305 @@
+"""The report as a file: verdict first, nothing left out, nothing let in, never too large."""
+
+import html
+import html.parser
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.report import MAX_REPORT_BYTES, write_report
+from harness.store import StoreError
+
+spec = importlib.util.spec_from_file_location("report_runs", Path(__file__).parent / "conftest.py")
+runs = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(runs)
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that elements are properly nested and gathers text, tags and attributes."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.source = source
+        self.open, self.tags, self.attributes, self.words = [], [], [], []
+        self.feed(source)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, f"</{tag}> in {self.open}"
+        self.open.pop()
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def report(run, results, *, test=runs.TEST, **history):
+    if not run.history_path.exists():
+        runs.write_run(run.history_path, **history)
+    path = write_report(run.path, test, results, run.history_path)
+    assert path == run.report_path
+    source = path.read_bytes()
+    assert len(source) <= MAX_REPORT_BYTES
+    return Page(source.decode())
+
+
+def headline(page):
+    match = re.search(r"<h1><strong>(\w+)</strong>.*<span class=\"sentence\">(.*)</span></h1>", page.source)
+    return match[1], html.unescape(match[2])
+
+
+def test_a_valid_run(run):
+    faults = runs.make_faults(60)
+    page = report(run, runs.make_results(faults), faults=faults, operations=2000)
+    verdict, sentence = headline(page)
+    assert verdict == "VALID"
+    assert re.fullmatch(r"1,\d{3} operations, 6 faults, all proven", sentence)
+    assert ("body", "class", "valid") in page.attributes
+    assert "majorities-ring" in page.text
+    assert "n1 n2 | n3 n4 n5" in page.text
+    assert page.text.count("12 links cut, 8 others pass") == 6
+    assert "Latency of write" in page.text and "Latency of read" in page.text
+    assert "Leader by node and term" in page.text
+    assert "5 replicas hold the same 1834008 committed bytes" in page.text
+    assert "--seed 4711" in page.text
+    assert "0353ef61c1b2" in page.text
+    assert "The contradiction" not in page.text
+
+
+def test_the_bands_lie_where_the_faults_were(run):
+    faults = runs.make_faults(60)
+    report(run, runs.make_results(faults), faults=faults, operations=1000)
+    source = run.report_path.read_text()
+    bands = re.findall(r'<rect x="([\d.]+)%" width="([\d.]+)%" y="0" height="100%" class="band tint0"/>', source)
+    end_ns = max(json.loads(line)["time"] for line in run.history_path.read_text().splitlines())
+    expected = [(100 * f["start_ns"] / end_ns, 100 * (f["end_ns"] - f["start_ns"]) / end_ns) for f in faults]
+    assert len(bands) % len(faults) == 0 and len(bands) >= 4 * len(faults)  # in every panel
+    for (x, width), (start, length) in zip(bands[: len(faults)], expected, strict=True):
+        assert float(x) == pytest.approx(start, abs=0.01)
+        assert float(width) == pytest.approx(length, abs=0.01)
+
+
+def invalid_results(faults=(), **changes):
+    results = runs.make_results(faults, valid=False, reason="linearizable: key 5 is not linearizable")
+    results["checks"]["linearizable"] = {"valid": False, "reason": "stale", "witness": runs.make_witness(), **changes}
+    return results
+
+
+def test_an_invalid_run_shows_the_contradiction(run):
+    faults = runs.make_faults(60)
+    page = report(run, invalid_results(faults), faults=faults, operations=4000)
+    verdict, sentence = headline(page)
+    assert verdict == "INVALID"
+    assert sentence.startswith("Process 7 read 17 from n2 at 36.412 s")
+    assert "The contradiction on key 5" in page.text
+    for words in ("write 17", "write 18", "read → 18", "read → 17", "36.409 s", "36.412 s", "leader-alone"):
+        assert words in page.text
+    assert "the read of 18 returned before the other began" in page.text
+    assert [a for a in page.attributes if a[1] == "marker-end"] == [("line", "marker-end", "url(#arrow)")] * 4
+    assert ("marker", "id", "arrow") in page.attributes
+    assert page.text.index("The contradiction") < page.text.index("Over time")
+
+
+def test_a_witness_as_a_plain_list_of_operations(run):
+    operations = [
+        {"process": 0, "f": "write", "key": 1, "value": 8, "type": "ok", "invoke_time_ns": 10, "complete_time_ns": 20},
+        {"process": 1, "f": "read", "key": 1, "output": 7, "type": "ok", "invoke_time_ns": 30, "complete_time_ns": 40},
+    ]
+    results = invalid_results(witness=operations, explanation="the read of 7 comes after 8 was written")
+    page = report(run, results, operations=10)
+    assert headline(page) == ("INVALID", "The read of 7 comes after 8 was written")
+    assert "read → 7" in page.text
+    assert sum(attribute[1] == "marker-end" for attribute in page.attributes) == 1  # found from the times
+
+
+def test_an_unknown_run_never_looks_valid(run):
+    faults = runs.make_faults(60)
+    faults[2] = {**faults[2], "proven": False, "proof": {"proven": False, "failed": ["n1->n3 still passes"]}}
+    reason = "fault f3 was not effective: n1->n3 still passes"
+    page = report(run, runs.make_results(faults, valid="unknown", reason=reason), faults=faults, operations=500)
+    assert headline(page) == ("UNKNOWN", "Fault f3 was not effective: n1->n3 still passes")
+    assert ("body", "class", "unknown") in page.attributes
+    assert page.text.count("not proven") == 1
+    assert "5 of 6" in page.text
+    assert "unproven" in " ".join(value for _, name, value in page.attributes if name == "class")
+
+
+@pytest.mark.parametrize("valid", [None, 0, 1, "true", "valid", [], {}])
+def test_anything_but_true_and_false_is_unknown(run, valid):
+    assert headline(report(run, runs.make_results(valid=valid), operations=10))[0] == "UNKNOWN"
+
+
+ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'><svg onload=alert(3)>\x1b[31m\u202e\ud800"
+
+
+def test_nothing_that_a_node_or_an_operator_wrote_becomes_markup(run):
+    with open(run.history_path, "w") as file:
+        for number in range(20):
+            operation = {"process": number, "f": ATTACK, "key": ATTACK, "value": ATTACK}
+            done = {**operation, "type": ("ok", "fail", "info")[number % 3], "error": ATTACK, "node": ATTACK}
+            for event in ({**operation, "type": "invoke"}, done):
+                file.write(json.dumps({"index": 0, "time": number * 10**9 + len(event), **event}) + "\n")
+    fault = {
+        "id": ATTACK,
+        "nemesis": ATTACK,
+        "variant": ATTACK,
+        "grudge": {ATTACK: [ATTACK, "n1"]},
+        "leader": ATTACK,
+        "start_ns": 10**9,
+        "end_ns": 2 * 10**9,
+        "proven": False,
+        "proof": {"detail": ATTACK},
+        "heal_proof": {"failed": [ATTACK]},
+    }
+    operation = {"process": ATTACK, "f": ATTACK, "key": ATTACK, "value": ATTACK, "result": [ATTACK], "type": ATTACK}
+    operation |= {"node": ATTACK, "error": ATTACK, "invoked_ns": 1, "returned_ns": 19 * 10**9}
+    edge = {"source": 0, "target": 1, "kind": ATTACK, "reason": ATTACK}
+    witness = {"text": ATTACK, "key": ATTACK, "note": ATTACK, "operations": [operation, operation], "edges": [edge]}
+    check = {"valid": False, "reason": ATTACK, "witness": witness, ATTACK: ATTACK, "list": [{ATTACK: ATTACK}]}
+    terms = [{"term": ATTACK, "leader": ATTACK, "start_ns": 0}]
+    names = ("reason", "replay", "git_commit", "started_at", "cluster_detail", "version", "run_id", "interrupted")
+    results = dict.fromkeys(names, ATTACK) | {
+        "valid": False,
+        "faults": [fault],
+        "checks": {ATTACK: check, "leaders": {"valid": ATTACK, "terms": terms}},
+        "hosts": [ATTACK],
+        "doubts": [ATTACK, ATTACK],
+        "unexpected_errors": {ATTACK: ATTACK},
+        "seed": ATTACK,
+    }
+    test = {name: ATTACK for name in runs.TEST} | {"nemesis": [ATTACK], "settings": {ATTACK: ATTACK}}
+    (run.path / "logs" / "n1").mkdir()
+    (run.path / "logs" / "n1" / "<img src=x onerror=alert(2)>.log").touch()
+    page = report(run, results, test=test)
+    assert page.tags.count("script") == 1
+    assert "img" not in page.tags
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert "alert(1)" in page.text
+    source = run.report_path.read_bytes()
+    assert b"\x1b" not in source and "\u202e".encode() not in source
+
+
+def test_the_page_needs_nothing_from_anywhere(run):
+    page = report(run, invalid_results(runs.make_faults(60)), operations=100)
+    addresses = [(tag, value) for tag, name, value in page.attributes if name in ("src", "href", "data", "action")]
+    assert addresses and all(tag == "a" and "//" not in value for tag, value in addresses)
+    source = run.report_path.read_text()
+    assert "@import" not in source
+    assert set(re.findall(r"url\(([^)]*)\)", source)) <= {"#arrow"}
+    policy = next(value for tag, name, value in page.attributes if tag == "meta" and "default-src" in value)
+    assert policy.startswith("default-src 'none'")
+
+
+def test_it_links_to_what_the_run_left(run):
+    for name in ("results.json", "test.json", "harness.log"):
+        (run.path / name).write_text("{}")
+    (run.node_logs("n1") / "broker 1.log").write_text("")
+    page = report(run, runs.make_results(), operations=10)
+    links = {value for tag, name, value in page.attributes if (tag, name) == ("a", "href")}
+    assert {"results.json", "test.json", "history.jsonl", "harness.log", "logs/n1/broker%201.log"} <= links
+
+
+def test_no_faults_and_no_operations(run):
+    run.history_path.touch()
+    page = report(run, {"valid": "unknown", "reason": "no operation succeeded, so nothing was tested"})
+    assert headline(page)[0] == "UNKNOWN"
+    assert "None was injected." in page.text
+    assert "Nothing happened" in page.text
+    assert "No check gave a result." in page.text
+
+
+def test_a_valid_run_without_faults_says_so(run):
+    page = report(run, runs.make_results(), operations=100)
+    assert headline(page) == ("VALID", "100 operations, no faults")
+
+
+def test_a_cut_history_is_shown_and_said(run):
+    runs.write_run(run.history_path, operations=300)
+    run.history_path.write_bytes(run.history_path.read_bytes()[:-5])
+    page = report(run, runs.make_results())
+    assert "The history is not whole. Its last line was cut short" in page.text
+    assert "1 operation had no answer when the history ended." in page.text
+
+
+def test_a_damaged_or_missing_history_is_shown_and_said(run):
+    runs.write_run(run.history_path, operations=300)
+    lines = run.history_path.read_text().splitlines()
+    lines[100] = "garbage"
+    run.history_path.write_text("\n".join(lines))
+    page = report(run, runs.make_results())
+    assert re.search(r"history\.jsonl:101: not JSON: .* shows the 100 events before that", page.text)
+    run.history_path.unlink()
+    page = Page(write_report(run.path, runs.TEST, runs.make_results(), run.history_path).read_text())
+    assert "No such file or directory" in page.text
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        {},
+        {"valid": True, "faults": "none", "checks": [1, 2], "doubts": "x", "hosts": 7},
+        {"valid": False, "checks": {"a": None, "b": {"valid": False, "witness": {"operations": [1, {}]}}}},
+        {"valid": False, "checks": {"b": {"valid": False, "witness": [{}, {"process": None, "f": None}]}}},
+        {"valid": True, "faults": [{}, {"start_ns": 5, "grudge": {"n1": None}}, {"start_ns": -1, "end_ns": "x"}, 3]},
+        {"valid": True, "checks": {"leaders": {"terms": [{"leader": "n1"}, {"leader": "n2", "start_ns": 1e9}, 5]}}},
+        {"valid": True, "checks": {"x": {"deep": {"er": {"still": {"more": 1}}}, "mixed": [1, {"a": 2}], "f": 1e300}}},
+    ],
+)
+def test_odd_results_are_shown_as_they_are(run, results):
+    page = report(run, results, operations=50, test={})
+    assert headline(page)[0] in ("VALID", "INVALID", "UNKNOWN")
+
+
+def test_a_place_that_cannot_be_written_is_one_line(run, tmp_path):
+    runs.write_run(run.history_path, operations=10)
+    with pytest.raises(StoreError, match=r"cannot write .*report\.html: No such file") as caught:
+        write_report(tmp_path / "nowhere", runs.TEST, runs.make_results(), run.history_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.serial
+def test_the_report_of_a_large_run_is_small(run):
+    """The number of dots is bounded by the grid, not by the run: 200,000 operations stand for any number."""
+    faults = runs.make_faults(600)
+    page = report(run, invalid_results(faults), faults=faults, operations=200_000, seconds=600, threads=50)
+    assert run.report_path.stat().st_size < 500_000
+    assert page.text.count("links cut") == len(faults) == 60
+
+
+def test_a_run_that_shouts_on_every_side_still_fits(run):
+    shout = "<&\"'" * 2000
+    runs.write_run(run.history_path, operations=3000)
+    operation = {"process": shout, "f": shout, "value": shout, "result": shout, "node": shout, "error": shout}
+    operations = [{**operation, "invoked_ns": n, "returned_ns": n + 5, "process": f"{n}{shout}"} for n in range(100)]
+    edges = [{"source": n, "target": n + 1, "kind": "wr", "reason": shout} for n in range(99)]
+    witness = {"text": shout, "operations": operations, "edges": edges, "key": shout}
+    rows = [{f"{shout}{n}": shout for n in range(20)}] * 100
+    check = {"valid": False, "reason": shout, "witness": witness} | {f"{n}{shout}": rows for n in range(10)}
+    fault = {"id": shout, "nemesis": shout, "variant": shout, "start_ns": 10**9, "proof": {"detail": shout}}
+    fault["grudge"] = {f"n{n}": [f"n{m}" for m in range(15)] for n in range(15)}
+    results = runs.make_results([fault] * 3000, valid=False, reason=shout, replay=shout, doubts=[shout] * 50)
+    results["checks"] = {f"{n}": check for n in range(200)}
+    page = report(run, results)
+    assert headline(page)[0] == "INVALID"
+    assert "more checks in results.json" in page.text
+    assert "more faults in results.json" in page.text
