@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from checker.history import FAIL, INFO, NEVER, OK, History, freeze
 from checker.linearizability.budget import Budget
 from checker.linearizability.general import Search
+from checker.linearizability.outcome import NotApplicable, Undecidable
 from checker.models.base import FAILED, UNKNOWN, Model
 from checker.models.collections import FIFOQueue, PriorityQueue, Stack, UnorderedQueue
 from checker.models.registers import CASRegister, Register
@@ -78,7 +79,9 @@ def explain(history: History, model: Model, outcome: KeyOutcome, budget: Budget)
     else:
         assert violation is not None
         part = _Part(violation.rows)
-        if not reducer.fails(part):
+        if outcome.special is not None and len(violation.rows) == len(outcome.rows):
+            part = reducer.shortest_prefix(outcome.rows, outcome.special)
+        elif not reducer.fails(part):
             part = _Part(tuple(outcome.rows))
     part, complete = reducer.reduce(part)
     return _witness(history, model, outcome, part, complete)
@@ -126,6 +129,25 @@ class _Reducer:
                 crashed.add(row)
             kept.append(row)
         return _Part(tuple(kept), frozenset(crashed))
+
+    def shortest_prefix(self, rows: Sequence[int], engine: Callable[[History, Sequence[int], Any], Any]) -> _Part:
+        """The shortest prefix that a special engine rejects, by bisection."""
+        history = self._history
+        ends = sorted((row for row in rows if history.returned[row] != NEVER), key=history.returned.__getitem__)
+        low, high = 0, len(ends)
+        while high - low > 1 and time.perf_counter() < self._deadline:
+            middle = (low + high) // 2
+            part = self.prefix(rows, ends[middle - 1])
+            extracted = _extract(history, part)
+            try:
+                wrong = engine(extracted, range(len(extracted)), self._model) is not None
+            except (NotApplicable, Undecidable):
+                wrong = False
+            if wrong:
+                high = middle
+            else:
+                low = middle
+        return self.prefix(rows, ends[high - 1])
 
     def reduce(self, part: _Part) -> tuple[_Part, bool]:
         """Apply every reduction until none helps.  The flag says that none was cut short by time."""
@@ -279,6 +301,10 @@ def _extract(history: History, part: _Part) -> History:
         out.value.append(history.value[row][1] if weak else history.value[row])
         out.result.append(history.result[row])
         out.status.append(INFO if crashed else history.status[row])
+        out.key.append(None)
+        out.invoked_ns.append(history.invoked_ns[row])
+        out.returned_ns.append(history.returned_ns[row])
+        out.node.append(history.node[row])
         out.invoked.append(history.invoked[row])
         out.returned.append(NEVER if crashed else history.returned[row])
         if row in history.errors:
@@ -300,7 +326,7 @@ def _witness(history: History, model: Model, outcome: KeyOutcome, part: _Part, c
     if len(rows) > len(shown):
         note = f"the last {len(shown)} of {len(rows)} operations that no sound reduction removes"
     text = _sentence(history, model, part, culprit, others)
-    if outcome.violation is not None:
+    if outcome.violation is not None and outcome.violation.text:
         text = f"{outcome.violation.text} {text}"
     return Witness(
         operations=operations,

@@ -1,1 +1,8 @@
-"""Readers for the history formats of other tools and for our own; see :func:`checker.codecs.detect.read`."""
+"""Readers for the history formats of other tools and for our own."""
+
+from __future__ import annotations
+
+from checker.codecs.detect import FORMATS, detect_format, read, read_rows
+from checker.codecs.jsonl import FormatError, read_jsonl, read_jsonl_lines
+
+__all__ = ["FORMATS", "FormatError", "detect_format", "read", "read_jsonl", "read_jsonl_lines", "read_rows"]

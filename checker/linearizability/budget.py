@@ -14,6 +14,8 @@ DEFAULT_MEMORY_SHARE = 0.5
 #: Used where the machine does not say how much memory is free.
 DEFAULT_MEMORY_BYTES = 1 << 30
 _MIB = 1 << 20
+#: Memory that any machine which runs Python has; asking how much is free costs more than a small check.
+_SURELY_THERE_BYTES = 32 * _MIB
 
 
 def resident_bytes() -> int:
@@ -50,8 +52,15 @@ class Budget:
             raise ValueError(f"memory_mb must be positive, not {memory_mb}")
         self.timeout_s = timeout_s
         self.started = time.perf_counter()
-        self.memory_bytes = _default_memory_bytes() if memory_mb is None else int(memory_mb * _MIB)
-        self._base_bytes = resident_bytes()
+        self._memory_bytes = None if memory_mb is None else int(memory_mb * _MIB)
+        self._base_bytes: int | None = None if memory_mb is None else resident_bytes()
+
+    @property
+    def memory_bytes(self) -> int:
+        """The limit.  The default one is looked up when first needed: small checks never need it."""
+        if self._memory_bytes is None:
+            self._memory_bytes = _default_memory_bytes()
+        return self._memory_bytes
 
     def elapsed_s(self) -> float:
         """Seconds since the budget was made."""
@@ -59,7 +68,10 @@ class Budget:
 
     def used_bytes(self) -> int:
         """Resident memory gained since the budget was made."""
-        return max(0, resident_bytes() - self._base_bytes)
+        now = resident_bytes()
+        if self._base_bytes is None:
+            self._base_bytes = now
+        return max(0, now - self._base_bytes)
 
     def exhausted(self) -> str | None:
         """Which limit is passed, in words, or ``None``."""
@@ -71,6 +83,8 @@ class Budget:
 
     def refuses_bytes(self, expected: int) -> str | None:
         """Why an engine expected to need ``expected`` bytes should not start, or ``None``."""
+        if self._memory_bytes is None and expected < _SURELY_THERE_BYTES:
+            return None
         if expected > self.memory_bytes:
             return f"about {expected / _MIB:.0f} MiB are needed and {self.memory_bytes / _MIB:.0f} MiB allowed"
         return None

@@ -7,14 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from checker.history import History
+from checker.linearizability.bag import check_bag
 from checker.linearizability.budget import Budget
+from checker.linearizability.cas import check_cas
+from checker.linearizability.counter import check_counter_bounds
+from checker.linearizability.decompose import decompose
+from checker.linearizability.fifo import check_fifo
 from checker.linearizability.general import Search
 from checker.linearizability.log import check_log_order
-from checker.linearizability.outcome import NotApplicable, Violation
+from checker.linearizability.numbered import check_fetch_and_add, check_grow_only_set, check_versions
+from checker.linearizability.outcome import NotApplicable, Undecidable, Violation
 from checker.linearizability.register import check_register
 from checker.models.base import Model, ModelError
+from checker.models.collections import FIFOQueue, GrowOnlySet, UnorderedQueue
+from checker.models.counters import Counter, FetchAndAdd
 from checker.models.logs import Log
-from checker.models.registers import Register
+from checker.models.registers import CASRegister, Register, VersionedRegister
 from checker.verdict import Verdict
 
 __all__ = ["GENERAL", "KeyOutcome", "decide"]
@@ -42,21 +50,32 @@ class KeyOutcome:
     skipped: dict[str, str] = field(default_factory=dict)
     violation: Violation | None = None
     search: Search | None = None
+    special: Special | None = None
     reason: str = ""
     steps: int = 0
 
 
-def special_engines(model: Model) -> list[tuple[str, Special]]:
-    """The near-linear engines for a model, fastest first."""
-    if type(model) is Register:
-        return [("A3 register zones", check_register)]
-    if type(model) is Log:
-        return [("A5 ranks from offsets", check_log_order)]
-    return []
+#: The near-linear engine of each model.  A subclass of a model may step differently, so only exact types count.
+SPECIAL_ENGINES: dict[type[Model], tuple[str, Special]] = {
+    Register: ("A3 register zones", check_register),
+    CASRegister: ("A4 compare-and-set chains", check_cas),
+    Log: ("A5 ranks from offsets", check_log_order),
+    VersionedRegister: ("A5 ranks from versions", check_versions),
+    FetchAndAdd: ("A5 ranks from sums", check_fetch_and_add),
+    GrowOnlySet: ("A5 ranks from whole reads", check_grow_only_set),
+    FIFOQueue: ("A6 queue orders", check_fifo),
+    UnorderedQueue: ("A7 bag coverage", check_bag),
+    Counter: ("A7 counter bounds", check_counter_bounds),
+}
 
 
-def decide(history: History, groups: dict[Any, Sequence[int]], model: Model, budget: Budget) -> list[KeyOutcome]:
-    """Check every key; stops early only at the budget.  Invalid keys do not stop the others."""
+def decide(
+    history: History, groups: dict[Any, Sequence[int]], model: Model, budget: Budget, *, general_only: bool = False
+) -> list[KeyOutcome]:
+    """Check every key; stops early only at the budget.  Invalid keys do not stop the others.
+
+    ``general_only`` leaves out the special engines, to compare them with the general one.
+    """
     functions = model.functions
     if functions and not functions.issuperset(history.f):
         unknown = sorted(set(history.f) - functions)
@@ -65,34 +84,40 @@ def decide(history: History, groups: dict[Any, Sequence[int]], model: Model, bud
         )
     outcomes: list[KeyOutcome] = []
     undecided: list[KeyOutcome] = []
-    engines = special_engines(model)
+    if not general_only:
+        history, groups, model = decompose(history, groups, model)
+    engine = None if general_only else SPECIAL_ENGINES.get(type(model))
     for key, rows in groups.items():
         outcome = KeyOutcome(key=key, rows=rows, verdict=Verdict.UNKNOWN, engine=GENERAL)
         outcomes.append(outcome)
-        if not _try_special(history, outcome, engines, model, budget):
+        if engine is None or not _try_special(history, outcome, *engine, model, budget):
             undecided.append(outcome)
     _search_in_rounds(history, undecided, model, budget)
     return outcomes
 
 
 def _try_special(
-    history: History, outcome: KeyOutcome, engines: list[tuple[str, Special]], model: Model, budget: Budget
+    history: History, outcome: KeyOutcome, name: str, engine: Special, model: Model, budget: Budget
 ) -> bool:
-    for name, engine in engines:
-        refused = budget.refuses_bytes(len(outcome.rows) * LINEAR_BYTES_PER_OPERATION)
-        if refused:
-            outcome.skipped[name] = refused
-            continue
-        try:
-            violation = engine(history, outcome.rows, model)
-        except NotApplicable as why:
-            outcome.skipped[name] = str(why)
-            continue
+    """Let the special engine decide; ``False`` where the general one must."""
+    refused = budget.refuses_bytes(len(outcome.rows) * LINEAR_BYTES_PER_OPERATION)
+    if refused:
+        outcome.skipped[name] = refused
+        return False
+    try:
+        violation = engine(history, outcome.rows, model)
+    except NotApplicable as why:
+        outcome.skipped[name] = str(why)
+        return False
+    except Undecidable as why:
         outcome.engine = name
-        outcome.violation = violation
-        outcome.verdict = Verdict.VALID if violation is None else Verdict.INVALID
+        outcome.reason = str(why)
         return True
-    return False
+    outcome.engine = name
+    outcome.special = engine
+    outcome.violation = violation
+    outcome.verdict = Verdict.VALID if violation is None else Verdict.INVALID
+    return True
 
 
 def _search_in_rounds(history: History, waiting: list[KeyOutcome], model: Model, budget: Budget) -> None:
@@ -108,6 +133,9 @@ def _search_in_rounds(history: History, waiting: list[KeyOutcome], model: Model,
                 continue
             if outcome.search is None:
                 outcome.search = Search(history, outcome.rows, model)
+                if not outcome.search.deterministic:
+                    outcome.reason = "a crashed operation has no single outcome in this model"
+                    continue
             done: bool | None = None
             spent = 0
             while done is None and spent < steps and not stopped:

@@ -77,6 +77,8 @@ class Search:
         self._space = space = _Space(model)
         row_of = [_Row(space, kind) for kind in kinds]
         pure = [model.is_pure(*kind) for kind in kinds]
+        #: False where a crashed operation could end in more than one state, which one ``step`` cannot say.
+        self.deterministic = not any(model.is_ambiguous(kinds[number]) for number in crashed_kinds)
         self._compile(history, live, row_of, pure, crashed_kinds)
         self.steps = 0
         self.deepest = 0
@@ -91,7 +93,7 @@ class Search:
     ) -> tuple[list[tuple[int, int]], list[tuple[str, Any, Any]], dict[int, int]]:
         """The rows that matter with their kinds, the kinds, and how many crashed operations each kind has."""
         fs, values, results, statuses = history.f, history.value, history.result, history.status
-        pure, asserts, functions, errors = model.pure, model.asserts_on_failure, model.functions, history.errors
+        pure, asserts, functions, errors = model.pure, model.failures_that_assert(), model.functions, history.errors
         kinds: list[tuple[str, Any, Any]] = []
         ids: dict[Any, int] = {}
         live: list[tuple[int, int]] = []

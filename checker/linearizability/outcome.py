@@ -6,11 +6,15 @@ from dataclasses import dataclass
 
 from checker.verdict import Edge
 
-__all__ = ["NotApplicable", "Violation"]
+__all__ = ["NotApplicable", "Undecidable", "Violation"]
 
 
 class NotApplicable(Exception):
     """The engine does not apply to this history; the text says why, for ``stats``."""
+
+
+class Undecidable(Exception):
+    """No engine of this package can tell; the text says why, for the verdict ``unknown``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,7 @@ def check_register(history: History, rows: Sequence[int], model: Register) -> Vi
     hashable.
     """
     try:
-        return _check(history, rows, model.initial)
+        return _check(history, rows, model.initial, model.reads_of_none_count())
     except TypeError as error:
         raise NotApplicable(f"a value is not hashable ({error})") from error
 
@@ -45,7 +45,7 @@ def columns(history: History, rows: Sequence[int], *names: str) -> list[Sequence
     return [[column[row] for row in rows] for column in (getattr(history, name) for name in names)]
 
 
-def _check(history: History, rows: Sequence[int], initial: Hashable) -> Violation | None:
+def _check(history: History, rows: Sequence[int], initial: Hashable, none_counts: bool) -> Violation | None:
     first_return: dict[Any, int] = {}
     last_invoke: dict[Any, int] = {}
     written: dict[Any, int] = {}
@@ -73,6 +73,8 @@ def _check(history: History, rows: Sequence[int], initial: Hashable) -> Violatio
             else:
                 crashed[value] = invoked
                 writes += 1
+    if not none_counts and None in first_return and None not in written and None not in crashed:
+        del first_return[None], last_invoke[None]
     if len(written) + len(crashed) != writes or not crashed.keys().isdisjoint(written):
         raise NotApplicable("two writes write the same value")
     if initial in written or initial in crashed:

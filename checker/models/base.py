@@ -26,7 +26,7 @@ class _Sentinel:
 
 #: Result of an operation that crashed: any result the model allows will do.
 UNKNOWN: Any = _Sentinel("UNKNOWN")
-#: Result of an operation that reported failure, passed only for those a model keeps (see ``asserts_on_failure``).
+#: Result of an operation that reported failure, passed only for those in ``failures_that_assert``.
 FAILED: Any = _Sentinel("FAILED")
 #: What ``step`` returns when the operation could not have had that result in that state.
 ILLEGAL: Any = _Sentinel("ILLEGAL")
@@ -45,8 +45,6 @@ class Model:
     functions: ClassVar[frozenset[str]] = frozenset()
     #: Names of operations that never change the state.
     pure: ClassVar[frozenset[str]] = frozenset()
-    #: Names of operations whose reported failure says something about the state.
-    asserts_on_failure: ClassVar[frozenset[str]] = frozenset()
 
     def start(self) -> Hashable:
         """The state before the first operation."""
@@ -59,9 +57,20 @@ class Model:
         """
         raise TypeError(f"model {type(self).__name__} has no step")
 
+    def failures_that_assert(self) -> frozenset[str]:
+        """Names of operations whose reported failure says something about the state.
+
+        ``step`` sees such a failure as a pure operation with result :data:`FAILED`; all other failures are dropped.
+        """
+        return frozenset()
+
     def is_pure(self, f: str, value: Any, result: Any) -> bool:
         """Whether this operation leaves every state in which it is legal as it was."""
         return f in self.pure or result is FAILED
+
+    def is_ambiguous(self, kind: tuple[str, Any, Any]) -> bool:
+        """Whether a crashed operation of this kind may leave more than one state, so that ``step`` cannot tell."""
+        return False
 
     def specialised(self, operations: Sequence[tuple[str, Any, Any]]) -> Model:
         """A model that agrees with this one on any history of just these ``(f, value, result)``.

@@ -87,11 +87,14 @@ class PriorityQueue(_Container):
 class UnorderedQueue(_Container):
     """A bag: ``dequeue`` gives any value that is in it, or ``None`` when empty.
 
-    A crashed ``dequeue`` may have taken any value, which no deterministic ``step`` can say; the search engine takes
-    such histories apart by value instead (see ``checker.linearizability.bag``).
+    A crashed ``dequeue`` may have taken any value, which no deterministic ``step`` can say; such histories are taken
+    apart by value instead, where values differ.
     """
 
     name: ClassVar[str] = "unordered-queue"
+
+    def is_ambiguous(self, kind: tuple[str, Any, Any]) -> bool:
+        return kind[0] in self.takes
 
     def _put(self, state: Any, value: Any) -> Any:
         return tuple(sorted((*state, value), key=repr))

@@ -66,6 +66,9 @@ class Topic(Model):
     functions: ClassVar[frozenset[str]] = frozenset({"send", "read", "tail"})
     pure: ClassVar[frozenset[str]] = frozenset({"read", "tail"})
 
+    def is_ambiguous(self, kind: tuple[str, Any, Any]) -> bool:
+        return kind[0] == "send"
+
     def start(self) -> Hashable:
         return ((),) * self.queues
 

@@ -23,9 +23,14 @@ _OTHER = _Other()
 
 @dataclass(frozen=True, kw_only=True)
 class Register(Model):
-    """``write(v)``, ``read() -> v``; holds ``initial`` at first."""
+    """``write(v)``, ``read() -> v``; holds ``initial`` at first.
+
+    ``none_is_any`` says that a read of ``None`` carries no value and fits any state, which is Knossos' convention.  By
+    default it holds exactly when ``initial`` is not ``None``: where ``None`` is the first value, it means "empty".
+    """
 
     initial: Hashable = None
+    none_is_any: bool | None = None
 
     name: ClassVar[str] = "register"
     functions: ClassVar[frozenset[str]] = frozenset({"read", "write"})
@@ -37,7 +42,14 @@ class Register(Model):
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if f == "write":
             return value
-        return state if result is UNKNOWN or result == state else ILLEGAL
+        return state if result == state or self._says_nothing(result) else ILLEGAL
+
+    def reads_of_none_count(self) -> bool:
+        """Whether a read of ``None`` says that the register held ``None``."""
+        return self.initial is None if self.none_is_any is None else not self.none_is_any
+
+    def _says_nothing(self, result: Any) -> bool:
+        return result is UNKNOWN or (result is None and not self.reads_of_none_count())
 
     def possible_states(self, operations: Sequence[tuple[str, Any, Any]]) -> Iterable[Hashable]:
         return [*{result for f, _, result in operations if f == "read"}, _OTHER]
@@ -47,13 +59,19 @@ class Register(Model):
 class CASRegister(Register):
     """A register with ``cas([old, new])``, which fails, and is recorded as ``fail``, when it does not hold ``old``.
 
-    A failed ``cas`` with no recorded error asserts that the register did not hold ``old``; one with an error (a
-    refused connection, say) merely did not happen.
+    With ``failed_cas_asserts`` a failed ``cas`` with no recorded error says that the register did not hold ``old``; one
+    with an error (a refused connection, say) merely did not happen.  Like ``none_is_any`` it follows from ``initial``
+    unless given: Knossos, whose histories start from a number, takes every failure as "did not happen".
     """
+
+    failed_cas_asserts: bool | None = None
 
     name: ClassVar[str] = "cas-register"
     functions: ClassVar[frozenset[str]] = frozenset({"read", "write", "cas"})
-    asserts_on_failure: ClassVar[frozenset[str]] = frozenset({"cas"})
+
+    def failures_that_assert(self) -> frozenset[str]:
+        asserts = self.initial is None if self.failed_cas_asserts is None else self.failed_cas_asserts
+        return frozenset({"cas"}) if asserts else frozenset()
 
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if f == "write":
@@ -63,7 +81,7 @@ class CASRegister(Register):
             if result is FAILED:
                 return ILLEGAL if state == old else state
             return new if state == old else ILLEGAL
-        return state if result is UNKNOWN or result == state else ILLEGAL
+        return state if result == state or self._says_nothing(result) else ILLEGAL
 
     def possible_states(self, operations: Sequence[tuple[str, Any, Any]]) -> Iterable[Hashable]:
         observed = {result for f, _, result in operations if f == "read"}
@@ -92,11 +110,13 @@ class MultiRegister(Model):
 
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         registers = dict(state)
-        for step in value if result is UNKNOWN or result is None else result:
-            _, k, v = step
-            if _kind(step) == "write":
+        known = result is not UNKNOWN and result is not None
+        if known and len(result) != len(value):
+            return ILLEGAL
+        for at, (kind, k, v) in enumerate(value):
+            if kind in ("write", "w"):
                 registers[k] = v
-            elif result is not UNKNOWN and registers.get(k) != v:
+            elif known and (result[at][1] != k or registers.get(k) != result[at][2]):
                 return ILLEGAL
         return frozenset(registers.items())
 

@@ -1,0 +1,111 @@
+"""Which format a file is in, and reading it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from checker.codecs.edn import read_edn_text
+from checker.codecs.jsonl import FormatError, read_jsonl
+from checker.codecs.lines import read_jepsen_log_text, read_limo_text
+from checker.history import History, HistoryBuilder, HistoryError
+
+__all__ = ["FORMATS", "detect_format", "read", "read_rows"]
+
+#: Formats by the name the command line takes; ``auto`` looks at the first lines.
+FORMATS = ("auto", "jsonl", "json", "edn", "edn-keyed", "jepsen-log", "kv", "limo")
+
+_HEAD_CHARS = 4096
+_LIMO = re.compile(r"^\[\d+\]\s+(call|return)", re.M)
+_LOG = re.compile(r"\d\s+:(invoke|ok|fail|info)\s+:", re.M)
+
+
+def detect_format(head: str) -> str:
+    """The format of a file that begins with ``head``; ``edn`` where nothing else fits."""
+    text = "\n".join(line for line in head.split("\n") if line.strip() and line.lstrip()[0] not in "#;").lstrip()
+    if _LIMO.search(text):
+        return "limo"
+    if text.startswith("[") and re.match(r'\[\s*(\{\s*"|\])', text):
+        return "json"
+    if re.match(r'\{\s*"', text) or not text:
+        return "jsonl"
+    if text[0] not in "{[(#" and _LOG.search(text):
+        return "jepsen-log"
+    return "edn"
+
+
+def read(path: str | Path, format: str = "auto", *, strict: bool = False) -> History:
+    """Read a history file.
+
+    Raises :class:`FormatError` naming file, line and reason for a file that does not parse, ``ValueError`` for an
+    unknown format name, ``OSError`` for a file that cannot be opened.  ``strict`` makes a truncated last JSONL line an
+    error.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"no format {format!r}; known: {', '.join(FORMATS)}")
+    source = str(path)
+    if format == "auto":
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            head = file.read(_HEAD_CHARS)
+        if head.startswith("PAR1"):
+            raise FormatError(source, None, "a Parquet file; read its rows and pass them to checker.codecs.read_rows")
+        format = detect_format(head)
+    if format == "jsonl":
+        return read_jsonl(path, strict=strict)
+    text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    if format == "json":
+        return _read_json_array(text, source)
+    if format == "jepsen-log":
+        return read_jepsen_log_text(text, source=source)
+    if format == "limo":
+        return read_limo_text(text, source=source)
+    keyed = {"edn-keyed": True, "kv": False}.get(format)
+    return read_edn_text(text, source=source, keyed=keyed)
+
+
+def _read_json_array(text: str, source: str) -> History:
+    """A JSON array of events, as elle-cli writes them."""
+    try:
+        events = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FormatError(source, error.lineno, f"not JSON: {error.msg} at column {error.colno}") from error
+    except RecursionError as error:
+        raise FormatError(source, None, "JSON nested too deeply") from error
+    builder = HistoryBuilder()
+    for event in events:
+        if isinstance(event, dict):
+            event.setdefault("process", 0)
+    try:
+        builder.feed(events)
+    except HistoryError as error:
+        raise FormatError(source, None, f"event {error.event}: {error.reason}") from error
+    return builder.finish()
+
+
+def read_rows(rows: Iterable[Mapping[str, Any]], *, json_columns: Iterable[str] = ("value",)) -> History:
+    """A history from the rows of a table (Parquet, Spark), in order of ``index`` where the rows have one.
+
+    Columns are those of the history format.  ``process`` may be text; columns named in ``json_columns`` hold JSON text
+    (anything that is not text, or no JSON, is taken as it is).  Raises :class:`HistoryError` for rows that do not pair.
+    """
+    decoded = list(json_columns)
+    events = []
+    for row in rows:
+        event = dict(row)
+        process = event.get("process")
+        if isinstance(process, str) and process.lstrip("-").isdigit():
+            event["process"] = int(process)
+        for name in decoded:
+            text = event.get(name)
+            if isinstance(text, str):
+                try:
+                    event[name] = json.loads(text)
+                except ValueError:
+                    pass
+        events.append(event)
+    if all(event.get("index") is not None for event in events):
+        events.sort(key=lambda event: event["index"])
+    return History.from_events(events)

@@ -1,0 +1,272 @@
+"""Jepsen's EDN histories, old and new.
+
+One map an event, bare or all inside one vector or list; records (``#jepsen.history.Op{...}``) count as maps, vectors
+``[process type f value]`` as events of the oldest form; comments and ``#_`` are skipped.  Keywords, symbols and
+strings all become ``str``.  Porcupine's key-value logs are of the same form.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from checker.codecs.jsonl import FormatError
+from checker.history import History, HistoryBuilder, HistoryError, freeze
+
+__all__ = ["parse_edn", "read_edn_text"]
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|;[^\n]*|#_|#\{|#\^?[\w.$/-]+|\\\S[\w]*|[\[\](){}]|[^\s,\[\](){}";]+')
+_STRING_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\", "b": "\b", "f": "\f"}
+_CLOSERS = {"]": "[", ")": "(", "}": "{"}
+_NAMED_CHARS = {"newline": "\n", "space": " ", "tab": "\t", "return": "\r"}
+#: Atoms remembered while parsing: histories repeat few keywords and small numbers; times never repeat.
+_MAX_REMEMBERED = 1 << 16
+
+
+class EdnError(ValueError):
+    """Text that is not EDN; ``line`` counts from 1."""
+
+    def __init__(self, reason: str, line: int) -> None:
+        super().__init__(f"line {line}: {reason}")
+        self.reason = reason
+        self.line = line
+
+
+class _Atoms(dict[str, Any]):
+    """Token to value, remembered."""
+
+    def __missing__(self, token: str) -> Any:
+        value = _atom(token)
+        if len(self) < _MAX_REMEMBERED:
+            self[token] = value
+        return value
+
+
+def _atom(token: str) -> Any:
+    first = token[0]
+    if first == ":":
+        return token[1:]
+    if first == '"':
+        return re.sub(r"\\(.)", lambda m: _STRING_ESCAPES.get(m[1], m[1]), token[1:-1], flags=re.S)
+    if first == "\\":
+        name = token[1:]
+        return _NAMED_CHARS.get(name, name)
+    if first.isdigit() or first in "+-":
+        try:
+            return int(token[:-1] if token[-1] == "N" else token)
+        except ValueError:
+            try:
+                return float(token[:-1] if token[-1] == "M" else token)
+            except ValueError:
+                return token
+    return token
+
+
+def _new_atoms() -> _Atoms:
+    atoms = _Atoms()
+    atoms.update({"nil": None, "true": True, "false": False})
+    return atoms
+
+
+def parse_edn(text: str) -> list[Any]:
+    """All top-level forms of ``text``.  Raises :class:`EdnError` with the line at fault."""
+    return [form for form, _ in _forms(text, _new_atoms())]
+
+
+def _forms(text: str, atoms: _Atoms, first_line: int = 1) -> list[tuple[Any, int]]:
+    """Top-level forms, each with the offset at which it ends."""
+    out: list[tuple[Any, int]] = []
+    stack: list[tuple[str, list[Any]]] = []
+    items: list[Any] | None = None
+    discard: list[int] = []
+    end = 0
+    for match in _TOKEN.finditer(text):
+        if not text[end : match.start()].strip(" \t\r\n,\f") == "" and text[end : match.start()]:
+            raise EdnError(f"unexpected {text[end:match.start()].strip()[:20]!r}", _line(text, end, first_line))
+        end = match.end()
+        token = match.group()
+        if token in "[({" or token == "#{":
+            stack.append((token, []))
+            items = stack[-1][1]
+            continue
+        if token in "])}":
+            if not stack or stack[-1][0][-1] != _CLOSERS[token]:
+                raise EdnError(f"{token!r} closes nothing", _line(text, match.start(), first_line))
+            opener, inner = stack.pop()
+            items = stack[-1][1] if stack else None
+            value = _collection(opener, inner, text, match.start(), first_line)
+        elif token[0] == ";":
+            continue
+        elif token == "#_":
+            discard.append(len(stack))
+            continue
+        elif token[0] == "#":
+            continue
+        else:
+            value = atoms[token]
+        if discard and discard[-1] == len(stack):
+            discard.pop()
+        elif items is None:
+            out.append((value, end))
+        else:
+            items.append(value)
+    if text[end:].strip(" \t\r\n,\f"):
+        raise EdnError(f"unexpected {text[end:].strip()[:20]!r}", _line(text, end, first_line))
+    if stack:
+        raise EdnError(f"the text ends inside a {stack[-1][0]!r}", _line(text, len(text), first_line))
+    return out
+
+
+def _collection(opener: str, items: list[Any], text: str, at: int, first_line: int) -> Any:
+    if opener in "[(":
+        return items
+    if opener == "#{":
+        return frozenset(freeze(item) for item in items)
+    if len(items) % 2:
+        raise EdnError("a map has a key without a value", _line(text, at, first_line))
+    keys = items[::2]
+    try:
+        return dict(zip(keys, items[1::2], strict=True))
+    except TypeError:
+        return dict(zip(map(freeze, keys), items[1::2], strict=True))
+
+
+def _line(text: str, at: int, first_line: int) -> int:
+    return first_line + text.count("\n", 0, at)
+
+
+def read_edn_text(text: str, *, source: str = "<edn>", keyed: bool | None = None) -> History:
+    """A history from Jepsen EDN.
+
+    ``keyed`` says that every value is an independent ``[key value]`` pair; by default that is recognised by reads
+    invoked with ``[key nil]``.  Raises :class:`FormatError` naming the line at fault.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        events: list[dict[str, Any]] = []
+        lines: list[int] = []
+        try:
+            for event, line in _events(text):
+                events.append(event)
+                lines.append(line)
+        except EdnError as error:
+            raise FormatError(source, error.line, error.reason) from error
+        if keyed or (keyed is None and _looks_keyed(events)):
+            events = [_split_key(event) for event in events]
+        builder = HistoryBuilder()
+        try:
+            builder.feed(events)
+        except HistoryError as error:
+            raise FormatError(source, lines[error.event or 0], error.reason) from error
+        return builder.finish()
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _events(text: str) -> Iterator[tuple[dict[str, Any], int]]:
+    """Events with the line each ends on.  Flat one-line maps, which most are, take a short way."""
+    atoms = _new_atoms()
+    text = _without_outer(text)
+    pending: list[str] = []
+    pending_line = 1
+    for number, raw in enumerate(text.split("\n"), 1):
+        line = raw.strip()
+        if not pending and line[:1] == "{" and line[-1:] == "}":
+            body = line[1:-1]
+            if not _NESTED.search(body):
+                tokens = body.replace(",", " ").split()
+                if len(tokens) % 2 == 0:
+                    event = {key[1:]: atoms[token] for key, token in zip(tokens[::2], tokens[1::2], strict=True)}
+                    event.setdefault("process", 0)
+                    yield event, number
+                    continue
+            try:
+                forms = _forms(line, atoms, number)
+            except EdnError:
+                forms = []
+            if forms:
+                for form, _ in forms:
+                    yield from _event(form, number)
+                continue
+        if not pending:
+            if not line or line[0] == ";":
+                continue
+            pending_line = number
+        pending.append(raw)
+        if line[:1] == "}" or line[-1:] == "}":
+            whole = "\n".join(pending)
+            if _balanced(whole):
+                for form, end in _forms(whole, atoms, pending_line):
+                    yield from _event(form, _line(whole, end, pending_line))
+                pending = []
+    if pending:
+        whole = "\n".join(pending)
+        for form, end in _forms(whole, atoms, pending_line):
+            yield from _event(form, _line(whole, end, pending_line))
+
+
+def _without_outer(text: str) -> str:
+    """The text without the one vector or list around all events, every line where it was."""
+    opening = _OUTER.match(text)
+    closed = text.rstrip()
+    if opening is None or closed[-1:] != {"[": "]", "(": ")"}[opening[1]]:
+        return text
+    at = opening.start(1)
+    return f"{text[:at]} {closed[at + 1 : -1]}"
+
+
+#: A vector or list that opens before the first event, behind comments.
+_OUTER = re.compile(r"(?:\s|;[^\n]*\n)*([\[(])(?=(?:\s|;[^\n]*\n)*[{#\[(])")
+_NESTED = re.compile(r'[\[\](){}";#\\]')
+#: Most text that is looked at again and again for the end of a form that spans lines.
+_MAX_REBALANCED_CHARS = 1 << 14
+
+
+def _balanced(text: str) -> bool:
+    if len(text) > _MAX_REBALANCED_CHARS:
+        return False
+    depth = 0
+    for token in _TOKEN.findall(text):
+        if token in "[({" or token == "#{":
+            depth += 1
+        elif token in "])}":
+            depth -= 1
+    return depth == 0
+
+
+def _event(form: Any, line: int) -> Iterator[tuple[dict[str, Any], int]]:
+    if isinstance(form, dict):
+        form.setdefault("process", 0)
+        yield form, line
+    elif isinstance(form, list) and len(form) >= 3 and form[1] in ("invoke", "ok", "fail", "info"):
+        process, kind, f = form[:3]
+        yield {"process": process, "type": kind, "f": f, "value": form[3] if len(form) > 3 else None}, line
+    elif isinstance(form, list):
+        for inner in form:
+            yield from _event(inner, line)
+    else:
+        raise EdnError(f"an event must be a map, not {form!r}", line)
+
+
+def _looks_keyed(events: list[dict[str, Any]]) -> bool:
+    found = False
+    for event in events:
+        if event["process"].__class__ is not int:
+            continue
+        value = event.get("value")
+        if not isinstance(value, list) or len(value) != 2 or isinstance(value[0], (list, dict)):
+            return False
+        if event.get("type") == "invoke" and value[1] is None:
+            found = True
+    return found
+
+
+def _split_key(event: dict[str, Any]) -> dict[str, Any]:
+    value = event.get("value")
+    if event["process"].__class__ is not int or not isinstance(value, list) or len(value) != 2:
+        return event
+    return {**event, "key": freeze(value[0]), "value": value[1]}

@@ -1,0 +1,145 @@
+"""Objects whose results number the operations: versioned registers, fetch-and-add, grow-only sets read whole.
+
+Each is brought to ranks (see ``ranks``): linear time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from checker.history import FAIL, INFO, NEVER, OK, History
+from checker.linearizability.log import check_log_order
+from checker.linearizability.outcome import NotApplicable, Violation
+from checker.linearizability.ranks import rank_conflict
+from checker.models.collections import GrowOnlySet
+from checker.models.counters import FetchAndAdd
+from checker.models.logs import Log
+from checker.models.registers import VersionedRegister
+
+__all__ = ["check_fetch_and_add", "check_grow_only_set", "check_versions"]
+
+
+def check_versions(history: History, rows: Sequence[int], model: VersionedRegister) -> Violation | None:
+    """A versioned register is a log: version n is offset n-1, a read shows the last message and the tail."""
+    log = History()
+    base = model.initial_version
+    for row in rows:
+        f, value, result, status = history.f[row], history.value[row], history.result[row], history.status[row]
+        log.process.append(history.process[row])
+        log.status.append(status)
+        log.invoked.append(history.invoked[row])
+        log.returned.append(history.returned[row])
+        if f == "write":
+            log.f.append("append")
+            log.value.append(value)
+            log.result.append([result - base - 1, value] if status == OK else None)
+            if status == OK and result <= base:
+                return Violation(rows=tuple(rows), text="", minimal=False)
+        else:
+            if status == OK:
+                version, seen = result
+                at = version - base
+                if at < 0 or (at == 0 and seen != model.initial):
+                    return Violation(rows=tuple(rows), text="", minimal=False)
+                messages = [seen] if at else []
+                log.result.append({"offset": max(at - 1, 0), "messages": messages, "tail": at})
+            else:
+                log.result.append(None)
+            log.f.append("read")
+            log.value.append(None)
+    for name in ("key", "invoked_ns", "returned_ns", "node"):
+        getattr(log, name).extend([None] * len(log.f))
+    found = check_log_order(log, range(len(log)), Log())
+    if found is None:
+        return None
+    return Violation(rows=tuple(rows[at] for at in found.rows), text="", minimal=False)
+
+
+def check_fetch_and_add(history: History, rows: Sequence[int], model: FetchAndAdd) -> Violation | None:
+    """Every answer is the sum so far: with positive amounts, sums order the operations."""
+    adds: dict[Any, tuple[Any, int, int]] = {}
+    reads: list[tuple[Any, int, int]] = []
+    bad = Violation(rows=tuple(rows), text="", minimal=False)
+    twice = False
+    for row in rows:
+        f, result, status = history.f[row], history.result[row], history.status[row]
+        if status == FAIL or (f == "read" and status == INFO):
+            continue
+        if status == INFO:
+            raise NotApplicable("an addition crashed")
+        if f == "read":
+            reads.append((result, history.invoked[row], history.returned[row]))
+            continue
+        amount = 1 if history.value[row] is None else history.value[row]
+        if not amount > 0:
+            raise NotApplicable("an amount is not positive")
+        twice = twice or result in adds
+        adds[result] = (amount, history.invoked[row], history.returned[row])
+    if twice:
+        return bad
+    last_invoke: dict[int, int] = {}
+    first_return: dict[int, int] = {}
+    place: dict[Any, int] = {model.initial: 0}
+    total: Any = model.initial
+    while total in adds:
+        amount, invoked, returned = adds[total]
+        rank = 2 * place[total] + 1
+        last_invoke[rank], first_return[rank] = invoked, returned
+        total += amount
+        place[total] = (rank + 1) // 2
+    if len(place) - 1 != len(adds):
+        return bad
+    for total, invoked, returned in reads:
+        if total not in place:
+            return bad
+        rank = 2 * place[total]
+        last_invoke[rank] = max(last_invoke.get(rank, -1), invoked)
+        first_return[rank] = min(first_return.get(rank, NEVER), returned)
+    return bad if rank_conflict(first_return, last_invoke) is not None else None
+
+
+def check_grow_only_set(history: History, rows: Sequence[int], model: GrowOnlySet) -> Violation | None:
+    """Whole sets read must form a chain; each element belongs where the chain first shows it."""
+    adds: dict[Any, tuple[int, int]] = {}
+    reads: list[tuple[frozenset[Any], int, int]] = []
+    count = 0
+    bad = Violation(rows=tuple(rows), text="", minimal=False)
+    for row in rows:
+        f, status = history.f[row], history.status[row]
+        if status == FAIL:
+            continue
+        if f == "add":
+            count += 1
+            adds[history.value[row]] = (history.invoked[row], history.returned[row])
+        elif status == OK:
+            reads.append((frozenset(history.result[row]), history.invoked[row], history.returned[row]))
+    if len(adds) != count:
+        raise NotApplicable("an element is added twice")
+    reads.sort(key=lambda read: len(read[0]))
+    last_invoke: dict[int, int] = {}
+    first_return: dict[int, int] = {}
+
+    def place(rank: int, invoked: int, returned: int) -> None:
+        last_invoke[rank] = max(last_invoke.get(rank, -1), invoked)
+        first_return[rank] = min(first_return.get(rank, NEVER), returned)
+
+    level = 0
+    shown: frozenset[Any] = frozenset()
+    for elements, invoked, returned in reads:
+        if len(elements) > len(shown):
+            if not shown <= elements:
+                return bad
+            level += 1
+            for element in elements - shown:
+                if element not in adds:
+                    return bad
+                place(2 * level - 1, *adds[element])
+            shown = elements
+        elif elements != shown:
+            return bad
+        place(2 * level, invoked, returned)
+    for element, (invoked, returned) in adds.items():
+        if element not in shown and returned != NEVER:
+            place(2 * level + 1, invoked, returned)
+    return bad if rank_conflict(first_return, last_invoke) is not None else None
