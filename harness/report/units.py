@@ -76,7 +76,7 @@ def time_ticks(end_ns: int, *, wanted: int = 7) -> list[tuple[float, str]]:
         return [(0.0, "0 s")]
     end_s = end_ns / 1e9
     if end_s < _STEPS_S[0] * 2:
-        step_s = 10.0 ** math.floor(math.log10(end_s / 2)) if end_s > 0 else 1.0
+        step_s = max(1e-9, 10.0 ** math.floor(math.log10(end_s / 2)))
         while end_s / step_s > wanted:
             step_s *= 2
     else:

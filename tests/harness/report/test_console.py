@@ -1,0 +1,198 @@
+"""The console: a panel on a terminal, plain lines elsewhere, nothing on standard output."""
+
+import asyncio
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+import harness.report.console as module
+from harness.live_stats import FaultStatus, LiveStats
+from harness.report import LiveProgress, print_summary
+from harness.report.console import sparkline
+
+S = 1_000_000_000
+
+
+def console(*, terminal=False):
+    return Console(file=io.StringIO(), force_terminal=terminal, width=200, color_system=None, legacy_windows=False)
+
+
+def stats_of_a_run():
+    stats = LiveStats(events=12)
+    stats.counts["write"] = {"invoke": 7, "ok": 4, "fail": 1, "info": 1}
+    for number in range(6):
+        stats.completion("ok", number * S, number * S + 2_000_000)
+    stats.faults["f1"] = FaultStatus("f1", "partition", "halves", "proven", 3 * S)
+    return stats
+
+
+def progress(stats, where, now_ns=6 * S):
+    return LiveProgress(stats, clock_ns=lambda: now_ns, time_limit_s=30, title="broker-register", console=where)
+
+
+def show(item):
+    where = console()
+    where.print(item)
+    return where.file.getvalue()
+
+
+def test_the_panel_says_what_is_going_on():
+    live = progress(stats_of_a_run(), console())
+    live.phase("driving the load")
+    text = show(live.render())
+    for words in (
+        "broker-register",
+        "driving the load, 24 s left",
+        "1 ops/s",
+        "4 ok",
+        "1 fail",
+        "1 info",
+        "median 2 ms",
+        "partition halves: in force, proven, 3 s",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [("injecting", "injecting"), ("unproven", "NOT PROVEN"), ("healing", "healing")]
+)
+def test_a_fault_s_state_is_told_in_words(state, words):
+    stats = stats_of_a_run()
+    stats.faults["f1"].state = state
+    live = progress(stats, console())
+    assert f"partition halves: {words}" in show(live.render())
+    assert f"partition halves: {words}" in live.line().plain
+
+
+def test_many_faults_are_counted():
+    stats = stats_of_a_run()
+    for number in range(9):
+        stats.faults[f"g{number}"] = FaultStatus(f"g{number}", "clock", "", "proven", 0)
+    assert "and 6 more" in show(progress(stats, console()).render())
+
+
+def test_before_the_first_event_there_is_a_panel_too():
+    assert "getting ready" in show(progress(LiveStats(), console(), now_ns=0).render())
+
+
+def test_without_a_terminal_there_are_plain_lines(monkeypatch):
+    monkeypatch.setattr(module, "LINE_INTERVAL_S", 0.001)
+    where = console()
+
+    async def run():
+        async with progress(stats_of_a_run(), where) as live:
+            live.phase("starting the cluster")
+            async with asyncio.timeout(10):
+                while where.file.getvalue().count("ops/s") < 3:  # noqa: ASYNC110 (a buffer tells nobody)
+                    await asyncio.sleep(0.001)
+
+    asyncio.run(run())
+    text = where.file.getvalue()
+    assert text.startswith("starting the cluster\n")
+    assert "\x1b" not in text
+    assert (
+        "   6.0 s  1 ops/s  ok 4 fail 1 info 1  median 2 ms p99 2 ms  partition halves: in force, proven, 3 s" in text
+    )
+
+
+def test_on_a_terminal_the_panel_is_redrawn_and_taken_away(monkeypatch):
+    monkeypatch.setattr(module, "REDRAW_INTERVAL_S", 0.001)
+    where = console(terminal=True)
+
+    async def run():
+        async with progress(stats_of_a_run(), where) as live:
+            live.phase("final reads")
+            before = len(where.file.getvalue())
+            async with asyncio.timeout(10):
+                while len(where.file.getvalue()) == before:  # noqa: ASYNC110 (a buffer tells nobody)
+                    await asyncio.sleep(0.001)
+
+    asyncio.run(run())
+    assert "final reads" in where.file.getvalue()
+    assert where.file.getvalue().rstrip().endswith("in force, proven, 3 s")
+
+
+def test_an_error_inside_ends_the_display_and_goes_on():
+    where = console()
+
+    async def run():
+        async with progress(LiveStats(), where):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run())
+
+
+def test_progress_goes_to_standard_error(capsys):
+    async def run():
+        async with LiveProgress(stats_of_a_run(), clock_ns=lambda: 6 * S, time_limit_s=30, title="t") as live:
+            live.phase("driving the load")
+
+    asyncio.run(run())
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "driving the load" in captured.err
+
+
+@given(st.lists(st.integers(0, 10**6)))
+def test_a_sparkline_keeps_order_and_zero(values):
+    drawn = sparkline(values)
+    assert len(drawn) == len(values)
+    for value, mark in zip(values, drawn, strict=True):
+        assert (mark == "▁") == (value == 0)
+    ranked = [mark for _, mark in sorted(zip(values, drawn, strict=True))]
+    assert ranked == sorted(ranked)
+
+
+RESULTS = {
+    "valid": False,
+    "reason": "linearizable: key 5 is not linearizable",
+    "ops": {"invoke": 10, "ok": 12345, "fail": 1, "info": 2},
+    "faults": [{"proven": True}, {"proven": False}],
+    "checks": {
+        "linearizable": {
+            "valid": False,
+            "reason": "stale",
+            "witness": {"text": "the read of 17 was stale", "operations": [{"f": "read"}]},
+        },
+        "replicas": {"valid": "unknown", "reason": "no word from n2"},
+    },
+    "seed": 7,
+    "replay": "harness run --seed 7 --set 'a=[b]'",
+}
+
+
+def summary(results, **options):
+    where = console()
+    print_summary(results, where, **options)
+    return where.file.getvalue()
+
+
+def test_the_summary_has_the_verdict_first_and_everything_to_go_on():
+    text = summary(RESULTS, report_path=Path("/store/run/report.html"))
+    assert text.strip().startswith("INVALID: linearizable: key 5 is not linearizable")
+    for words in (
+        "the read of 17 was stale",
+        "12,345 ok   1 fail   2 info",
+        "2 faults, 1 proven",
+        "linearizable  invalid  stale",
+        "replicas  unknown  no word from n2",
+        "report  /store/run/report.html",
+        "repeat  harness run --seed 7 --set 'a=[b]'",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize(("valid", "word"), [(True, "VALID"), ("unknown", "UNKNOWN"), (None, "UNKNOWN")])
+def test_the_word_of_the_summary(valid, word):
+    assert summary({"valid": valid, "reason": "r"}).strip().startswith(f"{word}: r")
+
+
+def test_odd_results_and_escape_sequences_do_no_harm():
+    text = summary({"valid": True, "reason": "\x1b[2J[bold]x[/]", "faults": 3, "checks": [1], "ops": {"ok": "x"}})
+    assert "\x1b" not in text
+    assert "[bold]x[/]" in text

@@ -1,0 +1,263 @@
+"""The parts of the page: units, paths, time axes, grudges, sections."""
+
+import re
+from itertools import pairwise, permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markupsafe import Markup
+
+from harness.report.charts import bands_of
+from harness.report.checks import MAX_ROWS, check_sections, terms_of
+from harness.report.faults import cut_words, fault_rows, matrix
+from harness.report.svg import element, percent, runs_path
+from harness.report.timeline import MARGIN, _Scale
+from harness.report.units import clip, duration, linear_ticks, operation_text, plural, share, time_ticks
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "text"),
+    [
+        (0, "0 ns"),
+        (999, "999 ns"),
+        (1_000, "1 µs"),
+        (830_400, "830 µs"),
+        (1_305_000, "1.3 ms"),
+        (99_960_000, "100 ms"),
+        (999_600_000, "1 s"),
+        (1_350_000_000, "1.35 s"),
+        (119_000_000_000, "119 s"),
+        (125_000_000_000, "2 min 5 s"),
+        (3_600_000_000_000, "60 min"),
+        (7_260_000_000_000, "2 h 1 min"),
+        (-5_000_000, "−5 ms"),
+    ],
+)
+def test_durations(time_ns, text):
+    assert duration(time_ns) == text
+
+
+@given(st.integers(1, 10**15))
+def test_a_duration_has_three_digits_at_least_in_effect(time_ns):
+    factors = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "h": 3600e9}
+    parts = re.findall(r"([\d.]+) (ns|µs|ms|s|min|h)", duration(time_ns))
+    assert sum(float(number) * factors[unit] for number, unit in parts) == pytest.approx(time_ns, rel=0.0051)
+
+
+def test_shares_do_not_round_to_all_or_none():
+    assert [share(*pair) for pair in ((0, 0), (0, 9), (9, 9), (1, 10**6), (10**6 - 1, 10**6), (1, 3))] == [
+        "–",
+        "0 %",
+        "100 %",
+        "<0.1 %",
+        ">99.9 %",
+        "33.3 %",
+    ]
+    assert [plural(1, "fault"), plural(12345, "fault")] == ["1 fault", "12,345 faults"]
+
+
+@given(st.integers(1, 10**16))
+def test_time_ticks_are_few_even_and_within_the_axis(end_ns):
+    ticks = time_ticks(end_ns)
+    places = [at for at, _ in ticks]
+    assert places[0] == 0 and places[-1] <= 1.0000001
+    assert 2 <= len(ticks) <= 9
+    steps = [later - earlier for earlier, later in pairwise(places)]
+    assert max(steps) == pytest.approx(min(steps))
+    assert len({label for _, label in ticks}) == len(ticks)
+
+
+@given(st.floats(1e-3, 1e9))
+def test_linear_ticks_cover_the_highest_value(highest):
+    ticks = linear_ticks(highest)
+    assert ticks[0] == 0
+    assert ticks[-1] >= highest * 0.999
+    assert ticks[-2] < highest
+    assert len(ticks) <= 5
+
+
+@given(st.text(), st.integers(2, 50))
+def test_clipped_text_is_short_and_printable(text, limit):
+    clipped = clip(text, limit)
+    assert len(clipped) <= limit
+    assert clipped.isprintable()
+    if text.isprintable() and len(text) <= limit:
+        assert clipped == text
+
+
+@pytest.mark.parametrize(
+    ("operation", "text"),
+    [
+        ({"f": "write", "value": 17, "result": 17, "type": "ok"}, "write 17"),
+        ({"f": "write", "value": 17, "type": "info"}, "write 17 → ?"),
+        ({"f": "write", "value": 17, "type": "fail"}, "write 17 → failed"),
+        ({"f": "read", "value": None, "result": 17, "type": "ok"}, "read → 17"),
+        ({"f": "read", "value": None, "result": None, "type": "ok"}, "read → nothing"),
+        ({"f": "append", "value": 9, "result": [3, 9], "type": "ok"}, "append 9 → offset 3"),
+        (
+            {
+                "f": "read",
+                "value": {"offset": 4, "max": 32},
+                "result": {"offset": 4, "messages": [7, 8], "tail": 6},
+                "type": "ok",
+            },
+            "read from 4 → [7, 8], tail 6",
+        ),
+        (
+            {"f": "read", "value": {"offset": 0}, "result": {"messages": list(range(99)), "tail": 99}, "type": "ok"},
+            "read from 0 → [0, 1, …, 98], tail 99",
+        ),
+        ({"f": "tail", "value": None, "result": 4, "type": "ok"}, "tail → 4"),
+        ({"f": "cas", "value": [1, 2], "result": [1, 2], "type": "ok"}, "cas [1, 2]"),
+    ],
+)
+def test_operations_in_words(operation, text):
+    assert operation_text(operation) == text
+
+
+def test_text_is_escaped_and_markup_is_not():
+    made = element("g", "<b>", Markup("<i/>"), class_='"x"', view_box="0 0 1 1", stroke_width=1.50, skipped=None)
+    assert made == '<g class="&#34;x&#34;" viewBox="0 0 1 1" stroke-width="1.5">&lt;b&gt;<i/></g>'
+
+
+@given(st.sets(st.tuples(st.integers(0, 12), st.integers(0, 6))))
+def test_a_path_of_runs_draws_exactly_its_points(points):
+    path, strokes = runs_path(points)
+    drawn, x, y = set(), 0, 0
+    commands = re.findall(r"([Mm])(-?\d+)[ ]?(-?\d+)h(\d+)", path)
+    assert len(commands) == strokes
+    for command, a, b, length in commands:
+        x, y = (int(a), int(b)) if command == "M" else (x + int(a), y + int(b))
+        drawn |= {(x + step, y) for step in range(int(length) + 1)}
+        x += int(length)
+    assert drawn == points
+
+
+def test_percent():
+    assert [percent(part) for part in (0, 0.25, 1, 1 / 3, 0.00001)] == ["0%", "25%", "100%", "33.33%", "0%"]
+
+
+@given(
+    st.lists(st.integers(0, 10**11), min_size=1, max_size=20),
+    st.lists(st.integers(0, 10**11), max_size=20),
+    st.lists(st.integers(-5, 10**11 + 5), max_size=20),
+)
+def test_the_axis_of_a_contradiction_keeps_the_order(own, context, others):
+    scale = _Scale(own, context)
+    moments = sorted({*own, *others})
+    places = [scale(moment) for moment in moments]
+    assert places == sorted(places)
+    assert all(0 <= place <= 1 for place in places)
+    inside = [scale(moment) for moment in sorted(set(own))]
+    assert all(earlier < later for earlier, later in pairwise(inside))
+    assert inside[0] == MARGIN
+
+
+def grudge(*cuts):
+    found = {}
+    for source, destination in cuts:
+        found.setdefault(destination, set()).add(source)
+    return {destination: frozenset(sources) for destination, sources in found.items()}
+
+
+HOSTS = ["n1", "n2", "n3", "n4"]
+LINKS = list(permutations(HOSTS, 2))
+
+
+@pytest.mark.parametrize(
+    ("cut", "words"),
+    [
+        ([(a, b) for a, b in LINKS if (a in "n1n2") != (b in "n1n2")], "n1 n2  |  n3 n4"),
+        ([(a, b) for a, b in LINKS if "n4" in (a, b)], "n1 n2 n3  |  n4"),
+        (LINKS, "n1  |  n2  |  n3  |  n4"),
+        ([("n1", "n2")], "n2 deaf to n1"),
+        ([("n1", "n2"), ("n2", "n1")], "n1 deaf to n2\nn2 deaf to n1"),
+        ([], ""),
+    ],
+)
+def test_grudges_in_words(cut, words):
+    assert cut_words(grudge(*cut), HOSTS) == words
+
+
+@given(st.sets(st.sampled_from(LINKS)))
+def test_words_never_claim_another_cut(cut):
+    words = cut_words(grudge(*cut), HOSTS)
+    said = set()
+    if "|" in words:
+        groups = [group.split() for group in words.split("|")]
+        said = {(a, b) for g in groups for other in groups if g is not other for a in g for b in other}
+    elif words:
+        for line in words.splitlines():
+            destination, sources = line.split(" deaf to ")
+            said |= {(source, destination) for source in sources.split()}
+    assert said == cut
+
+
+@given(st.sets(st.sampled_from(LINKS), min_size=1))
+def test_the_matrix_fills_a_square_for_each_cut_link(cut):
+    drawn = matrix(grudge(*cut), HOSTS)
+    filled = re.search(r'd="([^"]*)" class="cut"', drawn)[1]
+    squares = {(int(x), int(y)) for x, y in re.findall(r"M(\d+) (\d+)", filled)}
+    assert squares == {(18 + 9 * HOSTS.index(b), 9 * HOSTS.index(a)) for a, b in cut}
+
+
+def test_rows_without_proof_are_never_left_out():
+    faults = [{"id": f"f{n}", "proven": n != 90, "healed": n != 95, "start_ns": n} for n in range(100)]
+    rows = fault_rows(faults, [], 5)
+    assert [row.number for row in rows] == [1, 2, 3, 91, 96]
+    assert [row.number for row in fault_rows(faults, [], 1)] == [91]
+
+
+def test_bands_of_faults_that_never_began_or_never_ended():
+    faults = [
+        {"nemesis": "partition", "start_ns": 50, "end_ns": None, "proven": True},
+        {"nemesis": "clock", "start_ns": None},
+        {"nemesis": "clock", "start_ns": 20, "end_ns": 500},
+    ]
+    bands, nemeses, left_out = bands_of(faults, 100)
+    assert [(band.start, band.end, band.proven, band.number) for band in bands] == [
+        (0.5, 1.0, True, 1),
+        (0.2, 1.0, False, 3),
+    ]
+    assert (nemeses, left_out) == (["partition", "clock"], 1)
+
+
+def test_checks_become_sections_those_that_failed_first():
+    checks = {
+        "replicas": {"valid": True, "reason": "same", "committed_bytes": {"n1": 12345, "n2": 12345}},
+        "total-queue": {"valid": "unknown", "reason": "out of time", "keys_checked": 3},
+        "log": {
+            "valid": False,
+            "reason": "lost",
+            "stats": {
+                "counts": {"lost": 2, "stale": 0, "gap": 0, "phantom": 0},
+                "examples": {"lost": [{"key": 1, "time_ns": 5 * MS}] * (MAX_ROWS + 3), "stale": []},
+                "acknowledged": 77,
+                "is_complete": True,
+            },
+        },
+    }
+    sections = check_sections(checks, 10)
+    assert [(section.name, section.verdict) for section in sections] == [
+        ("log", "invalid"),
+        ("total-queue", "unknown"),
+        ("replicas", "valid"),
+    ]
+    log, queue, replicas = sections
+    assert log.facts == [("acknowledged", "77"), ("is complete", "yes")]
+    assert [(t.title, t.columns, len(t.rows), t.left_out) for t in log.tables] == [
+        ("counts", ["lost", "stale", "gap", "phantom"], 1, 0),
+        ("examples: lost", ["key", "time"], MAX_ROWS, 3),
+    ]
+    assert log.tables[1].rows[0] == ["1", "0.005 s"]
+    assert queue.facts == [("keys checked", "3")]
+    assert replicas.tables[0].rows == [["12,345", "12,345"]]
+    assert [section.name for section in check_sections(checks, 1)] == ["log"]
+
+
+def test_terms_are_found_where_there_are_any():
+    assert terms_of({"leaders": {"terms": [{"term": 1}, 3]}}) == [{"term": 1}]
+    assert terms_of({"leaders": None}) == terms_of(None) == terms_of({"leaders": {"terms": 4}}) == []
