@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from node.nameserver.server import NameServer, NameServerOptions, run_name_server
+from node.nameserver.server import NameServer, NameServerOptions
 
-__all__ = ["NameServer", "NameServerOptions", "run_name_server"]
+__all__ = ["NameServer", "NameServerOptions"]

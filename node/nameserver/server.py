@@ -25,7 +25,7 @@ from node.remoting import (
 )
 from node.runtime import Runtime
 
-__all__ = ["NameServer", "NameServerOptions", "run_name_server"]
+__all__ = ["NameServer", "NameServerOptions"]
 
 ORDER_TOPIC_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 """Namespace whose entries go out with routes and registration replies (R)."""
@@ -224,16 +224,3 @@ class NameServer:
 
 def _json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-async def run_name_server(
-    host: str, port: int, runtime: Runtime, stop: asyncio.Event, *, options: NameServerOptions | None = None
-) -> None:
-    """Serve until `stop` is set. Raises what `NameServer.start` raises."""
-    server = NameServer(host, port, runtime, options=options)
-    await server.start()
-    _logger.info("name server listens on %s:%d", host, server.port)
-    try:
-        await stop.wait()
-    finally:
-        await server.stop()

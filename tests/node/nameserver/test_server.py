@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from node.nameserver import NameServer, NameServerOptions, kv_config, run_name_server
+from node.nameserver import NameServer, NameServerOptions, kv_config
 from node.nameserver.kv_config import KvConfig, KvConfigFull
-from node.remoting import Command, ConnectFailed, RemotingClient
+from node.remoting import Command, RemotingClient
 from node.runtime import Runtime
 
 BODY = json.dumps(
@@ -220,24 +220,13 @@ def test_key_value_bounds_and_corrupt_files(disk: Any, monkeypatch: pytest.Monke
     asyncio.run(scenario())
 
 
-def test_run_name_server_serves_until_told_to_stop(runtime: Runtime) -> None:
+def test_a_port_in_use_is_an_os_error(runtime: Runtime) -> None:
     async def scenario() -> None:
-        async with serving(runtime, 1) as (server, _):
+        async with serving(runtime, 1) as (server, (user,)):
+            second = NameServer("127.0.0.1", server.port, runtime)
             with pytest.raises(OSError):
-                await run_name_server("127.0.0.1", server.port, runtime, asyncio.Event())
-            port = server.port
-        stop = asyncio.Event()
-        running = asyncio.create_task(run_name_server("127.0.0.1", port, runtime, stop))
-        client = RemotingClient()
-        await eventually(lambda: answers(client, f"127.0.0.1:{port}"), "the name server answers")
-        stop.set()
-        await running
-        await client.close()
-
-    async def answers(client: RemotingClient, address: str) -> bool:
-        try:
-            return (await client.invoke(address, Command.request(106), timeout_ms=5000)).code == 0
-        except ConnectFailed:
-            return False
+                await second.start()
+            await second.stop()
+            assert (await user.ask(106)).code == 0
 
     asyncio.run(scenario())
