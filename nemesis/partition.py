@@ -119,6 +119,8 @@ class Partition:
             return Proof(proven=False, detail=injection.problem)
         network = _network(target)
         cut = _cut_by([injection])
+        if not cut:
+            return Proof(proven=False, detail="the grudge cuts no link")
         whole = set(_links_between(target.hosts)) - cut - _cut_by(in_force)
         passed_s, (still_passing, not_passing) = await _timed_probe(network, cut, whole)
         # On a machine where links that pass take long, silence as short as this would prove nothing.
@@ -133,7 +135,7 @@ class Partition:
         failed = [f"{_name(link)} still passes" for link in sorted(still_passing)]
         failed += [f"{_name(link)} should pass and does not" for link in sorted(not_passing)]
         detail = f"{len(cut)} links cut, {len(whole)} others pass" if not failed else "; ".join(failed[:3])
-        return Proof(proven=not failed and bool(cut), detail=detail, checked=len(cut) + len(whole), failed=failed)
+        return Proof(proven=not failed, detail=detail, checked=len(cut) + len(whole), failed=failed)
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Undo this fault's cut; links that other faults cut stay cut. Idempotent."""

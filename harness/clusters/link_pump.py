@@ -90,7 +90,6 @@ class Pump:
         "_destination",
         "_destination_is_full",
         "_held",
-        "_last_due_s",
         "_loop",
         "_paused",
         "_timer",
@@ -110,7 +109,6 @@ class Pump:
         self._destination_is_full = False
         self._held: deque[tuple[float, bytes | _End]] = deque()
         self.held_bytes = 0
-        self._last_due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._paused = True  # connections start paused, until both sides are there
         self.is_ended = False
@@ -174,9 +172,8 @@ class Pump:
             self._timer = None
 
     def _append(self, item: bytes | _End) -> None:
-        # A stream keeps its order whatever the jitter, so nothing is due before what went ahead of it.
-        self._last_due_s = max(self._last_due_s, self.gate.due_s(self._loop.time()))
-        self._held.append((self._last_due_s, item))
+        # A stream keeps its order whatever the jitter: what is due early waits behind what went ahead of it.
+        self._held.append((self.gate.due_s(self._loop.time()), item))
 
     def _drain(self) -> None:
         """Deliver what may be delivered, and arrange to come back for the rest."""

@@ -178,6 +178,8 @@ class Processes:
     ) -> ChildProcess:
         """Start a program for a host; returns once it runs.
 
+        The child dies with the thread that starts it, so that must be one that lasts: the main thread's loop.
+
         `argv_prefix` goes before the program's own arguments (`nsenter --net=...`, say); a prefix that
         changes credentials clears the wish to die with the harness, so it is made again after the prefix
         where `setpriv` is there to do it. `stdin` is a descriptor for the child's standard input

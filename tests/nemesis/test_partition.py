@@ -158,6 +158,13 @@ def test_on_a_slow_machine_silence_is_given_more_time(make_target: Any, run_virt
     run_virtual(main())
 
 
+def test_a_grudge_that_cuts_nothing_proves_nothing(make_target: Any, run_virtual: Run) -> None:
+    value = {"id": "f1", "nemesis": "partition", "variant": "one", "grudge": {"n1": []}}
+    injection = Injection(fault_id="f1", nemesis="partition", variant="one", value=value)
+    proof = run_virtual(PARTITION.prove(make_target(3), injection))
+    assert not proof.proven and proof.detail == "the grudge cuts no link"
+
+
 def test_overlapping_cuts_are_proved_and_healed_each_for_itself(make_target: Any, run_virtual: Run) -> None:
     async def main() -> None:
         target = make_target(5)

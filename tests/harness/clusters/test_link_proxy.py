@@ -152,6 +152,23 @@ def test_a_reset_is_passed_on_as_a_reset() -> None:
     asyncio.run(main())
 
 
+def test_an_opener_that_dies_after_the_end_of_its_stream_is_noticed() -> None:
+    async def main() -> None:
+        async with world() as w:
+            near, far = await w.pair()
+            near[1].write_eof()
+            assert await asyncio.wait_for(far[0].read(), 10) == b""
+            near[1].transport.abort()
+            with pytest.raises(ConnectionError):
+                while True:
+                    far[1].write(b"x")
+                    await asyncio.wait_for(far[1].drain(), 10)
+                    await asyncio.sleep(0.01)
+            assert await w.stats("connections") == 0
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("one_way", ["12", "21"])
 def test_a_one_way_cut_stalls_one_direction_only(one_way: str) -> None:
     async def main() -> None:

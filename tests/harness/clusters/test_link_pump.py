@@ -201,6 +201,22 @@ def test_delays_and_rates_are_what_was_asked(
         runner.run(main())
 
 
+def test_bytes_that_set_out_later_do_not_overtake_when_a_delay_ends() -> None:
+    async def main() -> None:
+        stage = Stage()
+        stage.set(delay_ms=500)
+        stage.send(b"first")
+        stage.set()
+        stage.send(b"second")
+        await asyncio.sleep(0.4)
+        assert stage.delivered == b""
+        await asyncio.sleep(0.2)
+        assert stage.delivered == b"firstsecond"
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(main())
+
+
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_pump_without_a_destination_reads_no_more_and_holds_nothing(cut: bool) -> None:
     async def main() -> None:

@@ -174,12 +174,14 @@ def test_cuts_are_seen_link_by_link_and_add_up(tmp_path: Path, run_state: RunSta
     asyncio.run(main())
 
 
-def test_clients_can_be_cut_from_hosts(tmp_path: Path, run_state: RunState) -> None:
+@pytest.mark.parametrize("probed_before", [True, False])
+def test_clients_can_be_cut_from_hosts(tmp_path: Path, run_state: RunState, probed_before: bool) -> None:
     async def main() -> None:
         async with cluster_of(run_state, tmp_path) as cluster:
             there, back = Link(CLIENTS_HOST, "n1"), Link("n1", CLIENTS_HOST)
             name_server = Link("n1", NAME_SERVER_HOST)
-            assert await passing(cluster, [there, back, name_server]) == {there, back, name_server}
+            if probed_before:
+                assert await passing(cluster, [there, back, name_server]) == {there, back, name_server}
             await cluster.network.cut("f1", {CLIENTS_HOST: frozenset({"n1"})})
             assert await passing(cluster, [there, back, name_server], 0.3) == {there, name_server}
 
@@ -245,6 +247,31 @@ def test_a_cut_that_forgets_new_connections_is_found_out(tmp_path: Path, run_sta
             probe._listeners[leak] = probe._listeners[Link("n1", "n3")]  # new connections find a way around
             for result in await cluster.network.probe([leak], timeout_s=0.3):
                 assert result.passed and result.partial and "not on every connection" in result.detail
+
+    asyncio.run(main())
+
+
+def test_a_link_without_new_connections_is_not_whole(tmp_path: Path, run_state: RunState) -> None:
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path, 2) as cluster:
+            probe = cluster._probe
+            assert probe is not None
+            probe._listeners[Link("n1", "n2")] = (cluster.bind_address("n2"), OTHER_PORT)  # nobody listens
+            for result in await cluster.network.probe(all_links(cluster), timeout_s=0.3):
+                assert result.passed and result.partial and "not on new connections" in result.detail
+
+    asyncio.run(main())
+
+
+def test_a_new_connection_counts_against_a_cut_even_when_it_carries_nothing(
+    tmp_path: Path, run_state: RunState
+) -> None:
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path, 2) as cluster:
+            link = Link("n1", "n2")
+            await cluster.network.shape_links("f1", {link: LinkShape(delay_ms=10_000)})
+            (result,) = await cluster.network.probe([link], timeout_s=0.3)
+            assert result.passed and result.partial and "established, but carried nothing" in result.detail
 
     asyncio.run(main())
 
