@@ -80,6 +80,14 @@ class Disk(Protocol):
         """Open for reading and writing, creating an empty file when there is none. Raises OSError."""
         ...
 
+    async def create(self, path: str) -> File:
+        """Open like `open`, with the file's existence durable on return (its directory is synced).
+
+        Parent directories that do not exist are created, durably as well. Awaited, because
+        creating a file waits for a disk that stalls, and the node must not. Raises OSError.
+        """
+        ...
+
     def exists(self, path: str) -> bool: ...
 
     def list(self, path: str) -> list[str]:

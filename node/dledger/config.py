@@ -1,0 +1,152 @@
+"""What a member of a DLedger group is told: who its peers are, where its log lies, and its timings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, Literal
+
+__all__ = ["DEFAULT_TIMING", "FAST_TIMING", "TIMINGS", "DLedgerConfig", "DLedgerTiming", "FlushMode"]
+
+FlushMode = Literal["sync", "async"]
+
+MEBIBYTE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DLedgerTiming:
+    """All durations. The defaults are DLedger's own (R) unless said otherwise."""
+
+    heartbeat_interval_ms: int = 2000
+    max_heartbeat_leak: int = 3
+    """Heartbeats that may be missed: the lease is this many intervals."""
+    min_vote_interval_ms: int = 300
+    max_vote_interval_ms: int = 1000
+    """A candidate waits for a random time between the two before it asks for votes, and again between rounds."""
+    vote_wait_ms: int = 2000
+    """How long a candidate waits for answers, plus a random part of `max_vote_interval_ms`."""
+    rpc_timeout_ms: int = 3000
+    """Of votes, heartbeats, COMPARE and TRUNCATE. Two in a row without an answer end a connection."""
+    push_rpc_timeout_ms: int = 3000
+    """Of APPEND and COMMIT, whose answers wait for the follower's disk."""
+    push_timeout_ms: int = 1000
+    """The oldest unanswered APPEND of a peer is sent again after this long; also how long a follower keeps an
+    entry that does not continue its log."""
+    commit_interval_ms: int = 1000
+    """A COMMIT of its own is sent at most this often to a peer that gets no APPEND."""
+    leak_check_interval_ms: int = 1000
+    error_backoff_ms: int = 500
+    """A dispatcher rests this long after an error (seeds S0, S2)."""
+    ack_timeout_ms: int = 2500
+    """How long an append may wait for a quorum."""
+    barrier_timeout_ms: int = 3000
+    """How long a read may wait until the leader has confirmed that it is one."""
+    watermark_log_interval_ms: int = 3000
+    checkpoint_interval_ms: int = 3000
+    flush_interval_ms: int = 10
+    """Between two syncs in flush mode `async`."""
+    disk_stall_ms: int = 6000
+    """A leader whose disk has not completed a flush for this long steps down."""
+    clock_drift_ratio: float = 0.1
+    """By how much two members' monotonic clocks may differ in rate; a lease is shortened by this part."""
+
+    @property
+    def lease_ms(self) -> int:
+        """How long a follower stands by a leader after its last heartbeat."""
+        return self.heartbeat_interval_ms * self.max_heartbeat_leak
+
+
+DEFAULT_TIMING: Final = DLedgerTiming()
+
+FAST_TIMING: Final = DLedgerTiming(
+    heartbeat_interval_ms=100,
+    max_heartbeat_leak=5,
+    min_vote_interval_ms=40,
+    max_vote_interval_ms=160,
+    vote_wait_ms=300,
+    rpc_timeout_ms=400,
+    push_rpc_timeout_ms=1000,
+    push_timeout_ms=400,
+    commit_interval_ms=100,
+    leak_check_interval_ms=250,
+    error_backoff_ms=50,
+    barrier_timeout_ms=1500,
+    disk_stall_ms=1000,
+)
+"""For harness runs, so that a minute holds many elections: a lease of half a second. The stall limit is two leases,
+because on a shared machine an ordinary fsync may take a few hundred milliseconds."""
+
+TIMINGS: Final[Mapping[str, DLedgerTiming]] = MappingProxyType({"default": DEFAULT_TIMING, "fast": FAST_TIMING})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DLedgerConfig:
+    """One member's configuration.
+
+    `peers` maps every member's id, this one's included, to the address that this node dials for it; `listen`
+    is where it listens itself ("ip:port", port 0 for any). The log lies below `data_dir`/dledger.
+    """
+
+    group: str
+    self_id: str
+    peers: Mapping[str, str]
+    listen: str
+    data_dir: str
+    flush_mode: FlushMode = "sync"
+    """`sync`: an entry counts as held by a member once it is synced. `async`: once it is written, which is
+    what DLedger does (R) and what a power cut punishes."""
+    timing: DLedgerTiming = field(default_factory=DLedgerTiming)
+    step_down_on_stalled_disk: bool = True
+    data_segment_size_bytes: int = 1024 * MEBIBYTE
+    """Must be the same on all members: positions are part of the entries."""
+    index_segment_size_bytes: int = 5 * 1024 * 1024 * 32
+    max_pending_appends: int = 10_000
+    """Appends that may wait for a quorum; beyond, LEADER_PENDING_FULL (R)."""
+    max_pending_bytes: int = 64 * MEBIBYTE
+    """Bytes of the log that may wait for this node's disk; beyond, LEADER_PENDING_FULL."""
+    max_cached_bytes: int = 32 * MEBIBYTE
+    """The newest entries kept in memory for followers that are nearly up to date and for readers."""
+    max_pending_pushes: int = 1000
+    """Entries on their way to one peer (seeds S0, S2)."""
+    push_pipeline_depth: int = 4
+    """Pushes under way to one peer. What is appended meanwhile shares the next one: one push for each would cost
+    both sides more than the entries do."""
+    max_push_bytes: int = 256 * 1024
+    """Of entries in one push, unless a single one is larger: a few milliseconds of work for either side."""
+    peer_push_throttle_point_bytes: int = 300 * MEBIBYTE
+    peer_push_quota_bytes: int = 20 * MEBIBYTE
+    """A peer that is further behind than the throttle point gets at most this much in a second."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.self_id not in self.peers:
+            problems.append(f"peers has no entry for this member, {self.self_id}")
+        if self.data_segment_size_bytes < 4096:
+            problems.append("data_segment_size_bytes is below 4096")
+        if self.index_segment_size_bytes < 32 or self.index_segment_size_bytes % 32:
+            problems.append("index_segment_size_bytes is no multiple of 32")
+        for name in ("max_pending_appends", "max_pending_bytes", "max_pending_pushes", "push_pipeline_depth"):
+            if getattr(self, name) < 1:
+                problems.append(f"{name} is below 1")
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    @property
+    def member_ids(self) -> tuple[str, ...]:
+        """Every member, in an order that is the same on all of them."""
+        return tuple(sorted(self.peers))
+
+    @property
+    def quorum_size(self) -> int:
+        """Members that make a majority."""
+        return len(self.peers) // 2 + 1
+
+    @property
+    def ledger_dir(self) -> str:
+        return f"{self.data_dir}/dledger"
+
+    @property
+    def max_entry_size_bytes(self) -> int:
+        """The largest entry, header included: it must leave room for a blank in a file of its own."""
+        return self.data_segment_size_bytes - 8

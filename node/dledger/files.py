@@ -1,0 +1,179 @@
+"""The files of one member's log, and the order in which they change.
+
+    <data_dir>/dledger/data/<20-digit position>    entries (`entry.py`)
+    <data_dir>/dledger/index/<20-digit position>   where each entry lies (`index.py`)
+    <data_dir>/dledger/checkpoint                  what is known to be committed and durable
+    <data_dir>/dledger/member_state                term and vote (`member_state.py`)
+
+Below the committed position the bytes of `data` are the same on every member. The data files are the log; only they
+are synced before an entry is acknowledged. Index and checkpoint never claim more than is durable, so whatever is
+cut off the log is first taken out of the checkpoint and the index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from dataclasses import dataclass
+from typing import Any
+
+from node.dledger.config import DLedgerConfig
+from node.dledger.document import DamagedDocument, decode_document, encode_document
+from node.dledger.entry import Entry, blank, tail_mark
+from node.dledger.index import LogIndex
+from node.runtime import Disk
+from node.store.segments import SegmentedFile
+
+__all__ = ["Checkpoint", "LedgerCorrupt", "LedgerFiles"]
+
+
+class LedgerCorrupt(OSError):
+    """Bytes of the log that had been durable are gone or not what was written. Never served, never cut off.
+
+    `path` and `offset_bytes` say where. An OSError (EBADMSG), because to a reader it is one: the disk has not given
+    back what it was given.
+    """
+
+    def __init__(self, path: str, offset_bytes: int, problem: str) -> None:
+        super().__init__(errno.EBADMSG, f"{path} is damaged at byte {offset_bytes}: {problem}")
+        self.path = path
+        self.offset_bytes = offset_bytes
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A lower bound of what is committed, and of what is durable. Never ahead of the data files."""
+
+    committed_index: int = -1
+    durable_index: int = -1
+    durable_pos: int = 0
+    begin_pos: int = 0
+
+    @classmethod
+    def from_document(cls, content: dict[str, Any]) -> Checkpoint:
+        """Raises DamagedDocument where a field is missing or no number."""
+        values = {}
+        for name in ("committed_index", "durable_index", "durable_pos", "begin_pos"):
+            value = content.get(name)
+            if value.__class__ is not int:
+                raise DamagedDocument(f"the field {name} is missing or no number")
+            values[name] = value
+        return cls(**values)
+
+
+class LedgerFiles:
+    """Reads and changes the files. Data operations come from one task at a time, index operations and checkpoints
+    take `index_lock`."""
+
+    def __init__(self, config: DLedgerConfig, disk: Disk) -> None:
+        self._disk = disk
+        self._directory = config.ledger_dir
+        self.data = SegmentedFile(
+            disk, f"{self._directory}/data", segment_size_bytes=config.data_segment_size_bytes
+        )
+        self._index_file = SegmentedFile(
+            disk, f"{self._directory}/index", segment_size_bytes=config.index_segment_size_bytes
+        )
+        self.index = LogIndex(self._index_file)
+        self.index_lock = asyncio.Lock()
+        self.checkpoint = Checkpoint()
+
+    @property
+    def checkpoint_path(self) -> str:
+        return f"{self._directory}/checkpoint"
+
+    def open(self) -> None:
+        """Find the files. Raises OSError, SegmentError."""
+        self._disk.make_dirs(self._directory)
+        self.data.open()
+        self._index_file.open()
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The checkpoint as it was last written; None when there is none. Raises LedgerCorrupt, OSError."""
+        if not self._disk.exists(self.checkpoint_path):
+            return None
+        try:
+            self.checkpoint = Checkpoint.from_document(decode_document(self._disk.read_file(self.checkpoint_path)))
+        except DamagedDocument as error:
+            raise LedgerCorrupt(self.checkpoint_path, 0, str(error)) from error
+        return self.checkpoint
+
+    def error_at(self, position: int, problem: str) -> LedgerCorrupt:
+        """The error for damage at `position` of the log."""
+        return LedgerCorrupt(self.data.path_at(position), position % self.data.segment_size_bytes, problem)
+
+    async def write(self, entries: list[Entry], *, sync: bool) -> None:
+        """Write entries that continue the log, with the blanks between them. Raises OSError."""
+        pieces = []
+        position = self.data.end_position
+        for entry in entries:
+            if entry.pos != position:
+                pieces.append(blank(entry.pos - position))
+            pieces.append(entry.raw)
+            position = entry.end_pos
+        mark = tail_mark(position, self.data.synced_position)
+        await self.data.append(b"".join(pieces), sync=sync, trailer=mark)
+
+    async def cut(self, position: int, end_index: int) -> None:
+        """Let the log end at `position`, before entry `end_index`, durably. Raises OSError; may be repeated."""
+        async with self.index_lock:
+            if self.checkpoint.durable_pos > position:
+                await self._write_checkpoint(
+                    committed_index=min(self.checkpoint.committed_index, end_index - 1),
+                    durable_index=end_index - 1,
+                    durable_pos=position,
+                    begin_pos=self.checkpoint.begin_pos,
+                )
+            await self.index.truncate(end_index)
+        await self.data.truncate(position)
+        await self.mark_tail()
+
+    async def mark_tail(self) -> None:
+        """Write a tail mark at the end of the log, and sync. Raises OSError."""
+        position = self.data.end_position
+        if position > self.data.begin_position:
+            await self.data.append(b"", sync=True, trailer=tail_mark(position, position))
+
+    async def reset(self, position: int, index: int) -> None:
+        """Forget the whole log, durably; it goes on with entry `index` at `position`. Raises OSError."""
+        async with self.index_lock:
+            await self._write_checkpoint(
+                committed_index=-1, durable_index=-1, durable_pos=position, begin_pos=position
+            )
+            await self.index.reset(index)
+        await self.data.reset(position)
+
+    async def write_checkpoint(self, *, committed_index: int, durable_index: int, durable_pos: int) -> None:
+        """Carry the index to its files, then say what is durable and committed. Raises OSError.
+
+        Whoever calls this holds `index_lock` and has read the three numbers after taking it.
+        """
+        await self.index.write(durable_index + 1)
+        await self.index.sync()
+        await self._write_checkpoint(
+            committed_index=committed_index,
+            durable_index=durable_index,
+            durable_pos=durable_pos,
+            begin_pos=self.data.begin_position,
+        )
+
+    async def _write_checkpoint(
+        self, *, committed_index: int, durable_index: int, durable_pos: int, begin_pos: int
+    ) -> None:
+        checkpoint = Checkpoint(
+            committed_index=committed_index,
+            durable_index=durable_index,
+            durable_pos=durable_pos,
+            begin_pos=begin_pos,
+        )
+        content = {name: getattr(checkpoint, name) for name in Checkpoint.__slots__}
+        await self._disk.write_file_atomic(self.checkpoint_path, encode_document(content))
+        self.checkpoint = checkpoint
+
+    def close(self) -> None:
+        """Release the files; writes nothing."""
+        self.data.close()
+        self._index_file.close()

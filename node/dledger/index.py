@@ -1,0 +1,172 @@
+"""From an entry's index to its place: one unit of 32 bytes for each entry, in files of their own.
+
+    offset  size  field
+         0     4  magic of the entry
+         4     8  pos
+        12     4  size
+        16     8  index
+        24     8  term
+
+Unit n lies at byte 32 n of the row (R). The index is derived from the data and can be made again from it, so it is
+written lazily and not synced when an entry is acknowledged. Its units reach the files only after the data they
+point to is durable, so a unit that survived a crash proves that its entry had been durable; recovery uses that.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from node.dledger.entry import Entry
+from node.store.segments import SegmentedFile
+
+__all__ = ["UNIT_SIZE_BYTES", "IndexUnit", "LogIndex", "pack_unit"]
+
+_UNIT = struct.Struct(">iqiqq")
+UNIT_SIZE_BYTES = _UNIT.size
+
+
+class IndexUnit(NamedTuple):
+    """Where one entry lies."""
+
+    magic: int
+    pos: int
+    size_bytes: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of this
+    term: int
+
+    @property
+    def end_pos(self) -> int:
+        return self.pos + self.size_bytes
+
+
+def pack_unit(entry: Entry) -> bytes:
+    """The unit of an entry."""
+    return _UNIT.pack(entry.magic, entry.pos, len(entry.raw), entry.index, entry.term)
+
+
+class LogIndex:
+    """The units of a log: the older ones in files, the newest in memory until they are written.
+
+    `add`, `cut` and `lookup` are synchronous and see each other's effect at once. The operations on files are
+    awaited one after the other by their caller.
+    """
+
+    def __init__(self, file: SegmentedFile) -> None:
+        self._file = file
+        self._first = 0
+        """Index of the first unit in memory; those before are in the files."""
+        self._units = bytearray()
+        self._writing_until = 0
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """Units in memory only."""
+        return len(self._units)
+
+    @property
+    def end_index(self) -> int:
+        """Index behind the last unit."""
+        return self._first + len(self._units) // UNIT_SIZE_BYTES
+
+    def add(self, entry: Entry) -> None:
+        """Add the unit of the next entry."""
+        if entry.index != self.end_index:
+            raise ValueError(f"the unit of entry {entry.index} cannot follow {self.end_index - 1}")
+        self._units += pack_unit(entry)
+
+    def cut(self, end_index: int) -> None:
+        """Forget the units from `end_index` on; files are cut later, by `truncate`."""
+        kept = max(end_index - self._first, 0)
+        del self._units[kept * UNIT_SIZE_BYTES :]
+        self._first = min(self._first, end_index)
+        self._writing_until = min(self._writing_until, end_index)
+
+    def begin_at(self, index: int) -> None:
+        """Forget everything; the next unit is that of `index`. Files follow later, by `reset`."""
+        self._units.clear()
+        self._first = index
+        self._writing_until = 0
+
+    def lookup(self, index: int) -> IndexUnit | None:
+        """The unit of `index`; None when there is none or it cannot be right. Raises OSError."""
+        if index >= self._first:
+            offset = (index - self._first) * UNIT_SIZE_BYTES
+            if offset >= len(self._units):
+                return None
+            return IndexUnit(*_UNIT.unpack_from(self._units, offset))
+        return self.lookup_file(index)
+
+    def lookup_file(self, index: int) -> IndexUnit | None:
+        """The same, from the files alone."""
+        data = self._file.read(index * UNIT_SIZE_BYTES, UNIT_SIZE_BYTES)
+        if len(data) < UNIT_SIZE_BYTES:
+            return None
+        unit = IndexUnit(*_UNIT.unpack(data))
+        return unit if unit.index == index and unit.pos >= 0 and unit.size_bytes > 0 else None
+
+    def read_file(self, index: int, count: int) -> bytes:
+        """Up to `count` packed units from `index` on, from the files alone. Raises OSError."""
+        return self._file.read(index * UNIT_SIZE_BYTES, count * UNIT_SIZE_BYTES)
+
+    def file_range(self) -> tuple[int, int]:
+        """First index in the files and the one behind the last, whole units only."""
+        begin = -(-self._file.begin_position // UNIT_SIZE_BYTES)
+        return begin, self._file.end_position // UNIT_SIZE_BYTES
+
+    async def write(self, end_index: int) -> None:
+        """Carry the units in memory, those before `end_index`, to the files. Does nothing while the files wait to
+        be cut. Raises OSError.
+        """
+        count = min(end_index, self.end_index) - self._first
+        if count <= 0 or self._file.end_position != self._first * UNIT_SIZE_BYTES:
+            return
+        self._writing_until = self._first + count
+        await self._file.append(bytes(self._units[: count * UNIT_SIZE_BYTES]))
+        written = max(self._writing_until - self._first, 0)
+        del self._units[: written * UNIT_SIZE_BYTES]
+        self._first += written
+
+    async def sync(self) -> None:
+        """Make the written units durable. Raises OSError."""
+        await self._file.sync()
+
+    async def truncate(self, end_index: int) -> None:
+        """Cut the files so that they hold no unit from `end_index` on, durably. Raises OSError."""
+        position = end_index * UNIT_SIZE_BYTES
+        if position < self._file.begin_position:
+            await self._file.reset(position)
+        elif position < self._file.end_position:
+            await self._file.truncate(position)
+
+    async def reset(self, index: int) -> None:
+        """Empty the files, durably; the next unit written is that of `index`. Raises OSError."""
+        await self._file.reset(index * UNIT_SIZE_BYTES)
+
+    async def replace_from(self, index: int, units: bytes) -> None:
+        """Make `units` the packed units from `index` on, in the files, and the last ones. For recovery.
+
+        Writes only where the files differ. Raises OSError.
+        """
+        begin, end = self.file_range()
+        if not begin <= index <= end:
+            await self.reset(index)
+            held = b""
+        else:
+            held = self._file.read(index * UNIT_SIZE_BYTES, len(units))
+        same = _common_units(held, units)
+        await self.truncate(index + same)
+        await self._file.append(units[same * UNIT_SIZE_BYTES :])
+        self.begin_at(index + len(units) // UNIT_SIZE_BYTES)
+
+
+def _common_units(left: bytes, right: bytes) -> int:
+    """How many whole units two rows have in common at their beginning."""
+    low, high = 0, min(len(left), len(right)) // UNIT_SIZE_BYTES
+    while low < high:  # equality of prefixes is monotonic: bisect instead of comparing unit by unit
+        middle = (low + high + 1) // 2
+        if left[: middle * UNIT_SIZE_BYTES] == right[: middle * UNIT_SIZE_BYTES]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

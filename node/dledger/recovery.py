@@ -1,0 +1,242 @@
+"""Finding the log again after a stop, a crash or a power cut.
+
+The end of the log is found by reading entries forward from a place that is known to be good. Where that stops,
+either an unfinished write was torn or the disk has damaged something that had been durable. The first is ordinary
+and is cut off, nobody was ever told of it. The second must never be cut off: an entry that this member has
+acknowledged may be committed, and a log that quietly became shorter could elect a leader without it. What tells
+them apart is evidence of how far the log had been durable:
+
+- the checkpoint,
+- tail marks: each write leaves one behind its entries that says where the write began,
+- units of the index: they reach their files only after the entries they point to are durable.
+
+If the log cannot be read up to the furthest of these, recovery ends in LedgerCorrupt, which names file and byte.
+A power cut can take unsynced bytes in any order, so that entries of the last write stand behind a torn one: they
+are cut off with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from node.dledger.entry import (
+    HEADER_SIZE_BYTES,
+    TAIL_MARK_SIZE_BYTES,
+    BadEntry,
+    Entry,
+    blank_size_at,
+    parse_entry,
+    tail_mark_at,
+)
+from node.dledger.files import Checkpoint, LedgerFiles
+from node.dledger.index import IndexUnit, pack_unit
+from node.store.segments import SegmentedFile
+
+__all__ = ["SCAN_SIZE_BYTES", "Recovered", "recover"]
+
+logger = logging.getLogger("node.dledger.store")
+
+SCAN_SIZE_BYTES = 64 * 1024 * 1024
+"""How much of the newest log is verified at start: a second or two. What is older is verified when it is read."""
+
+_WINDOW_SIZE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """What a member's files hold. `last` is None for an empty log."""
+
+    begin_index: int = -1
+    last: Entry | None = None
+    committed_index: int = -1
+
+
+class LogScan:
+    """Reads entries forward from `position` until something is no entry; `reason` then says what was met."""
+
+    def __init__(self, data: SegmentedFile, position: int, *, next_index: int | None, chain_crc: int | None) -> None:
+        self._data = data
+        self._next_index = next_index
+        self._chain_crc = chain_crc
+        self._window = b""
+        self._window_at = position
+        self.position = position
+        """Behind the last good entry."""
+        self.first: Entry | None = None
+        self.last: Entry | None = None
+        self.units = bytearray()
+        self.reason = ""
+
+    def run(self) -> None:
+        """Read to the end. Raises OSError."""
+        try:
+            while True:
+                entry = self._next()
+                self.units += pack_unit(entry)
+                self.first = self.first or entry
+                self.last = entry
+                self.position = entry.end_pos
+        except BadEntry as error:
+            self.reason = str(error)
+
+    def _next(self) -> Entry:
+        at = self.position
+        if at % self._data.segment_size_bytes:
+            blank_size_bytes = blank_size_at(self._bytes(at, HEADER_SIZE_BYTES), 0)
+            if blank_size_bytes is not None:
+                if blank_size_bytes != self._data.room_at(at):
+                    raise BadEntry(f"a blank claims {blank_size_bytes} bytes")
+                at += blank_size_bytes
+        header = self._bytes(at, HEADER_SIZE_BYTES)
+        size_bytes = int.from_bytes(header[4:8], "big", signed=True)
+        if not HEADER_SIZE_BYTES <= size_bytes <= self._data.room_at(at):
+            raise BadEntry("there is no entry")
+        entry = parse_entry(self._bytes(at, size_bytes), 0, self._chain_crc)
+        if entry.pos != at or (self._next_index is not None and entry.index != self._next_index):
+            raise BadEntry(f"entry {entry.index} of position {entry.pos} does not belong here")
+        if self.last is not None and entry.term < self.last.term:
+            raise BadEntry(f"entry {entry.index} is of term {entry.term}, the one before of {self.last.term}")
+        self._next_index = entry.index + 1
+        self._chain_crc = entry.chain_crc
+        return entry
+
+    def _bytes(self, position: int, size_bytes: int) -> bytes:
+        start = position - self._window_at
+        if start < 0 or start + size_bytes > len(self._window):
+            self._window = self._data.read(position, max(size_bytes, _WINDOW_SIZE_BYTES))
+            self._window_at = position
+            start = 0
+        return self._window[start : start + size_bytes]
+
+
+async def recover(files: LedgerFiles, *, scan_size_bytes: int = SCAN_SIZE_BYTES) -> Recovered:
+    """Open what the files hold and bring them into order: a torn tail is cut off, the index made to fit.
+
+    Afterwards everything that is left is durable. Raises LedgerCorrupt, SegmentError, OSError.
+    """
+    files.open()
+    checkpoint = files.load_checkpoint() or Checkpoint()
+    data = files.data
+    if data.begin_position > checkpoint.begin_pos and checkpoint.durable_index >= 0:
+        raise files.error_at(checkpoint.begin_pos, "the file is missing")
+    begin, scan = _start(files, scan_size_bytes)
+    scan.run()
+    _check_nothing_durable_is_lost(files, checkpoint, scan)
+    begin = begin or scan.first
+    if begin is None:
+        await _make_empty(files, checkpoint)
+        return Recovered()
+    _report_cut(files, scan)
+    last = scan.last
+    assert last is not None
+    first_index = scan.first.index if scan.first is not None else last.index + 1
+    await files.index.replace_from(first_index, bytes(scan.units))
+    if data.end_position != scan.position:
+        await data.truncate(scan.position)
+    else:
+        await data.sync()
+    await files.mark_tail()
+    return Recovered(begin_index=begin.index, last=last, committed_index=checkpoint.committed_index)
+
+
+def _start(files: LedgerFiles, scan_size_bytes: int) -> tuple[Entry | None, LogScan]:
+    """Where to begin reading: far enough back, at an entry that index and data agree on."""
+    data, index = files.data, files.index
+    begin = data.begin_position
+    if data.end_position - begin > scan_size_bytes:
+        unit = _unit_before(files, data.end_position - scan_size_bytes)
+        if unit is not None and unit.pos > begin:
+            try:
+                first = _entry_at(data, begin, None)
+                before = index.lookup_file(unit.index - 1)
+                if before is not None:
+                    previous = _entry_at(data, before.pos, before)
+                    scan = LogScan(data, unit.pos, next_index=unit.index, chain_crc=previous.chain_crc)
+                    scan.last = previous
+                    return first, scan
+            except BadEntry as error:
+                logger.warning("the index of the log is not usable (%s), reading the whole log", error)
+    whole = begin == 0
+    return None, LogScan(data, begin, next_index=0 if whole else None, chain_crc=0 if whole else None)
+
+
+def _unit_before(files: LedgerFiles, position: int) -> IndexUnit | None:
+    """The last unit in the index files whose entry begins at or before `position`, by bisection."""
+    low, high = files.index.file_range()
+    found = None
+    while low < high:
+        middle = (low + high) // 2
+        unit = files.index.lookup_file(middle)
+        if unit is None:
+            return None
+        if unit.pos <= position:
+            found, low = unit, middle + 1
+        else:
+            high = middle
+    return found
+
+
+def _entry_at(data: SegmentedFile, position: int, unit: IndexUnit | None) -> Entry:
+    """The entry at `position`, which is to be the one that `unit` describes. Raises BadEntry."""
+    header = data.read(position, HEADER_SIZE_BYTES)
+    size_bytes = int.from_bytes(header[4:8], "big", signed=True)
+    if not HEADER_SIZE_BYTES <= size_bytes <= data.room_at(position):
+        raise BadEntry(f"there is no entry at {position}")
+    entry = parse_entry(data.read(position, size_bytes))
+    if entry.pos != position or (unit is not None and (entry.index, entry.term) != (unit.index, unit.term)):
+        raise BadEntry(f"entry {entry.index} of position {entry.pos} stands at {position}")
+    return entry
+
+
+def _check_nothing_durable_is_lost(files: LedgerFiles, checkpoint: Checkpoint, scan: LogScan) -> None:
+    """Raises LedgerCorrupt when there is evidence that the log had been durable beyond what could be read."""
+    end = scan.position
+    last_index = scan.last.index if scan.last is not None else -1
+    durable = max(checkpoint.durable_pos, _marked_durable(files.data, end))
+    durable = max(durable, _indexed_until(files, last_index, end))
+    if durable > end or checkpoint.durable_index > last_index or checkpoint.committed_index > last_index:
+        raise files.error_at(
+            end, f"{scan.reason}, although the log had been durable up to position {durable} (this is {end})"
+        )
+
+
+def _marked_durable(data: SegmentedFile, end: int) -> int:
+    """What the tail marks say: the one where reading stopped, or the one at the very end of the file."""
+    at_stop = tail_mark_at(data.read(end, TAIL_MARK_SIZE_BYTES), 0, end)
+    mark_at = data.end_position - TAIL_MARK_SIZE_BYTES
+    at_end = tail_mark_at(data.read(mark_at, TAIL_MARK_SIZE_BYTES), 0, mark_at)
+    return max(at_stop or 0, at_end or 0)
+
+
+def _indexed_until(files: LedgerFiles, last_index: int, end: int) -> int:
+    """Up to which position units in the index files continue the log beyond its last readable entry.
+
+    A unit counts only if it fits to the one before it, so that a damaged index accuses nobody.
+    """
+    index, position = last_index + 1, end
+    while True:
+        unit = files.index.lookup_file(index)
+        if unit is None or unit.pos not in (position, position + files.data.room_at(position)):
+            return position
+        index, position = index + 1, unit.end_pos
+
+
+def _report_cut(files: LedgerFiles, scan: LogScan) -> None:
+    data, end = files.data, scan.position
+    cut_bytes = data.end_position - end
+    if cut_bytes and not (cut_bytes == TAIL_MARK_SIZE_BYTES and _marked_durable(data, end)):
+        logger.warning(
+            "cutting an unfinished write of %d bytes off the log, %s at byte %d: %s",
+            cut_bytes, data.path_at(end), end % data.segment_size_bytes, scan.reason,
+        )  # fmt: skip
+
+
+async def _make_empty(files: LedgerFiles, checkpoint: Checkpoint) -> None:
+    """Nothing was ever durable here: begin at position 0, whatever an interrupted reset has left."""
+    if checkpoint != Checkpoint():
+        async with files.index_lock:
+            await files.write_checkpoint(committed_index=-1, durable_index=-1, durable_pos=0)
+    await files.index.reset(0)
+    files.index.begin_at(0)
+    await files.data.reset(0)

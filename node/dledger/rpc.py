@@ -1,0 +1,121 @@
+"""The codes of the DLedger protocol and the errors that carry them.
+
+Requests travel in remoting frames with one of these request codes and a JSON body; the answer's remoting code is
+SUCCESS and its body carries a DLedger response code (spec of openmessaging DLedger, R).
+"""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["DLedgerCode", "DLedgerError", "DLedgerRequestCode", "PushType", "ReadMode", "Role", "VoteResult"]
+
+
+class DLedgerRequestCode(enum.IntEnum):
+    """Remoting request codes of a member."""
+
+    METADATA = 50000
+    APPEND = 50001
+    GET = 50002
+    VOTE = 51001
+    HEART_BEAT = 51002
+    PUSH = 51004
+
+
+class DLedgerCode(enum.IntEnum):
+    """Response codes. `is_definite` of a DLedgerError tells which ones leave an append's fate open."""
+
+    UNKNOWN = -1
+    SUCCESS = 200
+    TIMEOUT = 300
+    NETWORK_ERROR = 302
+    UNKNOWN_GROUP = 400
+    UNKNOWN_MEMBER = 401
+    UNEXPECTED_MEMBER = 402
+    EXPIRED_TERM = 403
+    NOT_LEADER = 404
+    NOT_FOLLOWER = 405
+    INCONSISTENT_STATE = 406
+    INCONSISTENT_TERM = 407
+    INCONSISTENT_INDEX = 408
+    INCONSISTENT_LEADER = 409
+    INDEX_OUT_OF_RANGE = 410
+    UNEXPECTED_ARGUMENT = 411
+    REPEATED_PUSH = 413
+    DISK_ERROR = 414
+    DISK_FULL = 415
+    TERM_NOT_READY = 416
+    FALL_BEHIND_TOO_MUCH = 417
+    INTERNAL_ERROR = 500
+    TERM_CHANGED = 501
+    WAIT_QUORUM_ACK_TIMEOUT = 502
+    LEADER_PENDING_FULL = 503
+
+
+class VoteResult(enum.Enum):
+    """The answer to a request for a vote, with DLedger's names."""
+
+    UNKNOWN = "UNKNOWN"
+    ACCEPT = "ACCEPT"
+    REJECT_UNKNOWN_LEADER = "REJECT_UNKNOWN_LEADER"
+    REJECT_UNEXPECTED_LEADER = "REJECT_UNEXPECTED_LEADER"
+    REJECT_EXPIRED_VOTE_TERM = "REJECT_EXPIRED_VOTE_TERM"
+    REJECT_ALREADY_VOTED = "REJECT_ALREADY_VOTED"
+    REJECT_ALREADY_HAS_LEADER = "REJECT_ALREADY_HAS_LEADER"
+    REJECT_TERM_NOT_READY = "REJECT_TERM_NOT_READY"
+    REJECT_TERM_SMALL_THAN_LEDGER = "REJECT_TERM_SMALL_THAN_LEDGER"
+    REJECT_EXPIRED_LEDGER_TERM = "REJECT_EXPIRED_LEDGER_TERM"
+    REJECT_SMALL_LEDGER_END_INDEX = "REJECT_SMALL_LEDGER_END_INDEX"
+
+
+class PushType(enum.Enum):
+    """What a leader asks of a follower (seeds S0, S2)."""
+
+    APPEND = "APPEND"
+    COMMIT = "COMMIT"
+    COMPARE = "COMPARE"
+    TRUNCATE = "TRUNCATE"
+
+
+class Role(enum.Enum):
+    """What a member is at present."""
+
+    CANDIDATE = "CANDIDATE"
+    FOLLOWER = "FOLLOWER"
+    LEADER = "LEADER"
+
+
+class ReadMode(enum.Enum):
+    """What a read is made safe by."""
+
+    READ_INDEX = "read_index"
+    LEASE = "lease"
+    LOG = "log"
+    UNSAFE = "unsafe"
+
+
+INDEFINITE_CODES = frozenset(
+    (
+        DLedgerCode.UNKNOWN,
+        DLedgerCode.TIMEOUT,
+        DLedgerCode.NETWORK_ERROR,
+        DLedgerCode.INTERNAL_ERROR,
+        DLedgerCode.TERM_CHANGED,
+        DLedgerCode.WAIT_QUORUM_ACK_TIMEOUT,
+    )
+)
+"""After these an append may have happened, or may still happen."""
+
+
+class DLedgerError(Exception):
+    """An operation was refused or is in doubt; `code` is a DLedgerCode, `leader_id` a hint where known."""
+
+    def __init__(self, code: DLedgerCode, message: str = "", *, leader_id: str | None = None) -> None:
+        super().__init__(f"{code.name}: {message}" if message else code.name)
+        self.code = code
+        self.leader_id = leader_id
+
+    @property
+    def is_definite(self) -> bool:
+        """Whether the operation certainly had, and will have, no effect."""
+        return self.code not in INDEFINITE_CODES

@@ -1,0 +1,436 @@
+"""The log of one member: what it holds, what of that is durable, what is committed.
+
+Appending and cutting are synchronous and take effect in memory at once; the writer task carries them to the disk
+in the same order. Three marks follow the end of the log: *written*, *durable*, and, wherever a quorum's acknowledgement
+is counted, `acked_index`, which is one of the two by flush mode. The committed index is the quorum's business; this
+class only keeps it from ever going back, beyond the end, or below a cut.
+
+Every entry that is read from the disk is verified by its CRCs. A reader gets the bytes that were appended or a
+LedgerCorrupt, which is also logged and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from node.dledger.config import DLedgerConfig
+from node.dledger.entry import HEADER_SIZE_BYTES, NORMAL_MAGIC, BadEntry, Entry, encode_entry, parse_entry
+from node.dledger.files import LedgerCorrupt, LedgerFiles
+from node.dledger.index import IndexUnit
+from node.dledger.recovery import Recovered, recover
+from node.dledger.rpc import DLedgerCode, DLedgerError
+from node.dledger.writer import LogWriter
+from node.remoting.complaints import Complaints
+from node.runtime import Runtime
+
+__all__ = ["DLedgerStore"]
+
+logger = logging.getLogger("node.dledger.store")
+
+INDEX_WRITE_BYTES = 1024 * 1024
+"""Units of the index in memory at which they are written before the next checkpoint: 32,000 entries."""
+
+
+class DLedgerStore:
+    """The log. `open` before use, `close` after; listeners are called synchronously."""
+
+    def __init__(self, config: DLedgerConfig, runtime: Runtime) -> None:
+        self._config = config
+        self._files = LedgerFiles(config, runtime.disk)
+        self._index = self._files.index
+        self.writer = LogWriter(config, self._files, runtime.clock, on_progress=self._progressed)
+        self._complaints = Complaints(logger, lambda: asyncio.get_running_loop().time())
+        self._begin_index = -1
+        self._end_index = -1
+        self._end_term = -1
+        self._end_pos = 0
+        self._end_chain_crc = 0
+        self._committed_index = -1
+        self._committed_pos = 0
+        self._cache: list[Entry] = []
+        self._cache_bytes = 0
+        self._progress_listeners: list[Callable[[], None]] = []
+        self._commit_listeners: list[Callable[[], None]] = []
+        self._checkpoint_task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._index_full = asyncio.Event()
+        self.corrupt_reads = 0
+        """Reads that met damaged bytes."""
+
+    async def open(self) -> None:
+        """Recover the log from its files and begin to write.
+
+        Raises LedgerCorrupt (names file and byte) when durable entries cannot be read back, SegmentError,
+        OSError.
+        """
+        recovered = await recover(self._files)
+        self._adopt(recovered)
+        self.writer.start(self._end_index)
+        self._checkpoint_task = asyncio.get_running_loop().create_task(
+            self._checkpoint_forever(), name="dledger-checkpoint"
+        )
+
+    async def close(self) -> None:
+        """Write what is pending, unless the disk refuses, and a last checkpoint; release the files."""
+        await self.writer.stop()
+        task, self._checkpoint_task = self._checkpoint_task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if self.writer.is_settled:
+                await self._checkpoint()
+        self._files.close()
+
+    # What the log holds
+
+    @property
+    def ledger_begin_index(self) -> int:
+        """Index of the first entry; -1 when the log is empty (S2)."""
+        return self._begin_index
+
+    @property
+    def ledger_end_index(self) -> int:
+        """Index of the last entry, durable or not; -1 when the log is empty (S2)."""
+        return self._end_index
+
+    @property
+    def ledger_end_term(self) -> int:
+        """Term of the last entry: the entry's own, not the member's. -1 when the log is empty."""
+        return self._end_term
+
+    @property
+    def end_pos(self) -> int:
+        """Position behind the last entry."""
+        return self._end_pos
+
+    @property
+    def end_chain_crc(self) -> int:
+        return self._end_chain_crc
+
+    @property
+    def committed_index(self) -> int:
+        return self._committed_index
+
+    @property
+    def committed_pos(self) -> int:
+        """Position behind the last committed entry; below it all members' bytes are the same."""
+        return self._committed_pos
+
+    @property
+    def written_index(self) -> int:
+        return self.writer.written_index
+
+    @property
+    def durable_index(self) -> int:
+        return self.writer.durable_index
+
+    @property
+    def acked_index(self) -> int:
+        """Up to which entry this member may say that it holds the log."""
+        return self.writer.durable_index if self._config.flush_mode == "sync" else self.writer.written_index
+
+    def get(self, index: int) -> Entry | None:
+        """The entry, committed or not; None when the log does not hold it. Raises LedgerCorrupt, OSError."""
+        if not self._begin_index <= index <= self._end_index or index < 0:
+            return None
+        cached = index - self._end_index + len(self._cache) - 1
+        if cached >= 0:
+            return self._cache[cached]
+        unit = self._unit(index)
+        return self._read(unit.pos, unit.size_bytes, index)
+
+    def term_at(self, index: int) -> int:
+        """Term of an entry; -1 when the log does not hold it. Raises LedgerCorrupt, OSError."""
+        if not self._begin_index <= index <= self._end_index or index < 0:
+            return -1
+        if index == self._end_index:
+            return self._end_term
+        cached = index - self._end_index + len(self._cache) - 1
+        return self._cache[cached].term if cached >= 0 else self._unit(index).term
+
+    def read_entries(self, first_index: int, *, max_entries: int, max_bytes: int) -> list[Entry]:
+        """Consecutive entries from `first_index` on: at least one where the log has it, else as many as fit.
+
+        Raises LedgerCorrupt, OSError.
+        """
+        entries: list[Entry] = []
+        size_bytes = 0
+        for index in range(first_index, min(first_index + max_entries, self._end_index + 1)):
+            entry = self.get(index)
+            if entry is None:
+                break
+            size_bytes += len(entry.raw)
+            if entries and size_bytes > max_bytes:
+                break
+            entries.append(entry)
+        return entries
+
+    def read_bytes(self, position: int, size_bytes: int) -> bytes:
+        """The first `size_bytes` of the entry body that begins at `position`, from memory or disk.
+
+        Raises OSError: EINVAL outside the log, LedgerCorrupt where no intact entry's body begins there.
+        """
+        pos = position - HEADER_SIZE_BYTES
+        if not self._files.data.begin_position <= pos < self._end_pos:
+            raise OSError(errno.EINVAL, f"the log holds no body at {position}")
+        if self._cache and pos >= self._cache[0].pos:
+            entry = self._cache[min(bisect_left(self._cache, pos, key=_pos_of), len(self._cache) - 1)]
+            if entry.pos != pos:
+                raise OSError(errno.EINVAL, f"no entry of the log begins at {pos}")
+        else:
+            entry = self._read(pos, HEADER_SIZE_BYTES + size_bytes, None)
+        return entry.raw[HEADER_SIZE_BYTES : HEADER_SIZE_BYTES + size_bytes]
+
+    # How it changes
+
+    def append_as_leader(
+        self, term: int, body_size_bytes: int, encode_body: Callable[[int], bytes], *, magic: int = NORMAL_MAGIC
+    ) -> Entry:
+        """Append an entry of `term`. `encode_body` gets the body's position and returns the body.
+
+        Raises DLedgerError UNEXPECTED_ARGUMENT when it is too large, and whatever `encode_body` raises; nothing
+        is appended then.
+        """
+        pos = self._place(HEADER_SIZE_BYTES + body_size_bytes)
+        body = encode_body(pos + HEADER_SIZE_BYTES)
+        if len(body) != body_size_bytes:
+            raise ValueError(f"the body has {len(body)} bytes, {body_size_bytes} were announced")
+        entry = encode_entry(
+            magic=magic,
+            index=self._end_index + 1,
+            term=term,
+            pos=pos,
+            previous_chain_crc=self._end_chain_crc,
+            body=body,
+        )
+        self._add(entry)
+        return entry
+
+    def append_as_follower(self, entries: Sequence[Entry]) -> None:
+        """Append a leader's entries, which were parsed as a row.
+
+        Raises DLedgerError INCONSISTENT_STATE, and appends nothing, when the first one does not continue this
+        log: by index, by chain CRC, or by position (a leader with another segment size).
+        """
+        first = entries[0]
+        if first.index != self._end_index + 1:
+            raise DLedgerError(DLedgerCode.INCONSISTENT_STATE, f"entry {first.index} cannot follow {self._end_index}")
+        try:
+            parse_entry(first.raw, 0, self._end_chain_crc)
+        except BadEntry as error:
+            raise DLedgerError(DLedgerCode.INCONSISTENT_STATE, str(error)) from error
+        pos = self._end_pos
+        for entry in entries:
+            pos = self._place(len(entry.raw), pos)
+            if entry.pos != pos:
+                raise DLedgerError(
+                    DLedgerCode.INCONSISTENT_STATE,
+                    f"entry {entry.index} belongs at {entry.pos}, here it would be {pos}: is data_segment_size_bytes"
+                    " the same on all members?",
+                )
+            pos = entry.end_pos
+        for entry in entries:
+            self._add(entry)
+
+    def may_truncate_to(self, index: int) -> bool:
+        """Whether the log may be made to end at `index`: never below what is committed (dledger#316)."""
+        return index >= self._committed_index
+
+    def truncate(self, index: int) -> asyncio.Future[None]:
+        """Remove every entry behind `index`, which stays. Done when that is durable.
+
+        Raises DLedgerError INCONSISTENT_STATE when committed entries would go, LedgerCorrupt, OSError.
+        """
+        if not self.may_truncate_to(index):
+            raise DLedgerError(
+                DLedgerCode.INCONSISTENT_STATE, f"cannot truncate to {index}: {self._committed_index} is committed"
+            )
+        last = self.get(index)
+        if last is None:
+            raise DLedgerError(DLedgerCode.INDEX_OUT_OF_RANGE, f"cannot truncate to {index}: it is not here")
+        removed = self._end_index - index
+        if removed:
+            del self._cache[max(len(self._cache) - removed, 0) :]
+            self._cache_bytes = sum(len(entry.raw) for entry in self._cache)
+            self._index.cut(index + 1)
+            self._ends_with(last)
+        return self.writer.cut(last.end_pos, index + 1)
+
+    def reset(self, first: Entry) -> asyncio.Future[None]:
+        """Forget the whole log and begin again with `first`, a leader's first entry. Done when the old log is
+        durably gone.
+
+        Raises DLedgerError INCONSISTENT_STATE when `first` lies within or below what is committed here, or is
+        not the first entry of a file.
+        """
+        if self._begin_index >= 0 and not self.may_truncate_to(first.index - 1):
+            raise DLedgerError(
+                DLedgerCode.INCONSISTENT_STATE,
+                f"cannot begin again at {first.index}: {self._committed_index} is committed",
+            )
+        if first.pos % self._config.data_segment_size_bytes:
+            raise DLedgerError(
+                DLedgerCode.INCONSISTENT_STATE,
+                f"a log cannot begin at {first.pos}: is data_segment_size_bytes the same on all members?",
+            )
+        self._cache.clear()
+        self._cache_bytes = 0
+        self._index.begin_at(first.index)
+        self._begin_index = -1
+        self._end_index = first.index - 1
+        self._end_pos = self._committed_pos = first.pos
+        self._committed_index = first.index - 1
+        gone = self.writer.cut(first.pos, first.index, is_reset=True)
+        self._add(first)
+        return gone
+
+    def update_committed_index(self, index: int) -> bool:
+        """Advance the committed index to `index`, at most to the end of the log (dledger#278).
+
+        False when there is nothing to do: `index` is not new, or lies before the log. Raises LedgerCorrupt, OSError.
+        """
+        index = min(index, self._end_index)
+        if index <= self._committed_index or index < self._begin_index:
+            return False
+        cached = index - self._end_index + len(self._cache) - 1
+        self._committed_pos = self._cache[cached].end_pos if cached >= 0 else self._unit(index).end_pos
+        self._committed_index = index
+        self._changed.set()
+        for listener in self._commit_listeners:
+            listener()
+        return True
+
+    def add_commit_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` whenever the committed index has advanced."""
+        self._commit_listeners.append(listener)
+
+    def add_progress_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` whenever something has become written or durable, or the disk has refused."""
+        self._progress_listeners.append(listener)
+
+    # Inside
+
+    def _adopt(self, recovered: Recovered) -> None:
+        last = recovered.last
+        if last is None:
+            return
+        self._begin_index = recovered.begin_index
+        self._ends_with(last)
+        if recovered.committed_index >= recovered.begin_index:
+            self._committed_index = recovered.committed_index
+            unit = self._unit(recovered.committed_index) if last.index != recovered.committed_index else None
+            self._committed_pos = unit.end_pos if unit is not None else last.end_pos
+
+    def _ends_with(self, last: Entry) -> None:
+        self._end_index = last.index
+        self._end_term = last.term
+        self._end_pos = last.end_pos
+        self._end_chain_crc = last.chain_crc
+
+    def _place(self, size_bytes: int, position: int | None = None) -> int:
+        """Where an entry goes that follows `position`: there, or in the next file when it does not fit."""
+        if size_bytes > self._config.max_entry_size_bytes:
+            raise DLedgerError(
+                DLedgerCode.UNEXPECTED_ARGUMENT,
+                f"an entry of {size_bytes} bytes does not fit into a file of {self._config.data_segment_size_bytes}",
+            )
+        if position is None:
+            position = self._end_pos
+        room = self._files.data.room_at(position)
+        return position if size_bytes + 8 <= room else position + room
+
+    def _add(self, entry: Entry) -> None:
+        if self._begin_index < 0:
+            self._begin_index = entry.index
+        self._index.add(entry)
+        self._cache.append(entry)
+        self._cache_bytes += len(entry.raw)
+        self._ends_with(entry)
+        self.writer.add(entry)
+        if self._cache_bytes > 2 * self._config.max_cached_bytes:
+            self._trim_cache()
+
+    def _trim_cache(self) -> None:
+        """Forget the oldest half of the cache, as far as it is written."""
+        cache = self._cache
+        last_free = self.writer.written_index - (self._end_index - len(cache) + 1)
+        count = 0
+        while count <= last_free and self._cache_bytes > self._config.max_cached_bytes:
+            self._cache_bytes -= len(cache[count].raw)
+            count += 1
+        del cache[:count]
+
+    def _unit(self, index: int) -> IndexUnit:
+        unit = self._index.lookup(index)
+        if unit is None:
+            raise self._damaged(
+                LedgerCorrupt(f"{self._config.ledger_dir}/index", index * 32, f"the unit of entry {index} is not there")
+            )
+        return unit
+
+    def _read(self, pos: int, size_bytes: int, index: int | None) -> Entry:
+        """The entry of at least `size_bytes` at `pos`, verified; with `index`, that very one of that size."""
+        data = self._files.data
+        raw = data.read(pos, min(size_bytes, data.room_at(pos)))
+        if index is None and len(raw) >= HEADER_SIZE_BYTES:
+            whole = int.from_bytes(raw[4:8], "big", signed=True)
+            if len(raw) < whole <= data.room_at(pos):
+                raw = data.read(pos, whole)
+        try:
+            entry = parse_entry(raw)
+            if entry.pos != pos or (index is not None and entry.index != index):
+                raise BadEntry(f"entry {entry.index} of position {entry.pos} stands here")
+        except BadEntry as error:
+            raise self._damaged(self._files.error_at(pos, str(error))) from error
+        return entry
+
+    def _damaged(self, error: LedgerCorrupt) -> LedgerCorrupt:
+        self.corrupt_reads += 1
+        self._complaints.warn("damage", f"the log cannot be served: {error}")
+        return error
+
+    def _progressed(self) -> None:
+        self._changed.set()
+        if self._index.unwritten_bytes > INDEX_WRITE_BYTES:
+            self._index_full.set()
+        for listener in self._progress_listeners:
+            listener()
+
+    async def _checkpoint_forever(self) -> None:
+        """A checkpoint some time after each change (3 s, R); nothing happens while nothing changes."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(self._config.timing.checkpoint_interval_ms / 1000):
+                    await self._index_full.wait()
+            except TimeoutError:
+                pass
+            self._index_full.clear()
+            try:
+                await self._checkpoint()
+            except OSError as error:
+                self._complaints.warn("checkpoint", f"no checkpoint: {error}")
+                self._changed.set()
+                await asyncio.sleep(self._config.timing.checkpoint_interval_ms / 1000)
+            except Exception:
+                logger.exception("the checkpoint met an error of its own")
+
+    async def _checkpoint(self) -> None:
+        async with self._files.index_lock:
+            durable_index = self.writer.durable_index
+            if not self._begin_index <= durable_index <= self._end_index or durable_index < 0:
+                return
+            await self._files.write_checkpoint(
+                committed_index=min(self._committed_index, durable_index),
+                durable_index=durable_index,
+                durable_pos=self._unit(durable_index).end_pos,
+            )
+
+
+def _pos_of(entry: Entry) -> int:
+    return entry.pos

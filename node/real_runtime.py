@@ -1,0 +1,211 @@
+"""The world as a node process meets it: the machine's clocks, its files, and a few threads to wait for the disk.
+
+Whatever may wait for a disk runs in a small pool of threads, so that a stalled disk leaves the event loop free.
+Reads do not: they come from the page cache in all but rare cases. What has to survive a power cut is synced with
+fdatasync, which also makes a file's new length durable; creations, renames and removals additionally sync
+the directory, without which a file's name may be gone after the cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from node.runtime import Runtime
+
+__all__ = ["DISK_THREADS", "RealClock", "RealDisk", "RealFile", "real_runtime"]
+
+T = TypeVar("T")
+
+DISK_THREADS = 4
+"""Disk operations under way at once: log, index, term file and queues each have one at most."""
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Of a file that is to replace another one; what a crash leaves of it is overwritten by the next replacement."""
+
+
+class RealClock:
+    """The machine's clocks."""
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns()
+
+
+class RealFile:
+    """A file of the machine, positioned reads inline, everything that may wait in the disk's threads."""
+
+    def __init__(self, path: str, pool: ThreadPoolExecutor) -> None:
+        self._path = path
+        self._pool = pool
+        self._length_was_cut = False
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def size_bytes(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        data = os.pread(self._descriptor, size_bytes, offset)
+        if len(data) == size_bytes or not data:
+            return data
+        pieces = [data]  # a read may be cut short by a signal, or at 2 GiB
+        missing_bytes = size_bytes - len(data)
+        while missing_bytes:
+            data = os.pread(self._descriptor, missing_bytes, offset + size_bytes - missing_bytes)
+            if not data:
+                break
+            pieces.append(data)
+            missing_bytes -= len(data)
+        return b"".join(pieces)
+
+    async def write(self, offset: int, data: bytes, *, sync: bool = False) -> None:
+        await _in_pool(self._pool, lambda: self._write(offset, data, sync))
+
+    async def sync(self) -> None:
+        await _in_pool(self._pool, self._sync)
+
+    async def truncate(self, size_bytes: int) -> None:
+        await _in_pool(self._pool, lambda: self._truncate(size_bytes))
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write(self, offset: int, data: bytes, sync: bool) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._descriptor, view, offset)
+            offset += written
+            view = view[written:]
+        if sync:
+            self._sync()
+
+    def _sync(self) -> None:
+        if self._length_was_cut:  # fdatasync need not write a length that only became smaller
+            os.fsync(self._descriptor)
+            self._length_was_cut = False
+        else:
+            os.fdatasync(self._descriptor)
+
+    def _truncate(self, size_bytes: int) -> None:
+        os.ftruncate(self._descriptor, size_bytes)
+        self._length_was_cut = True
+
+
+class RealDisk:
+    """The machine's file system. One for each node process; `close` waits for what is under way."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
+
+    def open(self, path: str) -> RealFile:
+        return RealFile(path, self._pool)
+
+    async def create(self, path: str) -> RealFile:
+        def create() -> RealFile:
+            directory = os.path.dirname(path)
+            if not os.path.isdir(directory):
+                self.make_dirs(directory)
+            file = RealFile(path, self._pool)
+            _sync_directory(directory)
+            return file
+
+        return await _in_pool(self._pool, create)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def make_dirs(self, path: str) -> None:
+        missing = []
+        parent = path
+        while not os.path.isdir(parent):
+            missing.append(parent)
+            parent = os.path.dirname(parent)
+        os.makedirs(path, exist_ok=True)
+        for made in missing:
+            _sync_directory(os.path.dirname(made))
+
+    def read_file(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    async def write_file_atomic(self, path: str, data: bytes) -> None:
+        def replace() -> None:
+            temporary = path + TEMPORARY_SUFFIX
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.replace(temporary, path)
+            _sync_directory(os.path.dirname(path))
+
+        await _in_pool(self._pool, replace)
+
+    async def remove(self, path: str) -> None:
+        def remove() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+                _sync_directory(os.path.dirname(path))
+
+        await _in_pool(self._pool, remove)
+
+    async def sync_dir(self, path: str) -> None:
+        await _in_pool(self._pool, lambda: _sync_directory(path))
+
+    def close(self) -> None:
+        """Wait for operations under way and end the threads. Nothing but reads works afterwards."""
+        self._pool.shutdown()
+
+
+async def _in_pool(pool: ThreadPoolExecutor, operation: Callable[[], T]) -> T:
+    """Run `operation` in a thread; it runs to its end even when the waiting task is cancelled.
+
+    A cancelled waiter waits for the end as well before it passes the cancellation on: the caller may close
+    the file then, and the number of its descriptor may go to another file.
+    """
+    future = asyncio.get_running_loop().run_in_executor(pool, operation)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not future.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait((future,))
+        if not future.cancelled():
+            future.exception()
+        raise
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def real_runtime(seed: int | None = None) -> Runtime:
+    """A runtime on this machine. `seed` makes its random numbers repeatable; None takes the system's entropy."""
+    return Runtime(clock=RealClock(), disk=RealDisk(), random=random.Random(seed))
