@@ -52,6 +52,8 @@ MAX_QUEUES: Final = 65_536
 """Queues of one topic; each that holds a message costs a directory, a file and a few hundred bytes of memory."""
 MAX_TOPIC_LENGTH: Final = 127
 """A record stores the topic's length in a signed byte (R)."""
+MAX_RECORD_OVERHEAD_BYTES: Final = 33_120
+"""What a message can cost in the log beside its body: entry header, record, topic and properties, rounded up."""
 
 _TOPIC_NAME = re.compile(r"[%a-zA-Z0-9_-]+")
 _SELF_ID = re.compile(r"n[0-9]{1,4}")
@@ -328,7 +330,7 @@ def _limits(reader: _Reader) -> LimitsConfig:
         ),
         max_connections=reader.take("max_connections", _integer(1, 100_000), defaults.max_connections),
         max_held_pulls=reader.take("max_held_pulls", _integer(0, 1_000_000), defaults.max_held_pulls),
-        segment_size_bytes=reader.take("segment_size_bytes", _integer(4096, 1 << 40), defaults.segment_size_bytes),
+        segment_size_bytes=reader.take("segment_size_bytes", _integer(1 << 16, 1 << 40), defaults.segment_size_bytes),
         queue_file_units=reader.take("queue_file_units", _integer(1, 1 << 30), defaults.queue_file_units),
     )
     reader.finish()
@@ -395,6 +397,11 @@ def _relations(config: BrokerConfig) -> list[str]:
         for member in config.client_addresses
         if member not in config.dledger_peers
     ]
+    if config.limits.segment_size_bytes < config.limits.max_message_size_bytes + MAX_RECORD_OVERHEAD_BYTES:
+        problems.append(
+            f"limits.segment_size_bytes: a file must hold the largest message, that is max_message_size_bytes"
+            f" and {MAX_RECORD_OVERHEAD_BYTES}"
+        )
     if config.listen == config.dledger_listen and split_address(config.listen)[1] != 0:
         problems.append("dledger.listen: is the same address as listen")
     advertised_host, _ = split_address(config.advertise)

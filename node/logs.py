@@ -1,19 +1,23 @@
-"""Logging of a node process: one line per event on stderr.
+"""Logging of a node process: one line per event on stderr, and a brake for lines that a peer could flood.
 
 A line is `2026-01-31T12:00:00.000Z LEVEL logger message`. Control characters are escaped, so that bytes sent by
-a stranger cannot forge a line. Lines that a peer could flood go through `node.remoting.complaints`.
+a stranger cannot forge a line.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
 
-__all__ = ["LineFormatter", "configure_logging"]
+__all__ = ["LineFormatter", "LogLimiter", "configure_logging"]
 
 MAX_LINE_CHARACTERS = 4000
 """A message beyond this is cut: a remark or key sent by a peer must not fill the disk."""
+
+LIMITER_KEYS = 1024
+"""Distinct keys that a limiter remembers; it starts over beyond, which only lets more lines through."""
 
 
 class LineFormatter(logging.Formatter):
@@ -37,3 +41,30 @@ def configure_logging(level: str, stream: TextIO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+class LogLimiter:
+    """Lets through one line per key and interval, and says how many were held back in between.
+
+    `now_s` is a clock in seconds, usually the running loop's `time`.
+    """
+
+    def __init__(self, now_s: Callable[[], float], *, interval_s: float = 10.0) -> None:
+        self._now_s = now_s
+        self._interval_s = interval_s
+        self._next_at: dict[str, float] = {}
+        self._held_back: dict[str, int] = {}
+
+    def warning(self, logger: logging.Logger, key: str, message: str, *arguments: object) -> None:
+        """Log `message % arguments` as a warning, unless one with this `key` was logged within the interval."""
+        now = self._now_s()
+        if now < self._next_at.get(key, float("-inf")):
+            self._held_back[key] = self._held_back.get(key, 0) + 1
+            return
+        if len(self._next_at) >= LIMITER_KEYS:
+            self._next_at.clear()
+            self._held_back.clear()
+        held_back = self._held_back.pop(key, 0)
+        self._next_at[key] = now + self._interval_s
+        suffix = f" ({held_back} like this since the last line)" if held_back else ""
+        logger.warning(f"{message}%s", *arguments, suffix)

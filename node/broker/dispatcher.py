@@ -11,6 +11,7 @@ stops it for good: `failure` then says what was found, and everything that depen
 from __future__ import annotations
 
 import asyncio
+import errno
 import heapq
 import logging
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from node.broker.ledger import LedgerStore
 from node.config import check_topic_name
+from node.logs import LogLimiter
 from node.store.consume_queue import QueueGap
 from node.store.queue_store import NOTHING_DISPATCHED, DispatchMark, QueueStore
 from node.store.record import (
@@ -39,6 +41,8 @@ PORTION_ENTRIES = 256
 CHECKPOINT_INTERVAL_S = 10.0
 """From the first new unit to the checkpoint that covers it. What lies between is dispatched again after a crash:
 at tens of thousands of messages a second that takes a second or two."""
+RETRY_INTERVAL_S = 1.0
+"""Until a log entry that the disk would not give is asked for again."""
 CHECKPOINT_SHARE = 0.1
 """Checkpoints of very many queues take at most this part of the time; the interval grows instead."""
 URGENT_UNFLUSHED_BYTES = 4 << 20
@@ -73,6 +77,7 @@ class Dispatcher:
         self._urgent = asyncio.Event()
         self._checkpoint_task: asyncio.Task[None] | None = None
         self._stopped = False
+        self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.failure: DispatchFailed | None = None
         self.failed: asyncio.Event = asyncio.Event()
         self.repeated_total = 0
@@ -158,11 +163,13 @@ class Dispatcher:
         try:
             for index in range(first, last + 1):
                 self._dispatch(index, arrived)
-        except (RecordError, QueueGap, OSError, ValueError) as error:
+        except (RecordError, QueueGap, ValueError) as error:
             self._fail(DispatchFailed(f"log entry {self._mark.index + 1}: {error}"))
+        except OSError as error:
+            self._read_failed(error)
         if arrived:
             self._on_arrival(arrived)
-        if self.failure is not None:
+        if self.failure is not None or self._mark.index < first:
             return
         self._complete_waiters()
         self._work.set()
@@ -170,6 +177,15 @@ class Dispatcher:
             self._urgent.set()
         if self._mark.index < self._log.committed_index:
             self.notify()
+
+    def _read_failed(self, error: OSError) -> None:
+        """Stop where the log is damaged; try again later where the disk only did not answer."""
+        if error.errno == errno.EBADMSG:
+            self._fail(DispatchFailed(f"log entry {self._mark.index + 1}: {error}"))
+        else:
+            self._complaints.warning(logger, "read", "log entry %d: %s", self._mark.index + 1, error)
+            self._scheduled = True
+            asyncio.get_running_loop().call_later(RETRY_INTERVAL_S, self._run)
 
     def _dispatch(self, index: int, arrived: dict[Queue, None]) -> None:
         entry = self._log.get(index)

@@ -15,8 +15,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from node.logs import LogLimiter
 from node.remoting import Command, RemotingClient, RemotingError, RequestCode, ResponseCode
-from node.remoting.complaints import Complaints
 
 __all__ = ["Identity", "NameServerRegistrar", "registration_body"]
 
@@ -63,7 +63,7 @@ class NameServerRegistrar:
         self._describe = describe
         self._news = {address: asyncio.Event() for address in name_servers}
         self._tasks: list[asyncio.Task[None]] = []
-        self._complaints = Complaints(logger, lambda: asyncio.get_running_loop().time())
+        self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.registered: dict[str, bool] = dict.fromkeys(name_servers, False)
         """Whether the last registration at each name server succeeded."""
 
@@ -113,11 +113,11 @@ class NameServerRegistrar:
         try:
             reply = await self._client.invoke(address, Command.request(code, fields, body), timeout_ms=timeout_ms)
         except RemotingError as error:
-            self._complaints.warn(f"name server {address}", f"name server {address}: {error}")
+            self._complaints.warning(logger, address, "name server %s: %s", address, error)
             return False
         if reply.code != ResponseCode.SUCCESS:
-            self._complaints.warn(
-                f"name server {address}", f"name server {address} answered {reply.code}: {reply.remark}"
+            self._complaints.warning(
+                logger, address, "name server %s answered %d: %s", address, reply.code, reply.remark
             )
             return False
         return True

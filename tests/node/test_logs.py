@@ -1,4 +1,4 @@
-"""Log lines: one per event, not forgeable."""
+"""Log lines: one per event, not forgeable, not floodable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from node.logs import MAX_LINE_CHARACTERS, configure_logging
+from node.logs import MAX_LINE_CHARACTERS, LogLimiter, configure_logging
 
 
 @pytest.fixture
@@ -45,3 +45,24 @@ def test_an_exception_and_a_huge_message_stay_one_line(stream: io.StringIO) -> N
     assert stream.getvalue().count("\n") == 1
     assert "failed: Traceback" in stream.getvalue()
     assert len(stream.getvalue()) < MAX_LINE_CHARACTERS + 100
+
+
+def test_limiter_lets_one_line_through_and_counts_the_rest(stream: io.StringIO) -> None:
+    now = 0.0
+    limiter = LogLimiter(lambda: now, interval_s=10)
+    logger = logging.getLogger("node.x")
+    for _ in range(5):
+        limiter.warning(logger, "a", "peer %s", "p")
+    limiter.warning(logger, "b", "other")
+    now = 10.0
+    limiter.warning(logger, "a", "peer %s", "p")
+    messages = [line.split(" ", 3)[3] for line in stream.getvalue().splitlines()]
+    assert messages == ["peer p", "other", "peer p (4 like this since the last line)"]
+
+
+def test_limiter_forgets_keys_beyond_its_bound(stream: io.StringIO) -> None:
+    limiter = LogLimiter(lambda: 0.0)
+    for number in range(3000):
+        limiter.warning(logging.getLogger("node.x"), str(number), "line")
+    assert stream.getvalue().count("\n") == 3000
+    assert len(limiter._next_at) <= 1024

@@ -95,7 +95,7 @@ class FakeLedger:
         self.store = FakeStore()
         self.member_state = FakeState()
         self.commit_by_hand = False
-        self.refuse_with: int | None = None
+        self.refuse_with: DLedgerCode | None = None
         self.barriers: list[ReadMode] = []
         self.barrier_error: DLedgerError | None = None
         self.started = self.stopped = False
@@ -151,7 +151,7 @@ class FakeLedger:
         for listener in self._commit_listeners:
             listener()
 
-    def fail_pending(self, code: int) -> None:
+    def fail_pending(self, code: DLedgerCode) -> None:
         pending, self._pending = self._pending, []
         for _, future in pending:
             future.set_exception(DLedgerError(code, "failed"))
@@ -254,13 +254,17 @@ class FakeConnection:
             callback(self)
 
 
+def new_runtime(clock: ManualClock | None = None) -> Runtime:
+    return Runtime(clock=clock or ManualClock(), disk=PlainDisk(), random=random.Random(1))
+
+
 class Parts:
     """A broker's parts around a fake log, without the network. `data_dir` survives for another `Parts`."""
 
     def __init__(self, data_dir: str, ledger: FakeLedger | None = None, *, mode: ReadMode = ReadMode.READ_INDEX):
         self.ledger = ledger or FakeLedger()
         self.clock = ManualClock()
-        self.runtime = Runtime(clock=self.clock, disk=PlainDisk(), random=random.Random(1))
+        self.runtime = new_runtime(self.clock)
         self.data_dir = data_dir
         self.queues = QueueStore(self.runtime.disk, f"{data_dir}/consumequeue", units_per_file=7)
         self.holds = PullHolds(max_held=100)
@@ -332,5 +336,5 @@ def helpers() -> Any:
         FakeLedger=FakeLedger,
         FakeConnection=FakeConnection,
         PlainDisk=PlainDisk,
-        ManualClock=ManualClock,
+        new_runtime=new_runtime,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 from typing import Any
@@ -261,6 +262,51 @@ def test_damage_stops_dispatch_and_is_named(make_parts: Any, helpers: Any, damag
         for fails in (lambda: waiter.result(), lambda: parts.dispatcher.wait_for(0)):
             with pytest.raises(DispatchFailed, match="log entry 1"):
                 fails()
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+def test_a_disk_that_does_not_answer_is_asked_again(
+    make_parts: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(dispatcher_module, "RETRY_INTERVAL_S", 0.01)
+        parts = make_parts()
+        await parts.start(master=False)
+        for number in range(3):
+            add(parts, 0, number)
+        failures = [OSError(5, "Input/output error")] * 2
+        get = parts.ledger.store.get
+
+        def flaky(index: int) -> Any:
+            if index == 1 and failures:
+                raise failures.pop()
+            return get(index)
+
+        monkeypatch.setattr(parts.ledger.store, "get", flaky)
+        parts.ledger.commit()
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 2)
+        assert not failures and parts.dispatcher.failure is None
+        assert offsets(parts) == {("t", 0): 3}
+        await parts.stop()
+
+    asyncio.run(main())
+
+
+def test_damage_that_the_log_finds_stops_dispatch(make_parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start(master=False)
+        add(parts, 0, 0)
+
+        def damaged(index: int) -> Any:
+            raise OSError(errno.EBADMSG, "data/000 is damaged at byte 7")
+
+        monkeypatch.setattr(parts.ledger.store, "get", damaged)
+        parts.ledger.commit()
+        await asyncio.wait_for(parts.dispatcher.failed.wait(), 5)
+        assert "damaged at byte 7" in str(parts.dispatcher.failure)
         await parts.stop()
 
     asyncio.run(main())
