@@ -395,9 +395,13 @@ class SimLoop(RefusingLoop):
         self._exception_handler = handler
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Log it, in the host's log when a host's code is running."""
-        error = context.get("exception")
-        logger.error("%s", context.get("message") or "Unhandled exception in event loop", exc_info=error)
+        """Log it, in the log of the host whose code it is."""
+        task = context.get("task") or context.get("future")
+        where = copy_context()
+        if isinstance(task, SimTask):  # of a task that nobody waited for, this is found out anywhere
+            where.run(LANE.set, task.lane)
+        message = context.get("message") or "Unhandled exception in event loop"
+        where.run(logger.error, "%s", message, exc_info=context.get("exception"))
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if self._exception_handler is None:

@@ -170,6 +170,8 @@ class SimNetwork:
         self._refuse_options(options)
         lane = self.loop.current_lane()
         host = self._host_of(lane)
+        if lane.is_dead:
+            raise OSError(errno.ENETDOWN, f"{lane.name} is dead")
         if address not in (None, "", "0.0.0.0", "127.0.0.1", "localhost", host.address):
             raise OSError(
                 errno.EADDRNOTAVAIL,

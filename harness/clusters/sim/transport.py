@@ -358,7 +358,7 @@ class SimTransport(asyncio.Transport):
         """The kernel's part of closing, also when the process just died: FIN, or a reset when bytes are unread."""
         if self.is_gone:
             return
-        self.is_gone = True
+        self.is_gone = self._lost = self._closing = True
         self.lane.__dict__["sockets"].pop(self, None)
         self._network.forget(self)
         if self.server is not None:
@@ -372,7 +372,7 @@ class SimTransport(asyncio.Transport):
 
     def vanish(self) -> None:
         """The host lost power: nobody is told."""
-        self.is_gone = self.has_vanished = True
+        self.is_gone = self.has_vanished = self._lost = self._closing = True
         self.lane.__dict__["sockets"].pop(self, None)
         self._network.forget(self)
         self._inbox.clear()

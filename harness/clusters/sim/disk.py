@@ -1,0 +1,259 @@
+"""The disk of one host: files in memory, operations that take time, and what a power cut leaves.
+
+What programs see is the page cache, and it outlives their processes. What survives a power cut is less:
+
+    content   what was synced; every 4 KiB block written since may be there, be missing or be torn, in any
+              combination, and so may the new length (inode.py)
+    names     creations, replacements and removals that were followed by a sync of their directory; of the others
+              either the first few or any subset happened
+
+Directories themselves are durable at once, because `make_dirs` promises it.
+
+Operations under way when a process is killed never return to it. A write that had begun may or may not have
+reached the page cache; a sync goes on. When power fails, everything under way is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from harness.clusters.sim.inode import Inode
+
+if TYPE_CHECKING:
+    from harness.clusters.sim.loop import SimLoop
+
+__all__ = ["KINDS", "READ", "SYNC", "WRITE", "SimDisk", "disk_error"]
+
+READ, WRITE, SYNC = "read", "write", "sync"
+KINDS = (READ, WRITE, SYNC)
+"""What can go wrong apart: reading; changing the page cache or a directory; making things durable."""
+
+WRITE_S = 20e-6
+SYNC_MIN_S = 200e-6
+SYNC_MEAN_EXTRA_S = 300e-6
+SYNC_MAX_S = 2e-3
+"""A sync takes 0.2 to 2 ms, as on a solid-state disk."""
+SLOW_SYNC_RATIO = 0.001
+SLOW_SYNC_MAX_S = 0.05
+"""One sync in a thousand takes tens of ms, as when the disk cleans up behind itself."""
+BYTES_PER_S = 1e9
+
+
+def disk_error(number: int, path: str) -> OSError:
+    """The error that a kernel would raise."""
+    return OSError(number, os.strerror(number), path)
+
+
+class SimDisk:
+    """Files of one host, across the lives of its processes. Programs hold a `ProcessDisk` on it."""
+
+    def __init__(self, loop: SimLoop, host: str) -> None:
+        self._loop = loop
+        self.random = random.Random(f"{loop.seed}/disk/{host}")
+        self.power_cycles = 0
+        self.slow_factor = 1.0
+        """Every operation takes this many times as long."""
+        self.capacity_bytes: int | None = None
+        """Writes beyond it fail with ENOSPC; None means unlimited."""
+        self.error_ratios: dict[str, float] = {}
+        """Kind -> part of the operations that fail with EIO."""
+        self._stalled: dict[str, None] = {}
+        self._parked: list[Callable[[], None]] = []
+        self._files: dict[str, Inode] = {}
+        self._directories: dict[str, None] = {"/": None}
+        self._durable: dict[str, Inode] = {}
+        self._pending: list[dict[str, Inode | None]] = []
+        """Changes of names that no directory sync has covered, in order; each happens as a whole or not."""
+
+    # Faults
+
+    def stall(self, kinds: Collection[str] = (WRITE, SYNC)) -> None:
+        """Let operations of these kinds, also those under way, wait until `unstall`."""
+        for kind in kinds:
+            if kind not in (WRITE, SYNC):
+                raise ValueError(f"cannot stall {kind!r}: a disk stalls on {WRITE} and {SYNC}")
+            self._stalled[kind] = None
+
+    def unstall(self) -> None:
+        """Let everything that waits go on. Idempotent."""
+        self._stalled.clear()
+        parked, self._parked = self._parked, []
+        for go_on in parked:
+            self._loop.event_at(self._loop.time() + WRITE_S, go_on)
+
+    def is_stalled(self, kind: str) -> bool:
+        """Whether operations of this kind wait."""
+        return kind in self._stalled
+
+    def fill_up(self) -> None:
+        """Leave no room for anything more."""
+        self.capacity_bytes = self.used_bytes()
+
+    def fail(self, kind: str, ratio: float = 1.0) -> None:
+        """Let a part of the operations of one kind fail with EIO; 0 ends it."""
+        if kind not in KINDS:
+            raise ValueError(f"no such kind of operation: {kind!r}")
+        self.error_ratios[kind] = ratio
+
+    def heal(self) -> None:
+        """Take back stall, slowness, errors and lack of room. Flipped bits stay flipped. Idempotent."""
+        self.slow_factor = 1.0
+        self.capacity_bytes = None
+        self.error_ratios.clear()
+        self.unstall()
+
+    def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
+        """Change one bit of a file at rest. Raises OSError when there is no such byte."""
+        inode = self.inode(path)
+        if not 0 <= offset < len(inode.cache):
+            raise disk_error(errno.EINVAL, path)
+        inode.flip_bit(offset, bit)
+
+    def power_fail(self) -> None:
+        """Lose what was not durable, as far as chance has it."""
+        self.power_cycles += 1
+        self._parked.clear()
+        rng = self.random
+        if rng.random() < 0.5:  # a journal: everything up to some point
+            surviving = self._pending[: rng.randrange(len(self._pending) + 1)]
+        else:  # no order promised: any subset
+            surviving = [change for change in self._pending if rng.random() < 0.5]
+        for change in surviving:
+            _apply(self._durable, change)
+        self._pending.clear()
+        self._files = dict(self._durable)
+        for inode in dict.fromkeys(self._files.values()):
+            inode.power_fail(rng)
+
+    # State
+
+    def inode(self, path: str) -> Inode:
+        """The file at a path. Raises FileNotFoundError."""
+        inode = self._files.get(path)
+        if inode is None:
+            raise disk_error(errno.ENOENT, path)
+        return inode
+
+    def get(self, path: str) -> Inode | None:
+        """The file at a path, if there is one."""
+        return self._files.get(path)
+
+    def paths(self) -> list[str]:
+        """Every file, sorted."""
+        return sorted(self._files)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or directory of this name."""
+        return path in self._files or path in self._directories
+
+    def is_dir(self, path: str) -> bool:
+        """Whether there is a directory of this name."""
+        return (path.rstrip("/") or "/") in self._directories
+
+    def names_in(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+        prefix = path.rstrip("/") + "/"
+        inside = (other for names in (self._files, self._directories) for other in names if other.startswith(prefix))
+        return sorted({name for other in inside if (name := other[len(prefix) :]) and "/" not in name})
+
+    def make_dirs(self, path: str) -> None:
+        """Create a directory and its parents, durably."""
+        while path not in self._directories:
+            if path in self._files:
+                raise disk_error(errno.ENOTDIR, path)
+            self._directories[path] = None
+            path = os.path.dirname(path)
+
+    def link(self, path: str, inode: Inode, *, replaced: str | None = None) -> None:
+        """Give a file a name; with `replaced`, take that other name away in the same step (a rename)."""
+        if not self.is_dir(os.path.dirname(path)):
+            raise disk_error(errno.ENOENT, path)
+        if path in self._directories:
+            raise disk_error(errno.EISDIR, path)
+        change: dict[str, Inode | None] = {path: inode}
+        if replaced is not None:
+            change[replaced] = None
+        self._change(change)
+
+    def unlink(self, path: str) -> None:
+        """Take a file's name away. Raises FileNotFoundError."""
+        self.inode(path)
+        self._change({path: None})
+
+    def _change(self, change: dict[str, Inode | None]) -> None:
+        _apply(self._files, change)
+        self._pending.append(change)
+
+    def sync_names(self, directory: str, changes: list[dict[str, Inode | None]]) -> None:
+        """Make those of `changes` durable that concern a directory."""
+        directory = directory.rstrip("/") or "/"
+        for change in changes:
+            if any(os.path.dirname(path) == directory for path in change):
+                for position, pending in enumerate(self._pending):
+                    if pending is change:
+                        del self._pending[position]
+                        _apply(self._durable, change)
+                        break
+
+    def pending_changes(self) -> list[dict[str, Inode | None]]:
+        """The changes of names that are not durable yet."""
+        return list(self._pending)
+
+    def used_bytes(self) -> int:
+        """Bytes in all files."""
+        return sum(len(inode.cache) for inode in self._files.values())
+
+    def put(self, path: str, content: bytes) -> None:
+        """Put a file there as if by hand, durably, creating its parents. Takes no time."""
+        self.make_dirs(os.path.dirname(path))
+        inode = Inode()
+        inode.write(0, content)
+        inode.make_durable()
+        self._files[path] = self._durable[path] = inode
+
+    # Time
+
+    def write_s(self, size_bytes: int) -> float:
+        """How long a write takes."""
+        return (WRITE_S * (0.5 + self.random.random()) + size_bytes / BYTES_PER_S) * self.slow_factor
+
+    def sync_s(self) -> float:
+        """How long a sync takes."""
+        draw = self.random.random()
+        if draw < SLOW_SYNC_RATIO:
+            return SLOW_SYNC_MAX_S * self.random.random() * self.slow_factor
+        return min(SYNC_MIN_S + self.random.expovariate(1 / SYNC_MEAN_EXTRA_S), SYNC_MAX_S) * self.slow_factor
+
+    def later(self, after_s: float, kind: str, go_on: Callable[[], None]) -> None:
+        """Call `go_on` when an operation of a kind is done: after some time, and when the disk does not stall
+        any more. Never when power fails before."""
+        self._loop.event_at(self._loop.time() + after_s, self._done, kind, self.power_cycles, go_on)
+
+    def _done(self, kind: str, power_cycles: int, go_on: Callable[[], None]) -> None:
+        if power_cycles != self.power_cycles:
+            return
+        if kind in self._stalled:
+            self._parked.append(lambda: self._done(kind, power_cycles, go_on))
+            return
+        go_on()
+
+    def fails(self, kind: str) -> bool:
+        """Whether the next operation of a kind fails with EIO."""
+        ratio = self.error_ratios.get(kind, 0.0)
+        return ratio > 0 and self.random.random() < ratio
+
+    def room_bytes(self) -> int | None:
+        """How much more fits; None when that is not limited."""
+        return None if self.capacity_bytes is None else max(0, self.capacity_bytes - self.used_bytes())
+
+
+def _apply(names: dict[str, Inode], change: dict[str, Inode | None]) -> None:
+    for path, inode in change.items():
+        if inode is None:
+            names.pop(path, None)
+        else:
+            names[path] = inode

@@ -1,0 +1,205 @@
+"""The content of one file: what programs see (the page cache) and what of it would survive a power cut.
+
+Only one copy is held. A *layer* says how the durable content differs from the cache: it has a length, and the
+old bytes of those blocks that were changed since. Appending to a file therefore costs nothing but the append.
+A sync that is under way is a second layer, of the moment it began; when it is done it becomes the durable one.
+"""
+
+from __future__ import annotations
+
+import random
+
+__all__ = ["BLOCK_BYTES", "SECTOR_BYTES", "Inode", "Layer"]
+
+BLOCK_BYTES = 4096
+"""What the page cache writes back as a whole; blocks reach the disk in any order."""
+
+SECTOR_BYTES = 512
+"""What a disk writes as a whole: a block that a power cut interrupts is torn at a multiple of this."""
+
+LOSE_ALL_RATIO = 0.3
+"""Power cuts after which nothing that was not synced is there; the plainest case, so it comes often."""
+
+KEEP_ALL_RATIO = 0.15
+"""Power cuts that came just after everything had been written back."""
+
+
+class Layer:
+    """A content that the file had: `size_bytes` long, equal to the cache except for the blocks in `saved`."""
+
+    __slots__ = ("saved", "size_bytes")
+
+    def __init__(self, size_bytes: int, saved: dict[int, bytes]) -> None:
+        self.size_bytes = size_bytes
+        self.saved = saved
+
+    def protect(self, cache: bytearray, start: int, end: int) -> None:
+        """Keep what `cache` holds between two positions, which is about to change."""
+        end = min(end, self.size_bytes)
+        for block in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
+            if block not in self.saved:
+                self.saved[block] = bytes(cache[block * BLOCK_BYTES : min((block + 1) * BLOCK_BYTES, self.size_bytes)])
+
+    def content(self, cache: bytearray) -> bytearray:
+        """The whole content of this layer."""
+        content = cache[: self.size_bytes]
+        content.extend(bytes(self.size_bytes - len(content)))
+        for block, data in self.saved.items():
+            _put_block(content, block, data)
+        return content
+
+
+def _put_block(content: bytearray, block: int, data: bytes) -> None:
+    """Set one block, padded with zeros, as far as it lies within the content."""
+    start = block * BLOCK_BYTES
+    length = min(BLOCK_BYTES, len(content) - start)
+    if length > 0:
+        content[start : start + length] = data[:length].ljust(length, b"\0")
+
+
+class Inode:
+    """One file's content. Nothing here takes time; see disk.py."""
+
+    __slots__ = ("_lost", "cache", "layers")
+
+    def __init__(self) -> None:
+        self.cache = bytearray()
+        self.layers = [Layer(0, {})]
+        """The durable content, then those of the syncs under way, in the order they began."""
+        self._lost: dict[int, bytes] = {}
+        """Blocks that a failed sync gave up: no later sync writes them, unless they are written again."""
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        """Up to `size_bytes` bytes from `offset`."""
+        if size_bytes < BLOCK_BYTES:
+            return bytes(self.cache[offset : offset + size_bytes])
+        with memoryview(self.cache) as view:
+            return bytes(view[offset : offset + size_bytes])
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Put `data` at `offset`, filling a gap with zeros."""
+        cache = self.cache
+        size = len(cache)
+        start = min(offset, size)
+        end = offset + len(data)
+        for layer in self.layers:
+            if start < layer.size_bytes:
+                layer.protect(cache, start, end)
+        if self._lost:
+            self._rewritten(start, end)
+        if offset > size:
+            cache.extend(bytes(offset - size))
+        if offset >= size:
+            cache += data
+        else:
+            cache[offset:end] = data
+
+    def truncate(self, size_bytes: int) -> None:
+        """Cut or zero-extend to a length."""
+        cache = self.cache
+        size = len(cache)
+        start = min(size_bytes, size)
+        for layer in self.layers:
+            if start < layer.size_bytes:
+                layer.protect(cache, start, max(size, layer.size_bytes))
+        if self._lost:
+            self._rewritten(start, max(size, size_bytes))
+        if size_bytes < size:
+            del cache[size_bytes:]
+        else:
+            cache.extend(bytes(size_bytes - size))
+
+    def _rewritten(self, start: int, end: int) -> None:
+        for block in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
+            self._lost.pop(block, None)
+
+    def begin_sync(self) -> Layer:
+        """A sync begins: what it will make durable is the content now."""
+        layer = Layer(len(self.cache), dict(self._lost))
+        self.layers.append(layer)
+        return layer
+
+    def end_sync(self, layer: Layer) -> None:
+        """That sync is done."""
+        if layer in self.layers:  # else a later one was done before and covers it
+            del self.layers[: self.layers.index(layer)]
+
+    def fail_sync(self, layer: Layer) -> None:
+        """That sync failed. As on Linux, the blocks it could not write count as clean afterwards: they stay in
+        the cache, and no later sync writes them."""
+        if layer not in self.layers or layer is self.layers[0]:
+            return
+        self.layers.remove(layer)
+        durable = self.layers[0]
+        for block in self.unsynced_blocks():
+            start = block * BLOCK_BYTES
+            end = min(start + BLOCK_BYTES, durable.size_bytes)
+            self._lost.setdefault(block, durable.saved.get(block, bytes(self.cache[start : max(start, end)])))
+
+    def unsynced_blocks(self) -> list[int]:
+        """Numbers of the blocks whose content is not durable, in order."""
+        durable = self.layers[0]
+        blocks = set(durable.saved)
+        if len(self.cache) > durable.size_bytes:
+            blocks.update(range(durable.size_bytes // BLOCK_BYTES, -(-len(self.cache) // BLOCK_BYTES)))
+        return sorted(blocks)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether a power cut would change nothing."""
+        durable = self.layers[0]
+        return not durable.saved and durable.size_bytes == len(self.cache)
+
+    def durable_content(self) -> bytes:
+        """What is certain to be there after a power cut at this moment, if nothing else had been written back."""
+        return bytes(self.layers[0].content(self.cache))
+
+    def make_durable(self) -> None:
+        """As if synced in no time (files that the harness itself puts there)."""
+        self.layers = [Layer(len(self.cache), {})]
+        self._lost.clear()
+
+    def power_fail(self, rng: random.Random) -> None:
+        """Lose, keep or tear every block that was not durable, and the change of length, each on its own."""
+        if self.is_durable and not self._lost:
+            self.layers = self.layers[:1]
+            return
+        fate = rng.random()
+        cache = self.cache
+        content = self.layers[0].content(cache)
+        if fate >= LOSE_ALL_RATIO:
+            keeps_all = fate < LOSE_ALL_RATIO + KEEP_ALL_RATIO
+            blocks = [block for block in self.unsynced_blocks() if block not in self._lost]
+            size = self._size_after(rng, len(content), keeps_all)
+            del content[size:]
+            content.extend(bytes(size - len(content)))
+            for block in blocks:
+                old = bytes(content[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES])
+                new = bytes(cache[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES])
+                outcome = 1.0 if keeps_all else rng.random()
+                if outcome >= 0.55:
+                    _put_block(content, block, new)
+                elif outcome >= 0.45:
+                    cut = rng.randrange(0, BLOCK_BYTES, SECTOR_BYTES)
+                    _put_block(content, block, new[:cut].ljust(cut, b"\0") + old[cut:])
+        self.cache = content
+        self.make_durable()
+
+    def _size_after(self, rng: random.Random, durable_size: int, keeps_all: bool) -> int:
+        size = len(self.cache)
+        if keeps_all or size == durable_size:
+            return size
+        if size > durable_size and rng.random() < 0.4:
+            return rng.randrange(durable_size, size)
+        return size if rng.random() < 0.5 else durable_size
+
+    def flip_bit(self, offset: int, bit: int) -> None:
+        """Change one bit on the medium. It shows at once, unless the cache holds newer bytes of that block."""
+        saved = self.layers[0].saved
+        block, within = divmod(offset, BLOCK_BYTES)
+        if block in saved and within < len(saved[block]):
+            data = bytearray(saved[block])
+            data[within] ^= 1 << bit
+            saved[block] = bytes(data)
+        else:
+            self.cache[offset] ^= 1 << bit

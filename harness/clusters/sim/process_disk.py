@@ -1,0 +1,332 @@
+"""A host's disk as one process holds it: `node.runtime.Disk` and `File`.
+
+Dies with the process: what it awaits then never returns, and nothing it calls changes anything any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from harness.clusters.sim.disk import READ, SYNC, WRITE, SimDisk, disk_error
+from harness.clusters.sim.inode import Inode, Layer
+from harness.clusters.sim.lane import Lane
+from node.real_runtime import TEMPORARY_SUFFIX
+
+if TYPE_CHECKING:
+    from harness.clusters.sim.loop import SimLoop
+
+__all__ = ["ProcessDisk", "ProcessFile"]
+
+LATE_WRITE_RATIO = 0.25
+"""Writes that reach the page cache at the end of the time they take; the others do at its beginning."""
+
+
+class _Operation:
+    """Something a process waits for. It is not stopped by a cancellation: the waiter gets that afterwards, as
+    with a disk that is driven by threads."""
+
+    __slots__ = ("_done", "_error", "_loop", "_value", "_waiter")
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+        self._waiter: asyncio.Future[None] | None = None
+        self._done = False
+        self._error: OSError | None = None
+        self._value: Any = None
+
+    def finish(self, value: Any = None, error: OSError | None = None) -> None:
+        """The outcome is there."""
+        self._done, self._value, self._error = True, value, error
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> Any:
+        """The outcome. Raises OSError; CancelledError once the operation is over."""
+        cancelled: asyncio.CancelledError | None = None
+        while not self._done:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class ProcessFile:
+    """One open file of one process."""
+
+    def __init__(self, disk: ProcessDisk, path: str, inode: Inode) -> None:
+        self._disk = disk
+        self._path = path
+        self._inode = inode
+        self._is_closed = False
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise disk_error(errno.EBADF, self._path)
+
+    def size_bytes(self) -> int:
+        self._check_open()
+        return len(self._inode.cache)
+
+    def read(self, offset: int, size_bytes: int) -> bytes:
+        self._check_open()
+        device = self._disk.device
+        if device.error_ratios and device.fails(READ):
+            raise disk_error(errno.EIO, self._path)
+        return self._inode.read(offset, size_bytes)
+
+    async def write(self, offset: int, data: bytes, *, sync: bool = False) -> None:
+        self._check_open()
+        await self._disk.write(self._path, self._inode, offset, bytes(data), sync).wait()
+
+    async def sync(self) -> None:
+        self._check_open()
+        operation = self._disk.new_operation()
+        self._disk.sync(self._path, self._inode, operation)
+        await operation.wait()
+
+    async def truncate(self, size_bytes: int) -> None:
+        self._check_open()
+        await self._disk.truncate(self._path, self._inode, size_bytes).wait()
+
+    def close(self) -> None:
+        self._is_closed = True
+
+
+class ProcessDisk:
+    """The files of a host for the process of one lane."""
+
+    def __init__(self, device: SimDisk, loop: SimLoop, lane: Lane) -> None:
+        self.device = device
+        self._loop = loop
+        self._lane = lane
+
+    # node.runtime.Disk
+
+    def open(self, path: str) -> ProcessFile:
+        return ProcessFile(self, path, self._open(path))
+
+    def _open(self, path: str) -> Inode:
+        inode = self.device.get(path)
+        if inode is None:
+            self._check_alive(path)
+            if self.device.room_bytes() == 0:
+                raise disk_error(errno.ENOSPC, path)
+            inode = Inode()
+            self.device.link(path, inode)
+        return inode
+
+    async def create(self, path: str) -> ProcessFile:
+        directory = os.path.dirname(path)
+        operation = self.new_operation()
+
+        def create() -> None:
+            if self._lane.is_dead:
+                return
+            try:
+                if self.device.fails(WRITE):
+                    raise disk_error(errno.EIO, path)
+                self.device.make_dirs(directory)
+                file = self.open(path)
+            except OSError as error:
+                operation.finish(error=error)
+                return
+            self._sync_names(directory, operation, file)
+
+        self.device.later(self.device.write_s(0), WRITE, create)
+        created: ProcessFile = await operation.wait()
+        return created
+
+    def exists(self, path: str) -> bool:
+        return self.device.exists(path)
+
+    def list(self, path: str) -> list[str]:
+        return self.device.names_in(path)
+
+    def make_dirs(self, path: str) -> None:
+        self._check_alive(path)
+        self.device.make_dirs(path)
+
+    def read_file(self, path: str) -> bytes:
+        if self.device.fails(READ):
+            raise disk_error(errno.EIO, path)
+        return bytes(self.device.inode(path).cache)
+
+    async def write_file_atomic(self, path: str, data: bytes) -> None:
+        temporary = path + TEMPORARY_SUFFIX
+        operation = self.new_operation()
+
+        def write() -> None:
+            try:
+                inode = self._open(temporary)
+                inode.truncate(0)
+                self._put(temporary, inode, 0, data)
+            except OSError as error:
+                operation.finish(error=error)
+                return
+            self._when_synced(temporary, inode, operation, lambda: rename(inode))
+
+        def rename(inode: Inode) -> None:
+            if self._lane.is_dead:
+                return
+            try:
+                self.device.link(path, inode, replaced=temporary)
+            except OSError as error:
+                operation.finish(error=error)
+                return
+            self._sync_names(os.path.dirname(path), operation)
+
+        self.device.later(self.device.write_s(len(data)), WRITE, self._unless_dead(write))
+        await operation.wait()
+
+    async def remove(self, path: str) -> None:
+        operation = self.new_operation()
+
+        def remove() -> None:
+            if self.device.get(path) is None:
+                operation.finish()
+                return
+            if self.device.fails(WRITE):
+                operation.finish(error=disk_error(errno.EIO, path))
+                return
+            self.device.unlink(path)
+            self._sync_names(os.path.dirname(path), operation)
+
+        self.device.later(self.device.write_s(0), WRITE, self._unless_dead(remove))
+        await operation.wait()
+
+    async def sync_dir(self, path: str) -> None:
+        operation = self.new_operation()
+        self._sync_names(path, operation)
+        await operation.wait()
+
+    # Steps of operations. Whatever begins in a process that is dead does not happen.
+
+    def new_operation(self) -> _Operation:
+        """Something to wait for."""
+        return _Operation(self._loop)
+
+    def _check_alive(self, path: str) -> None:
+        if self._lane.is_dead:
+            raise disk_error(errno.EIO, path)
+
+    def _unless_dead(self, step: Callable[[], None]) -> Callable[[], None]:
+        def go_on() -> None:
+            if not self._lane.is_dead:
+                step()
+
+        return go_on
+
+    def _put(self, path: str, inode: Inode, offset: int, data: bytes) -> None:
+        """Change the page cache. Raises OSError after writing what fits."""
+        device = self.device
+        if device.error_ratios and device.fails(WRITE):
+            raise disk_error(errno.EIO, path)
+        if device.capacity_bytes is not None:
+            growth = offset + len(data) - len(inode.cache)
+            room = device.room_bytes() or 0
+            if growth > room:
+                fitting = len(data) - (growth - room)
+                if fitting > 0:
+                    inode.write(offset, data[:fitting])
+                raise disk_error(errno.ENOSPC, path)
+        inode.write(offset, data)
+
+    def write(self, path: str, inode: Inode, offset: int, data: bytes, sync: bool) -> _Operation:
+        """Begin a write."""
+        operation = _Operation(self._loop)
+        device = self.device
+        if self._lane.is_dead:
+            return operation
+        is_late = device.random.random() < LATE_WRITE_RATIO
+        if not is_late and not device.is_stalled(WRITE):
+            try:
+                self._put(path, inode, offset, data)
+            except OSError as error:
+                device.later(device.write_s(0), WRITE, partial(operation.finish, error=error))
+                return operation
+            if sync:
+                self.sync(path, inode, operation, device.write_s(len(data)))
+            else:
+                device.later(device.write_s(len(data)), WRITE, operation.finish)
+            return operation
+
+        def put() -> None:
+            try:
+                self._put(path, inode, offset, data)
+            except OSError as error:
+                operation.finish(error=error)
+                return
+            if sync:
+                self.sync(path, inode, operation)
+            else:
+                operation.finish()
+
+        device.later(device.write_s(len(data)), WRITE, self._unless_dead(put))
+        return operation
+
+    def truncate(self, path: str, inode: Inode, size_bytes: int) -> _Operation:
+        """Begin a truncation."""
+        operation = _Operation(self._loop)
+
+        def cut() -> None:
+            if self.device.fails(WRITE):
+                operation.finish(error=disk_error(errno.EIO, path))
+                return
+            inode.truncate(size_bytes)
+            operation.finish()
+
+        self.device.later(self.device.write_s(0), WRITE, self._unless_dead(cut))
+        return operation
+
+    def sync(self, path: str, inode: Inode, operation: _Operation, after_s: float = 0.0) -> None:
+        """Begin to make a file's content durable; `operation` is done with it."""
+        self._when_synced(path, inode, operation, operation.finish, after_s)
+
+    def _when_synced(
+        self, path: str, inode: Inode, operation: _Operation, go_on: Callable[[], None], after_s: float = 0.0
+    ) -> None:
+        if self._lane.is_dead:
+            return
+        layer: Layer = inode.begin_sync()
+
+        def synced() -> None:
+            if self.device.error_ratios and self.device.fails(SYNC):
+                inode.fail_sync(layer)
+                operation.finish(error=disk_error(errno.EIO, path))
+                return
+            inode.end_sync(layer)
+            go_on()
+
+        self.device.later(after_s + self.device.sync_s(), SYNC, synced)
+
+    def _sync_names(self, directory: str, operation: _Operation, value: Any = None) -> None:
+        if self._lane.is_dead:
+            return
+        if not self.device.is_dir(directory):
+            operation.finish(error=disk_error(errno.ENOENT, directory))
+            return
+        changes = self.device.pending_changes()
+
+        def synced() -> None:
+            if self.device.fails(SYNC):
+                operation.finish(error=disk_error(errno.EIO, directory))
+                return
+            self.device.sync_names(directory, changes)
+            operation.finish(value)
+
+        self.device.later(self.device.sync_s(), SYNC, synced)
