@@ -26,7 +26,8 @@ from node.store.record import (
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
     RecordError,
-    decode_dispatch_fields,
+    summarize_record,
+    tag_hash,
 )
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class Dispatcher:
 
     def _dispatch_message(self, entry: LedgerEntry, arrived: dict[Queue, None]) -> int:
         body = entry.body
-        fields = decode_dispatch_fields(body)
+        fields = summarize_record(body)
         transaction = fields.sys_flag & SYS_FLAG_TRANSACTION_MASK
         if transaction not in (0, SYS_FLAG_TRANSACTION_COMMIT):
             return fields.store_timestamp_ms
@@ -213,7 +214,7 @@ class Dispatcher:
             fields.queue_offset,
             physical_offset=fields.physical_offset,
             size_bytes=len(body),
-            tag_hash=fields.tag_hash,
+            tag_hash=tag_hash(fields.tags),
             first_offset=fields.queue_offset if self._log.ledger_begin_index > 0 else 0,
         )
         if added:

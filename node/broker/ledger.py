@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import Callable
 from typing import Protocol
+
+from node.dledger.rpc import DLedgerCode, DLedgerError, ReadMode, Role
 
 __all__ = [
     "AppendResult",
@@ -18,33 +19,6 @@ __all__ = [
     "ReadMode",
     "Role",
 ]
-
-
-class Role(enum.Enum):
-    CANDIDATE = "CANDIDATE"
-    FOLLOWER = "FOLLOWER"
-    LEADER = "LEADER"
-
-
-class ReadMode(enum.Enum):
-    READ_INDEX = "read_index"
-    LEASE = "lease"
-    LOG = "log"
-    UNSAFE = "unsafe"
-
-
-class DLedgerCode(enum.IntEnum):
-    NOT_LEADER = 404
-    DISK_ERROR = 414
-    TERM_CHANGED = 501
-    WAIT_QUORUM_ACK_TIMEOUT = 502
-    LEADER_PENDING_FULL = 503
-
-
-class DLedgerError(Exception):
-    def __init__(self, code: int, message: str = "") -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class AppendResult(Protocol):

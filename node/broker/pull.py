@@ -22,9 +22,8 @@ from node.broker.reads import ReadGate
 from node.broker.topics import TopicTable
 from node.remoting import Command, Connection, RequestError, ResponseCode
 from node.store.consume_queue import ConsumeQueue, Unit
-from node.store.properties import TAGS
 from node.store.queue_store import QueueStore
-from node.store.record import RecordError, decode_record, java_string_hash
+from node.store.record import RecordError, java_string_hash, summarize_record
 
 __all__ = ["PullHolds", "PullProcessor", "TagFilter"]
 
@@ -251,11 +250,10 @@ class PullProcessor:
     def _read_record(self, unit: Unit, request: _PullRequest, offset: int) -> tuple[bytes, str | None]:
         """The record behind `unit`, checked to be the one that the queue means. Raises RecordError."""
         record = self._log.read_bytes(unit.physical_offset, unit.size_bytes)
-        message, end = decode_record(record)
-        place = (message.topic, message.queue_id, message.queue_offset, end)
-        if place != (request.topic, request.queue_id, offset, unit.size_bytes):
+        summary = summarize_record(record)
+        if summary.queue_offset != offset or summary.queue_id != request.queue_id or summary.topic != request.topic:
             raise RecordError(
-                f"at {unit.physical_offset} of the log lies number {message.queue_offset} of"
-                f" {message.topic}/{message.queue_id}"
+                f"at {unit.physical_offset} of the log lies number {summary.queue_offset} of"
+                f" {summary.topic}/{summary.queue_id}"
             )
-        return record, message.properties.get(TAGS)
+        return record, summary.tags

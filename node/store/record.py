@@ -49,18 +49,18 @@ __all__ = [
     "SYS_FLAG_TRANSACTION_MASK",
     "SYS_FLAG_TRANSACTION_PREPARED",
     "SYS_FLAG_TRANSACTION_ROLLBACK",
-    "DispatchFields",
     "Message",
     "PreparedRecord",
     "RecordError",
+    "RecordSummary",
     "body_crc",
-    "decode_dispatch_fields",
     "decode_record",
     "decode_records",
     "encode_record",
     "java_string_hash",
     "message_id",
     "prepare_record",
+    "summarize_record",
     "tag_hash",
 ]
 
@@ -141,8 +141,8 @@ class Message:
         return self.properties.get(TAGS)
 
 
-class DispatchFields(NamedTuple):
-    """What building a consume queue needs of a record."""
+class RecordSummary(NamedTuple):
+    """Where a record belongs, and its tags: what building and reading a consume queue need of it."""
 
     topic: str
     queue_id: int
@@ -150,7 +150,7 @@ class DispatchFields(NamedTuple):
     physical_offset: int
     sys_flag: int
     store_timestamp_ms: int
-    tag_hash: int
+    tags: str | None
 
 
 class PreparedRecord:
@@ -383,8 +383,8 @@ def decode_records(data: bytes) -> list[Message]:
     return messages
 
 
-def decode_dispatch_fields(data: bytes | memoryview) -> DispatchFields:
-    """What the consume queues need of the one record that `data` is, with structure and CRC checked.
+def summarize_record(data: bytes | memoryview) -> RecordSummary:
+    """The summary of the one record that `data` is, with structure and CRC checked; cheaper than decoding it.
 
     Raises RecordError; also when bytes follow the record.
     """
@@ -394,14 +394,14 @@ def decode_dispatch_fields(data: bytes | memoryview) -> DispatchFields:
     _, _, crc, queue_id, _, queue_offset, physical_offset, sys_flag, _ = _HEAD.unpack_from(data, 0)
     _check_crc(data, layout, crc)
     properties = _text(data, layout.properties_at, layout.properties_size, 0)
-    return DispatchFields(
+    return RecordSummary(
         _text(data, layout.topic_at, layout.topic_size, 0),
         queue_id,
         queue_offset,
         physical_offset,
         sys_flag,
         _INT64.unpack_from(data, layout.store_timestamp_at)[0],
-        tag_hash(property_value(properties, TAGS)),
+        property_value(properties, TAGS),
     )
 
 

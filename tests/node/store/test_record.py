@@ -15,13 +15,13 @@ from node.store.record import (
     Message,
     RecordError,
     body_crc,
-    decode_dispatch_fields,
     decode_record,
     decode_records,
     encode_record,
     java_string_hash,
     message_id,
     prepare_record,
+    summarize_record,
     tag_hash,
 )
 
@@ -137,11 +137,11 @@ def test_sealing_fills_in_what_the_append_decides_and_can_be_repeated() -> None:
     assert decode_record(elsewhere)[0].queue_offset == 1
 
 
-def test_dispatch_fields() -> None:
-    fields = decode_dispatch_fields(GOLDEN)
-    assert fields == ("T", 3, 7, 0x1000, 0, 1_700_000_000_001, java_string_hash("tagA"))
+def test_summary() -> None:
+    fields = summarize_record(GOLDEN)
+    assert fields == ("T", 3, 7, 0x1000, 0, 1_700_000_000_001, "tagA")
     with pytest.raises(RecordError, match="behind the record"):
-        decode_dispatch_fields(GOLDEN + b"\0")
+        summarize_record(GOLDEN + b"\0")
 
 
 def test_every_single_bit_flip_in_the_body_is_found() -> None:
@@ -151,7 +151,7 @@ def test_every_single_bit_flip_in_the_body_is_found() -> None:
         with pytest.raises(RecordError, match="CRC"):
             decode_record(bytes(damaged))
         with pytest.raises(RecordError, match="CRC"):
-            decode_dispatch_fields(bytes(damaged))
+            summarize_record(bytes(damaged))
 
 
 def test_every_truncation_is_refused() -> None:
@@ -256,8 +256,8 @@ def test_round_trip(
     for name in ("topic", "body", "properties", "queue_offset", "physical_offset", "store_timestamp_ms"):
         assert getattr(decoded, name) == getattr(message, name)
     assert decoded.sys_flag & 15 == sys_flag
-    fields = decode_dispatch_fields(data)
-    assert (fields.topic, fields.queue_id, fields.tag_hash) == (topic, numbers[0], tag_hash(message.tags))
+    fields = summarize_record(data)
+    assert (fields.topic, fields.queue_id, fields.tags) == (topic, numbers[0], message.tags)
     assert (
         len(data)
         == prepare_record(
