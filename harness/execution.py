@@ -194,11 +194,13 @@ def judge_run(
 
 def _finish(run_dir: RunDir, test: Test, results: dict[str, Any]) -> None:
     run_dir.write_results(results)
-    write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
     identity = RunIdentity.of(
         test, run_id=results["run_id"], started_at=datetime.fromisoformat(results["started_at"])
     )
-    write_parquet(run_dir.history_path, run_dir.parquet_path, identity)
+    try:
+        write_parquet(run_dir.history_path, run_dir.parquet_path, identity)
+    finally:  # the report is worth having also where the conversion met a full disk
+        write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
     if results["valid"] is True:
         # The logs stay; the data files of a run that found nothing would only fill the disk.
         for data in (run_dir.path / "nodes").glob("*/data"):
