@@ -145,6 +145,11 @@ class PullHolds:
         for waiting in held.values():
             self._wake(waiting)
 
+    def close(self) -> None:
+        """Hold nothing any more: pulls that wait are answered with what there is."""
+        self._max_held = 0
+        self.wake_all()
+
     def _connection_closed(self, connection: Connection) -> None:
         self._wake(connection.state.get(_STATE_KEY, {}))
 

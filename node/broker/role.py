@@ -81,8 +81,8 @@ class RoleChangeHandler:
                     promotion.cancel()
                     overtaken.cancel()
                     await asyncio.wait((promotion, overtaken))
-                if not promotion.cancelled():
-                    promotion.result()
+                if not promotion.cancelled() and promotion.exception() is not None:
+                    logger.error("promotion in term %d failed", term, exc_info=promotion.exception())
             else:
                 logger.info("slave in term %d (%s)", term, role.name)
                 self._on_changed()
