@@ -124,7 +124,7 @@ class Partition:
         whole = set(_links_between(target.hosts)) - cut - _cut_by(in_force)
         passed_s, (still_passing, not_passing) = await _timed_probe(network, cut, whole)
         # On a machine where links that pass take long, silence as short as this would prove nothing.
-        patience_s = max(CUT_TIMEOUT_S, 4 * passed_s)
+        patience_s = max(CUT_TIMEOUT_S, 2 * passed_s)
         if patience_s > CUT_TIMEOUT_S:
             still_passing |= _passing(await network.probe(sorted(cut), timeout_s=patience_s))
         loop = asyncio.get_running_loop()

@@ -157,7 +157,7 @@ class LinkProbe:
         """Announce connections and begin to make them; whether they are established shows later."""
         if not connections:
             return
-        routes = [await connection.listen() for connection in connections]
+        routes = await asyncio.gather(*(connection.listen() for connection in connections))
         await self._announce(routes)
         await asyncio.gather(*(connection.connect(self._listeners[connection.pair]) for connection in connections))
 
