@@ -1,0 +1,9 @@
+"""Many runs: how often a configuration misbehaves, how long it is away, what it loses, how slow it is.
+
+analysis.py     the whole of it: a place with runs in, tables out
+ingest.py       finding and reading runs, one row each; reading.py: file formats; outcomes.py: verdicts
+operations.py   one run as columns; digest.py: what it contributes
+rates.py availability.py latency.py checking.py comparison.py      the five tables
+statistics.py   intervals, quantiles, tests
+session.py      Spark itself; java.py: the Java under it
+"""

@@ -1,0 +1,319 @@
+"""From a place that holds runs to one table with one row per run.
+
+Spark lists the place and reads whole files (its `binaryFile` source), so any file system that Hadoop knows will
+do; Python workers turn each file into the run's digest. A file never meets another one, so a damaged one is a
+line in `problems` and nothing else. Many small files share a task.
+
+A directory with files of the harness's names is a run; of its histories the Parquet counts and the JSONL only
+where there is none (the run died before it was made). Other histories (.edn and so on) are runs by themselves.
+"""
+
+from __future__ import annotations
+
+__all__ = ["GROUP", "Listing", "RunFiles", "history_files", "ingest", "list_runs"]
+
+import fnmatch
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from spark_analysis.digest import RUN_TYPE, digest
+from spark_analysis.errors import AnalysisError
+from spark_analysis.operations import Identity, RunData, UnreadableRunError
+from spark_analysis.outcomes import OUTCOME_TYPE, outcome_of_results, outcome_of_test
+from spark_analysis.reading import read_runs
+from spark_analysis.session import one_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
+"""What makes runs comparable: every table is by these columns first."""
+
+MAX_FILE_BYTES = 1_500_000_000
+"""The largest history file: Spark hands a file over as one array of bytes, which Java bounds at 2^31."""
+
+PARQUET, JSONL, RESULTS, TEST = "history.parquet", "history.jsonl", "results.json", "test.json"
+COMPACTED = "compacted-*.parquet"
+COMPACTED_RUNS = "outcomes-*.parquet"
+FOREIGN = ("*.edn",)
+
+_IDENTITY = pa.struct(
+    [
+        (name, pa.int64() if name == "seed" else pa.string())
+        for name in ("run_id", "test_name", *GROUP, "seed", "started_at")
+    ]
+)
+_DIGEST_SCHEMA = pa.schema(
+    [
+        ("run_dir", pa.string()),
+        ("source", pa.string()),
+        ("problem", pa.string()),
+        ("notes", pa.list_(pa.string())),
+        ("identity", _IDENTITY),
+        ("run", RUN_TYPE),
+    ]
+)
+_OUTCOME_SCHEMA = pa.schema(
+    [("run_dir", pa.string()), ("file", pa.string()), ("problem", pa.string()), ("outcome", OUTCOME_TYPE)]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFiles:
+    """The files of one run by their full paths; None where there is none."""
+
+    run_dir: str
+    history: str | None = None
+    results: str | None = None
+    test: str | None = None
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Listing:
+    """What a place holds: runs, compacted files, and what could not be used."""
+
+    place: str
+    runs: list[RunFiles] = field(default_factory=list)
+    compacted: list[str] = field(default_factory=list)
+    compacted_outcomes: list[str] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+
+
+def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -> Listing:
+    """Every run below `place` (a path or URI). `include` names further files to take as foreign histories, as
+    patterns of their names.
+
+    Raises AnalysisError when the place cannot be read or holds nothing.
+    """
+    foreign = (*FOREIGN, *include)
+    patterns = (PARQUET, JSONL, RESULTS, TEST, COMPACTED, COMPACTED_RUNS, *foreign)
+    try:
+        rows = (
+            spark.read.format("binaryFile")
+            .option("recursiveFileLookup", "true")
+            .option("pathGlobFilter", "{" + ",".join(patterns) + "}")
+            .load(_escaped(place))
+            .select("path", "length")
+            .collect()
+        )
+    except Exception as error:
+        raise AnalysisError(f"cannot read {place}: {_why(error)}") from None
+    listing = Listing(place)
+    by_dir: dict[str, dict[str, tuple[str, int]]] = {}
+    prefix = len(_prefix(place, [row.path for row in rows]))
+    for path, length in sorted((row.path, row.length) for row in rows):
+        folder, _, name = path.rpartition("/")
+        if "latest" in folder[prefix:].split("/"):
+            continue  # the store's links to its newest runs, which would be counted twice
+        if fnmatch.fnmatch(name, COMPACTED):
+            listing.compacted.append(path)
+        elif fnmatch.fnmatch(name, COMPACTED_RUNS):
+            listing.compacted_outcomes.append(path)
+        else:
+            by_dir.setdefault(folder, {})[name] = (path, length)
+    runs = {folder for folder, names in by_dir.items() if names.keys() & {PARQUET, JSONL, RESULTS, TEST}}
+    for folder, names in by_dir.items():
+        if folder in runs:
+            _add_run(listing, folder, names)
+        elif not _parents(folder) & runs:
+            for name, (path, length) in names.items():
+                if any(fnmatch.fnmatch(name, pattern) for pattern in foreign):
+                    _add(listing, RunFiles(run_dir=path, history=path, size_bytes=length))
+    if not (listing.runs or listing.compacted or listing.problems):
+        raise AnalysisError(f"{place} holds no runs: make some with `harness run --store DIR`, or name another place")
+    return listing
+
+
+def _escaped(place: str) -> str:
+    """A path of which no character is a pattern."""
+    return re.sub(r"([\[\]{}*?\\])", r"\\\1", place)
+
+
+def _prefix(place: str, paths: list[str]) -> str:
+    """The part of listed paths that belongs to the place itself."""
+    bare = re.sub(r"^[a-z][a-z0-9+.-]*:(//[^/]*)?", "", place.rstrip("/"))
+    for path in paths:
+        at = path.find(bare)
+        if at >= 0:
+            return path[: at + len(bare)]
+    return ""
+
+
+def _parents(folder: str) -> set[str]:
+    parts = folder.split("/")
+    return {"/".join(parts[:size]) for size in range(1, len(parts))}
+
+
+def _add_run(listing: Listing, folder: str, names: dict[str, tuple[str, int]]) -> None:
+    history = names.get(PARQUET) or names.get(JSONL)
+    if history is None:
+        listing.problems.append((folder, "no history: the run ended before its load began"))
+        return
+    _add(
+        listing,
+        RunFiles(
+            run_dir=folder,
+            history=history[0],
+            results=names[RESULTS][0] if RESULTS in names else None,
+            test=names[TEST][0] if TEST in names else None,
+            size_bytes=history[1],
+        ),
+    )
+
+
+def _add(listing: Listing, run: RunFiles) -> None:
+    if run.size_bytes > MAX_FILE_BYTES:
+        listing.problems.append((run.run_dir, f"its history is larger than {MAX_FILE_BYTES:,} bytes"))
+        return
+    listing.runs.append(run)
+
+
+def _why(error: BaseException) -> str:
+    text = one_line(error)
+    if "PATH_NOT_FOUND" in text or "does not exist" in text:
+        return "there is no such place"
+    return re.sub(r"^\[[A-Z_]+\]\s*", "", text)
+
+
+def history_files(spark: SparkSession, listing: Listing) -> DataFrame:
+    """The histories as (path, content), packed into tasks by size."""
+    paths = [run.history for run in listing.runs if run.history is not None] + listing.compacted
+    return _contents(spark, paths)
+
+
+def _contents(spark: SparkSession, paths: list[str]) -> DataFrame:
+    reader = spark.read.format("binaryFile")
+    if not paths:
+        return spark.createDataFrame([], "path string, content binary")
+    return reader.load([_escaped(path) for path in paths]).select("path", "content")
+
+
+def ingest(spark: SparkSession, listing: Listing, *, unavailable_after_ns: int) -> DataFrame:
+    """One row per run: run_dir, problem, notes, the identity columns, verdict and anomalies, and `run` (its
+    digest; null where the history is unusable).
+
+    A run without results counts as unknown; one without a usable history keeps its problem and no figures.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    def digests(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for path, content in zip(batch.column(0), batch.column(1), strict=True):
+                rows = list(_digest_rows(path.as_py(), content.as_buffer(), unavailable_after_ns))
+                yield pa.RecordBatch.from_pylist(rows, schema=_DIGEST_SCHEMA)
+
+    def outcomes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = [
+                _outcome_row(path.as_py(), content.as_py())
+                for path, content in zip(batch.column(0), batch.column(1), strict=True)
+            ]
+            yield pa.RecordBatch.from_pylist(rows, schema=_OUTCOME_SCHEMA)
+
+    digested = history_files(spark, listing).mapInArrow(digests, from_arrow_schema(_DIGEST_SCHEMA))
+    small = [path for run in listing.runs for path in (run.results, run.test) if path is not None]
+    judged = _contents(spark, small).mapInArrow(outcomes, from_arrow_schema(_OUTCOME_SCHEMA))
+    if listing.compacted_outcomes:
+        judged = judged.unionByName(spark.read.parquet(*[_escaped(path) for path in listing.compacted_outcomes]))
+    merged = judged.groupBy("run_dir").agg(
+        F.max(F.when(F.col("file") == RESULTS, F.struct("outcome", "problem"))).alias("results"),
+        F.max(F.when(F.col("file") == TEST, F.struct("outcome", "problem"))).alias("test"),
+    )
+    return _joined(digested, merged)
+
+
+def _joined(digested: DataFrame, merged: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    def first(name: str) -> Any:
+        """test.json, then results.json, then the history itself, then what says that nobody knows."""
+        sources = [F.col(f"test.outcome.{name}"), F.col(f"results.outcome.{name}"), F.col(f"identity.{name}")]
+        given = [F.when(source != "", source) if name != "seed" else source for source in sources]
+        if name in GROUP:
+            given.append(F.lit("unknown"))
+        return F.coalesce(*given).alias(name)
+
+    notes = F.filter(
+        F.concat(
+            F.coalesce(F.col("notes"), F.array().cast("array<string>")),
+            F.array(
+                F.when(F.col("results.problem").isNotNull(), F.col("results.problem")),
+                F.when(F.col("test.problem").isNotNull(), F.col("test.problem")),
+                F.when(
+                    F.col("results").isNull() & F.col("problem").isNull() & F.col("run_dir").rlike("/[^.]*$"),
+                    F.lit("no results: it counts as unknown"),
+                ),
+            ),
+        ),
+        lambda note: note.isNotNull(),
+    )
+    return digested.join(F.broadcast(merged), "run_dir", "left").select(
+        "run_dir",
+        "problem",
+        notes.alias("notes"),
+        F.coalesce(
+            F.col("results.outcome.run_id"), F.when(F.col("identity.run_id") != "", F.col("identity.run_id")), "run_dir"
+        ).alias("run_id"),
+        *[first(name) for name in ("test_name", *GROUP, "seed", "started_at")],
+        F.coalesce(F.col("results.outcome.verdict"), F.lit("unknown")).alias("verdict"),
+        *[
+            F.col(f"results.outcome.{name}").alias(name)
+            for name in (
+                "reason", "version", "anomalies", "first_anomaly_ns", "first_anomaly_operations", "acknowledged",
+                "lost", "duplicated",
+            )
+        ],
+        "run",
+    )  # fmt: skip
+
+
+def _digest_rows(path: str, content: Any, unavailable_after_ns: int) -> Iterator[dict[str, Any]]:
+    folder, _, name = path.rpartition("/")
+    compacted = fnmatch.fnmatch(name, COMPACTED)
+    whole = path if not (name in (PARQUET, JSONL)) else folder
+    try:
+        for run in read_runs(name, content if name.endswith(".parquet") else content.to_pybytes()):
+            run_dir = f"{path}#{run.identity.run_id}" if compacted else whole
+            yield {
+                "run_dir": run_dir,
+                "source": path,
+                "problem": None,
+                "notes": _notes(run, name),
+                "identity": _identity(run.identity),
+                "run": digest(run, unavailable_after_ns=unavailable_after_ns),
+            }
+    except UnreadableRunError as error:
+        yield {"run_dir": whole, "source": path, "problem": f"{name}: {error}", "notes": [], "identity": None, "run": None}
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        yield {"run_dir": whole, "source": path, "problem": f"{name}: {reason}", "notes": [], "identity": None, "run": None}
+
+
+def _notes(run: RunData, name: str) -> list[str]:
+    notes = list(run.problems)
+    if name == JSONL:
+        notes.append("read from history.jsonl: the run ended before its Parquet was written")
+    if not run.timed:
+        notes.append("without times: no latency, no availability")
+    return notes
+
+
+def _identity(identity: Identity) -> dict[str, Any]:
+    return {name: getattr(identity, name) for name in (field.name for field in _IDENTITY)}
+
+
+def _outcome_row(path: str, content: bytes) -> dict[str, Any]:
+    folder, _, name = path.rpartition("/")
+    try:
+        outcome = outcome_of_results(content) if name == RESULTS else outcome_of_test(content)
+        return {"run_dir": folder, "file": name, "problem": None, "outcome": outcome}
+    except UnreadableRunError as error:
+        return {"run_dir": folder, "file": name, "problem": str(error), "outcome": None}
+
+

@@ -1,0 +1,147 @@
+"""What a run's test.json and results.json say, as one flat value: which run it is and how it was judged.
+
+Runs inside executors. Both files are read for what the tables need and nothing else; fields that an older or
+newer harness lacks are null, and a file that is not JSON is a problem of that run alone.
+"""
+
+from __future__ import annotations
+
+__all__ = ["OUTCOME_TYPE", "outcome_of_results", "outcome_of_test"]
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from spark_analysis.operations import UnreadableRunError
+
+MAX_REASON = 1_000
+"""Characters kept of a verdict's reason; the run's own report has all of it."""
+
+OUTCOME_TYPE = pa.struct(
+    [
+        ("run_id", pa.string()),
+        ("test_name", pa.string()),
+        ("system", pa.string()),
+        ("workload", pa.string()),
+        ("nemesis", pa.string()),
+        ("cluster", pa.string()),
+        ("seed", pa.int64()),
+        ("configuration", pa.string()),
+        ("started_at", pa.string()),
+        ("verdict", pa.string()),
+        ("reason", pa.string()),
+        ("version", pa.string()),
+        ("anomalies", pa.list_(pa.struct([("check", pa.string()), ("kind", pa.string()), ("count", pa.int64())]))),
+        ("first_anomaly_ns", pa.int64()),
+        ("first_anomaly_operations", pa.int64()),
+        ("acknowledged", pa.int64()),
+        ("lost", pa.int64()),
+        ("duplicated", pa.int64()),
+    ]
+)
+
+
+def _empty() -> dict[str, Any]:
+    return {field.name: None for field in OUTCOME_TYPE}
+
+
+def outcome_of_test(content: bytes) -> dict[str, Any]:
+    """The identity that test.json gives a run. Raises UnreadableRunError."""
+    test = _json(content, "test.json")
+    nemeses = test.get("nemesis")
+    settings = test.get("settings")
+    configuration = {"nodes": str(test.get("nodes", "")), **(settings if isinstance(settings, dict) else {})}
+    nemesis = "+".join(map(str, nemeses)) if isinstance(nemeses, list) else ""
+    system, workload = str(test.get("system") or ""), str(test.get("workload") or "")
+    faults = "+".join(str(text).partition("=")[0] for text in nemeses) if isinstance(nemeses, list) else ""
+    seed = test.get("seed")
+    return {
+        **_empty(),
+        "test_name": f"{system}-{workload}-{faults or 'none'}",
+        "system": system,
+        "workload": workload,
+        "nemesis": nemesis or "none",
+        "cluster": str(test.get("cluster") or ""),
+        "seed": seed if type(seed) is int else None,
+        "configuration": json.dumps(configuration, sort_keys=True),
+    }
+
+
+def outcome_of_results(content: bytes) -> dict[str, Any]:
+    """The verdict that results.json holds, its anomalies by kind, and when the first was complete.
+
+    A check that counts kinds of harm (the log checker) gives each kind; any other invalid check gives its own
+    name, counted by invalid keys where it has keys. Raises UnreadableRunError.
+    """
+    results = _json(content, "results.json")
+    if results.get("valid") not in (True, False, "unknown"):
+        raise UnreadableRunError("results.json has no verdict")
+    checks = results.get("checks")
+    checks = checks if isinstance(checks, dict) else {}
+    anomalies: list[dict[str, Any]] = []
+    firsts: list[tuple[int, int]] = []
+    outcome = _empty()
+    for name, check in checks.items():
+        if not isinstance(check, dict):
+            continue
+        stats = check.get("stats")
+        stats = stats if isinstance(stats, dict) else {}
+        counts = stats.get("counts")
+        if isinstance(counts, dict):
+            anomalies += [
+                {"check": name, "kind": kind, "count": count}
+                for kind, count in counts.items()
+                if type(count) is int and count > 0
+            ]
+            for kind, value in (("acknowledged", stats), ("lost", counts), ("duplicated", counts)):
+                if type(value.get(kind)) is int:
+                    outcome[kind] = (outcome[kind] or 0) + value[kind]
+        elif check.get("valid") is False:
+            keys = stats.get("invalid_keys")
+            anomalies.append({"check": name, "kind": name, "count": keys if type(keys) is int and keys else 1})
+        if check.get("valid") is False:
+            first = _completed_by(check.get("witness"))
+            if first is not None:
+                firsts.append(first)
+    reason = str(results.get("reason") or "")
+    outcome.update(
+        run_id=_text(results.get("run_id")),
+        started_at=_text(results.get("started_at")),
+        verdict={True: "valid", False: "invalid"}.get(results["valid"], "unknown"),
+        reason=reason[:MAX_REASON],
+        version=_text(results.get("version")),
+        anomalies=anomalies,
+    )
+    if firsts:
+        outcome["first_anomaly_ns"], outcome["first_anomaly_operations"] = min(firsts)
+    return outcome
+
+
+def _completed_by(witness: Any) -> tuple[int, int] | None:
+    """When the last operation of a witness ended (ns), and how many operations had been invoked by the last
+    of its own."""
+    operations = witness.get("operations") if isinstance(witness, Mapping) else None
+    if not operations:
+        return None
+    try:
+        ended_ns = max(op.get("returned_ns") or op.get("invoked_ns") or 0 for op in operations)
+        invoked = max(int(op["index"]) + 1 for op in operations)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return int(ended_ns), invoked
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _json(content: bytes, name: str) -> dict[str, Any]:
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableRunError(f"{name} is damaged: {str(error).splitlines()[0]}") from None
+    if not isinstance(data, dict):
+        raise UnreadableRunError(f"{name} is damaged: not a JSON object")
+    return data

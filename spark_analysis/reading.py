@@ -1,0 +1,428 @@
+"""From the bytes of one history file to runs: the store's Parquet, JSONL, and foreign formats.
+
+Runs inside executors. A file that cannot be used raises `UnreadableRunError` with the reason in one line, and
+costs nothing but itself. Parquet of older and newer harnesses is read by column name: missing optional columns
+are null, unknown ones are ignored, numbers of another width are widened.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FOREIGN_SUFFIXES", "SCHEMA_VERSION", "read_runs"]
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from checker.codecs import read as read_foreign
+from checker.history import NEVER as CHECKER_NEVER
+from checker.history import History, HistoryError, plain
+from spark_analysis.operations import (
+    NEVER,
+    STATUS_NAMES,
+    Fault,
+    Identity,
+    Names,
+    RunData,
+    UnreadableRunError,
+    pair,
+)
+
+SCHEMA_VERSION = 1
+"""The newest version of the store's Parquet that this reader knows; newer ones may mean something else."""
+
+FOREIGN_SUFFIXES = (".edn", ".jsonl", ".json", ".log", ".txt")
+"""Single-file histories of other tools, by the end of their names."""
+
+MAX_LINE_TEXT = 120
+"""Characters of a broken line that a reason quotes."""
+
+_REQUIRED = ("time_ns", "process", "type", "f")
+_BASE = ("index", "time_ns", "process", "is_nemesis", "type", "f", "key", "node")
+_IDENTITY = ("run_id", "test_name", "system", "workload", "nemesis", "cluster", "seed", "configuration", "started_at")
+_DICTIONARIES = ["type", "f", "key", "node", *_IDENTITY]
+_TYPES: dict[str, Any] = {
+    "index": pa.int64(), "time_ns": pa.int64(), "process": pa.int64(), "is_nemesis": pa.bool_(), "seed": pa.int64(),
+}  # fmt: skip
+_EVENT_TYPES = ("invoke", *STATUS_NAMES)
+
+
+def read_runs(name: str, content: bytes, *, with_values: bool = False) -> Iterator[RunData]:
+    """The runs of one file (a compacted Parquet file holds several), by the end of its name.
+
+    `with_values` also brings values, results and errors, which only checking needs. Raises UnreadableRunError.
+    """
+    if not content:
+        raise UnreadableRunError("the file is empty")
+    if name.endswith(".parquet"):
+        yield from _read_parquet(content, with_values)
+    elif name.endswith(".jsonl"):
+        yield _from_events(*_read_jsonl(content), with_values)
+    else:
+        yield _from_history(_read_foreign(name, content), with_values)
+
+
+def _read_parquet(content: bytes, with_values: bool) -> Iterator[RunData]:
+    try:
+        file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=_DICTIONARIES)
+        _check_schema(file.schema_arrow)
+        table = _base_table(file, with_values)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise UnreadableRunError(f"not readable as Parquet: {_first_line(error)}") from None
+    if table.num_rows == 0:
+        raise UnreadableRunError("the history has no events")
+    codes = _names(table, "run_id").codes
+    edges = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist(), table.num_rows]
+    seen: set[int] = set()
+    for start, end in zip(edges, edges[1:], strict=False):
+        if int(codes[start]) in seen:
+            raise UnreadableRunError("the events of one run do not stand together in the file")
+        seen.add(int(codes[start]))
+        yield _from_table(table if end - start == table.num_rows else table.slice(start, end - start), with_values)
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    version = (schema.metadata or {}).get(b"splitbrain.schema_version", b"1").decode(errors="replace")
+    if not version.isdigit() or int(version) > SCHEMA_VERSION:
+        raise UnreadableRunError(
+            f"written with schema version {version}, and this reader knows up to {SCHEMA_VERSION}: "
+            "analyse it with a newer splitbrain"
+        )
+    missing = [name for name in _REQUIRED if name not in schema.names]
+    if missing:
+        raise UnreadableRunError(f"not a history: it has no column {', '.join(missing)}")
+
+
+def _base_table(file: pq.ParquetFile, with_values: bool) -> pa.Table:
+    """The columns that are needed; `value` only of the nemesis's rows unless all are wanted."""
+    names = file.schema_arrow.names
+    wanted = [name for name in (*_BASE, *_IDENTITY) if name in names]
+    if with_values:
+        wanted += [name for name in ("value", "error") if name in names]
+    pieces = []
+    for group in range(file.num_row_groups):
+        piece = file.read_row_group(group, columns=wanted, use_threads=False)
+        if not with_values and "value" in names:
+            piece = piece.append_column("value", _nemesis_values(file, group, piece))
+        pieces.append(piece)
+    if not pieces:
+        return file.schema_arrow.empty_table()
+    table = pa.concat_tables(pieces, promote_options="default").unify_dictionaries().combine_chunks()
+    for name, kind in _TYPES.items():
+        if name in table.column_names and table.column(name).type != kind:
+            table = table.set_column(table.column_names.index(name), name, _plain_column(table, name).cast(kind))
+    return table
+
+
+def _nemesis_values(file: pq.ParquetFile, group: int, piece: pa.Table) -> pa.Array:
+    rows = np.flatnonzero(_is_nemesis(piece))
+    if not len(rows):
+        return pa.nulls(piece.num_rows, pa.string())
+    values = file.read_row_group(group, columns=["value"], use_threads=False).column("value")
+    places = np.full(piece.num_rows, -1)
+    places[rows] = np.arange(len(rows))
+    return values.take(pa.array(rows)).combine_chunks().take(pa.array(places, mask=places < 0)).cast(pa.string())
+
+
+def _is_nemesis(table: pa.Table) -> Any:
+    if "is_nemesis" in table.column_names:
+        return _plain_column(table, "is_nemesis").to_numpy(zero_copy_only=False).astype(bool)
+    return _numbers(table, "process") < 0
+
+
+def _plain_column(table: pa.Table, name: str) -> Any:
+    column = table.column(name)
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _numbers(table: pa.Table, name: str) -> Any:
+    column = _plain_column(table, name)
+    if column.null_count:
+        raise UnreadableRunError(f"{column.null_count} events have no {name!r}")
+    return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+
+def _names(table: pa.Table, name: str) -> Names:
+    """A string column as codes; a missing column is all null."""
+    if name not in table.column_names:
+        return Names(np.full(table.num_rows, -1, np.int32), [])
+    column = table.column(name)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    if not pa.types.is_dictionary(column.type):
+        column = column.cast(pa.string()).dictionary_encode()
+    codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int32)
+    return Names(codes, [str(text) for text in column.dictionary.to_pylist()])
+
+
+def _from_table(table: pa.Table, with_values: bool) -> RunData:
+    if "index" in table.column_names:
+        index = _numbers(table, "index")
+        steps = np.diff(index)
+        if (steps <= 0).any():
+            if len(np.unique(index)) != len(index):
+                raise UnreadableRunError("two events have the same index")
+            table = table.take(pa.array(np.argsort(index, kind="stable")))
+    nemesis = _is_nemesis(table)
+    faults = []
+    rows = np.flatnonzero(nemesis)
+    if len(rows) and "value" in table.column_names:
+        part = table.take(pa.array(rows))
+        values = _plain_column(part, "value").to_pylist()
+        kinds, calls, times = _names(part, "type"), _names(part, "f"), _numbers(part, "time_ns")
+        faults = _faults(
+            (kinds.at(at) or "", calls.at(at) or "", int(times[at]), _json_or_none(text))
+            for at, text in enumerate(values)
+        )
+    identity = _identity_of(table)
+    clients = table.filter(pa.array(~nemesis)) if len(rows) else table
+    types = _names(clients, "type")
+    translation = np.array([_type_code(name) for name in types.names] or [0], np.int8)
+    kind = translation[types.codes]
+    return _assemble(
+        identity=identity,
+        kind=kind,
+        process=_numbers(clients, "process"),
+        time_ns=_numbers(clients, "time_ns"),
+        f=_names(clients, "f"),
+        key=_names(clients, "key"),
+        node=_names(clients, "node"),
+        faults=faults,
+        problems=[],
+        values=_strings(clients, "value") if with_values else None,
+        errors=_strings(clients, "error") if with_values else None,
+    )
+
+
+def _strings(table: pa.Table, name: str) -> pa.Array:
+    if name not in table.column_names:
+        return pa.nulls(table.num_rows, pa.string())
+    return _plain_column(table, name).cast(pa.string())
+
+
+def _type_code(name: str) -> int:
+    try:
+        return _EVENT_TYPES.index(name)
+    except ValueError:
+        raise UnreadableRunError(f"an event's type is one of invoke, ok, fail, info, not {name!r}") from None
+
+
+def _identity_of(table: pa.Table) -> Identity:
+    found: dict[str, Any] = {}
+    for name in _IDENTITY:
+        if name in table.column_names:
+            value = table.column(name)[0].as_py()
+            if name == "seed":
+                found[name] = value
+            else:
+                found[name] = _utc_text(value) if isinstance(value, datetime) else str(value or "")
+    return Identity(**found)
+
+
+def _utc_text(moment: datetime) -> str:
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+
+
+def _assemble(
+    *, identity: Identity, kind: Any, process: Any, time_ns: Any, f: Names, key: Names, node: Names,
+    faults: list[Fault], problems: list[str], values: Any, errors: Any,
+) -> RunData:  # fmt: skip
+    """Pair client events into operations."""
+    invocation, completion = pair(process, kind == 0)
+    known = completion >= 0
+    safe = np.where(known, completion, 0)
+    status = np.where(known, kind[safe] - 1 if len(kind) else 0, 2).astype(np.int8)
+    completed_ns = np.where(known, time_ns[safe] if len(kind) else 0, NEVER)
+    node_codes = np.where(known, node.codes[safe] if len(kind) else -1, -1).astype(np.int32)
+    results = None
+    taken = pa.array(safe, mask=~known)
+    if values is not None:
+        results = values.take(taken)
+        values = values.take(pa.array(invocation))
+    if errors is not None:
+        errors = errors.take(taken)
+    return RunData(
+        identity=identity,
+        process=process[invocation],
+        f=f.take(invocation),
+        key=key.take(invocation),
+        node=Names(node_codes, node.names),
+        status=status,
+        invoked_ns=time_ns[invocation],
+        completed_ns=completed_ns,
+        invoked=invocation,
+        completed=completion,
+        end_ns=int(time_ns.max()) if len(time_ns) else 0,
+        faults=faults,
+        problems=problems,
+        values=values,
+        results=results,
+        errors=errors,
+    )
+
+
+def _faults(events: Iterator[tuple[str, str, int, Any]]) -> list[Fault]:
+    """Faults from the nemesis's events (type, f, time, value): as the harness's own report counts them."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind, f, time_ns, value in events:
+        if not isinstance(value, Mapping) or "id" not in value:
+            continue
+        fault = found.setdefault(
+            str(value["id"]),
+            {"nemesis": "", "variant": "", "start_ns": None, "end_ns": None, "proven": False, "healed": False},
+        )
+        fault["nemesis"] = str(value.get("nemesis") or fault["nemesis"])
+        fault["variant"] = str(value.get("variant") or fault["variant"])
+        proof = value.get("proof")
+        proven = isinstance(proof, Mapping) and bool(proof.get("proven"))
+        if f == "inject" and kind == "invoke":
+            fault["start_ns"] = time_ns
+        elif f == "inject":
+            fault["proven"] = proven
+        elif kind != "invoke":
+            fault["end_ns"], fault["healed"] = time_ns, proven
+    return [
+        Fault(fault_id=fault_id, **fault) for fault_id, fault in found.items() if fault["start_ns"] is not None
+    ]
+
+
+def _json_or_none(text: str | None) -> Any:
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return None
+
+
+def _read_jsonl(content: bytes) -> tuple[list[dict[str, Any]], list[str]]:
+    events: list[dict[str, Any]] = []
+    problems: list[str] = []
+    lines = content.split(b"\n")
+    last = len(lines) - 1
+    for number, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            if number == last:
+                problems.append(f"the last line was cut short and is left out ({len(line)} bytes)")
+                break
+            shown = line[:MAX_LINE_TEXT].decode(errors="replace")
+            raise UnreadableRunError(f"line {number + 1} is not JSON ({_first_line(error)}): {shown}") from None
+        if not isinstance(event, dict) or any(name not in event for name in ("process", "type", "f", "time")):
+            raise UnreadableRunError(f"line {number + 1} is not an event with process, type, f and time")
+        events.append(event)
+    if not events:
+        raise UnreadableRunError("the history has no events")
+    return events, problems
+
+
+def _from_events(events: list[dict[str, Any]], problems: list[str], with_values: bool) -> RunData:
+    faults = _faults(
+        (event["type"], event["f"], event["time"], event.get("value"))
+        for event in events
+        if event["process"] == "nemesis"
+    )
+    clients = [event for event in events if event["process"] != "nemesis"]
+    try:
+        return _assemble(
+            identity=Identity(),
+            kind=np.array([_type_code(event["type"]) for event in clients], np.int8),
+            process=np.array([event["process"] for event in clients], np.int64),
+            time_ns=np.array([event["time"] for event in clients], np.int64),
+            f=_encode([str(event["f"]) for event in clients]),
+            key=_encode([_key_text(event.get("key")) for event in clients]),
+            node=_encode([_text(event.get("node")) for event in clients]),
+            faults=faults,
+            problems=problems,
+            values=pa.array([_value_text(event.get("value")) for event in clients], pa.string())
+            if with_values
+            else None,
+            errors=pa.array([_text(event.get("error")) for event in clients], pa.string()) if with_values else None,
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UnreadableRunError(f"an event does not fit the history format: {_first_line(error)}") from None
+
+
+def _encode(texts: list[str | None]) -> Names:
+    codes: dict[str, int] = {}
+    column = [-1 if text is None else codes.setdefault(text, len(codes)) for text in texts]
+    return Names(np.array(column, np.int32), list(codes))
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(plain(value))
+
+
+def _key_text(key: Any) -> str | None:
+    return str(key) if type(key) is int else _text(key)
+
+
+def _value_text(value: Any) -> str | None:
+    return None if value is None else json.dumps(plain(value), separators=(",", ":"))
+
+
+def _read_foreign(name: str, content: bytes) -> History:
+    suffix = next((suffix for suffix in FOREIGN_SUFFIXES if name.endswith(suffix)), ".edn")
+    with tempfile.NamedTemporaryFile(suffix=suffix, delete=False) as file:
+        file.write(content)
+    try:
+        return read_foreign(file.name)
+    except (HistoryError, ValueError, RecursionError) as error:
+        raise UnreadableRunError(_first_line(error).replace(f"{file.name}:", "line ").replace("line  ", "")) from None
+    finally:
+        os.unlink(file.name)
+
+
+def _from_history(history: History, with_values: bool) -> RunData:
+    """Operations that a codec of the checker has paired already."""
+    count = len(history)
+    if not count:
+        raise UnreadableRunError("the history has no operations")
+    numbers: dict[str, int] = {}
+    process = [p if type(p) is int else numbers.setdefault(str(p), -2 - len(numbers)) for p in history.process]
+    timed = all(time_ns is not None for time_ns in history.invoked_ns)
+    started = [0 if time_ns is None else time_ns for time_ns in history.invoked_ns]
+    ended = [NEVER if time_ns is None else time_ns for time_ns in history.returned_ns]
+    positions = np.array(history.returned, np.int64)
+    keys = _encode([_key_text(plain(key)) for key in history.key])
+    key_objects: list[Any] = [None] * len(keys.names)
+    for code, key in zip(keys.codes.tolist(), history.key, strict=True):
+        if code >= 0:
+            key_objects[code] = key
+    return RunData(
+        identity=Identity(),
+        process=np.array(process, np.int64),
+        f=_encode(list(history.f)),
+        key=keys,
+        node=_encode(list(history.node)),
+        status=np.array([STATUS_NAMES.index(status) for status in history.status], np.int8),
+        invoked_ns=np.array(started, np.int64),
+        completed_ns=np.array(ended, np.int64),
+        invoked=np.array(history.invoked, np.int64),
+        completed=np.where(positions >= CHECKER_NEVER, NEVER, positions),
+        end_ns=max(*started, *ended),
+        problems=list(history.problems),
+        values=list(history.value) if with_values else None,
+        results=list(history.result) if with_values else None,
+        errors=pa.array([history.errors.get(row) for row in range(count)], pa.string()) if with_values else None,
+        key_objects=key_objects,
+        processes=list(history.process),
+        timed=timed,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

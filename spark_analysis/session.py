@@ -1,0 +1,231 @@
+"""A Spark session for an analysis: embedded by default, a cluster when a master is named.
+
+The session carries its own copy of `checker` and `spark_analysis` to the executors as one zip, so a cluster
+needs PySpark's own requirements (Python, pandas, pyarrow) and nothing of ours installed. Spark's own output goes
+to a file in its scratch directory unless it is asked for; what goes wrong comes back as one line.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DEFAULT_MEMORY", "Session", "one_line", "open_session", "ship"]
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_analysis.errors import AnalysisError
+from spark_analysis.java import find_java, java_environment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEFAULT_MEMORY = "2g"
+"""Of the embedded Spark's Java process: tables of 20 million operations fit with room."""
+
+SHIPPED = ("checker", "spark_analysis")
+
+PARTITION_BYTES = 16 * 1024 * 1024
+"""History files packed into one task: what a Python worker holds at once, and small enough to spread."""
+
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.files.maxPartitionBytes": str(PARTITION_BYTES),
+    "spark.sql.files.openCostInBytes": str(64 * 1024),
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.shuffle.partitions": "64",
+    "spark.python.worker.reuse": "true",
+    "spark.sql.execution.pythonUDF.arrow.enabled": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """An open session; `java` says which Java it runs on, in words."""
+
+    spark: SparkSession
+    java: str
+
+
+@contextlib.contextmanager
+def open_session(
+    *,
+    master: str | None = None,
+    memory: str = DEFAULT_MEMORY,
+    verbose: bool = False,
+    settings: Mapping[str, str] | None = None,
+    name: str = "splitbrain",
+) -> Iterator[Session]:
+    """A session for the time of a `with`.
+
+    `master` is Spark's (default: what spark-submit set, otherwise all cores of this machine); `memory` that of
+    the driver's Java; `settings` go to Spark as they are. Raises AnalysisError when PySpark or Java is missing or
+    Spark does not start.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise AnalysisError("this command needs PySpark: pip install 'splitbrain[spark]'")
+    _check_memory(memory)
+    scratch = tempfile.mkdtemp(prefix="splitbrain-spark-")
+    try:
+        with _environment(scratch, embedded=_is_embedded(master)) as source:
+            spark = _start(master, memory, verbose, dict(settings or {}), name, scratch)
+            try:
+                spark.sparkContext.setLogLevel("INFO" if verbose else "OFF")
+                ship(spark, scratch)
+                yield Session(spark, source)
+            finally:
+                with contextlib.suppress(Exception):  # a driver that has died cannot be stopped, and is gone
+                    spark.stop()
+                _end_gateway()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _start(
+    master: str | None, memory: str, verbose: bool, settings: dict[str, str], name: str, scratch: str
+) -> Any:  # fmt: skip
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(name)
+    if master is not None or not _submitted():
+        builder = builder.master(master or "local[*]")
+    wanted = {**_SETTINGS, "spark.driver.memory": memory, "spark.local.dir": scratch, **settings}
+    if _is_embedded(master):
+        wanted.setdefault("spark.driver.host", "127.0.0.1")
+        wanted.setdefault("spark.driver.bindAddress", "127.0.0.1")
+    if not verbose:
+        log4j = Path(scratch) / "log4j2.properties"
+        log4j.write_text("rootLogger.level = off\n", encoding="utf-8")
+        wanted.setdefault("spark.driver.extraJavaOptions", f"-Dlog4j.configurationFile={log4j}")
+    for key, value in wanted.items():
+        builder = builder.config(key, value)
+    log = os.path.join(scratch, "spark.log")
+    try:
+        with contextlib.nullcontext() if verbose else _stderr_to(log):
+            return builder.getOrCreate()
+    except Exception as error:
+        _end_gateway()
+        raise AnalysisError(f"Spark did not start ({master or 'local'}): {_complaint(log) or one_line(error)}") from None
+
+
+def _submitted() -> bool:
+    """Whether spark-submit started this process, and with it the Java side."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _is_embedded(master: str | None) -> bool:
+    return (master or "local").startswith("local") and not _submitted()
+
+
+def _check_memory(memory: str) -> None:
+    match = re.fullmatch(r"(\d+)([mg])", memory.lower())
+    if match is None:
+        raise AnalysisError(f"memory is a number with m or g, such as {DEFAULT_MEMORY}, not {memory!r}")
+    if int(match.group(1)) * (1 if match.group(2) == "m" else 1024) < 512:
+        raise AnalysisError(f"Spark needs at least 512m of memory, not {memory}")
+
+
+@contextlib.contextmanager
+def _environment(scratch: str, *, embedded: bool) -> Iterator[str]:
+    """What Spark reads from the environment, for a while. Gives where the Java was found."""
+    import pyspark
+
+    before = dict(os.environ)
+    try:
+        source = "the Java of spark-submit"
+        if not _submitted():
+            java = find_java(pyspark.__version__)
+            os.environ.update(java_environment(java, pyspark.__version__, os.path.join(scratch, "java")))
+            source = f"Java {java.version} from {java.source}"
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        if embedded:
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        yield source
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _stderr_to(path: str) -> Iterator[None]:
+    """Standard error goes to a file while the Java process is started, which inherits it and keeps it."""
+    kept = os.dup(2)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.dup2(log, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(log)
+
+
+def _complaint(path: str) -> str:
+    """The first line of a log that speaks of an error."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = [line.strip() for line in file if re.search(r"error|exception|could not|invalid", line, re.I)]
+    except OSError:
+        return ""
+    return lines[0][:300] if lines else ""
+
+
+def _end_gateway() -> None:
+    """End the Java process: PySpark keeps it for the next session, and a command has no next."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is None or _submitted():
+        return
+    with contextlib.suppress(Exception):
+        gateway.shutdown()
+    process = getattr(gateway, "proc", None)
+    if process is not None:
+        with contextlib.suppress(Exception):
+            process.stdin.close()
+            process.wait(timeout=10)
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+
+
+def ship(spark: SparkSession, directory: str) -> str:
+    """Zip `checker` and `spark_analysis` into `directory` and give it to the executors. Returns the zip's path."""
+    path = os.path.join(directory, "splitbrain.zip")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in SHIPPED:
+            spec = importlib.util.find_spec(package)
+            assert spec is not None and spec.submodule_search_locations is not None
+            root = Path(next(iter(spec.submodule_search_locations)))
+            for file in sorted(root.rglob("*.py")):
+                archive.write(file, str(Path(package) / file.relative_to(root)))
+    spark.sparkContext.addPyFile(path)
+    return path
+
+
+def one_line(error: BaseException) -> str:
+    """What an error of Spark says, without the stack of two languages around it."""
+    text = str(error)
+    if "OutOfMemoryError" in text or "Java heap space" in text:
+        return "Spark ran out of memory: give it more with --memory"
+    if isinstance(error, (ConnectionError, EOFError)) or "Answer from Java side is empty" in text:
+        return "Spark's Java process ended: most likely it ran out of memory; give it more with --memory"
+    match = re.search(r"(\w+(?:Exception|Error)): ([^\n]+)", text)
+    if match and "Py4JJavaError" in type(error).__name__:
+        inner = [m for m in re.finditer(r"Caused by: [\w.$]*?(\w+(?:Exception|Error)): ([^\n]+)", text)]
+        match = inner[-1] if inner else match
+        return f"{match.group(1)}: {match.group(2)}"[:400]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:400] if lines else type(error).__name__
