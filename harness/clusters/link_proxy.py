@@ -83,6 +83,7 @@ class _Opener(Side):
         self.link = link
         self.destination = destination
         self.local_address: Address | None = (link.source_ip, 0)
+        self.far_transport: asyncio.Transport | None = None
         self._proxy = proxy
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -104,10 +105,11 @@ class _Opener(Side):
         return bool(info[0] != _TCP_ESTABLISHED)
 
     def drop(self) -> None:
-        """Reset the connection; it never reached the far host."""
+        """Reset the connection at both ends, whatever the gates say."""
         self.link.pending.pop(self, None)
-        if self.transport is not None:
-            reset(self.transport)
+        for transport in (self.transport, self.far_transport):
+            if transport is not None:
+                reset(transport)
 
 
 class LinkProxy:
@@ -253,6 +255,7 @@ class LinkProxy:
         if near_transport.is_closing():  # the opener went away meanwhile, and sent nothing that was read
             reset(far_transport)
             return
+        opener.far_transport = far_transport
         opener.outgoing.connect(near_transport, far_transport)
         opener.incoming.connect(far_transport, near_transport)
 

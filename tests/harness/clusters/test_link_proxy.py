@@ -34,11 +34,12 @@ class World:
         self.proxy = LinkProxy()
         self.port = free_port()
         self.accepted: asyncio.Queue[Streams] = asyncio.Queue()
-        self.openers: list[Streams] = []
+        self.streams: list[Streams] = []
 
     async def start(self) -> None:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self.accepted.put_nowait((reader, writer))
+            self.streams.append((reader, writer))
 
         self.server = await asyncio.start_server(accept, "127.0.0.1", 0)
         far_port = self.server.sockets[0].getsockname()[1]
@@ -59,7 +60,7 @@ class World:
 
     async def connect(self) -> Streams:
         streams = await asyncio.open_connection("127.0.0.1", self.port)
-        self.openers.append(streams)
+        self.streams.append(streams)
         return streams
 
     async def pair(self) -> tuple[Streams, Streams]:
@@ -71,12 +72,11 @@ class World:
         return int((await self.proxy.stats({}))[name])
 
     async def stop(self) -> None:
-        for _, writer in self.openers:
+        for _, writer in self.streams:
             writer.transport.abort()
-        while not self.accepted.empty():
-            self.accepted.get_nowait()[1].transport.abort()
         await self.proxy.close()
         self.server.close()
+        await asyncio.sleep(0.01)  # aborted transports close in the loop's next rounds
 
 
 @contextlib.asynccontextmanager
