@@ -34,7 +34,7 @@ node.pyz: $(SETUP) $(NODE_SOURCES)
 	$(BIN)/python scripts/build_pyz.py node.pyz
 
 demo: $(SETUP) host
-	$(BIN)/harness run --nemesis partition --time-limit 30
+	$(BIN)/harness run --nemesis partition --nemesis-interval 2.5 --time-limit 30
 
 # Parallel where safe; those that need the machine to themselves run after the others.
 test: $(SETUP) host
