@@ -14,7 +14,40 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["Grudge", "Link", "Network", "ProbeResult", "Target", "links_of"]
+__all__ = [
+    "ABILITIES",
+    "DOWN",
+    "PAUSED",
+    "RUNNING",
+    "ClockReading",
+    "ClockSkew",
+    "Clocks",
+    "DiskFault",
+    "DiskProbe",
+    "DiskStep",
+    "Disks",
+    "Grudge",
+    "Link",
+    "LinkMeasure",
+    "LinkShape",
+    "Links",
+    "Network",
+    "PowerCut",
+    "ProbeResult",
+    "ProcessView",
+    "Processes",
+    "Target",
+    "links_of",
+]
+
+ABILITIES: Mapping[str, Sequence[str]] = {
+    "network": ("cut",),
+    "processes": ("kill", "pause"),
+    "clocks": ("wall", "monotonic"),
+    "disks": ("stall-fsync", "stall", "slow", "full", "error-write", "error-fsync", "error-read", "power"),
+    "links": ("delay", "loss", "duplicate", "reorder", "rate"),
+}
+"""Interface -> what it may be able to do. A cluster can have an interface and lack some of its abilities."""
 
 Grudge = Mapping[str, frozenset[str]]
 """destination host -> source hosts whose packets the destination drops"""
@@ -69,8 +102,241 @@ class Network(Protocol):
         ...
 
 
+RUNNING = "running"
+PAUSED = "paused"
+DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessView:
+    """What one look at a replica's process saw. `state` is RUNNING, PAUSED or DOWN; `starts` counts how often
+    the replica was started in this run; `pid` is its number on its host, None when down or not known."""
+
+    host: str
+    state: str
+    starts: int
+    pid: int | None = None
+
+
+class Processes(Protocol):
+    """The replicas' processes, one a host. Faults add up: a replica is up when no fault keeps it down, and
+    runs when no fault pauses it. Every method returns once what it asks for is so."""
+
+    async def end(self, fault_id: str, hosts: Collection[str], *, signal_name: str = "KILL") -> None:
+        """End the replicas of `hosts` by SIGKILL, or SIGTERM for "TERM", and keep them down until released."""
+        ...
+
+    async def crash_loop(self, fault_id: str, hosts: Collection[str], *, up_s: float) -> None:
+        """Kill the replicas, start them again, and kill them again after `up_s` seconds, until released."""
+        ...
+
+    async def pause(self, fault_id: str, hosts: Collection[str]) -> None:
+        """Stop the replicas by SIGSTOP until released; one that is started meanwhile is stopped as well."""
+        ...
+
+    async def release(self, fault_id: str) -> None:
+        """Undo one fault: continue and start again what no other fault holds. Also starts replicas of its hosts
+        that ended by themselves. Idempotent."""
+        ...
+
+    async def release_all(self) -> None:
+        """Undo every fault and start every replica that is down. Idempotent; safe in any state."""
+        ...
+
+    async def revive(self, hosts: Collection[str]) -> Sequence[str]:
+        """Start replicas that have ended although no fault keeps them down. Returns those started."""
+        ...
+
+    async def look(self, host: str) -> ProcessView:
+        """The state of the process itself, asked of its host."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSkew:
+    """How a host's clock differs from the true one: by an offset, by a rate that adds up from the injection on,
+    and by a strobe, an offset that comes and goes every period. `affects_monotonic` moves the monotonic clock
+    instead of the wall clock, by the rate only: it never goes back."""
+
+    offset_ms: int = 0
+    rate_ppm: int = 0
+    strobe_ms: int = 0
+    strobe_period_ms: int = 0
+    affects_monotonic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """What a replica itself said of its clocks. `offset_ms` is its wall clock less the harness's, where hosts
+    differ by nature less that difference too, right to `uncertainty_ms` either way; `monotonic_s` is its monotonic
+    clock at the harness's monotonic time `at_s`."""
+
+    offset_ms: float
+    uncertainty_ms: float
+    monotonic_s: float
+    at_s: float
+
+
+class Clocks(Protocol):
+    """The clocks that the replicas read. Skews of several faults add up."""
+
+    async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
+        """Skew the clocks of hosts until released; in force on return."""
+        ...
+
+    async def release(self, fault_id: str) -> None:
+        """Undo one fault: wall clocks step back to the truth, monotonic clocks go at the true rate from where
+        they are. Idempotent."""
+        ...
+
+    async def release_all(self) -> None:
+        """Undo every skew. Idempotent; safe in any state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFault:
+    """What is wrong with a host's disk; `kind` is an ability of disks other than power, `delay_ms` for slow."""
+
+    kind: str
+    delay_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStep:
+    """How one step of a disk probe ended: "ok", the name of an error (ENOSPC, EIO), "no answer" when it had not
+    returned when time was up, or "not tried". `seconds` is how long it took, or was waited for."""
+
+    outcome: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DiskProbe:
+    """What a probe of a host's disk saw, step by step, on the file system and by the path of the replica's data."""
+
+    host: str
+    write: DiskStep
+    sync: DiskStep
+    read: DiskStep
+
+
+@dataclass(frozen=True, slots=True)
+class PowerCut:
+    """What a power cut took from a host's disk. None where the mechanism cannot count it."""
+
+    lost_operations: int | None
+    lost_bytes: int | None
+    detail: str = ""
+
+
+class Disks(Protocol):
+    """The disks that hold the replicas' data. Faults of several ids add up."""
+
+    async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
+        """Put disk faults in force on hosts until released."""
+        ...
+
+    async def cut_power(self, fault_id: str, host: str) -> PowerCut:
+        """Lose everything that `host` wrote and did not sync. Its replica must be down.
+
+        Raises RuntimeError when the loss cannot be vouched for.
+        """
+        ...
+
+    async def release(self, fault_id: str) -> None:
+        """Undo one fault. Idempotent; safe after half an `impair`."""
+        ...
+
+    async def release_all(self) -> None:
+        """Undo every fault; frozen file systems are thawed. Idempotent; safe in any state."""
+        ...
+
+    async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:
+        """Write, sync and read a small file beside the replica's data, as its process would."""
+        ...
+
+    async def reaches(self, host: str, pid: int | None) -> str | None:
+        """None when faults here are felt by the process `pid` of `host`; otherwise why not, in one line."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkShape:
+    """How bad one direction of a link is. A delay of `delay_ms` give or take `jitter_ms`; percentages of packets
+    that are lost, sent twice, or sent ahead of the delayed ones; a rate in bytes per second (0: no limit)."""
+
+    delay_ms: float = 0.0
+    jitter_ms: float = 0.0
+    loss_percent: float = 0.0
+    duplicate_percent: float = 0.0
+    reorder_percent: float = 0.0
+    rate_bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("delay_ms", "jitter_ms", "rate_bytes_per_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        for name in ("loss_percent", "duplicate_percent", "reorder_percent"):
+            if not 0 <= getattr(self, name) <= 100:
+                raise ValueError(f"{name} must be 0 to 100, not {getattr(self, name)}")
+
+    def on_top_of(self, other: LinkShape) -> LinkShape:
+        """Two faults on one link: delays add up, losses are independent, the lower rate counts."""
+
+        def either(one: float, two: float) -> float:
+            return 100 * (1 - (1 - one / 100) * (1 - two / 100))
+
+        rates = [rate for rate in (self.rate_bytes_per_s, other.rate_bytes_per_s) if rate]
+        return LinkShape(
+            delay_ms=self.delay_ms + other.delay_ms,
+            jitter_ms=self.jitter_ms + other.jitter_ms,
+            loss_percent=either(self.loss_percent, other.loss_percent),
+            duplicate_percent=either(self.duplicate_percent, other.duplicate_percent),
+            reorder_percent=either(self.reorder_percent, other.reorder_percent),
+            rate_bytes_per_s=min(rates, default=0.0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LinkMeasure:
+    """What probe packets of the harness met on one link. `delays_ms` has one entry for each that arrived, in the
+    order of sending; `seconds` is from the first sending to the last arrival."""
+
+    link: Link
+    sent: int
+    received: int
+    duplicates: int
+    out_of_order: int
+    delays_ms: Sequence[float]
+    seconds: float
+
+
+class Links(Protocol):
+    """The quality of the links between hosts. Shapes of several faults on one link add up."""
+
+    async def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
+        """Make directed links bad until released; in force on return."""
+        ...
+
+    async def release(self, fault_id: str) -> None:
+        """Undo one fault's shaping. Idempotent."""
+        ...
+
+    async def release_all(self) -> None:
+        """Undo all shaping. Idempotent; safe in any state."""
+        ...
+
+    async def measure(
+        self, links: Collection[Link], *, count: int, size_bytes: int, timeout_s: float
+    ) -> Mapping[Link, LinkMeasure]:
+        """Send `count` probe packets of `size_bytes` along each link and see how they arrive; waits at most
+        `timeout_s` seconds for the last of them."""
+        ...
+
+
 class Target(Protocol):
-    """What a nemesis may act on during one run."""
+    """What a nemesis may act on during one run. An interface that this cluster lacks is None."""
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -80,7 +346,32 @@ class Target(Protocol):
     @property
     def network(self) -> Network | None: ...
 
+    @property
+    def processes(self) -> Processes | None: ...
+
+    @property
+    def clocks(self) -> Clocks | None: ...
+
+    @property
+    def disks(self) -> Disks | None: ...
+
+    @property
+    def links(self) -> Links | None: ...
+
+    def missing(self, interface: str, ability: str) -> str | None:
+        """Why this target lacks an ability of an interface (see ABILITIES), as one line that names what mends
+        it; None when it has it."""
+        ...
+
     async def leaders(self) -> Sequence[str]:
         """Hosts that call themselves leader right now, by asking the system under test; the highest term
         first. Empty when nobody answers as leader."""
+        ...
+
+    async def answers(self, host: str, *, timeout_s: float) -> bool:
+        """Whether the replica of `host` answers a question about itself within `timeout_s` seconds."""
+        ...
+
+    async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
+        """The clocks of the replica of `host` by its own word; None when it does not answer."""
         ...
