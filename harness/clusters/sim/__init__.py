@@ -1,18 +1,21 @@
 """The `sim` cluster: hosts, network, disks and clocks in one process, on virtual time, decided by a seed.
 
+    simulation.py  runs a coroutine in simulation
     errors.py      what goes wrong with a simulation itself
     lane.py        what one simulated process schedules; held back while paused, dropped when dead
     loop.py        the event loop: virtual time, no threads, no sockets, an order that the seed decides
     primitives.py  its handles, futures and tasks
     refusals.py    what it does not have
-    network.py     hosts joined by links with latency, loss, cuts; connections between them
-    wire.py        one direction of a connection: segments, retransmission, window
+    network.py     hosts joined by links, connections between them, cuts and other faults
     link.py        how long a segment takes on the way from one host to another
+    wire.py        one direction of a connection: order, retransmission, window
     transport.py, server.py, dial.py    what programs see of connections
+    disk.py        the files of a host, the time they take, and what a power cut leaves of them
     inode.py       a file's content in the page cache, and what of it is durable
-    disk.py        the files of a host, and what a power cut leaves of them
+    process_disk.py    the disk as one process holds it
     clock.py       wall and monotonic clocks that can be wrong
     host.py        a host: kill, pause, power failure, restart
+    logs.py        what programs log, by host
     guard.py       an attempt to touch the real world from simulated code is an error
 
 The code that runs here is the node's own. It knows nothing of simulation: it asks the running loop for time

@@ -17,7 +17,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import signal
 import sys
+import threading
 import weakref
 from asyncio import events
 from collections.abc import AsyncGenerator, Callable
@@ -78,6 +80,7 @@ class SimLoop(RefusingLoop):
         self._closed = False
         self._debug = False
         self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
+        self._signals: dict[int, Any] = {}
         self._asyncgens: weakref.WeakKeyDictionary[AsyncGenerator[Any, Any], None] = weakref.WeakKeyDictionary()
 
     # Lanes
@@ -117,13 +120,20 @@ class SimLoop(RefusingLoop):
         context.run(LANE.set, lane)
         tasks = [task for task in asyncio.all_tasks(self) if isinstance(task, SimTask) and task.lane is lane]
         for task in sorted(tasks, key=lambda task: task.number):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            _disown(task)
             coroutine = task.get_coro()
             try:
                 if coroutine is not None:
                     context.run(coroutine.close)
             except (Exception, asyncio.CancelledError):
                 continue  # a process that is killed gets no say; also when it kills itself and is still running
+
+    def kill_lanes(self) -> None:
+        """Kill every lane but the harness's own."""
+        lanes = {task.lane.number: task.lane for task in asyncio.all_tasks(self) if isinstance(task, SimTask)}
+        for number in sorted(lanes):
+            if lanes[number] is not self.root:
+                lanes[number].kill()
 
     # Time and scheduling
 
@@ -173,6 +183,28 @@ class SimLoop(RefusingLoop):
             self._heap[:] = [item for item in self._heap if item[3] is not None or not item[2]._cancelled]
             heapify(self._heap)
             self._cancelled_timers = 0
+
+    # Signals of the harness's own process
+
+    def add_signal_handler(self, sig: int, callback: Callable[[*_Ts], object], *args: *_Ts) -> None:
+        """Call back when the harness gets a signal (Ctrl-C). Programs in simulation get none from outside.
+
+        Raises RuntimeError outside the main thread.
+        """
+        if self.current_lane() is not self.root:
+            self.refuse("add_signal_handler", "a program is asked to stop through its incarnation")
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("signal handlers can only be set in the main thread")
+        context = copy_context()
+        before = signal.signal(sig, lambda *_: self.call_soon(callback, *args, context=context))
+        self._signals.setdefault(sig, before)
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        """Undo `add_signal_handler`; returns whether there was one."""
+        if sig not in self._signals:
+            return False
+        signal.signal(sig, self._signals.pop(sig))
+        return True
 
     # Running
 
@@ -348,9 +380,10 @@ class SimLoop(RefusingLoop):
             raise RuntimeError("Cannot close a running event loop")
         if self._closed:
             return
-        lanes = {task.lane.number: task.lane for task in asyncio.all_tasks(self) if isinstance(task, SimTask)}
-        for number in sorted(lanes):
-            lanes[number].kill()
+        self.root.kill()
+        self.kill_lanes()
+        for sig in list(self._signals):
+            self.remove_signal_handler(sig)
         self._closed = True
         self._runnable.clear()
         self._heap.clear()
@@ -376,15 +409,16 @@ class SimLoop(RefusingLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return SimFuture(self)
 
-    def create_task(
-        self, coro: Any, *, name: str | None = None, context: Context | None = None, **options: Any
-    ) -> asyncio.Task[Any]:
+    def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
         if context is None:
             context = copy_context()
         lane = context.get(LANE)
-        if lane is not None and lane.is_dead:
-            coro.close()  # it will never run
-        return SimTask(coro, loop=self, name=name, context=context, **options)
+        if lane is None or not lane.is_dead:
+            return SimTask(coro, loop=self, name=name, context=context)
+        coro.close()  # it will never run
+        task = SimTask(coro, loop=self, name=name, context=context)
+        _disown(task)
+        return task
 
     # Errors
 
@@ -429,3 +463,9 @@ class SimLoop(RefusingLoop):
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         """Connect to `port` of the host with the IP address `host`. Raises OSError as a kernel would."""
         return await self._network().connect(protocol_factory, host, port, **options)
+
+
+def _disown(task: SimTask) -> None:
+    """Let asyncio forget a task that will never end, so that nobody waits for it or complains of it."""
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    asyncio.tasks._unregister_task(task)

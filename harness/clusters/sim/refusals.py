@@ -1,8 +1,4 @@
-"""What an event loop offers and a simulation does not have: threads, file descriptors, subprocesses, names.
-
-Signal handlers are left to `asyncio.AbstractEventLoop`, which refuses them in the way that callers expect of
-loops without signals.
-"""
+"""What an event loop offers and a simulation does not have: threads, file descriptors, subprocesses, names."""
 
 from __future__ import annotations
 
@@ -60,9 +56,6 @@ class RefusingLoop(asyncio.AbstractEventLoop):
     async def start_tls(self, *args: Any, **options: Any) -> Any:
         self.refuse("start_tls", "connections carry plain bytes")
 
-    async def sendfile(self, *args: Any, **options: Any) -> Any:
-        self.refuse("sendfile", "files are behind the runtime's disk")
-
     async def subprocess_exec(self, *args: Any, **options: Any) -> Any:
         self.refuse("subprocess_exec", "programs are started on a host by its cluster")
 
@@ -86,3 +79,42 @@ class RefusingLoop(asyncio.AbstractEventLoop):
 
     def remove_writer(self, *args: Any) -> bool:
         self.refuse("remove_writer", "there are no file descriptors")
+
+    def get_task_factory(self) -> Any:
+        return None
+
+    def set_task_factory(self, factory: Any) -> None:
+        self.refuse("set_task_factory", "tasks must be the loop's own to come in a repeatable order")
+
+    async def sendfile(self, *args: Any, **options: Any) -> Any:
+        self.refuse("sendfile", "files are behind the runtime's disk")
+
+    async def sock_recv(self, *args: Any, **options: Any) -> Any:
+        self.refuse("sock_recv", "there are no sockets")
+
+    async def sock_recv_into(self, *args: Any, **options: Any) -> Any:
+        self.refuse("sock_recv_into", "there are no sockets")
+
+    async def sock_recvfrom(self, *args: Any, **options: Any) -> Any:
+        self.refuse("sock_recvfrom", "there are no sockets")
+
+    async def sock_recvfrom_into(self, *args: Any, **options: Any) -> Any:
+        self.refuse("sock_recvfrom_into", "there are no sockets")
+
+    async def sock_sendall(self, *args: Any, **options: Any) -> Any:
+        self.refuse("sock_sendall", "there are no sockets")
+
+    async def sock_sendto(self, *args: Any, **options: Any) -> Any:
+        self.refuse("sock_sendto", "there are no sockets")
+
+    async def sock_connect(self, *args: Any, **options: Any) -> Any:
+        self.refuse("sock_connect", "there are no sockets")
+
+    async def sock_accept(self, *args: Any, **options: Any) -> Any:
+        self.refuse("sock_accept", "there are no sockets")
+
+    async def sock_sendfile(self, *args: Any, **options: Any) -> Any:
+        self.refuse("sock_sendfile", "there are no sockets")
+
+    async def connect_accepted_socket(self, *args: Any, **options: Any) -> Any:
+        self.refuse("connect_accepted_socket", "there are no sockets")

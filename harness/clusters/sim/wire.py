@@ -14,7 +14,8 @@ from __future__ import annotations
 import enum
 import errno
 import os
-from collections import deque
+from bisect import insort
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,9 +62,11 @@ class Wire:
         "_ack_armed",
         "_ack_tries",
         "_armed",
+        "_expected_number",
         "_last_arrival_s",
         "_loop",
         "_network",
+        "_next_number",
         "_stalled",
         "_stalled_since_s",
         "_tries",
@@ -85,7 +88,10 @@ class Wire:
         self.unread_bytes = 0
         """Sent and not yet known to have been read."""
         self._last_arrival_s = 0.0
-        self._stalled: deque[Segment] = deque()
+        self._next_number = 0
+        self._expected_number = 0
+        self._stalled: list[tuple[int, Segment]] = []
+        """Lost, or behind one that is lost, by number."""
         self._stalled_since_s = 0.0
         self._armed = False
         self._tries = 0
@@ -118,20 +124,24 @@ class Wire:
         trace = self._network.trace
         if trace is not None:
             self._network.note("send" if size else str(segment.value), self.link, self.sender, size)  # type: ignore[union-attr]
+        number = self._next_number
+        self._next_number += 1
         if self._stalled or self.link.loses():
-            self._stall(segment)
+            self._stall(number, segment)
             return
         now = self._loop.time()
         when = self.link.arrival_s(now, size)
         if when < self._last_arrival_s:
             when = self._last_arrival_s
         self._last_arrival_s = when
-        self._loop.event_at(when, self._arrive, segment)
+        self._loop.event_at(when, self._arrive, number, segment)
 
-    def _stall(self, segment: Segment) -> None:
+    def _stall(self, number: int, segment: Segment) -> None:
+        if self.sender.is_gone and self.receiver.is_gone:
+            return
         if not self._stalled:
             self._stalled_since_s = self._loop.time()
-        self._stalled.append(segment)
+        insort(self._stalled, (number, segment), key=itemgetter(0))
         if self._network.trace is not None:
             self._network.note("lost", self.link, self.sender, len(segment) if isinstance(segment, bytes) else 0)
         self._arm()
@@ -159,32 +169,40 @@ class Wire:
                 self._arm()
             return
         self._tries = 0
-        stalled, self._stalled = self._stalled, deque()
-        when = max(self.link.arrival_s(now, sum(len(s) for s in stalled if isinstance(s, bytes))), self._last_arrival_s)
+        stalled, self._stalled = self._stalled, []
+        when = max(
+            self.link.arrival_s(now, sum(len(data) for _, data in stalled if isinstance(data, bytes))),
+            self._last_arrival_s,
+        )
         self._last_arrival_s = when
         if self._network.trace is not None:
             self._network.note("again", self.link, self.sender, len(stalled))
-        for segment in stalled:
-            self._loop.event_at(when, self._arrive, segment)
+        for number, segment in stalled:
+            self._loop.event_at(when, self._arrive, number, segment)
 
-    def _arrive(self, segment: Segment) -> None:
-        if self._stalled or self.link.cut_by or not self._network.has_power(self.link.destination):
-            self._stall(segment)
+    def _arrive(self, number: int, segment: Segment) -> None:
+        if segment is Mark.ACCEPT and self.receiver.has_vanished:
+            return  # it is the listening side that would ask for it again
+        if self.link.cut_by or not self._network.has_power(self.link.destination):
+            self._stall(number, segment)
             return
         receiver = self.receiver
         if self._network.trace is not None:
             self._network.note("arrive", self.link, self.sender, len(segment) if isinstance(segment, bytes) else 0)
         if receiver.is_gone:
             if isinstance(segment, bytes) or receiver.has_vanished:
-                self._answer_with_reset(segment)
-            return
-        receiver.arrived(segment)
+                self._answer_with_reset(number, segment)
+        elif number != self._expected_number:
+            self._stall(number, segment)  # it waits for one that was lost
+        else:
+            self._expected_number += 1
+            receiver.arrived(segment)
 
-    def _answer_with_reset(self, segment: Segment) -> None:
+    def _answer_with_reset(self, number: int, segment: Segment) -> None:
         if self.sender.is_gone:
             return
         if self.reverse.loses():
-            self._stall(segment)  # unanswered, so it will be sent again
+            self._stall(number, segment)  # unanswered, so it will be sent again
             return
         self._loop.event_at(self.reverse.arrival_s(self._loop.time(), 0), self._reset_arrives)
 

@@ -1,0 +1,386 @@
+"""The disk: what programs see, what a kill leaves, what a power cut leaves, and faults."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.clusters.sim.disk import READ, SYNC, WRITE
+from harness.clusters.sim.host import Incarnation
+from node.runtime import Disk, File
+
+Simulate = Callable[..., Any]
+
+
+async def run_on(world: Any, name: str, work: Callable[[Disk], Any]) -> Any:
+    """Do something as a process of a host; returns its result, raises its error."""
+    result = world.loop.create_future()
+
+    async def program(process: Incarnation) -> None:
+        try:
+            result.set_result(await work(process.runtime.disk))
+        except Exception as error:
+            result.set_exception(error)
+
+    world.on(name, program)
+    return await result
+
+
+def test_files_and_directories(simulate: Simulate) -> None:
+    async def work(disk: Disk) -> None:
+        with pytest.raises(FileNotFoundError):
+            disk.open("/data/log/0")
+        disk.make_dirs("/data/log")
+        file = disk.open("/data/log/0")
+        assert file.path == "/data/log/0" and file.size_bytes() == 0 and disk.exists("/data/log/0")
+        await file.write(0, b"hello")
+        await file.write(10, b"world", sync=True)
+        assert file.read(0, 100) == b"hello\0\0\0\0\0world"
+        assert file.read(12, 2) == b"rl" and file.read(99, 5) == b""
+        await file.truncate(7)
+        assert file.size_bytes() == 7
+        await file.truncate(9)
+        assert disk.read_file("/data/log/0") == b"hello\0\0\0\0"
+        await file.sync()
+        file.close()
+        file.close()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            file.read(0, 1)
+        await disk.write_file_atomic("/data/state", b"one")
+        await disk.write_file_atomic("/data/state", b"two")
+        created = await disk.create("/data/new/sub/file")
+        assert created.size_bytes() == 0
+        assert disk.list("/data") == ["log", "new", "state"] and disk.list("/nowhere") == []
+        assert disk.read_file("/data/state") == b"two"
+        await disk.remove("/data/state")
+        await disk.remove("/data/state")
+        assert not disk.exists("/data/state") and disk.exists("/data")
+        await disk.sync_dir("/data")
+        with pytest.raises(FileNotFoundError):
+            disk.read_file("/data/state")
+        with pytest.raises(FileNotFoundError):
+            await disk.sync_dir("/nowhere")
+        with pytest.raises(IsADirectoryError):
+            disk.open("/data/log")
+
+    async def scenario(world: Any) -> None:
+        await run_on(world, "a", work)
+
+    simulate(scenario)
+
+
+def test_operations_take_time_and_a_slow_disk_more(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> tuple[float, float]:
+        async def work(disk: Disk) -> float:
+            disk.make_dirs("/d")
+            file = disk.open("/d/f")
+            began_s = world.loop.time()
+            for _ in range(50):
+                await file.write(file.size_bytes(), b"x" * 100, sync=True)
+            return (world.loop.time() - began_s) / 50  # type: ignore[no-any-return]
+
+        normal_s = await run_on(world, "a", work)
+        await world["a"].process.wait()
+        world["a"].disk.slow_factor = 10
+        slow_s = await run_on(world, "a", work)
+        world["a"].disk.heal()
+        return normal_s, slow_s
+
+    normal_s, slow_s = simulate(scenario)
+    assert 0.0002 < normal_s < 0.003
+    assert 5 < slow_s / normal_s < 20
+
+
+def test_a_kill_keeps_the_page_cache_and_power_does_not(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> None:
+        async def work(disk: Disk) -> None:
+            disk.make_dirs("/d")
+            file = await disk.create("/d/f")
+            await file.write(0, b"synced", sync=True)
+            await file.write(6, b" not synced")
+            await asyncio.Event().wait()
+
+        results = set()
+        for host in "abc":
+            world.on(host, lambda process: work(process.runtime.disk))
+            await asyncio.sleep(1)
+            world[host].kill()
+            assert bytes(world[host].disk.inode("/d/f").cache) == b"synced not synced"
+            world[host].power_fail()
+            results.add(bytes(world[host].disk.inode("/d/f").cache))
+        assert all(content.startswith(b"synced") and len(content) <= 17 for content in results)
+
+    for seed in range(10):
+        simulate(scenario, seed=seed)
+
+
+def _after_power_cut(simulate: Simulate, seed: int, work: Callable[[Disk], Any], after_s: float = 1.0) -> Any:
+    """The disk of host a after `work` was interrupted by a power cut."""
+
+    async def scenario(world: Any) -> Any:
+        async def program(process: Incarnation) -> None:
+            await work(process.runtime.disk)
+            await asyncio.Event().wait()
+
+        world.on("a", program)
+        await asyncio.sleep(after_s)
+        world["a"].power_fail()
+        return world["a"].disk
+
+    return simulate(scenario, seed=seed)
+
+
+def test_names_without_a_directory_sync_may_be_gone(simulate: Simulate) -> None:
+    async def work(disk: Disk) -> None:
+        disk.make_dirs("/d")
+        for name in ("/d/1", "/d/2", "/d/3"):
+            file = disk.open(name)
+            await file.write(0, name.encode(), sync=True)
+        await disk.sync_dir("/d")
+        for name in ("/d/4", "/d/5"):
+            await disk.open(name).write(0, name.encode(), sync=True)
+
+    listings = {tuple(_after_power_cut(simulate, seed, work).paths()) for seed in range(40)}
+    certain = ("/d/1", "/d/2", "/d/3")
+    assert listings == {certain, (*certain, "/d/4"), (*certain, "/d/5"), (*certain, "/d/4", "/d/5")}
+
+
+def test_an_atomic_replacement_is_never_a_mixture(simulate: Simulate) -> None:
+    async def work(disk: Disk) -> None:
+        disk.make_dirs("/d")
+        for number in range(1000):
+            await disk.write_file_atomic("/d/state", b"%d" % number * 2000)
+
+    seen = set()
+    for seed in range(60):
+        disk = _after_power_cut(simulate, seed, work, after_s=0.002 + seed * 0.0001)
+        if disk.exists("/d/state"):
+            content = bytes(disk.inode("/d/state").cache)
+            number = content[:1] if len(content) == 2000 else content[:2]
+            assert content == number * 2000
+            seen.add(int(number))
+        assert set(disk.paths()) <= {"/d/state", "/d/state.tmp"}
+    assert len(seen) > 2
+
+
+def test_what_create_and_atomic_replacement_promised_survives(simulate: Simulate) -> None:
+    async def work(disk: Disk) -> None:
+        disk.make_dirs("/d")
+        await disk.create("/d/created")
+        await disk.write_file_atomic("/d/state", b"old")
+        await disk.write_file_atomic("/d/state", b"new")
+        await disk.create("/d/removed")
+        await disk.remove("/d/removed")
+
+    for seed in range(30):
+        disk = _after_power_cut(simulate, seed, work)
+        assert disk.paths() == ["/d/created", "/d/state"]
+        assert bytes(disk.inode("/d/state").cache) == b"new"
+
+
+def test_blocks_reach_the_disk_in_any_order_or_torn(simulate: Simulate) -> None:
+    async def work(disk: Disk) -> None:
+        disk.make_dirs("/d")
+        file = await disk.create("/d/f")
+        await file.write(0, b"o" * 16384, sync=True)
+        await file.write(0, b"n" * 16384)
+
+    patterns = set()
+    torn = 0
+    for seed in range(80):
+        content = bytes(_after_power_cut(simulate, seed, work).inode("/d/f").cache)
+        assert len(content) == 16384 and set(content) <= set(b"on")
+        blocks = [content[start : start + 4096] for start in range(0, 16384, 4096)]
+        patterns.add(tuple(block[:1] for block in blocks if len(set(block)) == 1))
+        torn += sum(len(set(block)) == 2 for block in blocks)
+    assert len(patterns) > 8
+    assert torn > 5
+
+
+def test_a_kill_in_the_middle_of_a_write_leaves_it_or_not(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> bytes:
+        async def program(process: Incarnation) -> None:
+            process.runtime.disk.make_dirs("/d")
+            file = await process.runtime.disk.create("/d/f")
+            await file.write(0, b"first")
+            going.set()
+            await file.write(5, b" second", sync=True)
+            returned.append(True)
+
+        going = asyncio.Event()
+        returned: list[bool] = []
+        world.on("a", program)
+        await going.wait()
+        world["a"].kill()
+        await asyncio.sleep(10)
+        assert not returned
+        return bytes(world["a"].disk.inode("/d/f").cache)
+
+    assert {simulate(scenario, seed=seed) for seed in range(20)} == {b"first", b"first second"}
+
+
+def test_a_stall_holds_what_it_names(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> None:
+        done: list[str] = []
+        disk = world["a"].disk
+
+        async def work(process: Incarnation) -> None:
+            process.runtime.disk.make_dirs("/d")
+            file = process.runtime.disk.open("/d/f")
+            await file.write(0, b"x")
+            done.append("write")
+            assert file.read(0, 1) == b"x"
+            await file.sync()
+            done.append("sync")
+            await asyncio.Event().wait()
+
+        disk.stall([SYNC])
+        world.on("a", work)
+        await asyncio.sleep(60)
+        assert done == ["write"] and disk.is_stalled(SYNC)
+        disk.unstall()
+        await asyncio.sleep(0.1)
+        assert done == ["write", "sync"]
+        world["a"].kill()
+        disk.stall()
+        world.on("a", work)
+        await asyncio.sleep(60)
+        assert done == ["write", "sync"]
+        disk.heal()
+        await asyncio.sleep(1)
+        assert done == ["write", "sync"] * 2
+        with pytest.raises(ValueError, match="cannot stall"):
+            disk.stall([READ])
+
+    simulate(scenario)
+
+
+def test_a_full_disk_takes_what_fits(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> None:
+        async def work(disk: Disk) -> None:
+            disk.make_dirs("/d")
+            file = disk.open("/d/f")
+            world["a"].disk.capacity_bytes = 1000
+            await file.write(0, b"x" * 900)
+            with pytest.raises(OSError, match="No space") as caught:
+                await file.write(900, b"y" * 200)
+            assert caught.value.errno == errno.ENOSPC
+            assert file.size_bytes() == 1000
+            await file.write(0, b"z" * 1000)
+            with pytest.raises(OSError, match="No space"):
+                disk.open("/d/g")
+            with pytest.raises(OSError, match="No space"):
+                await disk.write_file_atomic("/d/state", b"more")
+            world["a"].disk.heal()
+            world["a"].disk.fill_up()
+            with pytest.raises(OSError, match="No space"):
+                await file.write(1000, b"y", sync=True)
+            world["a"].disk.heal()
+            await file.write(1000, b"y", sync=True)
+
+        await run_on(world, "a", work)
+
+    for seed in range(5):
+        simulate(scenario, seed=seed)
+
+
+def test_errors_by_kind(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> None:
+        device = world["a"].disk
+
+        async def expect_eio(work: Any) -> None:
+            with pytest.raises(OSError, match="Input/output") as caught:
+                await work
+            assert caught.value.errno == errno.EIO
+
+        async def work(disk: Disk) -> None:
+            disk.make_dirs("/d")
+            file: File = disk.open("/d/f")
+            await file.write(0, b"x", sync=True)
+            device.fail(WRITE)
+            for failing in (
+                file.write(1, b"y"), file.truncate(0), disk.write_file_atomic("/d/s", b""), disk.create("/d/g"),
+                disk.remove("/d/f"),
+            ):  # fmt: skip
+                await expect_eio(failing)
+            device.fail(WRITE, 0)
+            device.fail(SYNC)
+            for failing in (file.sync(), file.write(1, b"z", sync=True), disk.sync_dir("/d"), disk.create("/d/g")):
+                await expect_eio(failing)
+            device.fail(SYNC, 0)
+            device.fail(READ)
+            with pytest.raises(OSError, match="Input/output"):
+                file.read(0, 1)
+            with pytest.raises(OSError, match="Input/output"):
+                disk.read_file("/d/f")
+            device.heal()
+            assert file.read(0, 9) == b"xz"
+            with pytest.raises(ValueError, match="no such kind"):
+                device.fail("seek")
+
+        await run_on(world, "a", work)
+
+    for seed in range(5):
+        simulate(scenario, seed=seed)
+
+
+def test_a_failed_sync_gives_up_its_blocks_for_good(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> bytes:
+        async def work(disk: Disk) -> None:
+            file = await disk.create("/d/f")
+            await file.write(0, b"a" * 4096, sync=True)
+            await file.write(0, b"b" * 4096)
+            await file.write(4096, b"c" * 4096)
+            world["a"].disk.fail(SYNC)
+            with pytest.raises(OSError, match="Input/output"):
+                await file.sync()
+            world["a"].disk.heal()
+            await file.write(8192, b"d" * 4096)
+            await file.sync()  # says that all is well, and it is not
+            assert file.read(0, 9000)[::4096] == b"bcd"
+
+        await run_on(world, "a", work)
+        world["a"].power_fail()
+        return bytes(world["a"].disk.inode("/d/f").cache)[::4096]
+
+    assert {simulate(scenario, seed=seed) for seed in range(10)} == {b"a\0d"}
+
+
+def test_a_cancelled_waiter_gets_the_cancellation_when_the_operation_is_over(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> None:
+        async def work(disk: Disk) -> None:
+            file = await disk.create("/d/f")
+            world["a"].disk.stall()
+            writing = asyncio.create_task(file.write(0, b"x", sync=True))
+            await asyncio.sleep(1)
+            writing.cancel()
+            await asyncio.sleep(1)
+            assert not writing.done()
+            world["a"].disk.unstall()
+            with pytest.raises(asyncio.CancelledError):
+                await writing
+            assert file.read(0, 9) == b"x"
+
+        await run_on(world, "a", work)
+
+    simulate(scenario)
+
+
+def test_bits_flip_at_rest(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> None:
+        disk = world["a"].disk
+        disk.put("/d/f", b"\0" * 8)
+        disk.flip_bit("/d/f", 3, bit=6)
+        assert bytes(disk.inode("/d/f").cache) == b"\0\0\0@\0\0\0\0"
+        world["a"].power_fail()
+        assert bytes(disk.inode("/d/f").cache) == b"\0\0\0@\0\0\0\0"
+        with pytest.raises(OSError, match="Invalid"):
+            disk.flip_bit("/d/f", 8)
+        with pytest.raises(FileNotFoundError):
+            disk.flip_bit("/d/g", 0)
+
+    simulate(scenario)
