@@ -1,0 +1,431 @@
+"""The leader's side of replication: one dispatcher for each peer, so that no peer holds up another (S0, S2).
+
+A dispatcher begins each of its leader's terms with COMPARE, makes the peer's log a prefix of its own with TRUNCATE
+where it must, then pushes entries with APPEND, several requests ahead of the answers, and with COMMIT what is
+committed while there is nothing to append. It sleeps until there is something to do: an entry, an answer, a timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from node.dledger.comparison import Comparison
+from node.dledger.config import DLedgerConfig
+from node.dledger.entry import Entry
+from node.dledger.member_state import MemberState
+from node.dledger.messages import PushEntryRequest, PushEntryResponse
+from node.dledger.peers import PeerClient, PeerError
+from node.dledger.quorum import QuorumAckChecker
+from node.dledger.rpc import DLedgerCode, PushType
+from node.dledger.store import DLedgerStore
+from node.remoting.complaints import Complaints
+from node.runtime import Clock
+
+__all__ = ["EntryDispatcher", "Quota"]
+
+logger = logging.getLogger("node.dledger.pusher")
+
+IDLE_COMMIT_FACTOR = 5
+"""While everything is confirmed, COMMIT is repeated only so many times more rarely: it then only serves to find a
+peer that has restarted without anybody noticing (dledger#61)."""
+
+
+class Quota:
+    """Bytes that may be sent in each second of a clock."""
+
+    def __init__(self, limit_bytes: int, now_ns: Callable[[], int]) -> None:
+        self._limit_bytes = limit_bytes
+        self._now_ns = now_ns
+        self._second = -1
+        self._used_bytes = 0
+
+    def use(self, size_bytes: int) -> None:
+        """Count bytes that were sent."""
+        self._turn()
+        self._used_bytes += size_bytes
+
+    def wait_ns(self) -> int:
+        """Until the next second when this one's bytes are used up; 0 while some are left."""
+        now_ns = self._turn()
+        if self._used_bytes < self._limit_bytes:
+            return 0
+        return (self._second + 1) * 1_000_000_000 - now_ns
+
+    def _turn(self) -> int:
+        now_ns = self._now_ns()
+        if now_ns // 1_000_000_000 != self._second:
+            self._second = now_ns // 1_000_000_000
+            self._used_bytes = 0
+        return now_ns
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Entries on their way to the peer: up to `last_index`, sent last at `sent_ns`."""
+
+    last_index: int
+    count: int
+    sent_ns: int
+
+
+class EntryDispatcher:
+    """Replicates to one peer while this member leads. `on_higher_term(term)` is told when the peer is ahead."""
+
+    def __init__(
+        self,
+        peer_id: str,
+        config: DLedgerConfig,
+        clock: Clock,
+        state: MemberState,
+        store: DLedgerStore,
+        peers: PeerClient,
+        checker: QuorumAckChecker,
+        *,
+        on_higher_term: Callable[[int], None],
+    ) -> None:
+        self.peer_id = peer_id
+        self._config = config
+        self._timing = config.timing
+        self._clock = clock
+        self._state = state
+        self._store = store
+        self._peers = peers
+        self._checker = checker
+        self._on_higher_term = on_higher_term
+        self._complaints = Complaints(logger, lambda: asyncio.get_running_loop().time())
+        self._quota = Quota(config.peer_push_quota_bytes, clock.monotonic_ns)
+        self._term = -1
+        self._type = PushType.COMPARE
+        self._epoch = 0
+        self._write_index = -1
+        self._pending: dict[int, _Pending] = {}
+        self._pending_count = 0
+        self._last_leak_check_ns = 0
+        self._last_commit_ns = 0
+        self._confirmed_commit = -1
+        self._is_refused = False
+        self._event = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._pushes: dict[asyncio.Task[None], None] = {}
+        self.push_total = 0
+        self.entry_total = 0
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"dledger-push-{self.peer_id}")
+
+    async def stop(self) -> None:
+        tasks = [*self._pushes, *([self._task] if self._task is not None else [])]
+        self._task = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def wake(self) -> None:
+        """There may be something to do: an entry, a new term, a new role."""
+        self._event.set()
+
+    @property
+    def type(self) -> PushType:
+        """What this dispatcher does at present."""
+        return self._type
+
+    @property
+    def pending_count(self) -> int:
+        """Entries on their way to the peer."""
+        return self._pending_count
+
+    # The task
+
+    async def _run(self) -> None:
+        while True:
+            self._event.clear()
+            wait_ns: int | None = None
+            try:
+                if self._check_and_fresh_state():
+                    if self._type is PushType.APPEND:
+                        wait_ns = self._do_append()
+                    else:
+                        wait_ns = await self._do_compare()
+            except PeerError as error:
+                self._complaints.warn("peer", f"push to {self.peer_id}: {error}")
+                wait_ns = await self._back_off()
+            except OSError as error:
+                self._complaints.warn("disk", f"push to {self.peer_id}: cannot read the log: {error}")
+                wait_ns = await self._back_off()
+            except Exception:
+                logger.exception("the dispatcher for %s met an error of its own", self.peer_id)
+                wait_ns = await self._back_off()
+            if wait_ns is None or wait_ns > 0:
+                try:
+                    async with asyncio.timeout(wait_ns if wait_ns is None else wait_ns / 1e9):
+                        await self._event.wait()
+                except TimeoutError:
+                    pass
+
+    async def _back_off(self) -> int:
+        """Rest after an error (500 ms, S0); then begin with COMPARE if a comparison was under way."""
+        await asyncio.sleep(self._timing.error_backoff_ms / 1000)
+        if self._type is PushType.TRUNCATE:
+            self._change_state(-1, PushType.COMPARE)
+        return 0
+
+    def _check_and_fresh_state(self) -> bool:
+        """Whether this member leads; a new term begins with COMPARE."""
+        if not self._state.is_leader:
+            return False
+        if self._term != self._state.term:
+            self._term = self._state.term
+            self._confirmed_commit = -1
+            self._is_refused = False
+            self._change_state(-1, PushType.COMPARE)
+        return True
+
+    def _change_state(self, index: int, target: PushType) -> None:
+        """Go over to another kind of push; answers to earlier pushes no longer change the state."""
+        if self._type is not target:
+            logger.info("push to %s: %s -> %s at %d", self.peer_id, self._type.name, target.name, index)
+        self._type = target
+        self._epoch += 1
+        if target is PushType.APPEND:
+            self._checker.set_watermark(self._term, self.peer_id, index)
+            self._write_index = index + 1
+            self._last_commit_ns = 0
+        else:
+            self._pending.clear()
+            self._pending_count = 0
+        self._event.set()
+
+    # COMPARE and TRUNCATE
+
+    async def _do_compare(self) -> int | None:
+        """Find where the logs part, make the peer's a prefix of this one, and go over to APPEND."""
+        store = self._store
+        if store.ledger_end_index < 0:
+            return None  # an empty cluster
+        search = self.new_comparison(store.ledger_begin_index, store.ledger_end_index)
+        index = search.first
+        while True:
+            entry = self._entry(index)
+            answer = await self._ask(self._request(PushType.COMPARE, [entry]))
+            if answer is None:
+                return 0
+            if answer.code not in (DLedgerCode.SUCCESS, DLedgerCode.INCONSISTENT_STATE):
+                raise PeerError(f"COMPARE at {index} was answered with {answer.code.name}")
+            decision = search.decide(
+                index,
+                is_same=answer.code is DLedgerCode.SUCCESS,
+                follower_begin=answer.begin_index,
+                follower_end=answer.end_index,
+            )
+            index = decision.index
+            if decision.type is PushType.APPEND:
+                self._change_state(index, PushType.APPEND)
+                return 0
+            if decision.type is PushType.TRUNCATE:
+                self._change_state(index, PushType.TRUNCATE)
+                await self._do_truncate(index)
+                return 0
+
+    def new_comparison(self, begin: int, end: int) -> Comparison:
+        """The search that decides what a COMPARE's answer means."""
+        return Comparison(begin=begin, end=end)
+
+    async def _do_truncate(self, index: int) -> None:
+        """Make the peer's log end with this log's entry `index`."""
+        request = self._request(PushType.TRUNCATE, [self._entry(index)], following=self._store.get(index + 1))
+        answer = await self._ask(request)
+        if answer is None:
+            return
+        if answer.code is not DLedgerCode.SUCCESS:
+            raise PeerError(f"TRUNCATE to {index} was answered with {answer.code.name}")
+        self._change_state(index, PushType.APPEND)
+
+    async def _ask(self, request: PushEntryRequest) -> PushEntryResponse | None:
+        """Push and wait; None when this member's lead of the term has ended meanwhile."""
+        epoch = self._epoch
+        answer = await self._peers.push(self.peer_id, request)
+        if self._meets_higher_term(answer) or not self._state.is_leader or self._state.term != request.term:
+            return None
+        return answer if self._epoch == epoch else None
+
+    # APPEND and COMMIT
+
+    def _do_append(self) -> int | None:
+        """Push what can be pushed. Returns when to look again, in ns."""
+        now_ns = self._clock.monotonic_ns()
+        self._check_leak(now_ns)
+        resend_ns = self._check_append_response(now_ns)
+        if self._type is not PushType.APPEND:
+            return 0
+        while self._write_index <= self._store.ledger_end_index:
+            room = self._config.max_pending_pushes - self._pending_count
+            if room < 1 or len(self._pending) >= self._config.push_pipeline_depth:
+                return resend_ns
+            quota_ns = self._check_quota()
+            if quota_ns:
+                return quota_ns
+            entries = self._store.read_entries(
+                self._write_index, max_entries=room, max_bytes=self._config.max_push_bytes
+            )
+            self._push_entries(entries, now_ns)
+            self._write_index = entries[-1].index + 1
+            resend_ns = resend_ns or self._timing.push_timeout_ms * 1_000_000
+        commit_ns = self._do_commit(now_ns)
+        return commit_ns if resend_ns is None else min(resend_ns, commit_ns)
+
+    def _push_entries(self, entries: list[Entry], now_ns: int) -> None:
+        first_index, last_index = entries[0].index, entries[-1].index
+        before = self._pending.get(first_index)
+        self._pending_count += len(entries) - (before.count if before is not None else 0)
+        self._pending[first_index] = _Pending(last_index, len(entries), now_ns)
+        request = self._request(PushType.APPEND, entries)
+        self._quota.use(len(request.entries))
+        self.push_total += 1
+        self.entry_total += len(entries)
+        self._send(self._append(request, self._epoch))
+        self._last_commit_ns = now_ns
+
+    async def _append(self, request: PushEntryRequest, epoch: int) -> None:
+        """One APPEND and what its answer means."""
+        answer = await self._peers.push(self.peer_id, request)
+        if self._meets_higher_term(answer) or answer.term != request.term:
+            return
+        if answer.code is DLedgerCode.SUCCESS:
+            self._is_refused = False
+            self._checker.update_watermark(request.term, self.peer_id, answer.index)
+            if epoch == self._epoch:
+                self._confirmed_commit = max(self._confirmed_commit, min(request.commit_index, answer.index))
+                self._drop_pending(answer.index)
+                self._event.set()
+        elif answer.code is DLedgerCode.INCONSISTENT_STATE:
+            if epoch == self._epoch:
+                await self._compare_again(epoch)
+        elif answer.code is not DLedgerCode.REPEATED_PUSH:
+            self._complaints.warn("answer", f"push to {self.peer_id} was answered with {answer.code.name}")
+
+    async def _compare_again(self, epoch: int) -> None:
+        """The peer says that its log is not what this dispatcher thinks. Twice in a row without any success in
+        between, rest first: something is wrong that comparing does not mend."""
+        if self._is_refused:
+            self._complaints.warn("refused", f"{self.peer_id} refuses entries that continue its log")
+            await asyncio.sleep(self._timing.error_backoff_ms / 1000)
+        if epoch == self._epoch and self._type is PushType.APPEND:
+            self._is_refused = True
+            self._change_state(-1, PushType.COMPARE)
+
+    def _do_commit(self, now_ns: int) -> int:
+        """Tell the peer what is committed, when nothing else has for a while. Returns when to look again, in ns."""
+        interval_ns = self._timing.commit_interval_ms * 1_000_000
+        if self._confirmed_commit >= self._store.committed_index:
+            interval_ns *= IDLE_COMMIT_FACTOR
+        due_ns = self._last_commit_ns + interval_ns
+        if now_ns < due_ns:
+            return due_ns - now_ns
+        self._last_commit_ns = now_ns
+        self._send(self._commit(self._request(PushType.COMMIT, []), self._epoch))
+        return interval_ns
+
+    async def _commit(self, request: PushEntryRequest, epoch: int) -> None:
+        answer = await self._peers.push(self.peer_id, request)
+        if self._meets_higher_term(answer) or epoch != self._epoch:
+            return
+        if answer.code is DLedgerCode.SUCCESS:
+            self._is_refused = False
+            self._confirmed_commit = max(self._confirmed_commit, answer.index)
+        elif answer.code is DLedgerCode.INCONSISTENT_STATE:
+            await self._compare_again(epoch)
+
+    def _check_append_response(self, now_ns: int) -> int | None:
+        """Push the oldest unanswered entries again after a timeout. Returns when that is due, in ns."""
+        if not self._pending:
+            return None
+        first_index = min(self._pending)
+        oldest = self._pending[first_index]
+        timeout_ns = self._timing.push_timeout_ms * 1_000_000
+        due_ns = oldest.sent_ns + timeout_ns
+        if now_ns < due_ns:
+            return due_ns - now_ns
+        entries = self._store.read_entries(
+            first_index, max_entries=oldest.count, max_bytes=max(self._config.max_push_bytes, 1)
+        )
+        self._complaints.warn("resend", f"push to {self.peer_id}: repeating {first_index} to {entries[-1].index}")
+        self._push_entries(entries, now_ns)
+        if entries[-1].index < oldest.last_index:
+            self._change_state(-1, PushType.COMPARE)
+        return timeout_ns
+
+    def _check_leak(self, now_ns: int) -> None:
+        """Drop pending entries that are acknowledged by now, at intervals and when there is no room (1 s, S0)."""
+        interval_ns = self._timing.leak_check_interval_ms * 1_000_000
+        is_full = self._pending_count >= self._config.max_pending_pushes
+        if is_full or now_ns - self._last_leak_check_ns >= interval_ns:
+            self._last_leak_check_ns = now_ns
+            self._drop_pending(self._checker.watermark(self._term, self.peer_id))
+
+    def _drop_pending(self, index: int) -> None:
+        """The peer has everything up to `index`."""
+        for first_index in [first for first, push in self._pending.items() if push.last_index <= index]:
+            self._pending_count -= self._pending.pop(first_index).count
+
+    def _check_quota(self) -> int:
+        """How long to wait before pushing more, in ns: a peer that is far behind must not take all there is.
+
+        Only one that is more than a thousand entries and the throttle point in bytes behind is held to the quota.
+        """
+        store = self._store
+        if store.ledger_end_index - self._write_index <= self._config.max_pending_pushes:
+            return 0
+        following = store.get(self._write_index)
+        behind_bytes = store.end_pos - following.pos if following is not None else 0
+        if behind_bytes < self._config.peer_push_throttle_point_bytes:
+            return 0
+        return self._quota.wait_ns()
+
+    # Inside
+
+    def _entry(self, index: int) -> Entry:
+        entry = self._store.get(index)
+        if entry is None:
+            raise PeerError(f"entry {index} is not here any more")
+        return entry
+
+    def _request(
+        self, push_type: PushType, entries: list[Entry], *, following: Entry | None = None
+    ) -> PushEntryRequest:
+        previous_term = self._store.term_at(entries[0].index - 1) if push_type is PushType.APPEND else -1
+        return PushEntryRequest(
+            group=self._config.group,
+            remote_id=self.peer_id,
+            local_id=self._config.self_id,
+            term=self._term,
+            leader_id=self._config.self_id,
+            type=push_type,
+            commit_index=self._store.committed_index,
+            entries=b"".join(entry.raw for entry in entries),
+            previous_term=previous_term,
+            next_term=following.term if following is not None else -1,
+            next_chain_crc=following.chain_crc if following is not None else -1,
+        )
+
+    def _meets_higher_term(self, answer: PushEntryResponse) -> bool:
+        if answer.term <= self._term:
+            return False
+        self._on_higher_term(answer.term)
+        return True
+
+    def _send(self, push: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(push)
+        self._pushes[task] = None
+        task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._pushes.pop(task, None)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, PeerError):
+            self._complaints.warn("peer", f"push to {self.peer_id}: {error}")
+        elif error is not None:
+            logger.error("a push to %s failed", self.peer_id, exc_info=error)

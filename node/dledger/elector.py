@@ -1,0 +1,461 @@
+"""Who leads: candidates, votes, heartbeats (R's DLedgerLeaderElector, made safe).
+
+One task sleeps until the next deadline of the present role: the end of the leader's lease (follower), the next round of
+votes (candidate), the next heartbeat or the end of the quorum's patience (leader). Messages change the state
+directly and wake it.
+
+Beyond what DLedger does:
+
+- A member leads a term at most once. DLedger's first round after a lost leader asks for votes in the same term, and
+  so a leader that lost entries in a crash may lead its old term again and number other entries alike. Here a
+  round in a term in which this member may have led before is a question only (it is what others call a pre-vote):
+  winning it leads to a real round in the next term.
+- A member that heard its leader within the lease, or that has just restarted and cannot know, votes for nobody
+  else. So a member that comes back with a greater term deposes nobody by asking for votes; a leader that meets its
+  greater term enters it and is elected again (dledger#325). It also is what makes lease reads safe.
+- A vote is judged and recorded under a lock, and what would change the log waits for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from node.dledger.config import DLedgerConfig
+from node.dledger.leadership import Leadership
+from node.dledger.member_state import MemberState
+from node.dledger.messages import HeartBeatRequest, HeartBeatResponse, VoteRequest, VoteResponse
+from node.dledger.peers import PeerClient, PeerError
+from node.dledger.rpc import DLedgerCode, DLedgerError, VoteResult
+from node.dledger.store import DLedgerStore
+from node.dledger.votes import VoteOutcome, VoteTally
+from node.runtime import Runtime
+
+__all__ = ["LeaderElector"]
+
+logger = logging.getLogger("node.dledger.elector")
+
+ERROR_PAUSE_S = 0.5
+"""After an error of this task's own, or of the disk that was to take a vote."""
+
+
+class LeaderElector:
+    """Runs elections for one member. `on_elected(term)` is called when this member has become leader, before
+    anybody is told; when it raises, the lead is given up."""
+
+    def __init__(
+        self,
+        config: DLedgerConfig,
+        runtime: Runtime,
+        state: MemberState,
+        store: DLedgerStore,
+        peers: PeerClient,
+        *,
+        on_elected: Callable[[int], None],
+    ) -> None:
+        self._config = config
+        self._timing = config.timing
+        self._clock = runtime.clock
+        self._random = runtime.random
+        self._state = state
+        self._store = store
+        self._peers = peers
+        self._on_elected = on_elected
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._leader_heard_ns = 0
+        self._next_vote_ns = 0
+        self._votes_from_ns = 0
+        self._next_outcome = VoteOutcome.WAIT_TO_REVOTE
+        self._electable_term = -1
+        self._round_over = asyncio.Event()
+        self.leadership: Leadership | None = None
+        """The present lead; None when this member does not lead."""
+
+    def start(self) -> None:
+        """Begin as a candidate. A member with a past first lets a lease go by, in which it may have promised not
+        to vote; alone in its group it has promised nobody anything."""
+        now_ns = self._clock.monotonic_ns()
+        self._next_vote_ns = now_ns
+        if self._state.is_new:
+            self._next_outcome = VoteOutcome.WAIT_TO_VOTE_NEXT
+        elif self._state.peer_ids:
+            self._votes_from_ns = now_ns + self._timing.lease_ms * 1_000_000
+            self._next_vote_ns = self._votes_from_ns
+        if self._state.peer_ids:
+            self._next_vote_ns += self._vote_pause_ns()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="dledger-elector")
+
+    async def stop(self) -> None:
+        """Give up a lead and take part in nothing any more."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        leadership = self.leadership
+        if leadership is not None:
+            self._become_candidate("stopping")
+            await leadership.ended()
+
+    # Requests of others
+
+    async def handle_vote(self, request: VoteRequest) -> VoteResponse:
+        """Judge a request for this member's vote; an accepted one is durable before this returns.
+
+        Raises OSError when the disk refuses the term or the vote.
+        """
+        async with self._state.lock:
+            result = self.judge_vote(request)
+            if result is VoteResult.REJECT_TERM_NOT_READY:
+                await self._enter_term(request.term, f"{request.leader_id} asks for votes in a newer term")
+            elif result is VoteResult.ACCEPT:
+                await self._state.record_vote(request.leader_id)
+                self._next_vote_ns = max(self._next_vote_ns, self._clock.monotonic_ns() + self._vote_pause_ns())
+        return VoteResponse(
+            group=request.group,
+            remote_id=request.local_id,
+            local_id=self._state.self_id,
+            term=self._state.term,
+            leader_id=self._state.leader_id or "",
+            code=DLedgerCode.SUCCESS,
+            vote_result=result,
+        )
+
+    def judge_vote(self, request: VoteRequest) -> VoteResult:
+        """What this member says to a candidate, in R's order with `is_bound_to_another` put in. Changes nothing."""
+        state = self._state
+        candidate = request.leader_id
+        if not state.is_member(candidate):
+            return VoteResult.REJECT_UNKNOWN_LEADER
+        if candidate == state.self_id:
+            return VoteResult.REJECT_UNEXPECTED_LEADER
+        log_verdict = self.judge_log(request.ledger_end_term, request.ledger_end_index)
+        if log_verdict is not None:
+            return log_verdict
+        if request.term < state.term:
+            return VoteResult.REJECT_EXPIRED_VOTE_TERM
+        if self.is_bound_to_another(candidate):
+            return VoteResult.REJECT_ALREADY_HAS_LEADER
+        if request.term > state.term:
+            return VoteResult.REJECT_TERM_NOT_READY
+        if not self.may_vote_for(candidate):
+            return VoteResult.REJECT_ALREADY_VOTED
+        if request.term < self._store.ledger_end_term:
+            return VoteResult.REJECT_TERM_SMALL_THAN_LEDGER
+        return VoteResult.ACCEPT
+
+    def judge_log(self, ledger_end_term: int, ledger_end_index: int) -> VoteResult | None:
+        """The election restriction (Raft 5.4.1): why a log with this end is not enough; None when it is.
+
+        Compared with the end in memory: an entry that this member is about to acknowledge counts already.
+        """
+        own_term = self._store.ledger_end_term
+        if ledger_end_term < own_term:
+            return VoteResult.REJECT_EXPIRED_LEDGER_TERM
+        if ledger_end_term == own_term and ledger_end_index < self._store.ledger_end_index:
+            return VoteResult.REJECT_SMALL_LEDGER_END_INDEX
+        return None
+
+    def may_vote_for(self, candidate: str) -> bool:
+        """One vote in a term."""
+        return self._state.voted_for in (None, candidate)
+
+    def is_bound_to_another(self, candidate: str) -> bool:
+        """Whether this member stands by a leader other than `candidate`, or has just restarted and may.
+
+        A leader that asks for votes leads no more, so its followers need not wait for their lease to end.
+        """
+        state = self._state
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._votes_from_ns:
+            return True
+        if state.is_leader:
+            return self.leadership is not None and self.leadership.holds_quorum()
+        return state.is_follower and state.leader_id != candidate and not self._lease_is_over(now_ns)
+
+    async def handle_heartbeat(self, request: HeartBeatRequest) -> HeartBeatResponse:
+        """Judge a leader's heartbeat, and follow it. Raises OSError when the disk refuses a newer term."""
+        if self._state.is_settling:
+            await self._state.settled()
+        code = await self.meet_leader(request.term, request.leader_id)
+        if code is DLedgerCode.SUCCESS:
+            self._leader_heard_ns = self._clock.monotonic_ns()
+        return HeartBeatResponse(
+            group=request.group,
+            remote_id=request.local_id,
+            local_id=self._state.self_id,
+            term=self._state.term,
+            leader_id=self._state.leader_id or "",
+            code=code,
+        )
+
+    async def meet_leader(self, term: int, leader_id: str) -> DLedgerCode:
+        """Somebody says that it leads `term`: SUCCESS when this member follows it, else what is wrong.
+
+        A newer term is entered, durably, before TERM_NOT_READY is returned. Raises OSError.
+        """
+        state = self._state
+        if not state.is_member(leader_id):
+            return DLedgerCode.UNKNOWN_MEMBER
+        if leader_id == state.self_id:
+            return DLedgerCode.UNEXPECTED_MEMBER
+        if term < state.term:
+            return DLedgerCode.EXPIRED_TERM
+        if term > state.term:
+            async with state.lock:
+                await self._enter_term(term, f"{leader_id} leads a newer term")
+            return DLedgerCode.TERM_NOT_READY
+        if state.leader_id == leader_id:
+            return DLedgerCode.SUCCESS
+        if state.leader_id is not None:
+            logger.error("in term %d both %s and %s claim to lead", term, state.leader_id, leader_id)
+            return DLedgerCode.INCONSISTENT_LEADER
+        self._leader_heard_ns = self._clock.monotonic_ns()
+        state.become_follower(term, leader_id)
+        self._changed()
+        return DLedgerCode.SUCCESS
+
+    def note_higher_term(self, term: int) -> None:
+        """A peer's answer named a greater term: a leader steps down, and the term is entered soon."""
+        if term <= self._state.term:
+            return
+        self._state.known_max_term = max(self._state.known_max_term, term)
+        if self._state.is_leader:
+            self._become_candidate(f"a peer is in term {term}")
+        self._wake.set()
+
+    def step_down(self, term: int, reason: str) -> None:
+        """Give up the lead of `term`, if it is still the present one."""
+        if self._state.is_leader and self._state.term == term:
+            self._become_candidate(reason)
+
+    # The task
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                if self._state.is_leader:
+                    wait_ns = self._lead()
+                elif self._state.is_follower:
+                    wait_ns = self._follow()
+                else:
+                    wait_ns = await self._stand()
+            except OSError as error:
+                logger.error("the disk refuses the term or the vote: %s", error)
+                wait_ns = int(ERROR_PAUSE_S * 1e9)
+            except Exception:
+                logger.exception("the elector met an error of its own")
+                wait_ns = int(ERROR_PAUSE_S * 1e9)
+            if wait_ns > 0:
+                try:
+                    async with asyncio.timeout(wait_ns / 1e9):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+
+    def _follow(self) -> int:
+        """Wait for the end of the leader's lease; then stand. Returns how long to sleep, in ns."""
+        now_ns = self._clock.monotonic_ns()
+        if not self._lease_is_over(now_ns):
+            return self._leader_heard_ns + self._timing.lease_ms * 1_000_000 - now_ns
+        self._next_outcome = VoteOutcome.WAIT_TO_REVOTE
+        self._next_vote_ns = now_ns + self._vote_pause_ns()
+        self._become_candidate(f"{self._state.leader_id} has been silent for a lease")
+        return 0
+
+    def _lead(self) -> int:
+        """Send heartbeats; step down without a quorum or a disk. Returns how long to sleep, in ns."""
+        leadership = self.leadership
+        assert leadership is not None
+        now_ns = self._clock.monotonic_ns()
+        quorum_lost_ns = leadership.quorum_sent_ns() + self._timing.lease_ms * 1_000_000
+        if self.must_step_down(leadership):
+            return 0
+        interval_ns = self._timing.heartbeat_interval_ms * 1_000_000
+        if now_ns >= leadership.last_beat_ns + interval_ns:
+            leadership.beat()
+        next_ns = leadership.last_beat_ns + interval_ns
+        if self._state.peer_ids:
+            next_ns = min(next_ns, quorum_lost_ns)
+        return max(next_ns - now_ns, 1)
+
+    def must_step_down(self, leadership: Leadership) -> bool:
+        """Steps down, and says so, when no quorum has answered for a lease or the disk stores nothing."""
+        if not leadership.holds_quorum():
+            self._become_candidate("no quorum has answered for a lease")
+            return True
+        if self._config.step_down_on_stalled_disk and self._disk_is_stalled():
+            self._become_candidate(f"the disk has stored nothing for {self._store.writer.stalled_ms:.0f} ms")
+            return True
+        return False
+
+    async def _stand(self) -> int:
+        """Enter newer terms, and ask for votes when it is time. Returns how long to sleep, in ns."""
+        state = self._state
+        if state.known_max_term > state.term:
+            async with state.lock:
+                await self._enter_term(state.known_max_term, "others are there already")
+            return 0
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._next_vote_ns:
+            return self._next_vote_ns - now_ns
+        if self._disk_is_stalled():
+            self._next_vote_ns = now_ns + self._vote_pause_ns()
+            return 0
+        outcome, has_leader, has_longer_ledgers = await self._ask_for_votes()
+        now_ns = self._clock.monotonic_ns()
+        if outcome is None or not state.is_candidate:
+            return 0
+        self._next_outcome = outcome
+        if outcome is VoteOutcome.REVOTE_IMMEDIATELY:
+            self._next_vote_ns = now_ns
+        elif outcome is VoteOutcome.PASSED:
+            self._next_vote_ns = now_ns  # in a term that may not be led again: the real round follows at once
+            self._next_outcome = VoteOutcome.WAIT_TO_VOTE_NEXT
+        else:
+            self._next_vote_ns = now_ns + self._vote_pause_ns()
+            if has_leader:
+                self._next_vote_ns += self._timing.lease_ms * 1_000_000
+            elif outcome is VoteOutcome.WAIT_TO_REVOTE and has_longer_ledgers:
+                self._next_vote_ns += self._timing.max_vote_interval_ms * 1_000_000
+        return 0
+
+    async def _ask_for_votes(self) -> tuple[VoteOutcome | None, bool, bool]:
+        """One round; becomes leader when it is won. No outcome when it was overtaken by events."""
+        state = self._state
+        async with state.lock:
+            if not state.is_candidate:
+                return None, False, False
+            if self._next_outcome is VoteOutcome.WAIT_TO_VOTE_NEXT:
+                await state.change_term(max(state.term + 1, state.known_max_term))
+                self._next_outcome = VoteOutcome.WAIT_TO_REVOTE
+                state.announce()
+            own_vote = await self._vote_for_self()
+            term = state.term
+        tally = VoteTally(
+            term=term, member_count=len(state.member_ids), quorum_size=self._config.quorum_size
+        )
+        tally.add(own_vote, term)
+        await self._collect_votes(tally, term)
+        if not state.is_candidate or state.term != term:
+            return None, False, False
+        outcome = tally.outcome()
+        logger.info("votes for %s in term %d: %s", state.self_id, term, outcome.name)
+        state.known_max_term = max(state.known_max_term, tally.known_max_term)
+        if outcome is VoteOutcome.PASSED and self.may_lead(term):
+            self._become_leader(term)
+            return None, False, False
+        return outcome, tally.has_leader, tally.has_longer_ledgers
+
+    async def _vote_for_self(self) -> VoteResult:
+        """This member's own vote; the caller holds the lock."""
+        state = self._state
+        if not self.may_vote_for(state.self_id):
+            return VoteResult.REJECT_ALREADY_VOTED
+        if state.voted_for is None:
+            await state.record_vote(state.self_id)
+            self._electable_term = state.term
+        return VoteResult.ACCEPT
+
+    def may_lead(self, term: int) -> bool:
+        """Whether this member gave itself its vote of `term` in this life and has not led since: then it has
+        written no entry of `term` yet, and may."""
+        return self._electable_term == term
+
+    async def _collect_votes(self, tally: VoteTally, term: int) -> None:
+        """Ask all peers at once, until the answers or other events decide, or it takes too long."""
+        decided = self._round_over = asyncio.Event()
+
+        async def ask(peer: str) -> None:
+            request = VoteRequest(
+                group=self._config.group,
+                remote_id=peer,
+                local_id=self._config.self_id,
+                term=term,
+                leader_id=self._config.self_id,
+                ledger_end_index=self._store.ledger_end_index,
+                ledger_end_term=self._store.ledger_end_term,
+            )
+            try:
+                answer = await self._peers.vote(peer, request)
+                tally.add(answer.vote_result, answer.term)
+            except PeerError:
+                tally.add(VoteResult.UNKNOWN, -1)
+            if tally.is_decided:
+                decided.set()
+
+        tasks = [asyncio.get_running_loop().create_task(ask(peer)) for peer in self._state.peer_ids]
+        wait_ms = self._timing.vote_wait_ms + self._random.randrange(self._timing.max_vote_interval_ms)
+        try:
+            if not tally.is_decided:
+                async with asyncio.timeout(wait_ms / 1000):
+                    await decided.wait()
+        except TimeoutError:
+            pass
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Changes of role
+
+    async def _enter_term(self, term: int, reason: str) -> None:
+        """Leave what this member is doing and enter a newer term, durably; the caller holds the lock."""
+        state = self._state
+        if term <= state.term:
+            return
+        state.known_max_term = max(state.known_max_term, term)
+        if not state.is_candidate:
+            self._become_candidate(reason)
+        await state.change_term(term)
+        self._next_outcome = VoteOutcome.WAIT_TO_REVOTE
+        self._next_vote_ns = self._clock.monotonic_ns() + self._vote_pause_ns()
+        self._changed()
+
+    def _become_leader(self, term: int) -> None:
+        self._electable_term = -1
+        self._state.become_leader(term)
+        self.leadership = Leadership(
+            self._config,
+            self._clock,
+            self._peers,
+            term,
+            on_higher_term=self.note_higher_term,
+            on_rival=lambda peer: self.step_down(term, f"{peer} knows another leader of term {term}"),
+        )
+        try:
+            self._on_elected(term)
+        except (DLedgerError, OSError) as error:
+            self._become_candidate(f"cannot lead: {error}")
+            return
+        self._changed()
+        self.leadership.beat()
+
+    def _become_candidate(self, reason: str) -> None:
+        logger.info("%s leaves %s of term %d: %s", self._state.self_id, self._state.role.name, self._state.term, reason)
+        leadership, self.leadership = self.leadership, None
+        now_ns = self._clock.monotonic_ns()
+        if leadership is not None:
+            self._next_outcome = VoteOutcome.WAIT_TO_REVOTE
+            self._next_vote_ns = now_ns + self._vote_pause_ns()
+        self._state.become_candidate()
+        if leadership is not None:
+            leadership.end()
+        self._changed()
+
+    def _changed(self) -> None:
+        self._state.announce()
+        self._round_over.set()
+        self._wake.set()
+
+    def _lease_is_over(self, now_ns: int) -> bool:
+        return now_ns - self._leader_heard_ns >= self._timing.lease_ms * 1_000_000
+
+    def _disk_is_stalled(self) -> bool:
+        return self._store.writer.stalled_ms > self._timing.disk_stall_ms
+
+    def _vote_pause_ns(self) -> int:
+        timing = self._timing
+        return 1_000_000 * self._random.randint(timing.min_vote_interval_ms, timing.max_vote_interval_ms)

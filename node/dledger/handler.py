@@ -1,0 +1,410 @@
+"""The follower's side of replication: pushes of the leader, taken in order (EntryHandler, S0, S2).
+
+APPEND requests wait in a map until they continue the log; COMPARE, TRUNCATE and COMMIT go first. An entry that comes
+again is answered from the log, one that leaves a gap waits a while and is then refused, so that the leader compares.
+
+What this member knows of its log is kept in `verified_index`: up to there it is the log of the leader of the present
+term. Only that licenses three things that DLedger does without: committing what the leader has committed (up to
+the verified index, not up to the end: behind it may stand entries that the leader never had), appending (only to a log
+that is verified as a whole), and refusing to truncate below it (a TRUNCATE that was long under way may not take
+back what has been acknowledged since).
+
+SUCCESS for an index is sent when the store's `acked_index` has reached it, whatever kind of request it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from node.dledger.config import DLedgerConfig
+from node.dledger.entry import BadEntry, Entry, parse_entries
+from node.dledger.member_state import MemberState
+from node.dledger.messages import PushEntryRequest, PushEntryResponse
+from node.dledger.rpc import DLedgerCode, DLedgerError, PushType
+from node.dledger.store import DLedgerStore
+from node.remoting.complaints import Complaints
+
+__all__ = ["EntryHandler"]
+
+logger = logging.getLogger("node.dledger.pusher")
+
+MAX_WAITING_PUSHES = 4096
+"""Requests that may wait for their turn. An honest leader has far fewer under way."""
+
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""The same, by the size of their entries."""
+
+
+@dataclass(slots=True, eq=False)
+class _Push:
+    """A request with its entries parsed, and the answer that is owed."""
+
+    request: PushEntryRequest
+    entries: list[Entry]
+    arrived_s: float
+    answer: asyncio.Future[PushEntryResponse]
+
+
+class EntryHandler:
+    """Handles pushes while this member follows. `handle_push` is called with requests of the present leader."""
+
+    def __init__(self, config: DLedgerConfig, state: MemberState, store: DLedgerStore) -> None:
+        self._config = config
+        self._state = state
+        self._store = store
+        self._complaints = Complaints(logger, lambda: asyncio.get_running_loop().time())
+        self._write_requests: dict[int, _Push] = {}
+        self._waiting_bytes = 0
+        self._compare_requests: deque[_Push] = deque()
+        self._acks: deque[tuple[int, int, _Push]] = deque()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._verified_term = -1
+        self._verified_index = -1
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="dledger-handler")
+
+    async def stop(self) -> None:
+        """Answer what is open with an error and end."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self.clear(DLedgerCode.NOT_FOLLOWER)
+
+    def handle_push(self, request: PushEntryRequest) -> asyncio.Future[PushEntryResponse]:
+        """Queue a push of the leader of the present term; the future gives the answer."""
+        loop = asyncio.get_running_loop()
+        push = _Push(request, [], loop.time(), loop.create_future())
+        try:
+            push.entries = parse_entries(request.entries)
+        except BadEntry as error:
+            self._complaints.warn("entries", f"a push of {request.leader_id} has bad entries: {error}")
+            return self._reply(push, DLedgerCode.UNEXPECTED_ARGUMENT)
+        if not self._has_right_shape(push):
+            return self._reply(push, DLedgerCode.UNEXPECTED_ARGUMENT)
+        if len(self._acks) >= MAX_WAITING_PUSHES:
+            return self._reply(push, DLedgerCode.FALL_BEHIND_TOO_MUCH)
+        if request.type is PushType.APPEND:
+            first_index = push.entries[0].index
+            if first_index in self._write_requests:
+                return self._reply(push, DLedgerCode.REPEATED_PUSH)
+            if len(self._write_requests) >= MAX_WAITING_PUSHES or self._waiting_bytes > MAX_WAITING_BYTES:
+                return self._reply(push, DLedgerCode.FALL_BEHIND_TOO_MUCH)
+            self._write_requests[first_index] = push
+            self._waiting_bytes += len(request.entries)
+        elif len(self._compare_requests) >= MAX_WAITING_PUSHES:
+            return self._reply(push, DLedgerCode.FALL_BEHIND_TOO_MUCH)
+        else:
+            if request.type is not PushType.COMMIT:
+                self._clear_write_requests(DLedgerCode.INCONSISTENT_STATE)
+            self._compare_requests.append(push)
+        self._wake.set()
+        return push.answer
+
+    def clear(self, code: DLedgerCode) -> None:
+        """Refuse everything that is open: this member has another leader now, or none."""
+        self._clear_write_requests(code)
+        while self._compare_requests:
+            self._reply(self._compare_requests.popleft(), code)
+        while self._acks:
+            self._reply(self._acks.popleft()[2], code)
+
+    def progressed(self) -> None:
+        """The store has advanced: send the acknowledgements that waited for it."""
+        acks = self._acks
+        if acks and self._store.writer.failure_code is not None:
+            self._fail_acks(self._store.writer.failure_code)
+            return
+        waiting: deque[tuple[int, int, _Push]] = deque()
+        acked_index = self._store.acked_index
+        while acks:
+            index, term, push = acks.popleft()
+            if index > acked_index:
+                waiting.append((index, term, push))
+            elif self._is_current(push.request) and self._store.term_at(index) == term:
+                self._reply(push, DLedgerCode.SUCCESS, index)
+            else:
+                self._reply(push, DLedgerCode.INCONSISTENT_STATE, index)
+        self._acks = waiting
+
+    # What is known of the log
+
+    def verified_index(self, term: int) -> int:
+        """Up to where this log is known to be that of the leader of `term`; -1 when nothing is known."""
+        return self._verified_index if self._verified_term == term else -1
+
+    def verify(self, term: int, index: int) -> None:
+        """The entry at `index` is the same as the leader's; then so are all before it (log matching)."""
+        if term != self._verified_term:
+            self._verified_term, self._verified_index = term, index
+        else:
+            self._verified_index = max(self._verified_index, index)
+
+    def may_append(self, request: PushEntryRequest, first: Entry) -> bool:
+        """Whether `first` continues this log as it continues the leader's: it is the next index, the entries
+        before it have the same term, and this log holds nothing that the leader may not have."""
+        end_index = self._store.ledger_end_index
+        return (
+            first.index == end_index + 1
+            and request.previous_term == self._store.ledger_end_term
+            and (end_index < 0 or self.verified_index(request.term) == end_index)
+        )
+
+    def may_truncate(self, request: PushEntryRequest, index: int) -> bool:
+        """Whether everything behind `index` may be removed: nothing that was committed, nothing that the present
+        leader is known to have."""
+        return self._store.may_truncate_to(index) and index >= self.verified_index(request.term)
+
+    def is_needless(self, request: PushEntryRequest, entry: Entry) -> bool:
+        """Whether the entry behind `entry` is the leader's too, so that a TRUNCATE there is a mistake or outdated."""
+        following = self._store.get(entry.index + 1)
+        return following is not None and (following.term, following.chain_crc) == (
+            request.next_term,
+            request.next_chain_crc,
+        )
+
+    def commit_bound(self, request: PushEntryRequest) -> int:
+        """How far the leader's committed index may be taken over: not beyond what is verified."""
+        return min(request.commit_index, self.verified_index(request.term))
+
+    # The task
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                if self._state.is_settling:
+                    await self._state.settled()
+                self._handle_all()
+                timeout_s = self._check_abnormal()
+            except OSError as error:
+                self._complaints.warn("disk", f"cannot read the log: {error}")
+                self.clear(DLedgerCode.DISK_ERROR)
+                timeout_s = None
+            except Exception:
+                logger.exception("the entry handler met an error of its own")
+                self.clear(DLedgerCode.INTERNAL_ERROR)
+                timeout_s = None
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def _handle_all(self) -> None:
+        """Everything that can be done now, without waiting in between: COMPARE, TRUNCATE and COMMIT first."""
+        while True:
+            if self._compare_requests:
+                push = self._compare_requests.popleft()
+                self._guarded(push, self._compare_handlers()[push.request.type])
+                continue
+            push_or_none = self._next_write_request()
+            if push_or_none is None:
+                return
+            self._guarded(push_or_none, self._do_append)
+
+    def _compare_handlers(self) -> dict[PushType, Callable[[_Push], None]]:
+        return {
+            PushType.COMPARE: self._do_compare,
+            PushType.TRUNCATE: self._do_truncate,
+            PushType.COMMIT: self._do_commit,
+        }
+
+    def _guarded(self, push: _Push, handle: Callable[[_Push], None]) -> None:
+        """Handle one request, if its sender still leads; whatever goes wrong is an answer."""
+        if not self._is_current(push.request):
+            self._reply(push, DLedgerCode.EXPIRED_TERM)
+            return
+        failure_code = self._store.writer.failure_code
+        if failure_code is not None and push.request.type in (PushType.APPEND, PushType.TRUNCATE):
+            self._reply(push, failure_code)
+            return
+        try:
+            handle(push)
+        except DLedgerError as error:
+            self._complaints.warn("push", f"refused {push.request.type.name} of {push.request.leader_id}: {error}")
+            self._reply(push, error.code)
+        except OSError as error:
+            self._complaints.warn("disk", f"cannot handle {push.request.type.name}: {error}")
+            self._reply(push, DLedgerCode.DISK_ERROR)
+
+    def _next_write_request(self) -> _Push | None:
+        """The request that continues the log; if there is none, one that repeats what the log holds."""
+        end_index = self._store.ledger_end_index
+        push = self._take(end_index + 1)
+        if push is None:
+            behind = next((first for first in self._write_requests if first <= end_index), None)
+            push = self._take(behind) if behind is not None else None
+        return push
+
+    def _take(self, first_index: int) -> _Push | None:
+        push = self._write_requests.pop(first_index, None)
+        if push is not None:
+            self._waiting_bytes -= len(push.request.entries)
+        return push
+
+    def _do_append(self, push: _Push) -> None:
+        """Append the entries, or those of them that the log does not hold yet."""
+        request, entries = push.request, push.entries
+        end_index = self._store.ledger_end_index
+        held = [entry for entry in entries if entry.index <= end_index]
+        for entry in held:
+            if self._store.get(entry.index) != entry:
+                self._reply(push, DLedgerCode.INCONSISTENT_STATE)
+                return
+        if held:
+            self.verify(request.term, held[-1].index)
+        new = entries[len(held) :]
+        if new:
+            if held:
+                may = self.verified_index(request.term) == end_index
+            else:
+                may = self.may_append(request, new[0])
+            if not may:
+                self._reply(push, DLedgerCode.INCONSISTENT_STATE)
+                return
+            self._store.append_as_follower(new)
+            self.verify(request.term, new[-1].index)
+        self._acknowledge(push, entries[-1])
+        self._store.update_committed_index(self.commit_bound(request))
+
+    def _do_compare(self, push: _Push) -> None:
+        """Say whether the log holds the very same entry."""
+        entry = push.entries[0]
+        if not self.is_same(entry, self._store.get(entry.index)):
+            self._reply(push, DLedgerCode.INCONSISTENT_STATE)
+            return
+        self.verify(push.request.term, entry.index)
+        self._acknowledge(push, entry)
+
+    def is_same(self, entry: Entry, local: Entry | None) -> bool:
+        """Equality of index, term and every other byte."""
+        return entry == local
+
+    def _do_truncate(self, push: _Push) -> None:
+        """Make the log end with the leader's entry: keep it where it is the same, else write it again."""
+        request, entry = push.request, push.entries[0]
+        before = self._store.get(entry.index - 1)
+        done: asyncio.Future[None] | None = None
+        if self._store.ledger_end_index < 0 and entry.index == 0:
+            self._store.append_as_follower([entry])
+        elif self.is_same(entry, self._store.get(entry.index)):
+            if not self.may_truncate(request, entry.index) or self.is_needless(request, entry):
+                self._refuse_truncate(push)
+                return
+            done = self._store.truncate(entry.index)
+        elif before is not None and self._continues(before, entry):
+            if not self.may_truncate(request, before.index):
+                self._refuse_truncate(push)
+                return
+            done = self._store.truncate(before.index)
+            self._store.append_as_follower([entry])
+        elif self.verified_index(request.term) >= 0:
+            self._refuse_truncate(push)
+            return
+        else:
+            logger.warning("beginning the log again at %d, where %s begins", entry.index, request.leader_id)
+            done = self._store.reset(entry)
+        self.verify(request.term, entry.index)
+        self._store.update_committed_index(self.commit_bound(request))
+        if done is None:
+            self._acknowledge(push, entry)
+        else:
+            done.add_done_callback(lambda _: self._acknowledge(push, entry))
+
+    def _continues(self, before: Entry, entry: Entry) -> bool:
+        try:
+            return parse_entries(before.raw + entry.raw)[-1] == entry
+        except BadEntry:
+            return False
+
+    def _refuse_truncate(self, push: _Push) -> None:
+        entry, term = push.entries[0], push.request.term
+        logger.error(
+            "refusing to truncate to %d for %s: %d is committed, %d is known to be the leader's",
+            entry.index, push.request.leader_id, self._store.committed_index, self.verified_index(term),
+        )  # fmt: skip
+        self._reply(push, DLedgerCode.INCONSISTENT_STATE)
+
+    def _do_commit(self, push: _Push) -> None:
+        """Take over the committed index. A log that was not compared in this term says so, that it may be."""
+        if self.verified_index(push.request.term) < 0:
+            self._reply(push, DLedgerCode.INCONSISTENT_STATE)
+            return
+        self._store.update_committed_index(self.commit_bound(push.request))
+        self._reply(push, DLedgerCode.SUCCESS, self._store.committed_index)
+
+    def _check_abnormal(self) -> float | None:
+        """Refuse the smallest request that has waited for its predecessor too long (fast forward).
+
+        Returns when to look again, in seconds; None while nothing waits.
+        """
+        if not self._write_requests:
+            return None
+        now_s = asyncio.get_running_loop().time()
+        patience_s = self._config.timing.push_timeout_ms / 1000
+        late = [index for index, push in self._write_requests.items() if push.arrived_s + patience_s <= now_s]
+        if late:
+            push = self._take(min(late))
+            if push is not None:
+                self._complaints.warn(
+                    "gap", f"entry {min(late)} was pushed, this log ends at {self._store.ledger_end_index}"
+                )
+                self._reply(push, DLedgerCode.INCONSISTENT_STATE)
+        if not self._write_requests:
+            return None
+        return max(min(push.arrived_s for push in self._write_requests.values()) + patience_s - now_s, 0.001)
+
+    # Answers
+
+    def _is_current(self, request: PushEntryRequest) -> bool:
+        """Whether the sender is the leader that this member follows."""
+        state = self._state
+        return state.is_follower and state.term == request.term and state.leader_id == request.leader_id
+
+    def _has_right_shape(self, push: _Push) -> bool:
+        count = len(push.entries)
+        if push.request.type is PushType.APPEND:
+            return count >= 1 and push.entries[-1].term <= push.request.term
+        return count == (0 if push.request.type is PushType.COMMIT else 1)
+
+    def _acknowledge(self, push: _Push, last: Entry) -> None:
+        """Send SUCCESS once the store has `last` as safe as it must be."""
+        self._acks.append((last.index, last.term, push))
+        if last.index <= self._store.acked_index or self._store.writer.failure_code is not None:
+            self.progressed()
+
+    def _fail_acks(self, code: DLedgerCode) -> None:
+        while self._acks:
+            self._reply(self._acks.popleft()[2], code)
+
+    def _clear_write_requests(self, code: DLedgerCode) -> None:
+        requests, self._write_requests = self._write_requests, {}
+        self._waiting_bytes = 0
+        for push in requests.values():
+            self._reply(push, code)
+
+    def _reply(self, push: _Push, code: DLedgerCode, index: int | None = None) -> asyncio.Future[PushEntryResponse]:
+        if not push.answer.done():
+            if index is None:
+                index = push.entries[-1].index if push.entries else -1
+            push.answer.set_result(
+                PushEntryResponse(
+                    group=push.request.group,
+                    remote_id=push.request.local_id,
+                    local_id=self._state.self_id,
+                    term=self._state.term,
+                    leader_id=self._state.leader_id or "",
+                    code=code,
+                    index=index,
+                    begin_index=self._store.ledger_begin_index,
+                    end_index=self._store.ledger_end_index,
+                )
+            )
+        return push.answer

@@ -1,0 +1,180 @@
+"""What a leader does to stay one, and to know that it still is one: rounds of heartbeats.
+
+Every round has a number and goes to all peers at once. A peer that has answered round n was in the leader's term
+when it did, so once a quorum has answered a round that began after some moment, nobody else had been elected
+by that moment. That serves three ends: the lease (when did the newest round begin that a quorum has answered),
+stepping down without a quorum, and reads (`confirm`), of which all that wait share the next round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from node.dledger.config import DLedgerConfig
+from node.dledger.messages import HeartBeatRequest
+from node.dledger.peers import PeerClient, PeerError
+from node.dledger.rpc import DLedgerCode, DLedgerError
+from node.runtime import Clock
+
+__all__ = ["Leadership"]
+
+logger = logging.getLogger("node.dledger.elector")
+
+MAX_WAITING_CONFIRMATIONS = 20_000
+"""Reads that may wait for a round; each costs a few hundred bytes."""
+
+
+class Leadership:
+    """One member's lead in one term, from election to the end of it.
+
+    `on_higher_term(term)` and `on_rival(peer)` are called when an answer shows that this lead is over.
+    """
+
+    def __init__(
+        self,
+        config: DLedgerConfig,
+        clock: Clock,
+        peers: PeerClient,
+        term: int,
+        *,
+        on_higher_term: Callable[[int], None],
+        on_rival: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._peers = peers
+        self.term = term
+        self._on_higher_term = on_higher_term
+        self._on_rival = on_rival
+        self._others = tuple(member for member in config.member_ids if member != config.self_id)
+        now_ns = clock.monotonic_ns()
+        self._round = 0
+        self._answered: dict[str, int] = dict.fromkeys(self._others, 0)
+        self._answered_sent_ns: dict[str, int] = dict.fromkeys(self._others, now_ns)
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._ended = False
+        self.last_beat_ns = now_ns - config.timing.heartbeat_interval_ms * 1_000_000
+
+    def beat(self) -> None:
+        """Begin a round."""
+        if self._ended:
+            return
+        self._round += 1
+        self.last_beat_ns = self._clock.monotonic_ns()
+        for peer in self._others:
+            self._send(peer, self._round, self.last_beat_ns)
+        if not self._others:
+            self._release()
+
+    def quorum_sent_ns(self) -> int:
+        """When the newest round began that a quorum has answered; for a lone member that is now.
+
+        Before the first one is answered, the time of the election.
+        """
+        needed = self._config.quorum_size - 1
+        if needed == 0:
+            return self._clock.monotonic_ns()
+        return sorted(self._answered_sent_ns.values(), reverse=True)[needed - 1]
+
+    def holds_quorum(self) -> bool:
+        """Whether a quorum was heard within the lease. Other members' candidates are turned away while it is."""
+        return self._clock.monotonic_ns() - self.quorum_sent_ns() < self._config.timing.lease_ms * 1_000_000
+
+    def holds_lease(self) -> bool:
+        """Whether no other leader can have been elected yet, by this member's clock and with a margin for drift.
+
+        A quorum of followers stand by this leader for a lease from the moment at which they heard a heartbeat, which
+        is not before it was sent.
+        """
+        timing = self._config.timing
+        lease_ns = timing.lease_ms * (1 - timing.clock_drift_ratio) * 1e6
+        is_confirmed = self._quorum_round() > 0 or not self._others
+        return is_confirmed and self._clock.monotonic_ns() - self.quorum_sent_ns() < lease_ns
+
+    def confirm(self) -> asyncio.Future[None]:
+        """Done when a quorum has answered a round that begins after this call.
+
+        Fails with DLedgerError NOT_LEADER when the lead ends first. Raises DLedgerError LEADER_PENDING_FULL.
+        """
+        if len(self._waiting) >= MAX_WAITING_CONFIRMATIONS:
+            self._waiting = deque(item for item in self._waiting if not item[1].done())
+            if len(self._waiting) >= MAX_WAITING_CONFIRMATIONS:
+                raise DLedgerError(DLedgerCode.LEADER_PENDING_FULL, "too many reads wait for a confirmation")
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._round + 1, future))
+        if self._quorum_round() == self._round:
+            self.beat()
+        return future
+
+    def end(self) -> None:
+        """This lead is over: waiting reads fail, and no more heartbeats are sent."""
+        self._ended = True
+        for task in self._tasks:
+            task.cancel()
+        waiting, self._waiting = self._waiting, deque()
+        for _, future in waiting:
+            if not future.done():
+                future.set_exception(DLedgerError(DLedgerCode.NOT_LEADER, f"the lead of term {self.term} is over"))
+                future.exception()  # the reader may have gone away
+
+    async def ended(self) -> None:
+        """Wait until nothing of an ended lead is under way."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _quorum_round(self) -> int:
+        """The newest round that a quorum has answered."""
+        needed = self._config.quorum_size - 1
+        if needed == 0:
+            return self._round
+        return sorted(self._answered.values(), reverse=True)[needed - 1]
+
+    def _send(self, peer: str, number: int, sent_ns: int, *, is_repeat: bool = False) -> None:
+        task = asyncio.get_running_loop().create_task(self._beat_one(peer, number, sent_ns, is_repeat))
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a heartbeat failed", exc_info=task.exception())
+
+    async def _beat_one(self, peer: str, number: int, sent_ns: int, is_repeat: bool) -> None:
+        request = HeartBeatRequest(
+            group=self._config.group,
+            remote_id=peer,
+            local_id=self._config.self_id,
+            term=self.term,
+            leader_id=self._config.self_id,
+        )
+        try:
+            answer = await self._peers.heartbeat(peer, request)
+        except PeerError:
+            return
+        if self._ended:
+            return
+        if answer.code is DLedgerCode.SUCCESS and answer.term == self.term:
+            self._answered[peer] = max(self._answered[peer], number)
+            self._answered_sent_ns[peer] = max(self._answered_sent_ns[peer], sent_ns)
+            self._release()
+        elif answer.code is DLedgerCode.EXPIRED_TERM and answer.term > self.term:
+            self._on_higher_term(answer.term)
+        elif answer.code is DLedgerCode.INCONSISTENT_LEADER:
+            self._on_rival(peer)
+        elif answer.code is DLedgerCode.TERM_NOT_READY and not is_repeat:
+            # The peer has entered the term by now and only needs to be told who leads it.
+            self._send(peer, number, self._clock.monotonic_ns(), is_repeat=True)
+
+    def _release(self) -> None:
+        """Let reads go on whose round a quorum has answered, and begin the round that the others wait for."""
+        answered = self._quorum_round()
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= answered:
+            _, future = waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+        if waiting and answered == self._round:
+            self.beat()

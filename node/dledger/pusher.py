@@ -1,0 +1,161 @@
+"""Replication of one member, both sides (DLedgerEntryPusher, S0, S2): dispatchers, quorum checker and entry handler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from node.dledger.config import DLedgerConfig
+from node.dledger.dispatcher import EntryDispatcher
+from node.dledger.entry import NOOP_MAGIC, Entry
+from node.dledger.handler import EntryHandler
+from node.dledger.member_state import MemberState
+from node.dledger.messages import PushEntryRequest, PushEntryResponse
+from node.dledger.peers import PeerClient
+from node.dledger.quorum import AppendResult, QuorumAckChecker
+from node.dledger.rpc import DLedgerCode, DLedgerError, Role
+from node.dledger.store import DLedgerStore
+from node.runtime import Runtime
+
+__all__ = ["DLedgerEntryPusher"]
+
+
+class DLedgerEntryPusher:
+    """Pushes the log to the peers while this member leads, takes pushes while it follows.
+
+    The `make_...` methods are there to be overridden: a test may put in a part with a known bug.
+    """
+
+    def __init__(
+        self,
+        config: DLedgerConfig,
+        runtime: Runtime,
+        state: MemberState,
+        store: DLedgerStore,
+        peers: PeerClient,
+        *,
+        on_higher_term: Callable[[int], None],
+    ) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._state = state
+        self._store = store
+        self._peers = peers
+        self._on_higher_term = on_higher_term
+        self.checker = self.make_checker()
+        self.handler = self.make_handler()
+        self.dispatchers = {peer: self.make_dispatcher(peer) for peer in state.peer_ids}
+        self._lead_term = -1
+        state.add_role_listener(self._role_changed)
+        store.add_progress_listener(self._progressed)
+        store.add_commit_listener(self._wake_dispatchers)
+
+    def make_checker(self) -> QuorumAckChecker:
+        return QuorumAckChecker(self._config, self._state, self._store)
+
+    def make_handler(self) -> EntryHandler:
+        return EntryHandler(self._config, self._state, self._store)
+
+    def make_dispatcher(self, peer_id: str) -> EntryDispatcher:
+        return EntryDispatcher(
+            peer_id,
+            self._config,
+            self._runtime.clock,
+            self._state,
+            self._store,
+            self._peers,
+            self.checker,
+            on_higher_term=self._on_higher_term,
+        )
+
+    def start(self) -> None:
+        """Start the tasks."""
+        self.handler.start()
+        for dispatcher in self.dispatchers.values():
+            dispatcher.start()
+
+    async def stop(self) -> None:
+        """End the tasks; appends that wait for a quorum are in doubt (TERM_CHANGED)."""
+        self.checker.end_term()
+        for dispatcher in self.dispatchers.values():
+            await dispatcher.stop()
+        await self.handler.stop()
+
+    def elected(self, term: int) -> None:
+        """This member has just become leader of `term`: count for it, and append its no-op, with whose commitment
+        all earlier entries are committed. Raises DLedgerError DISK_ERROR or DISK_FULL."""
+        self.check_disk()
+        self._lead_term = term
+        self.checker.begin_term(term)
+        self.append_noop()
+
+    def append_noop(self) -> Entry:
+        """Append an entry without a body in the present term. Nobody waits for it."""
+        return self._appended(
+            self._store.append_as_leader(self._lead_term, 0, lambda _: b"", magic=NOOP_MAGIC)
+        )
+
+    def append(self, body_size_bytes: int, encode_body: Callable[[int], bytes]) -> asyncio.Future[AppendResult]:
+        """Append an entry in the present term; the future is done when it is committed.
+
+        Synchronous: no other entry comes between the position that `encode_body` gets and the append. Raises
+        DLedgerError NOT_LEADER, LEADER_PENDING_FULL, DISK_ERROR, DISK_FULL, UNEXPECTED_ARGUMENT; nothing
+        was appended then.
+        """
+        self.check_room()
+        self.check_disk()
+        entry = self._store.append_as_leader(self._lead_term, body_size_bytes, encode_body)
+        return self.checker.register(self._appended(entry))
+
+    def append_noop_and_wait(self) -> asyncio.Future[AppendResult]:
+        """The same for an entry without a body: done when a quorum has it. Errors as for `append`."""
+        self.check_room()
+        self.check_disk()
+        return self.checker.register(self.append_noop())
+
+    def check_room(self) -> None:
+        """Raises DLedgerError NOT_LEADER, or LEADER_PENDING_FULL when too much waits for the quorum or the disk."""
+        if not self._state.is_leader or self._state.term != self._lead_term:
+            raise DLedgerError(
+                DLedgerCode.NOT_LEADER, f"{self._state.self_id} does not lead", leader_id=self._state.leader_id
+            )
+        if self.checker.pending_count >= self._config.max_pending_appends:
+            raise DLedgerError(
+                DLedgerCode.LEADER_PENDING_FULL, f"{self.checker.pending_count} appends wait for a quorum"
+            )
+        if self._store.writer.pending_bytes > self._config.max_pending_bytes:
+            raise DLedgerError(
+                DLedgerCode.LEADER_PENDING_FULL, f"{self._store.writer.pending_bytes} bytes wait for the disk"
+            )
+
+    def check_disk(self) -> None:
+        """Raises DLedgerError DISK_ERROR or DISK_FULL while the disk refuses the log."""
+        code = self._store.writer.failure_code
+        if code is not None:
+            raise DLedgerError(code, str(self._store.writer.failure))
+
+    def handle_push(self, request: PushEntryRequest) -> asyncio.Future[PushEntryResponse]:
+        """A push of the leader that this member follows."""
+        return self.handler.handle_push(request)
+
+    def _appended(self, entry: Entry) -> Entry:
+        self._wake_dispatchers()
+        if not self.dispatchers:
+            self.checker.wakeup()
+        return entry
+
+    def _role_changed(self, term: int, role: Role) -> None:
+        if role is not Role.LEADER:
+            self._lead_term = -1
+            self.checker.end_term()
+        self.handler.clear(DLedgerCode.NOT_FOLLOWER if role is Role.LEADER else DLedgerCode.EXPIRED_TERM)
+        self._wake_dispatchers()
+
+    def _progressed(self) -> None:
+        if self._state.is_leader:
+            self.checker.wakeup()
+        self.handler.progressed()
+
+    def _wake_dispatchers(self) -> None:
+        for dispatcher in self.dispatchers.values():
+            dispatcher.wake()

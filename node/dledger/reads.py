@@ -1,0 +1,134 @@
+"""Making a read safe: the moment at which a member knows that no write can have been acknowledged that it lacks.
+
+`read_barrier` returns an index. A reader that has applied the log up to there sees every write that was
+acknowledged before it asked (linearizable), if the mode is not UNSAFE:
+
+    READ_INDEX  the leader notes its committed index and lets a quorum confirm that it leads (Raft 6.4)
+    LEASE       the same without asking, while a quorum stands by it for longer than clocks can differ
+    LOG         the leader commits an empty entry first
+    UNSAFE      whatever this member has, at once; any member, any age
+
+A leader may use its committed index only once an entry of its own term is committed: before, it may not know
+yet what its predecessor had committed. DLedger offers the last two only (R).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from node.dledger.config import DLedgerConfig
+from node.dledger.elector import LeaderElector
+from node.dledger.leadership import Leadership
+from node.dledger.member_state import MemberState
+from node.dledger.pusher import DLedgerEntryPusher
+from node.dledger.quorum import AppendResult
+from node.dledger.rpc import DLedgerCode, DLedgerError, ReadMode
+from node.dledger.store import DLedgerStore
+
+__all__ = ["ReadBarrier"]
+
+
+class ReadBarrier:
+    """Answers how far the log must be applied before a read may be served."""
+
+    def __init__(
+        self,
+        config: DLedgerConfig,
+        state: MemberState,
+        store: DLedgerStore,
+        elector: LeaderElector,
+        pusher: DLedgerEntryPusher,
+    ) -> None:
+        self._timeout_s = config.timing.barrier_timeout_ms / 1000
+        self._state = state
+        self._store = store
+        self._elector = elector
+        self._pusher = pusher
+        self._own_commit: asyncio.Future[None] | None = None
+        self._next_noop: asyncio.Future[AppendResult] | None = None
+        store.add_commit_listener(self._committed)
+        state.add_role_listener(lambda term, role: self._role_changed())
+
+    async def barrier(self, mode: ReadMode) -> int:
+        """The index; see the module. Raises DLedgerError NOT_LEADER, TIMEOUT, or what an append raises."""
+        if mode is ReadMode.UNSAFE:
+            return self._store.committed_index
+        leadership = self.require_leadership()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                if mode is ReadMode.LOG:
+                    return (await self._commit_noop()).index
+                if not self.has_committed_in_term(leadership.term):
+                    await self._wait_for_own_commit()
+                index = self._store.committed_index
+                if mode is ReadMode.READ_INDEX or not leadership.holds_lease():
+                    await self.confirm_leadership(leadership)
+        except TimeoutError:
+            raise DLedgerError(
+                DLedgerCode.TIMEOUT, f"no quorum has confirmed the leader within {self._timeout_s:g} s"
+            ) from None
+        if self._elector.leadership is not leadership:
+            raise self._not_leader()
+        return index
+
+    def require_leadership(self) -> Leadership:
+        """The present lead. Raises DLedgerError NOT_LEADER."""
+        leadership = self._elector.leadership
+        if leadership is None or not self._state.is_leader:
+            raise self._not_leader()
+        return leadership
+
+    def has_committed_in_term(self, term: int) -> bool:
+        """Whether the committed index is this leader's own: its last entry is of the present term."""
+        return self._store.term_at(self._store.committed_index) == term
+
+    async def confirm_leadership(self, leadership: Leadership) -> None:
+        """Return when a quorum has answered heartbeats that were sent from now on."""
+        await leadership.confirm()
+
+    def _not_leader(self) -> DLedgerError:
+        return DLedgerError(
+            DLedgerCode.NOT_LEADER, f"{self._state.self_id} does not lead", leader_id=self._state.leader_id
+        )
+
+    async def _wait_for_own_commit(self) -> None:
+        if self._own_commit is None:
+            self._own_commit = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._own_commit)
+
+    def _committed(self) -> None:
+        waiting = self._own_commit
+        if waiting is not None and self.has_committed_in_term(self._state.term):
+            self._own_commit = None
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def _role_changed(self) -> None:
+        waiting, self._own_commit = self._own_commit, None
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(self._not_leader())
+            waiting.exception()  # whoever has waited may have given up
+
+    async def _commit_noop(self) -> AppendResult:
+        """Commit an empty entry that is appended after this call; calls of one turn of the loop share it."""
+        if self._next_noop is None:
+            self._next_noop = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(self._append_noop, self._next_noop)
+        return await asyncio.shield(self._next_noop)
+
+    def _append_noop(self, waiting: asyncio.Future[AppendResult]) -> None:
+        self._next_noop = None
+
+        def pass_on(committed: asyncio.Future[AppendResult]) -> None:
+            error = committed.exception()
+            if error is None:
+                waiting.set_result(committed.result())
+            else:
+                waiting.set_exception(error)
+                waiting.exception()
+
+        try:
+            self._pusher.append_noop_and_wait().add_done_callback(pass_on)
+        except DLedgerError as error:
+            waiting.set_exception(error)
+            waiting.exception()

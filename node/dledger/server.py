@@ -1,0 +1,270 @@
+"""One member of a DLedger group: a log that a quorum of members agrees on.
+
+Put together from its parts, each made by a `make_...` method that may be overridden, and served on an address of
+its own. See the modules for what each does; the contract of the whole:
+
+- An append is acknowledged once a quorum has it on disk (flush mode `sync`), and then it is never lost while
+  a majority's disks keep what they synced.
+- The committed prefix of all members is the same, byte for byte.
+- In a term at most one member leads.
+- An append that ends in an indefinite error may have happened or may still happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from node.dledger.config import DLedgerConfig
+from node.dledger.elector import LeaderElector
+from node.dledger.member_state import MemberState, RoleListener
+from node.dledger.messages import (
+    AppendEntryRequest,
+    AppendEntryResponse,
+    GetEntriesRequest,
+    GetEntriesResponse,
+    HeartBeatRequest,
+    MalformedMessage,
+    MetadataRequest,
+    MetadataResponse,
+    PushEntryRequest,
+    PushEntryResponse,
+    Request,
+    Response,
+    VoteRequest,
+)
+from node.dledger.peers import PeerClient, RemotingPeerClient
+from node.dledger.pusher import DLedgerEntryPusher
+from node.dledger.quorum import AppendResult
+from node.dledger.reads import ReadBarrier
+from node.dledger.rpc import DLedgerCode, DLedgerError, DLedgerRequestCode, ReadMode
+from node.dledger.store import DLedgerStore
+from node.remoting import Command, Connection, Processor, RemotingServer, ResponseCode
+from node.runtime import Runtime
+
+__all__ = ["DLedgerServer"]
+
+RequestT = TypeVar("RequestT", bound=Request)
+
+MAX_GET_ENTRIES = 1000
+MAX_GET_BYTES = 1024 * 1024
+"""Of one answer to GET."""
+
+
+class DLedgerServer:
+    """A member. Listeners may be added before `start`; `store` and `member_state` are filled by it."""
+
+    def __init__(self, config: DLedgerConfig, runtime: Runtime) -> None:
+        self.config = config
+        self.runtime = runtime
+        self.member_state = self.make_state()
+        self.store = self.make_store()
+        self.peers = self.make_peers()
+        self.pusher = self.make_pusher()
+        self.elector = self.make_elector()
+        self.reads = self.make_reads()
+        host, _, port = config.listen.rpartition(":")
+        self.remoting = RemotingServer(host, int(port), name="dledger")
+        for code, processor in self._processors().items():
+            self.remoting.register(code, processor)
+
+    def make_state(self) -> MemberState:
+        return MemberState(self.config, self.runtime)
+
+    def make_store(self) -> DLedgerStore:
+        return DLedgerStore(self.config, self.runtime)
+
+    def make_peers(self) -> PeerClient:
+        return RemotingPeerClient(self.config)
+
+    def make_pusher(self) -> DLedgerEntryPusher:
+        return DLedgerEntryPusher(
+            self.config,
+            self.runtime,
+            self.member_state,
+            self.store,
+            self.peers,
+            on_higher_term=lambda term: self.elector.note_higher_term(term),
+        )
+
+    def make_elector(self) -> LeaderElector:
+        return LeaderElector(
+            self.config,
+            self.runtime,
+            self.member_state,
+            self.store,
+            self.peers,
+            on_elected=self.pusher.elected,
+        )
+
+    def make_reads(self) -> ReadBarrier:
+        return ReadBarrier(self.config, self.member_state, self.store, self.elector, self.pusher)
+
+    async def start(self) -> None:
+        """Recover, listen, and take part.
+
+        Raises LedgerCorrupt when the log or the member's state is damaged (names file and byte), SegmentError when
+        it was written with another segment size, OSError when the disk or the address does not work.
+        """
+        self.member_state.load()
+        await self.store.open()
+        try:
+            self.member_state.check_against_log(self.store.ledger_end_term)
+            await self.remoting.start()
+        except OSError:
+            await self.store.close()
+            raise
+        self.pusher.start()
+        self.elector.start()
+
+    async def stop(self) -> None:
+        """Give up the lead, answer what is open, write what is pending, close everything."""
+        await self.elector.stop()
+        await self.pusher.stop()
+        await self.remoting.stop()
+        await self.peers.close()
+        await self.store.close()
+
+    @property
+    def port(self) -> int:
+        """The port on which peers reach this member, once it has started."""
+        return self.remoting.port
+
+    def append(self, body_size_bytes: int, encode_body: Callable[[int], bytes]) -> asyncio.Future[AppendResult]:
+        """Append an entry to the log of the group; see `DLedgerEntryPusher.append`.
+
+        The future is done when the entry is committed. It fails with an indefinite DLedgerError:
+        WAIT_QUORUM_ACK_TIMEOUT or TERM_CHANGED. What this method itself raises is definite.
+        """
+        return self.pusher.append(body_size_bytes, encode_body)
+
+    async def read_barrier(self, mode: ReadMode) -> int:
+        """The index up to which the log must be applied before a read may be served; see `node.dledger.reads`."""
+        return await self.reads.barrier(mode)
+
+    def add_commit_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` whenever the committed index has advanced."""
+        self.store.add_commit_listener(listener)
+
+    def add_role_listener(self, listener: RoleListener) -> None:
+        """Call `listener(term, role)` after each change of role or term; a new leader has its no-op by then."""
+        self.member_state.add_role_listener(listener)
+
+    def status(self) -> dict[str, Any]:
+        """What this member knows of itself, for people and for checks."""
+        state, store, writer = self.member_state, self.store, self.store.writer
+        return {
+            "selfId": state.self_id,
+            "group": state.group,
+            "role": state.role.name,
+            "term": state.term,
+            "votedFor": state.voted_for,
+            "leaderId": state.leader_id,
+            "ledgerBeginIndex": store.ledger_begin_index,
+            "ledgerEndIndex": store.ledger_end_index,
+            "ledgerEndTerm": store.ledger_end_term,
+            "committedIndex": store.committed_index,
+            "committedPos": store.committed_pos,
+            "writtenIndex": store.written_index,
+            "flushedIndex": store.durable_index,
+            "verifiedIndex": self.pusher.handler.verified_index(state.term),
+            "watermarks": self.pusher.checker.watermarks(),
+            "pending": self.pusher.checker.pending_count,
+            "pendingBytes": writer.pending_bytes,
+            "pushes": {peer: each.pending_count for peer, each in self.pusher.dispatchers.items()},
+            "diskStalledMs": round(writer.stalled_ms),
+            "diskFailure": str(writer.failure) if writer.failure is not None else None,
+            "corruptReads": store.corrupt_reads,
+            "flushes": writer.group_total,
+            "flushedEntries": writer.entry_total,
+        }
+
+    # Requests of other members
+
+    def _processors(self) -> dict[int, Processor]:
+        return {
+            DLedgerRequestCode.VOTE: self._processor(VoteRequest, self.elector.handle_vote),
+            DLedgerRequestCode.HEART_BEAT: self._processor(HeartBeatRequest, self.elector.handle_heartbeat),
+            DLedgerRequestCode.PUSH: self._processor(PushEntryRequest, self._handle_push),
+            DLedgerRequestCode.METADATA: self._processor(MetadataRequest, self._handle_metadata),
+            DLedgerRequestCode.GET: self._processor(GetEntriesRequest, self._handle_get),
+            DLedgerRequestCode.APPEND: self._processor(AppendEntryRequest, self._handle_append),
+        }
+
+    def _processor(
+        self, kind: type[RequestT], handle: Callable[[RequestT], Awaitable[Response]]
+    ) -> Processor:
+        """Decode, check who is meant, handle, and answer whatever happens with a code."""
+
+        async def process(command: Command, connection: Connection) -> Command:
+            try:
+                request = kind.from_body(command.body)
+            except MalformedMessage as error:
+                return self._refusal(command, DLedgerCode.UNEXPECTED_ARGUMENT, str(error))
+            if request.group != self.config.group:
+                return self._refusal(command, DLedgerCode.UNKNOWN_GROUP, f"this is group {self.config.group}")
+            if request.remote_id != self.config.self_id:
+                return self._refusal(command, DLedgerCode.UNKNOWN_MEMBER, f"this is {self.config.self_id}")
+            try:
+                answer = await handle(request)
+            except DLedgerError as error:
+                return self._refusal(command, error.code, str(error))
+            except OSError as error:
+                return self._refusal(command, DLedgerCode.DISK_ERROR, str(error))
+            return command.reply(ResponseCode.SUCCESS, body=answer.to_body())
+
+        return process
+
+    def _refusal(self, command: Command, code: DLedgerCode, remark: str) -> Command:
+        answer = Response(**self._answer_fields(""), code=code)
+        return command.reply(ResponseCode.SUCCESS, remark=remark[:256], body=answer.to_body())
+
+    def _answer_fields(self, remote_id: str) -> dict[str, Any]:
+        return {
+            "group": self.config.group,
+            "remote_id": remote_id,
+            "local_id": self.config.self_id,
+            "term": self.member_state.term,
+            "leader_id": self.member_state.leader_id or "",
+        }
+
+    async def _handle_push(self, request: PushEntryRequest) -> PushEntryResponse:
+        if self.member_state.is_settling:
+            await self.member_state.settled()
+        code = await self.elector.meet_leader(request.term, request.leader_id)
+        if code is not DLedgerCode.SUCCESS:
+            return PushEntryResponse(**self._answer_fields(request.local_id), code=code)
+        return await self.pusher.handle_push(request)
+
+    async def _handle_metadata(self, request: MetadataRequest) -> MetadataResponse:
+        return MetadataResponse(
+            **self._answer_fields(request.local_id),
+            code=DLedgerCode.SUCCESS,
+            role=self.member_state.role.name,
+            ledger_begin_index=self.store.ledger_begin_index,
+            ledger_end_index=self.store.ledger_end_index,
+            committed_index=self.store.committed_index,
+        )
+
+    async def _handle_get(self, request: GetEntriesRequest) -> GetEntriesResponse:
+        committed_index = await self.read_barrier(ReadMode.READ_INDEX)
+        first_index = request.begin_index
+        if not self.store.ledger_begin_index <= first_index <= committed_index:
+            raise DLedgerError(DLedgerCode.INDEX_OUT_OF_RANGE, f"{first_index} is not committed here")
+        entries = self.store.read_entries(
+            first_index,
+            max_entries=min(MAX_GET_ENTRIES, committed_index - first_index + 1),
+            max_bytes=MAX_GET_BYTES,
+        )
+        return GetEntriesResponse(
+            **self._answer_fields(request.local_id),
+            code=DLedgerCode.SUCCESS,
+            entries=b"".join(entry.raw for entry in entries),
+        )
+
+    async def _handle_append(self, request: AppendEntryRequest) -> AppendEntryResponse:
+        result = await self.append(len(request.body), lambda position: request.body)
+        return AppendEntryResponse(
+            **self._answer_fields(request.local_id), code=DLedgerCode.SUCCESS, index=result.index, pos=result.pos
+        )

@@ -1,0 +1,97 @@
+"""Counting the answers to a request for votes, as DLedger does (R).
+
+    what was learnt                                       outcome
+    a member knows a greater term                         WAIT_TO_VOTE_NEXT, in that term or the one after
+    a member has a leader                                 WAIT_TO_REVOTE after a further lease
+    no quorum answered                                    WAIT_TO_REVOTE
+    no quorum but for members with longer logs            WAIT_TO_REVOTE, a little later
+    a quorum accepts                                      PASSED
+    a quorum accepts or is only just entering the term    REVOTE_IMMEDIATELY
+    otherwise (split votes)                               WAIT_TO_VOTE_NEXT
+
+Beyond what others have already reached, the term goes up only where a quorum has answered. So a member that is cut off
+keeps its term, and disturbs nobody when it comes back.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from node.dledger.rpc import VoteResult
+
+__all__ = ["VoteOutcome", "VoteTally"]
+
+
+class VoteOutcome(enum.Enum):
+    """What a candidate does next."""
+
+    PASSED = "PASSED"
+    REVOTE_IMMEDIATELY = "REVOTE_IMMEDIATELY"
+    WAIT_TO_REVOTE = "WAIT_TO_REVOTE"
+    WAIT_TO_VOTE_NEXT = "WAIT_TO_VOTE_NEXT"
+
+
+_BIGGER_LEDGER = (VoteResult.REJECT_EXPIRED_LEDGER_TERM, VoteResult.REJECT_SMALL_LEDGER_END_INDEX)
+
+
+class VoteTally:
+    """The answers of one round in `term`, from `member_count` members of which `quorum_size` decide."""
+
+    def __init__(self, *, term: int, member_count: int, quorum_size: int) -> None:
+        self._term = term
+        self._member_count = member_count
+        self._quorum_size = quorum_size
+        self._answered = 0
+        self._valid = 0
+        self._accepted = 0
+        self._not_ready = 0
+        self._bigger_ledgers = 0
+        self.known_max_term = term
+        """The greatest term that any answer named."""
+        self.has_leader = False
+        """Whether a member said that there is a leader."""
+
+    def add(self, result: VoteResult, term: int) -> None:
+        """Count one member's answer; `term` is that member's. No answer at all counts as UNKNOWN."""
+        self._answered += 1
+        if result is VoteResult.UNKNOWN:
+            return
+        self._valid += 1
+        self.known_max_term = max(self.known_max_term, term)
+        if result is VoteResult.ACCEPT:
+            self._accepted += 1
+        elif result is VoteResult.REJECT_ALREADY_HAS_LEADER:
+            self.has_leader = True
+        elif result in _BIGGER_LEDGER:
+            self._bigger_ledgers += 1
+        elif result is VoteResult.REJECT_TERM_NOT_READY:
+            self._not_ready += 1
+
+    @property
+    def has_longer_ledgers(self) -> bool:
+        """Whether so many members have more in their logs that the rest is no quorum."""
+        return not self._is_quorum(self._valid - self._bigger_ledgers)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether further answers are not worth waiting for."""
+        return (
+            self._answered == self._member_count
+            or self._is_quorum(self._accepted)
+            or (self.has_leader and self._is_quorum(self._valid))
+        )
+
+    def outcome(self) -> VoteOutcome:
+        """What follows from the answers so far."""
+        if self.known_max_term > self._term:
+            return VoteOutcome.WAIT_TO_VOTE_NEXT
+        if self._is_quorum(self._accepted):
+            return VoteOutcome.PASSED
+        if self.has_leader or not self._is_quorum(self._valid) or self.has_longer_ledgers:
+            return VoteOutcome.WAIT_TO_REVOTE
+        if self._is_quorum(self._accepted + self._not_ready):
+            return VoteOutcome.REVOTE_IMMEDIATELY
+        return VoteOutcome.WAIT_TO_VOTE_NEXT
+
+    def _is_quorum(self, count: int) -> bool:
+        return count >= self._quorum_size
