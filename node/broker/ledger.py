@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from node.dledger.quorum import AppendResult
 from node.dledger.rpc import DLedgerCode, DLedgerError, ReadMode, Role
 
 __all__ = [
@@ -19,17 +20,6 @@ __all__ = [
     "ReadMode",
     "Role",
 ]
-
-
-class AppendResult(Protocol):
-    """Where an appended entry lies."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def pos(self) -> int: ...
-    @property
-    def term(self) -> int: ...
 
 
 class LedgerEntry(Protocol):

@@ -1,0 +1,279 @@
+"""The broker: a replicated log, consume queues made from it, and a server for clients.
+
+Wiring only. What belongs to one mechanism stands in its own module; this one makes the parts, starts them in an
+order in which each finds what it needs, and stops them in the reverse one.
+
+Start: the client port is opened first (a port in use is found before any file is touched) and answers
+SERVICE_NOT_AVAILABLE until the parts behind it are ready. Then the log recovers and joins its group, the queues are
+restored and dispatch begins, the role handler and the registrations start.
+
+Stop: no more messages are taken, name servers are told, messages under way get a moment to be committed, the
+clients' connections are closed, queues and log are flushed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+import node
+from node.broker.admin import AdminProcessor
+from node.broker.dispatcher import Dispatcher, Queue
+from node.broker.ledger import Ledger, ReadMode
+from node.broker.message_store import MessageStore
+from node.broker.pull import PullHolds, PullProcessor
+from node.broker.reads import ReadGate
+from node.broker.registration import Identity, NameServerRegistrar, registration_body
+from node.broker.role import RoleChangeHandler
+from node.broker.send import SendProcessor
+from node.broker.topics import TopicTable, topic_json
+from node.config import BrokerConfig, split_address
+from node.dledger import TIMINGS, DLedgerConfig, DLedgerRequestCode, DLedgerServer
+from node.remoting import (
+    Command,
+    Connection,
+    RemotingClient,
+    RemotingServer,
+    RequestCode,
+    ResponseCode,
+    ServerLimits,
+)
+from node.runtime import Runtime
+from node.store.queue_store import QueueStore
+
+__all__ = ["BrokerController"]
+
+logger = logging.getLogger("node.broker")
+
+REGISTER_INTERVAL_S: Mapping[str, float] = {"default": 30.0, "fast": 1.0}
+"""Between two registrations at a name server, by timing profile (R: 30 s)."""
+DRAIN_TIMEOUT_S = 3.0
+"""How long a shutdown waits for messages under way: a little more than the log waits for its quorum (2.5 s)."""
+
+
+def new_dledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
+    """This broker's member of its DLedger group. Nothing is opened before it is started.
+
+    Appends from outside (the APPEND request of DLedger's own clients) are not served: an entry that is no message
+    record would end every broker that dispatches it.
+    """
+    ledger = DLedgerServer(
+        DLedgerConfig(
+            group=config.group,
+            self_id=config.self_id,
+            peers=config.dledger_peers,
+            listen=config.dledger_listen,
+            data_dir=config.data_dir,
+            flush_mode="async" if config.flush_mode == "async" else "sync",
+            timing=TIMINGS[config.timing],
+            data_segment_size_bytes=config.limits.segment_size_bytes,
+        ),
+        runtime,
+    )
+    ledger.remoting.processors.pop(DLedgerRequestCode.APPEND)
+    return ledger
+
+
+class BrokerController:
+    """One broker process. `make_ledger` gives the replicated log; the default is DLedger on the network."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        runtime: Runtime,
+        *,
+        make_ledger: Callable[[BrokerConfig, Runtime], Ledger] | None = None,
+    ) -> None:
+        self.config = config
+        self._runtime = runtime
+        self.ledger: Ledger = (make_ledger or new_dledger)(config, runtime)
+        host, port = split_address(config.listen)
+        self._server = RemotingServer(
+            host, port, limits=ServerLimits(max_connections=config.limits.max_connections), name="broker"
+        )
+        self._client = RemotingClient(name="broker")
+        self.topics = TopicTable(runtime.disk, f"{config.data_dir}/topics.json", config.topics)
+        self.queues = QueueStore(
+            runtime.disk, f"{config.data_dir}/consumequeue", units_per_file=config.limits.queue_file_units
+        )
+        self._holds = PullHolds(max_held=config.limits.max_held_pulls)
+        self.dispatcher = Dispatcher(self.ledger.store, self.queues, on_arrival=self._messages_arrived)
+        self.store = MessageStore(ledger=self.ledger, queues=self.queues, clock=runtime.clock)
+        self._roles = RoleChangeHandler(
+            ledger=self.ledger, dispatcher=self.dispatcher, store=self.store, on_changed=self._role_changed
+        )
+        self._registrar = NameServerRegistrar(
+            client=self._client,
+            name_servers=config.name_servers,
+            interval_s=REGISTER_INTERVAL_S[config.timing],
+            describe=self._registration,
+        )
+        self._gate = ReadGate(
+            ledger=self.ledger,
+            dispatcher=self.dispatcher,
+            mode=ReadMode(config.read_mode),
+            not_leader_remark=self.not_leader_remark,
+        )
+        self._pulls = PullProcessor(
+            gate=self._gate, log=self.ledger.store, queues=self.queues, topics=self.topics, holds=self._holds
+        )
+        self._started = False
+
+    @property
+    def port(self) -> int:
+        """The port that clients use; known once started."""
+        return self._server.port
+
+    @property
+    def address(self) -> str:
+        """The address under which clients find this broker: as advertised, or where it listens."""
+        host, port = split_address(self.config.advertise)
+        if port == 0:
+            port = self._server.port
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def start(self) -> None:
+        """Start everything; the broker answers clients on return, though it may not be master yet.
+
+        Raises OSError (address in use, data directory not usable), ValueError (a damaged topic table), and
+        what the log raises when it is damaged. Whatever was started is stopped again.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        self._server.register_default(self._not_ready)
+        await self._server.start()
+        self._runtime.disk.make_dirs(self.config.data_dir)
+        self.topics.load()
+        self.ledger.add_commit_listener(self.dispatcher.notify)
+        await self.ledger.start()
+        await self.dispatcher.start()
+        self._register_processors()
+        self._roles.start()
+        self._registrar.start()
+        self._started = True
+
+    def _register_processors(self) -> None:
+        self._sends = SendProcessor(
+            store=self.store,
+            topics=self.topics,
+            runtime=self._runtime,
+            store_host=self.address,
+            max_message_size_bytes=self.config.limits.max_message_size_bytes,
+            not_leader_remark=self.not_leader_remark,
+        )
+        admin = AdminProcessor(
+            gate=self._gate,
+            queues=self.queues,
+            topics=self.topics,
+            describe=self.runtime_table,
+            on_topics_changed=self._registrar.announce,
+        )
+        server = self._server
+        for code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
+            server.register(code, self._sends.process)
+        server.register(RequestCode.PULL_MESSAGE, self._pulls.process)
+        server.register(RequestCode.GET_MAX_OFFSET, admin.max_offset)
+        server.register(RequestCode.GET_MIN_OFFSET, admin.min_offset)
+        server.register(RequestCode.GET_BROKER_RUNTIME_INFO, admin.runtime_info)
+        server.register(RequestCode.UPDATE_AND_CREATE_TOPIC, admin.update_topic)
+        server.register_default(self._not_supported)
+
+    def _not_ready(self, command: Command, connection: Connection) -> Command:
+        return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark="the broker is starting")
+
+    def _not_supported(self, command: Command, connection: Connection) -> Command:
+        return command.reply(
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not supported"
+        )
+
+    async def stop(self) -> None:
+        """Shut down in order, losing nothing that was acknowledged. Idempotent."""
+        self._holds.close()
+        await self._roles.stop()
+        await self._registrar.stop()
+        if self._started:
+            self._started = False
+            await self._sends.drain(DRAIN_TIMEOUT_S)
+        await self._server.stop()
+        await self._client.close()
+        await self.dispatcher.stop()
+        await self.ledger.stop()
+
+    async def wait_failed(self) -> str:
+        """Return, once the broker cannot go on serving, why: one line that names what was found."""
+        await self.dispatcher.failed.wait()
+        return f"the commit log below {self.config.data_dir} is damaged: {self.dispatcher.failure}"
+
+    def _messages_arrived(self, queues: Iterable[Queue]) -> None:
+        self._holds.wake(queues)
+
+    def _role_changed(self) -> None:
+        if not self.store.is_master:
+            self._holds.wake_all()
+        self._registrar.announce()
+
+    @property
+    def broker_id(self) -> int:
+        """0 while master, otherwise the number in this node's id plus 1 (R)."""
+        return 0 if self.store.is_master else self.config.slave_broker_id
+
+    def not_leader_remark(self) -> str:
+        """ "NOT_LEADER leader=ID addr=ADDRESS" for a request that only the leader may answer; "-" is unknown."""
+        state = self.ledger.member_state
+        leader = state.leader_id
+        if leader == self.config.self_id:
+            return f"NOT_READY leader={leader} addr={self.address}"
+        address = self.config.client_addresses.get(leader) if leader else None
+        return f"NOT_LEADER leader={leader or '-'} addr={address or '-'}"
+
+    def _registration(self) -> tuple[Identity, bytes]:
+        fields: Identity = {
+            "brokerName": self.config.broker_name,
+            "brokerAddr": self.address,
+            "clusterName": self.config.cluster_name,
+            "haServerAddr": "",
+            "brokerId": self.broker_id,
+            "dledgerTerm": self.ledger.member_state.term,
+        }
+        table = {topic.name: topic_json(topic) for topic in self.topics}
+        return fields, registration_body(table, self.topics.data_version)
+
+    def runtime_table(self) -> dict[str, object]:
+        """What code 28 tells about this node, about this very moment."""
+        config, log, state, clock = self.config, self.ledger.store, self.ledger.member_state, self._runtime.clock
+        return {
+            "selfId": config.self_id,
+            "group": config.group,
+            "brokerName": config.broker_name,
+            "clusterName": config.cluster_name,
+            "brokerId": self.broker_id,
+            "brokerRole": "SYNC_MASTER" if self.store.is_master else "SLAVE",
+            "role": state.role.name,
+            "term": state.term,
+            "leaderId": state.leader_id or "",
+            "ledgerBeginIndex": log.ledger_begin_index,
+            "ledgerEndIndex": log.ledger_end_index,
+            "committedIndex": log.committed_index,
+            "committedPos": log.committed_pos,
+            "dispatchedIndex": self.dispatcher.dispatched_index,
+            "dispatchRepeated": self.dispatcher.repeated_total,
+            "dispatchFailure": str(self.dispatcher.failure or ""),
+            "wallClockMs": clock.wall_ms(),
+            "monotonicNs": clock.monotonic_ns(),
+            "readMode": config.read_mode,
+            "flushMode": config.flush_mode,
+            "timing": config.timing,
+            "version": node.__version__,
+            "putTotal": self.store.put_total,
+            "putCommittedTotal": self.store.committed_total,
+            "getTotal": self._pulls.get_total,
+            "heldPulls": self._holds.count,
+            "connections": self._server.connection_count,
+            "topics": len(self.topics),
+            "nameServersRegistered": sum(self._registrar.registered.values()),
+        }

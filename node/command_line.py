@@ -1,0 +1,240 @@
+"""What the command line does: read options and configuration, run a broker or a name server until told to stop.
+
+The only module that knows it is a process on a real machine: it takes the data directory's lock, raises the limit
+of open files, and turns signals and failures into an exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import fcntl
+import importlib
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NoReturn
+
+import node
+from node.broker.controller import BrokerController
+from node.config import (
+    BrokerConfig,
+    ConfigError,
+    NameServerConfig,
+    parse_broker_config,
+    parse_name_server_config,
+    split_address,
+)
+from node.logs import configure_logging
+from node.nameserver import NameServer
+from node.real_runtime import RealDisk, real_runtime
+from node.store.segments import SegmentError
+
+__all__ = ["EXIT_FAILED", "EXIT_OPERATOR", "main"]
+
+logger = logging.getLogger("node")
+
+EXIT_FAILED = 1
+"""The node cannot go on: its store is damaged, or its disk fails."""
+EXIT_OPERATOR = 254
+"""Somebody has to mend options, configuration or the machine."""
+
+OPEN_FILES_WANTED = 65_536
+"""Soft limit of open files that a node asks for, within the hard one: thousands of connections and log files."""
+
+_OPERATOR_ERRNOS = frozenset(
+    (
+        errno.EADDRINUSE,
+        errno.EADDRNOTAVAIL,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ENOSPC,
+        errno.EEXIST,
+    )
+)
+
+
+class OperatorError(Exception):
+    """Something that only whoever runs the node can mend. `lines` are shown as they are."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("; ".join(lines))
+        self.lines = lines
+
+
+class _Parser(argparse.ArgumentParser):
+    """Bad options are one line and status 254."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OperatorError(f"{message} (see {self.prog} --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="node", description="A replicated message broker and its name server.")
+    parser.add_argument("--version", action="version", version=f"node {node.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="broker|nameserver")
+    broker = commands.add_parser("broker", help="run one member of a broker group")
+    broker.add_argument("--config", required=True, metavar="FILE", help="configuration in TOML")
+    name_server = commands.add_parser("nameserver", help="run a name server")
+    name_server.add_argument("--config", metavar="FILE", help="configuration in TOML")
+    name_server.add_argument("--listen", metavar="IP:PORT", help="where to listen; short for --set listen=...")
+    for command in (broker, name_server):
+        command.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+            help="override one key of the configuration (repeatable)",
+        )  # fmt: skip
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command in `arguments`; returns the exit status."""
+    try:
+        options = _parser().parse_args(arguments)
+        if options.command == "broker":
+            return _run_broker(parse_broker_config(_read(options.config), options.overrides))
+        overrides = [f"listen={options.listen}"] if options.listen else []
+        text = _read(options.config) if options.config else ""
+        return _run_name_server(parse_name_server_config(text, [*overrides, *options.overrides]))
+    except OperatorError as error:
+        return _complain(error.lines, EXIT_OPERATOR)
+    except ConfigError as error:
+        where = getattr(options, "config", None) or "options"
+        return _complain([f"{where}: {problem}" for problem in error.problems], EXIT_OPERATOR)
+
+
+def _complain(lines: Sequence[str], status: int) -> int:
+    for line in lines:
+        print(f"node: {' '.join(line.split())}", file=sys.stderr)
+    return status
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise OperatorError(f"{path} cannot be read: {reason}") from error
+
+
+def _run_broker(config: BrokerConfig) -> int:
+    configure_logging(config.log_level, sys.stderr)
+    return _run(lambda: _serve_broker(config), config.uvloop)
+
+
+def _run_name_server(config: NameServerConfig) -> int:
+    configure_logging(config.log_level, sys.stderr)
+    return _run(lambda: _serve_name_server(config), config.uvloop)
+
+
+def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str) -> int:
+    """Run `serve` on the chosen event loop; failures become a line and a status."""
+    _raise_open_files_limit()
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory(uvloop)) as runner:
+            return runner.run(serve())
+    except OperatorError as error:
+        return _complain(error.lines, EXIT_OPERATOR)
+    except OSError as error:
+        status = EXIT_OPERATOR if error.errno in _OPERATOR_ERRNOS else EXIT_FAILED
+        return _complain([str(error)], status)
+    except SegmentError as error:
+        return _complain([str(error)], EXIT_OPERATOR)
+    except ValueError as error:
+        return _complain([f"the store cannot be used: {error}"], EXIT_FAILED)
+
+
+def _loop_factory(uvloop: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's loop where it is wanted and installed; None means asyncio's own."""
+    if uvloop == "off":
+        return None
+    try:
+        factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
+    except ImportError:
+        if uvloop == "on":
+            raise OperatorError("uvloop is not installed for this Python; set uvloop to auto or off") from None
+        return None
+    return factory
+
+
+def _raise_open_files_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(OPEN_FILES_WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def _lock_data_directory(path: str) -> int:
+    """Take the lock that keeps a second broker off the same files; returns its descriptor."""
+    os.makedirs(path, exist_ok=True)
+    descriptor = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise OperatorError(f"data_dir {path} is in use by another broker") from None
+    return descriptor
+
+
+async def _serve_broker(config: BrokerConfig) -> int:
+    stop = _stop_on_signals()
+    lock = _lock_data_directory(config.data_dir)
+    runtime = real_runtime()
+    try:
+        broker = BrokerController(config, runtime)
+        await broker.start()
+        logger.info(
+            "READY broker self_id=%s listen=%s:%d dledger=%s",
+            config.self_id, split_address(config.listen)[0], broker.port, config.dledger_listen,
+        )  # fmt: skip
+        failure = await _until_stopped(stop, broker)
+        logger.info("stopping")
+        await broker.stop()
+        if failure:
+            return _complain([failure], EXIT_FAILED)
+        logger.info("stopped")
+        return 0
+    finally:
+        if isinstance(runtime.disk, RealDisk):
+            runtime.disk.close()
+        os.close(lock)
+
+
+async def _until_stopped(stop: asyncio.Event, broker: BrokerController) -> str:
+    """Wait for a signal or for the broker's end; returns why it cannot go on, "" for a signal."""
+    loop = asyncio.get_running_loop()
+    signalled, failed = loop.create_task(stop.wait()), loop.create_task(broker.wait_failed())
+    await asyncio.wait((signalled, failed), return_when=asyncio.FIRST_COMPLETED)
+    failure = failed.result() if failed.done() else ""
+    for task in (signalled, failed):
+        task.cancel()
+    await asyncio.wait((signalled, failed))
+    return failure
+
+
+async def _serve_name_server(config: NameServerConfig) -> int:
+    stop = _stop_on_signals()
+    host, port = split_address(config.listen)
+    server = NameServer(host, port, real_runtime())
+    await server.start()
+    logger.info("READY nameserver listen=%s:%d", host, server.port)
+    await stop.wait()
+    await server.stop()
+    logger.info("stopped")
+    return 0

@@ -1,0 +1,233 @@
+"""Brokers with the real replicated log, in this process: send, read, restart, fail over."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.broker.controller import BrokerController
+from node.config import parse_broker_config
+from node.real_runtime import RealDisk, real_runtime
+from node.remoting import Command, RemotingClient, RemotingError
+from node.store.record import Message, decode_records
+
+pytestmark = pytest.mark.cluster
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class Group:
+    """The brokers of one group, by id."""
+
+    def __init__(self, directory: Path, *, nodes: int, until: Any, **settings: str) -> None:
+        self._directory = directory
+        self._until = until
+        self._settings = settings
+        self.ids = [f"n{number}" for number in range(1, nodes + 1)]
+        ports = free_ports(2 * nodes)
+        self._listen = dict(zip(self.ids, ports[:nodes], strict=True))
+        self._ledger = dict(zip(self.ids, ports[nodes:], strict=True))
+        self.brokers: dict[str, BrokerController] = {}
+        self._disks: dict[str, RealDisk] = {}
+        self.client = RemotingClient()
+
+    def config(self, node: str) -> str:
+        lines = [
+            f'self_id = "{node}"',
+            f'listen = "127.0.0.1:{self._listen[node]}"',
+            f'data_dir = "{self._directory}/{node}"',
+            'timing = "fast"',
+            *(f'{key} = "{value}"' for key, value in self._settings.items()),
+            f'dledger.listen = "127.0.0.1:{self._ledger[node]}"',
+            "limits.queue_file_units = 16",
+            "[dledger.peers]",
+            *(f'{other} = "127.0.0.1:{port}"' for other, port in self._ledger.items()),
+            "[[topics]]",
+            'name = "t"',
+            "queues = 3",
+        ]
+        return "\n".join(lines)
+
+    async def start(self, *nodes: str) -> None:
+        for node in nodes or self.ids:
+            runtime = real_runtime()
+            assert isinstance(runtime.disk, RealDisk)
+            self._disks[node] = runtime.disk
+            self.brokers[node] = BrokerController(parse_broker_config(self.config(node)), runtime)
+            await self.brokers[node].start()
+
+    async def stop(self, *nodes: str) -> None:
+        for node in nodes or list(self.brokers):
+            await self.brokers.pop(node).stop()
+            self._disks.pop(node).close()
+
+    async def close(self) -> None:
+        await self.client.close()
+        await self.stop()
+
+    async def master(self) -> str:
+        await self._until(lambda: any(broker.store.is_master for broker in self.brokers.values()), timeout_s=20)
+        return next(node for node, broker in self.brokers.items() if broker.store.is_master)
+
+    async def ask(self, node: str, code: int, fields: dict[str, Any], body: bytes = b"") -> Command:
+        address = f"127.0.0.1:{self._listen[node]}"
+        return await self.client.invoke(address, Command.request(code, fields, body), timeout_ms=5000)
+
+    async def send(self, body: bytes, *, queue_id: int = 0, timeout_s: float = 20) -> int:
+        """Send to whoever is master until it is acknowledged; returns the queue offset."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                node = await self.master()
+                try:
+                    reply = await self.ask(node, 310, {"b": "t", "e": queue_id}, body)
+                except RemotingError:
+                    continue
+                if reply.code == 0:
+                    return int(reply.ext_fields["queueOffset"])
+                assert reply.code in (1, 14), reply
+                await asyncio.sleep(0.02)
+
+    async def read_all(self, node: str, *, queue_id: int = 0) -> list[Message]:
+        messages: list[Message] = []
+        while True:
+            reply = await self.ask(node, 11, {"topic": "t", "queueId": queue_id, "queueOffset": len(messages)})
+            if reply.code == 19:
+                assert int(reply.ext_fields["maxOffset"]) == len(messages)
+                return messages
+            assert reply.code == 0, reply
+            messages += decode_records(reply.body)
+
+
+@pytest.fixture
+def run(tmp_path: Path, helpers: Any) -> Callable[..., None]:
+    def runner(scenario: Callable[[Group], Awaitable[None]], *, nodes: int, **settings: str) -> None:
+        async def main() -> None:
+            group = Group(tmp_path, nodes=nodes, until=helpers.until, **settings)
+            await group.start()
+            try:
+                await asyncio.wait_for(scenario(group), 60)
+            finally:
+                await group.close()
+
+        asyncio.run(main())
+
+    return runner
+
+
+def queue_files(directory: Path) -> dict[str, bytes]:
+    found = {}
+    for path, _, names in os.walk(directory / "consumequeue"):
+        for name in names:
+            full = Path(path) / name
+            found[str(full.relative_to(directory))] = full.read_bytes()
+    return found
+
+
+def test_a_single_broker_keeps_everything_across_orderly_restarts(run: Any) -> None:
+    async def scenario(group: Group) -> None:
+        for turn in range(3):
+            for number in range(20):
+                assert await group.send(b"%d-%d" % (turn, number)) == turn * 20 + number
+            await group.stop()
+            await group.start()
+        node = await group.master()
+        messages = await group.read_all(node)
+        assert [message.body for message in messages] == [
+            b"%d-%d" % (turn, number) for turn in range(3) for number in range(20)
+        ]
+        assert [message.queue_offset for message in messages] == list(range(60))
+
+    run(scenario, nodes=1)
+
+
+@pytest.mark.parametrize("read_mode", ["read_index", "lease", "log", "unsafe"])
+def test_the_leader_reads_what_it_has_acknowledged(run: Any, read_mode: str) -> None:
+    async def scenario(group: Group) -> None:
+        node = await group.master()
+        for number in range(20):
+            offset = await group.send(b"%d" % number)
+            assert (await group.read_all(node))[offset].body == b"%d" % number
+
+    run(scenario, nodes=3, read_mode=read_mode)
+
+
+def test_followers_refuse_and_have_the_same_queues(run: Any, tmp_path: Path, helpers: Any) -> None:
+    async def scenario(group: Group) -> None:
+        for number in range(60):
+            await group.send(b"x" * number, queue_id=number % 3)
+        master = await group.master()
+        for node in group.ids:
+            if node != master:
+                for code in (11, 30, 310):
+                    fields = {"topic": "t", "b": "t", "e": 0, "queueId": 0, "queueOffset": 0}
+                    reply = await group.ask(node, code, fields)
+                    assert (reply.code, reply.remark) == (14, f"NOT_LEADER leader={master} addr=-")
+        last = group.brokers[master].ledger.store.committed_index
+        await helpers.until(lambda: all(b.dispatcher.dispatched_index >= last for b in group.brokers.values()))
+        await group.stop()
+        files = [queue_files(tmp_path / node) for node in group.ids]
+        assert files[0] == files[1] == files[2]
+        assert sum(map(len, files[0].values())) == 60 * 20
+
+    run(scenario, nodes=3)
+
+
+def test_nothing_acknowledged_is_lost_when_masters_come_and_go(run: Any) -> None:
+    async def scenario(group: Group) -> None:
+        acknowledged: dict[int, bytes] = {}
+        for turn in range(4):
+            for number in range(15):
+                body = b"%d-%d" % (turn, number)
+                offset = await group.send(body)
+                assert offset not in acknowledged
+                acknowledged[offset] = body
+            gone = await group.master()
+            await group.stop(gone)
+            acknowledged[await group.send(b"without " + gone.encode())] = b"without " + gone.encode()
+            await group.start(gone)
+        messages = await group.read_all(await group.master())
+        assert {offset: messages[offset].body for offset in acknowledged} == acknowledged
+        assert [message.queue_offset for message in messages] == list(range(len(messages)))
+        stamps = [message.store_timestamp_ms for message in messages]
+        assert stamps == sorted(stamps)
+
+    run(scenario, nodes=3)
+
+
+def test_a_minority_neither_acknowledges_nor_reads(run: Any) -> None:
+    async def scenario(group: Group) -> None:
+        await group.send(b"before")
+        master = await group.master()
+        await group.stop(*[node for node in group.ids if node != master])
+        sent = await group.ask(master, 310, {"b": "t", "e": 0}, b"alone")
+        assert sent.code in (1, 14)
+        read = await group.ask(master, 11, {"topic": "t", "queueId": 0, "queueOffset": 0})
+        assert read.code in (1, 14) and not read.body
+
+    run(scenario, nodes=3)
+
+
+def test_runtime_information_tells_who_leads(run: Any) -> None:
+    async def scenario(group: Group) -> None:
+        master = await group.master()
+        await group.send(b"x")
+        tables = {node: json.loads((await group.ask(node, 28, {})).body)["table"] for node in group.ids}
+        assert [node for node, table in tables.items() if table["role"] == "LEADER"] == [master]
+        assert tables[master]["brokerRole"] == "SYNC_MASTER"
+        assert {table["term"] for table in tables.values()} == {tables[master]["term"]}
+
+    run(scenario, nodes=3)

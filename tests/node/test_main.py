@@ -1,0 +1,215 @@
+"""The command line of a real process: exit statuses, one line per problem, signals, the single file."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import node
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts `python -m node ...`; kills what is left at the end."""
+    running: list[subprocess.Popen[str]] = []
+
+    def run(
+        *arguments: str, command: Sequence[str] = (sys.executable, "-m", "node"), cwd: Path = ROOT
+    ) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*command, *arguments], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        running.append(process)
+        return process
+
+    yield run
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def finish(process: subprocess.Popen[str], *, timeout_s: float = 30) -> tuple[int, str]:
+    """Exit status and stderr of a process that ends by itself."""
+    _, errors = process.communicate(timeout=timeout_s)
+    return process.returncode, errors
+
+
+def wait_until_ready(process: subprocess.Popen[str], *, timeout_s: float = 30) -> str:
+    """The READY line, read from stderr."""
+    assert process.stderr is not None
+    deadline = time.monotonic() + timeout_s
+    lines = []
+    while time.monotonic() < deadline:
+        line = process.stderr.readline()
+        lines.append(line)
+        if "READY" in line:
+            return line
+        if not line:
+            break
+    raise AssertionError(f"never ready: {lines}")
+
+
+def write_config(tmp_path: Path, *, port: int = 0, ledger_port: int | None = None, data_dir: str = "data") -> str:
+    path = tmp_path / f"broker{len(list(tmp_path.glob('broker*')))}.toml"
+    path.write_text(
+        f"""
+        self_id = "n1"
+        listen = "127.0.0.1:{port}"
+        data_dir = "{tmp_path / data_dir}"
+        timing = "fast"
+        [dledger]
+        listen = "127.0.0.1:{free_port() if ledger_port is None else ledger_port}"
+        [[topics]]
+        name = "t"
+        """
+    )
+    return str(path)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_version(start: Start) -> None:
+    process = start("--version")
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, f"node {node.__version__}\n")
+    assert f'version = "{node.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "arguments are required"),
+        (("brokr",), "invalid choice: 'brokr'"),
+        (("broker",), "required: --config"),
+        (("broker", "--config", "/nonexistent/x.toml"), "/nonexistent/x.toml cannot be read: No such file"),
+        (("broker", "--config", "/"), "/ cannot be read: Is a directory"),
+        (("nameserver",), "options: listen: is required"),
+        (("nameserver", "--listen", "localhost:1"), "'localhost:1' is not ip:port"),
+        (("nameserver", "--listen", "127.0.0.1:1", "--set", "x"), "--set x: must be key=value"),
+        (("nameserver", "--listen", "192.0.2.1:1"), "192.0.2.1"),
+    ],
+)
+def test_what_the_operator_must_mend_is_one_line_and_254(
+    start: Start, arguments: tuple[str, ...], problem: str
+) -> None:
+    status, errors = finish(start(*arguments))
+    assert status == 254
+    assert errors.count("\n") == 1 and errors.startswith("node: ")
+    assert problem in errors
+
+
+def test_every_problem_of_a_configuration_is_a_line(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text('self_id = "x"\nlisen = "127.0.0.1:1"\n')
+    status, errors = finish(start("broker", "--config", str(path)))
+    assert status == 254
+    lines = errors.splitlines()
+    assert len(lines) == 5 and all(line.startswith(f"node: {path}: ") for line in lines)
+    assert lines[-1].endswith("lisen: is no known key; did you mean 'listen'?")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_name_server_ends_on_a_signal(start: Start, number: signal.Signals) -> None:
+    process = start("nameserver", "--listen", "127.0.0.1:0")
+    line = wait_until_ready(process)
+    assert re.fullmatch(r"\S+Z INFO node READY nameserver listen=127\.0\.0\.1:[1-9]\d*\n", line)
+    process.send_signal(number)
+    status, errors = finish(process)
+    assert status == 0 and errors.endswith(" INFO node stopped\n")
+
+
+def test_a_port_in_use_is_named(start: Start, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for process in (
+            start("nameserver", "--listen", f"127.0.0.1:{port}"),
+            start("broker", "--config", write_config(tmp_path, port=port)),
+            start("broker", "--config", write_config(tmp_path, ledger_port=port, data_dir="other")),
+        ):
+            status, errors = finish(process)
+            assert status == 254
+            assert errors.splitlines()[-1].startswith("node: ") and str(port) in errors.splitlines()[-1]
+            assert "in use" in errors and "Traceback" not in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.cluster
+def test_a_broker_ends_on_a_signal(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+    process = start("broker", "--config", write_config(tmp_path))
+    line = wait_until_ready(process)
+    assert re.search(r" INFO node READY broker self_id=n1 listen=127\.0\.0\.1:[1-9]\d* dledger=127", line)
+    process.send_signal(number)
+    status, errors = finish(process)
+    assert status == 0 and errors.endswith(" INFO node stopped\n")
+
+
+@pytest.mark.cluster
+def test_a_second_broker_keeps_off_the_same_data(start: Start, tmp_path: Path) -> None:
+    wait_until_ready(start("broker", "--config", write_config(tmp_path)))
+    status, errors = finish(start("broker", "--config", write_config(tmp_path)))
+    assert status == 254
+    assert errors == f"node: data_dir {tmp_path / 'data'} is in use by another broker\n"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_data_directory_without_permission_is_named(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    status, errors = finish(start("broker", "--config", write_config(tmp_path, data_dir="closed/data")))
+    assert status == 254 and "Permission denied" in errors and errors.count("\n") == 1
+
+
+def test_a_data_directory_that_is_a_file_is_named(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    status, errors = finish(start("broker", "--config", write_config(tmp_path, data_dir="file/data")))
+    assert status == 254 and str(tmp_path / "file") in errors and errors.count("\n") == 1
+
+
+def test_a_damaged_topic_table_is_named(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "topics.json").write_text("{")
+    status, errors = finish(start("broker", "--config", write_config(tmp_path)))
+    assert status == 1 and "Traceback" not in errors
+    assert f"{tmp_path / 'data' / 'topics.json'} is no topic table" in errors.splitlines()[-1]
+
+
+def test_the_single_file_is_reproducible_and_needs_nothing_but_python(start: Start, tmp_path: Path) -> None:
+    for name in ("one.pyz", "other.pyz"):
+        built = subprocess.run(
+            [sys.executable, str(ROOT / "scripts" / "build_pyz.py"), str(tmp_path / name)],
+            capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": str(len(name))},
+        )  # fmt: skip
+        assert built.stdout.startswith(str(tmp_path / name))
+    assert (tmp_path / "one.pyz").read_bytes() == (tmp_path / "other.pyz").read_bytes()
+    bare = (sys.executable, "-I", "-S", str(tmp_path / "one.pyz"))
+    process = start("nameserver", "--listen", "127.0.0.1:0", command=bare, cwd=tmp_path)
+    wait_until_ready(process)
+    process.terminate()
+    assert finish(process)[0] == 0
+    assert finish(start("broker", command=bare, cwd=tmp_path))[0] == 254
+
+
+def test_the_single_file_cannot_be_written_where_there_is_no_directory(tmp_path: Path) -> None:
+    failed = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "build_pyz.py"), str(tmp_path / "none" / "node.pyz")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert failed.returncode == 254 and failed.stderr.count("\n") == 1
