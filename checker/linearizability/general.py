@@ -16,6 +16,7 @@ Worst case exponential in the number of operations open at once; linear on most 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
@@ -25,6 +26,12 @@ from checker.models.base import FAILED, ILLEGAL, UNKNOWN, Model, ModelError
 __all__ = ["Search"]
 
 _STATE_BITS = 32
+
+#: How far a configuration on the stack has been expanded; ``_FIRST + n`` is "candidate n comes next".
+_ROOT, _FRESH, _OWN_TAKEN, _FIRST = range(4)
+
+#: Steps without passing another return after which the search begins again in another order; then twice as many.
+PATIENCE_STEPS = 1000
 
 
 class _Space:
@@ -83,9 +90,12 @@ class Search:
         self.steps = 0
         self.deepest = 0
         first = [model.start()] if starts is None else list(starts)
-        self._stack: list[tuple[int, int, int, int, int]] = [
-            (0, space.intern(state), 0, 0, -1) for state in reversed(first)
-        ]
+        self._roots = [(0, space.intern(state), 0, 0, _ROOT) for state in reversed(first)]
+        self._stack: list[tuple[int, int, int, int, int]] = list(self._roots)
+        self._shuffle: random.Random | None = None
+        self._enabling = True
+        self._restarts = self._stuck = 0
+        self._patience = PATIENCE_STEPS
 
     @staticmethod
     def _select(
@@ -160,6 +170,7 @@ class Search:
         self._return_bit: list[int] = []
         self._return_row: list[int] = [row for _, row, _ in order]
         self._own: list[_Row | None] = []
+        self._closing: list[_Row] = [row_of[number] for _, _, number in order]
         self._new_pure: list[Any] = []
         self._open_pure: list[Any] = []
         self._open_mutators: list[Any] = []
@@ -234,19 +245,66 @@ class Search:
             before = same.get(kind, 0)
             same[kind] = before | bit
             out.append((bit, transitions, before))
+        if self._shuffle is not None and len(out) > 2:
+            first = self._own[at] is not None
+            rest = out[first:]
+            self._shuffle.shuffle(rest)
+            out[first:] = rest
         self._candidates[at] = out
-        self._open_mutators[at] = ()
         return out
+
+    def _restart(self) -> None:
+        """Begin again from the root, trying operations in another order, with all that is known to be dead.
+
+        A depth-first search that made a wrong choice early spends nearly all its time beneath it.  Configurations on
+        the stack are not finished, so they are forgotten; every other one seen leads nowhere, whatever the order.
+        """
+        for at, state, mask, used, choice in self._stack:
+            known = self._seen[at]
+            if choice == _ROOT or known is None:
+                continue
+            key = mask << _STATE_BITS | state
+            if not self._guards:
+                known.discard(key)
+            elif known.get(key) == used:
+                del known[key]
+            elif isinstance(known.get(key), list) and used in known[key]:
+                known[key].remove(used)
+        self._stack = list(self._roots)
+        self._candidates[:] = [None] * len(self._candidates)
+        self._restarts += 1
+        self._enabling = self._restarts % 2 == 0
+        if self._restarts > 1:
+            self._shuffle = random.Random(self._restarts)
+        self._stuck = 0
+        self._patience *= 2
 
     def run(self, max_steps: int) -> bool | None:
         """Search on for at most ``max_steps`` stops.
 
         Returns ``True`` when a linearization was found, ``False`` when there is none, ``None`` when steps ran out.
         """
+        while max_steps > 0:
+            before = self.steps
+            reached = self.deepest
+            done = self._run(min(max_steps, self._patience - self._stuck))
+            if done is not None:
+                return done
+            max_steps -= self.steps - before
+            if self.deepest > reached:
+                self._stuck = 0
+                continue
+            self._stuck += self.steps - before
+            if self._stuck >= self._patience:
+                self._restart()
+        return None
+
+    def _run(self, max_steps: int) -> bool | None:
         stack, seen, guards, crashed = self._stack, self._seen, self._guards, self._crashed
         return_bit, own_row, new_pure, open_pure = self._return_bit, self._own, self._new_pure, self._open_pure
-        candidates_at, available_at = self._candidates, self._available
+        candidates_at, available_at, closing = self._candidates, self._available, self._closing
         end = len(return_bit)
+        enabling = self._enabling
         deepest = self.deepest
         steps = 0
         pop, push = stack.pop, stack.append
@@ -254,10 +312,7 @@ class Search:
             return True
         while stack:
             at, state, mask, used, choice = pop()
-            if choice < 0:
-                moved = True
-            else:
-                moved = False
+            moved = choice == _ROOT
             while True:
                 if moved:
                     # A new state: every open pure operation gets a chance, then returns pass while they can.
@@ -311,33 +366,60 @@ class Search:
                     else:
                         known.add(key)
                     if steps >= max_steps:
-                        push((at, state, mask, used, 0))
+                        push((at, state, mask, used, _FRESH))
                         self.steps += steps
                         self.deepest = deepest
                         return None
+                    choice = _FRESH
+                if choice == _FRESH:
                     own = own_row[at]
-                    choice = 0
                     if own is not None:
                         after = own[state]
                         if after >= 0:
-                            push((at, state, mask, used, 1))
-                            mask |= bit
+                            push((at, state, mask, used, _OWN_TAKEN))
+                            mask |= return_bit[at]
                             state = after
+                            moved = True
                             continue
-                        choice = 1
                 candidates = candidates_at[at]
                 if candidates is None:
                     candidates = self._sorted_candidates(at)
                 size = len(candidates)
+                twice = size + size
                 moved = False
-                while choice < size:
-                    bit, row, before = candidates[choice]
+                if choice == _OWN_TAKEN:
+                    choice = size
+                    needed = None
+                else:
+                    choice = 0 if choice == _FRESH else choice - _FIRST
+                    own = own_row[at]
+                    # Where its own operation does not fit, those after which it would come first.
+                    needed = closing[at] if enabling and (own is None or own[state] < 0) else None
+                    if needed is None and choice < size:
+                        choice = size
+                    while choice < size:
+                        bit, row, before = candidates[choice]
+                        choice += 1
+                        if mask & bit or before & ~mask:
+                            continue
+                        after = row[state]
+                        if after >= 0 and needed[after] >= 0:
+                            push((at, state, mask, used, choice + _FIRST))
+                            mask |= bit
+                            state = after
+                            moved = True
+                            break
+                    if moved:
+                        continue
+                own_bit = return_bit[at]
+                while choice < twice:
+                    bit, row, before = candidates[choice - size]
                     choice += 1
-                    if mask & bit or before & ~mask:
+                    if mask & bit or before & ~mask or bit == own_bit:
                         continue
                     after = row[state]
-                    if after >= 0:
-                        push((at, state, mask, used, choice))
+                    if after >= 0 and (needed is None or needed[after] < 0):
+                        push((at, state, mask, used, choice + _FIRST))
                         mask |= bit
                         state = after
                         moved = True
@@ -346,13 +428,12 @@ class Search:
                     continue
                 if guards:
                     available = available_at[at]
-                    choice -= size
-                    for index in range(choice, len(crashed)):
+                    for index in range(choice - twice, len(crashed)):
                         shift, field, unit, row = crashed[index]
                         if (used >> shift) & field < (available >> shift) & field:
                             after = row[state]
                             if after >= 0 and after != state:
-                                push((at, state, mask, used, size + index + 1))
+                                push((at, state, mask, used, twice + index + 1 + _FIRST))
                                 used += unit
                                 state = after
                                 moved = True
