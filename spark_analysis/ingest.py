@@ -10,7 +10,7 @@ where there is none (the run died before it was made). Other histories (.edn and
 
 from __future__ import annotations
 
-__all__ = ["GROUP", "Listing", "RunFiles", "history_files", "ingest", "list_runs"]
+__all__ = ["GROUP", "Listing", "RunFiles", "history_files", "ingest", "list_runs", "run_dir_of"]
 
 import fnmatch
 import re
@@ -194,8 +194,8 @@ def _contents(spark: SparkSession, paths: list[str]) -> DataFrame:
 
 
 def ingest(spark: SparkSession, listing: Listing, *, unavailable_after_ns: int) -> DataFrame:
-    """One row per run: run_dir, problem, notes, the identity columns, verdict and anomalies, and `run` (its
-    digest; null where the history is unusable).
+    """One row per run: run_dir, problem, notes, the identity columns, verdict and anomalies, and the
+    fields of its digest (null where the history is unusable).
 
     A run without results counts as unknown; one without a usable history keeps its problem and no figures.
     """
@@ -222,8 +222,8 @@ def ingest(spark: SparkSession, listing: Listing, *, unavailable_after_ns: int) 
     if listing.compacted_outcomes:
         judged = judged.unionByName(spark.read.parquet(*[_escaped(path) for path in listing.compacted_outcomes]))
     merged = judged.groupBy("run_dir").agg(
-        F.max(F.when(F.col("file") == RESULTS, F.struct("outcome", "problem"))).alias("results"),
-        F.max(F.when(F.col("file") == TEST, F.struct("outcome", "problem"))).alias("test"),
+        F.first(F.when(F.col("file") == RESULTS, F.struct("outcome", "problem")), True).alias("results"),
+        F.first(F.when(F.col("file") == TEST, F.struct("outcome", "problem")), True).alias("test"),
     )
     return _joined(digested, merged)
 
@@ -246,7 +246,7 @@ def _joined(digested: DataFrame, merged: DataFrame) -> DataFrame:
                 F.when(F.col("results.problem").isNotNull(), F.col("results.problem")),
                 F.when(F.col("test.problem").isNotNull(), F.col("test.problem")),
                 F.when(
-                    F.col("results").isNull() & F.col("problem").isNull() & F.col("run_dir").rlike("/[^.]*$"),
+                    F.col("results").isNull() & F.col("problem").isNull() & (F.col("source") == "store"),
                     F.lit("no results: it counts as unknown"),
                 ),
             ),
@@ -255,6 +255,7 @@ def _joined(digested: DataFrame, merged: DataFrame) -> DataFrame:
     )
     return digested.join(F.broadcast(merged), "run_dir", "left").select(
         "run_dir",
+        "source",
         "problem",
         notes.alias("notes"),
         F.coalesce(
@@ -269,30 +270,38 @@ def _joined(digested: DataFrame, merged: DataFrame) -> DataFrame:
                 "lost", "duplicated",
             )
         ],
-        "run",
+        "run.*",
     )  # fmt: skip
 
 
-def _digest_rows(path: str, content: Any, unavailable_after_ns: int) -> Iterator[dict[str, Any]]:
+def run_dir_of(path: str, run_id: str = "") -> str:
+    """What stands for a run: its folder; of a foreign history the file; in a compacted file the run's own id."""
     folder, _, name = path.rpartition("/")
+    if name in (PARQUET, JSONL):
+        return folder
+    return f"compacted:{run_id}" if run_id and fnmatch.fnmatch(name, COMPACTED) else path
+
+
+def _digest_rows(path: str, content: Any, unavailable_after_ns: int) -> Iterator[dict[str, Any]]:
+    name = path.rpartition("/")[2]
     compacted = fnmatch.fnmatch(name, COMPACTED)
-    whole = path if not (name in (PARQUET, JSONL)) else folder
+    whole = run_dir_of(path)
+    source = "compacted" if compacted else "foreign" if whole == path else "store"
+    unusable = {"run_dir": whole, "source": source, "notes": [], "identity": None, "run": None}
     try:
         for run in read_runs(name, content if name.endswith(".parquet") else content.to_pybytes()):
-            run_dir = f"{path}#{run.identity.run_id}" if compacted else whole
             yield {
-                "run_dir": run_dir,
-                "source": path,
+                "run_dir": run_dir_of(path, run.identity.run_id),
+                "source": source,
                 "problem": None,
                 "notes": _notes(run, name),
                 "identity": _identity(run.identity),
                 "run": digest(run, unavailable_after_ns=unavailable_after_ns),
             }
     except UnreadableRunError as error:
-        yield {"run_dir": whole, "source": path, "problem": f"{name}: {error}", "notes": [], "identity": None, "run": None}
-    except Exception as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        yield {"run_dir": whole, "source": path, "problem": f"{name}: {reason}", "notes": [], "identity": None, "run": None}
+        yield {**unusable, "problem": f"{name}: {error}"}
+    except Exception as error:  # of a library, on bytes that nobody foresaw: still this file's problem alone
+        yield {**unusable, "problem": f"{name}: {type(error).__name__}: {one_line(error)}"}
 
 
 def _notes(run: RunData, name: str) -> list[str]:

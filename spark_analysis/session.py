@@ -36,6 +36,9 @@ SHIPPED = ("checker", "spark_analysis")
 PARTITION_BYTES = 16 * 1024 * 1024
 """History files packed into one task: what a Python worker holds at once, and small enough to spread."""
 
+BATCH_ROWS = 32
+"""Rows handed to a Python worker at a time: here a row is a whole history file, or one key of a run."""
+
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -45,6 +48,7 @@ _SETTINGS = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.shuffle.partitions": "64",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH_ROWS),
     "spark.python.worker.reuse": "true",
     "spark.sql.execution.pythonUDF.arrow.enabled": "false",
 }

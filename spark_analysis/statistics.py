@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "CONFIDENCE",
     "Z",
+    "QUANTILES",
     "Interval",
     "RankTest",
     "difference_interval",
@@ -17,6 +18,7 @@ __all__ = [
     "mann_whitney",
     "nearest_rank",
     "odds_ratio",
+    "rank_of",
     "wilson",
 ]
 
@@ -28,6 +30,9 @@ from statistics import NormalDist
 
 CONFIDENCE = 0.95
 """Of every interval; the z below belongs to it."""
+
+QUANTILES = {"p50": 500, "p90": 900, "p99": 990, "p999": 999}
+"""Quantiles of every distribution, in thousandths."""
 
 Z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
@@ -172,16 +177,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def nearest_rank(ordered: Sequence[float], quantile: float) -> float:
-    """The quantile of an ascending sample by nearest rank: the smallest value that covers that share of it.
+def nearest_rank(ordered: Sequence[float], permille: int) -> float:
+    """A quantile of an ascending sample by nearest rank: the smallest value that covers that share of it.
 
-    Always a value of the sample. Raises ValueError for an empty one.
+    Always a value of the sample. `permille` is the quantile in thousandths, so that ranks are whole numbers'
+    business. Raises ValueError for an empty sample.
     """
     if not ordered:
         raise ValueError("an empty sample has no quantiles")
-    return ordered[rank_of(quantile, len(ordered)) - 1]
+    return ordered[rank_of(permille, len(ordered)) - 1]
 
 
-def rank_of(quantile: float, size: int) -> int:
-    """The rank (from 1) of a quantile; 1e-9 forgives that 0.95 * 20 is not quite 19."""
-    return min(size, max(1, math.ceil(quantile * size - 1e-9)))
+def rank_of(permille: int, size: int) -> int:
+    """The rank, from 1, of a quantile in thousandths among `size` values."""
+    return min(size, max(1, (permille * size + 999) // 1000))

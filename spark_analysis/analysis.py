@@ -1,0 +1,207 @@
+"""The whole analysis of one place: list, read, and every table.
+
+    with open_session() as session:
+        result = analyse(session.spark, "store", Options())
+    for row in result.table("rates").rows: ...
+"""
+
+from __future__ import annotations
+
+__all__ = ["Analysis", "Options", "analyse", "since_text"]
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from spark_analysis.availability import faults_table, measures, outcome_rates, spans_table
+from spark_analysis.checking import CheckPlan, check_runs, checks_table
+from spark_analysis.errors import AnalysisError
+from spark_analysis.ingest import GROUP, Listing, ingest, list_runs
+from spark_analysis.latency import EXACT_OPERATIONS, latency_quantiles
+from spark_analysis.rates import anomaly_kinds, anomaly_rates
+from spark_analysis.session import one_line
+from spark_analysis.tables import Table, write_tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DEFAULT_UNAVAILABLE_AFTER_MS = 1_000
+"""Without a success for this long while clients try, a system counts as unavailable: longer than a hiccup, and
+shorter than any election with the reference system's default timings."""
+
+MAX_LISTED_RUNS = 200
+"""Invalid runs kept by name for the report; the table `runs` has all of them."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to analyse and how. `since` is an ISO time or an age such as "36h" or "7d"; `where` a condition of SQL
+    on the columns of the table `runs`; `include` patterns of file names to take as foreign histories."""
+
+    since: str | None = None
+    where: str | None = None
+    include: Sequence[str] = ()
+    unavailable_after_ms: int = DEFAULT_UNAVAILABLE_AFTER_MS
+    exact_operations: int = EXACT_OPERATIONS
+    check: CheckPlan | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Analysis:
+    """The tables of an analysis, in the order of a report."""
+
+    place: str
+    options: Options
+    tables: list[Table] = field(default_factory=list)
+    runs: int = 0
+    operations: int = 0
+    first_started_at: str | None = None
+    last_started_at: str | None = None
+
+    def table(self, name: str) -> Table:
+        """A table by its name. Raises KeyError."""
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise KeyError(name)
+
+
+_RUN_COLUMNS = {
+    "run_id": "string", "run_dir": "string", "source": "string", "test_name": "string",
+    **dict.fromkeys(GROUP, "string"), "seed": "long", "started_at": "string", "version": "string",
+    "verdict": "string", "reason": "string", "operations": "long", "end_ns": "long", "during_ns": "long",
+    "first_anomaly_ns": "long", "first_anomaly_operations": "long", "acknowledged": "long", "lost": "long",
+    "duplicated": "long",
+}  # fmt: skip
+
+
+def analyse(
+    spark: SparkSession, place: str, options: Options, progress: Progress = lambda _: None, *, out: str | None = None,
+    csv: bool = False,
+) -> Analysis:  # fmt: skip
+    """Every table of the runs at `place`; written to `out` (a path or URI) when given.
+
+    `progress` is told, in words, what is being done. Raises AnalysisError for what the operator can mend: nothing
+    to read, a condition that does not parse, too little memory.
+    """
+    progress("looking for runs")
+    listing = list_runs(spark, place, include=options.include)
+    try:
+        progress(f"reading {len(listing.runs) + len(listing.compacted):,} histories")
+        runs = _selected(spark, listing, options)
+        try:
+            return _tables(spark, listing, runs, options, progress, out, csv)
+        finally:
+            runs.unpersist()
+    except AnalysisError:
+        raise
+    except Exception as error:
+        raise AnalysisError(f"the analysis of {place} failed: {one_line(error)}") from error
+
+
+def _selected(spark: SparkSession, listing: Listing, options: Options) -> DataFrame:
+    """The runs that `since` and `where` leave, computed once and kept."""
+    from pyspark.errors import AnalysisException, ParseException
+    from pyspark.sql import functions as F
+    from pyspark.storagelevel import StorageLevel
+
+    runs = ingest(spark, listing, unavailable_after_ns=options.unavailable_after_ms * 1_000_000)
+    if options.since is not None:
+        began = F.coalesce(
+            F.to_timestamp("started_at"),
+            F.to_timestamp(F.regexp_extract("run_dir", r"/(\d{8}T\d{6})Z(-\d+)?$", 1), "yyyyMMdd'T'HHmmss"),
+        )
+        runs = runs.filter((began >= F.to_timestamp(F.lit(since_text(options.since)))) | began.isNull())
+    if options.where is not None:
+        try:
+            runs = runs.filter(options.where)
+        except (AnalysisException, ParseException) as error:
+            columns = ", ".join(_RUN_COLUMNS)
+            reason = re.sub(r"^\[[\w.]+\]\s*", "", one_line(error))
+            raise AnalysisError(f"--where {options.where!r}: {reason} (columns: {columns})") from None
+    return runs.persist(StorageLevel.MEMORY_AND_DISK)
+
+
+def _tables(
+    spark: SparkSession, listing: Listing, every: DataFrame, options: Options, progress: Progress, out: str | None,
+    csv: bool,
+) -> Analysis:  # fmt: skip
+    from pyspark.sql import functions as F
+
+    runs = every.filter("problem is null")
+    problems = Table(name="problems", columns={"run": "string", "problem": "string", "left_out": "boolean"})
+    problems.rows = [{"run": run, "problem": problem, "left_out": True} for run, problem in listing.problems]
+    told = every.filter("problem is not null or size(notes) > 0").select("run_dir", "problem", "notes")
+    for row in told.orderBy("run_dir").collect():
+        if row.problem is not None:
+            problems.rows.append({"run": row.run_dir, "problem": row.problem, "left_out": True})
+        problems.rows += [{"run": row.run_dir, "problem": note, "left_out": False} for note in row.notes]
+    seen = runs.agg(
+        F.count(F.lit(1)).alias("runs"), F.sum("operations").alias("operations"), F.min("started_at").alias("first"),
+        F.max("started_at").alias("last"),
+    ).first()  # fmt: skip
+    if not seen or not seen.runs:
+        left = "; ".join(f"{row['run']}: {row['problem']}" for row in problems.rows[:3])
+        raise AnalysisError(f"no run of {listing.place} is left to analyse" + (f" ({left})" if left else ""))
+    result = Analysis(
+        place=listing.place, options=options, runs=seen.runs, operations=seen.operations or 0,
+        first_started_at=seen["first"], last_started_at=seen["last"],
+    )  # fmt: skip
+    progress("anomaly rates")
+    result.tables += [anomaly_rates(runs), anomaly_kinds(runs)]
+    progress("availability")
+    result.tables += [outcome_rates(runs), measures(runs)]
+    progress("latency")
+    result.tables.append(latency_quantiles(runs, exact_operations=options.exact_operations))
+    if options.check is not None:
+        progress("checking")
+        result.tables += _checked(spark, listing, runs, options.check)
+    result.tables.append(problems)
+    if out is not None:
+        progress("writing tables")
+        bulk = [Table(name="runs", columns=_RUN_COLUMNS, frame=runs), faults_table(runs), spans_table(runs)]
+        write_tables(spark, [*result.tables, *bulk], out, csv=csv)
+    result.tables.append(_notable_runs(runs))
+    return result
+
+
+def _checked(spark: SparkSession, listing: Listing, runs: DataFrame, plan: CheckPlan) -> list[Table]:
+    keys = check_runs(spark, listing, runs, plan).collect()
+    return [checks_table(runs, keys)]
+
+
+def _notable_runs(runs: DataFrame) -> Table:
+    """Runs that were not valid, gravest and newest first, for people to look at."""
+    from pyspark.sql import functions as F
+
+    table = Table(name="notable_runs", columns=_RUN_COLUMNS)
+    rows = (
+        runs.filter("verdict <> 'valid'")
+        .orderBy("verdict", F.desc("started_at"), "run_dir")
+        .select(*_RUN_COLUMNS)
+        .limit(MAX_LISTED_RUNS)
+        .collect()
+    )
+    table.rows = [row.asDict() for row in rows]
+    return table
+
+
+def since_text(text: str, *, now: datetime | None = None) -> str:
+    """A point in time as ISO text in UTC: from ISO text (without a zone: UTC) or an age ("90m", "36h", "7d").
+
+    Raises AnalysisError.
+    """
+    age = re.fullmatch(r"(\d+)\s*([mhdw])", text.strip())
+    try:
+        if age is not None:
+            unit = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}[age.group(2)]
+            moment = (now or datetime.now(UTC)) - timedelta(**{unit: int(age.group(1))})
+        else:
+            moment = datetime.fromisoformat(text.strip())
+    except (ValueError, OverflowError):
+        raise AnalysisError(f"--since is a time such as 2026-01-31T12:00 or an age such as 36h or 7d, not {text!r}") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).isoformat()

@@ -1,0 +1,158 @@
+"""Table 2: what a fault costs while it lasts, how long the system is away, how fast it is back, what it loses.
+
+The definitions of phase, unavailability and recovery are `digest`'s. Distributions are over runs (or over
+faults, where a measure is one fault's), by nearest rank, so every figure is one that was seen.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MEASURES", "faults_table", "measures", "outcome_rates", "spans_table"]
+
+from typing import TYPE_CHECKING
+
+from spark_analysis.ingest import GROUP
+from spark_analysis.tables import Table, distribution, group_key, quantile_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MEASURES = {
+    "unavailable_ns": "ns a run was unavailable in all",
+    "longest_unavailable_ns": "ns of the longest unavailability of a run",
+    "unavailabilities": "unavailabilities of a run",
+    "recovery_after_start_ns": "ns from a fault's start to service again",
+    "recovery_after_heal_ns": "ns from a fault's heal to service again",
+    "lost": "acknowledged messages that a run lost",
+    "duplicated": "messages that a run stored twice",
+}
+"""Measures and what they count; those of recovery are per fault, the others per run."""
+
+_FAULT_COLUMNS = {
+    "fault_id": "string", "nemesis": "string", "variant": "string", "start_ns": "long", "end_ns": "long",
+    "proven": "boolean", "healed": "boolean", "away_after_start": "boolean", "recovery_after_start_ns": "long",
+    "away_after_heal": "boolean", "recovery_after_heal_ns": "long",
+}  # fmt: skip
+
+
+def outcome_rates(runs: DataFrame) -> Table:
+    """ok, fail and info by group, operation and phase: counts, shares, and per second of the phase."""
+    from pyspark.sql import functions as F
+
+    times = {
+        tuple(row[name] for name in GROUP): (row.during_ns, row.total_ns - row.during_ns)
+        for row in runs.filter("timed")
+        .groupBy(*GROUP)
+        .agg(F.sum("during_ns").alias("during_ns"), F.sum("end_ns").alias("total_ns"))
+        .collect()
+    }
+    rows = (
+        runs.select(*GROUP, F.explode("counts").alias("count"))
+        .withColumn("in_fault", F.col("count.phase") == "during")
+        .groupBy(*GROUP, F.col("count.f").alias("f"), "in_fault")
+        .agg(*[F.sum(f"count.{outcome}").alias(outcome) for outcome in ("ok", "fail", "info")])
+        .collect()
+    )
+    table = Table(
+        name="outcomes",
+        columns={
+            **dict.fromkeys((*GROUP, "f"), "string"),
+            "in_fault": "boolean",
+            **dict.fromkeys(("ok", "fail", "info", "phase_ns"), "long"),
+            **dict.fromkeys(("ok_share", "ok_per_s", "fail_per_s", "info_per_s"), "double"),
+        },
+    )
+    for row in rows:
+        in_fault_ns, outside_ns = times.get(tuple(row[name] for name in GROUP), (0, 0))
+        phase_ns = in_fault_ns if row.in_fault else outside_ns
+        total = row.ok + row.fail + row.info
+        table.rows.append(
+            {
+                **{name: row[name] for name in (*GROUP, "f", "in_fault", "ok", "fail", "info")},
+                "phase_ns": phase_ns,
+                "ok_share": row.ok / total if total else None,
+                **{f"{name}_per_s": row[name] * 1e9 / phase_ns if phase_ns else None for name in ("ok", "fail", "info")},
+            }
+        )
+    table.rows.sort(key=lambda row: group_key(row, (*GROUP, "f", "in_fault")))
+    return table
+
+
+def measures(runs: DataFrame) -> Table:
+    """Every measure of `MEASURES` by group: how many values, how many without (not recovered, not judged), and
+    their distribution."""
+    from pyspark.sql import functions as F
+
+    per_run = runs.select(
+        *GROUP,
+        F.when(F.col("timed"), F.expr("aggregate(spans, 0L, (sum, s) -> sum + s.end_ns - s.start_ns)")).alias(
+            "unavailable_ns"
+        ),
+        F.when(
+            F.col("timed"), F.expr("coalesce(array_max(transform(spans, s -> s.end_ns - s.start_ns)), 0L)")
+        ).alias("longest_unavailable_ns"),
+        F.when(F.col("timed"), F.size("spans").cast("long")).alias("unavailabilities"),
+        "lost",
+        "duplicated",
+    )
+    recovery = ("recovery_after_start_ns", "recovery_after_heal_ns")
+    per_fault = (
+        runs.filter("timed")
+        .select(*GROUP, F.explode("faults").alias("fault"))
+        .select(*GROUP, *[F.col(f"fault.{name}").alias(name) for name in recovery])
+    )
+    table = Table(
+        name="availability",
+        columns={
+            **dict.fromkeys((*GROUP, "measure"), "string"),
+            **dict.fromkeys(("n", "missing"), "long"),
+            **quantile_columns("long"),
+            "mean": "double",
+        },
+    )
+    _measure(table, per_run, tuple(name for name in MEASURES if name not in recovery))
+    _measure(table, per_fault, recovery)
+    table.rows.sort(key=lambda row: (*group_key(row, GROUP), list(MEASURES).index(row["measure"])))
+    return table
+
+
+def _measure(table: Table, frame: DataFrame, names: tuple[str, ...]) -> None:
+    from pyspark.sql import functions as F
+
+    collected = (
+        frame.groupBy(*GROUP)
+        .agg(F.count(F.lit(1)).alias("rows"), *[distribution(name).alias(f"of_{name}") for name in names])
+        .collect()
+    )
+    for row in collected:
+        for name in names:
+            spread = row[f"of_{name}"]
+            table.rows.append(
+                {
+                    **{column: row[column] for column in GROUP},
+                    "measure": name,
+                    "n": spread.n,
+                    "missing": row.rows - spread.n,
+                    **{column: spread[column] for column in quantile_columns("")},
+                    "mean": spread.total / spread.n if spread.n else None,
+                }
+            )
+
+
+def faults_table(runs: DataFrame) -> Table:
+    """Every fault of every run, with its recovery."""
+    from pyspark.sql import functions as F
+
+    columns = {"run_id": "string", **{f"fault_{n}" if n == "nemesis" else n: k for n, k in _FAULT_COLUMNS.items()}}
+    frame = runs.select("run_id", F.explode("faults").alias("fault")).select(
+        "run_id", *[F.col(f"fault.{n}").alias(f"fault_{n}" if n == "nemesis" else n) for n in _FAULT_COLUMNS]
+    )
+    return Table(name="faults", columns=columns, frame=frame)
+
+
+def spans_table(runs: DataFrame) -> Table:
+    """Every unavailability of every run."""
+    from pyspark.sql import functions as F
+
+    columns = {"run_id": "string", "start_ns": "long", "end_ns": "long", "recovered": "boolean"}
+    frame = runs.select("run_id", F.explode("spans").alias("span")).select("run_id", "span.*")
+    return Table(name="unavailabilities", columns=columns, frame=frame)
