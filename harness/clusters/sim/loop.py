@@ -69,7 +69,9 @@ class SimLoop(RefusingLoop):
         """Callbacks and events run so far."""
         self._salt = random.Random(f"{seed}/loop").getrandbits(64)
         self._now = START_S
-        self._numbers = 0
+        self._timer_numbers = 0
+        self._task_numbers = 0
+        self._future_numbers = 0
         self._lane_numbers = 0
         self.root = Lane(self, "harness")
         self._runnable: list[Lane] = []
@@ -90,9 +92,15 @@ class SimLoop(RefusingLoop):
         self._lane_numbers += 1
         return self._lane_numbers
 
-    def next_number(self) -> int:
-        """Numbers tasks, futures and timers in the order of their creation."""
-        number = self._numbers = self._numbers + 1
+    def next_task_number(self) -> int:
+        """Numbers tasks in the order of their creation."""
+        self._task_numbers += 1
+        return self._task_numbers
+
+    def next_future_number(self) -> int:
+        """Numbers futures in the order of their creation. Apart from tasks: how many futures a primitive of
+        asyncio makes differs between versions of Python."""
+        number = self._future_numbers = self._future_numbers + 1
         return number
 
     def current_lane(self) -> Lane:
@@ -167,13 +175,13 @@ class SimLoop(RefusingLoop):
         if context is None:
             context = copy_context()
         handle = SimTimerHandle(when, callback, args, self, context)
-        number = self._numbers = self._numbers + 1
+        number = self._timer_numbers = self._timer_numbers + 1
         heappush(self._heap, (when, number, handle, None))
         return handle
 
     def event_at(self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts) -> None:
         """Call back at a time, outside every lane. For the simulation itself; cannot be cancelled."""
-        number = self._numbers = self._numbers + 1
+        number = self._timer_numbers = self._timer_numbers + 1
         heappush(self._heap, (when, number, callback, args))
 
     def timer_cancelled(self) -> None:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.clusters.sim.dial import Dial
 from harness.clusters.sim.errors import NotSimulated
 from harness.clusters.sim.lane import Lane
-from harness.clusters.sim.link import LatencyModel, LinkFault, SimLink
+from harness.clusters.sim.link import LatencyModel, SimLink
 from harness.clusters.sim.server import SimServer
 from harness.clusters.sim.transport import SimTransport
 from harness.clusters.sim.wire import Mark, Wire
-from nemesis.target import Grudge, Link, ProbeResult, links_of
+from nemesis.target import Grudge, Link, LinkShape, ProbeResult, links_of
 
 if TYPE_CHECKING:
     from harness.clusters.sim.loop import SimLoop
@@ -91,7 +91,7 @@ class SimNetwork:
         self._by_address: dict[str, NetworkHost] = {}
         self._links: dict[tuple[str, str], SimLink] = {}
         self._cuts: dict[str, frozenset[Link]] = {}
-        self._shapes: dict[str, dict[Link, LinkFault]] = {}
+        self._shapes: dict[str, dict[Link, LinkShape]] = {}
         self._connections = 0
         self._transports: dict[SimTransport, None] = {}
         loop.network = self
@@ -264,31 +264,35 @@ class SimNetwork:
             self.link(*link).cut_by.pop(fault_id, None)
 
     async def heal_all(self) -> None:
-        """Undo every cut and every shaping. Idempotent."""
+        """Undo every cut. Idempotent."""
         for fault_id in list(self._cuts):
             self._remove_cut(fault_id)
-        self._shapes.clear()
-        self._apply_shapes()
 
-    async def shape_links(self, fault_id: str, shapes: Mapping[Link, LinkFault]) -> None:
-        """Disturb directed links until `unshape_links(fault_id)`; several faults on one link add up."""
+    def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
+        """Make directed links bad until `unshape(fault_id)`; several faults on one link add up."""
         for link in shapes:
             self.link(*link)
         self._shapes[fault_id] = dict(shapes)
         self._apply_shapes()
 
-    async def unshape_links(self, fault_id: str) -> None:
-        """Undo one fault's disturbance. Idempotent."""
+    def unshape(self, fault_id: str) -> None:
+        """Undo one fault's shaping. Idempotent."""
         self._shapes.pop(fault_id, None)
+        self._apply_shapes()
+
+    def unshape_all(self) -> None:
+        """Undo all shaping. Idempotent."""
+        self._shapes.clear()
         self._apply_shapes()
 
     def _apply_shapes(self) -> None:
         for (source, destination), link in self._links.items():
-            faults = [shapes[key] for shapes in self._shapes.values() if (key := Link(source, destination)) in shapes]
-            combined = None
-            for fault in faults:
-                combined = fault if combined is None else fault.on_top_of(combined)
-            link.fault = combined
+            key = Link(source, destination)
+            combined: LinkShape | None = None
+            for shapes in self._shapes.values():
+                if key in shapes:
+                    combined = shapes[key] if combined is None else shapes[key].on_top_of(combined)
+            link.shape = combined
 
     async def reset_connections(self, links: Collection[Link]) -> int:
         """Break every connection between the hosts of each link; both ends see a reset. Returns how many."""

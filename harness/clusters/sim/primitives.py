@@ -74,7 +74,7 @@ class SimFuture(asyncio.Future[Any]):
     __slots__ = ("_number",)
 
     def __init__(self, loop: SimLoop) -> None:
-        self._number = loop.next_number()
+        self._number = loop.next_future_number()
         super().__init__(loop=loop)
 
     def __hash__(self) -> int:
@@ -87,7 +87,7 @@ class SimTask(asyncio.Task[Any]):
     __slots__ = ("lane", "number")
 
     def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: SimLoop, name: str | None, context: Context) -> None:
-        number = self.number = loop.next_number()
+        number = self.number = loop.next_task_number()
         self.lane: Lane = context.get(LANE) or loop.root
         super().__init__(coro, loop=loop, name=name if name is not None else f"task-{number}", context=context)
 

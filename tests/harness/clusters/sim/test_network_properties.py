@@ -10,11 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.clusters.sim.host import Incarnation, SimHost
-from harness.clusters.sim.link import LinkFault
 from harness.clusters.sim.loop import SimLoop
 from harness.clusters.sim.network import SimNetwork
 from harness.clusters.sim.simulation import run_simulated
-from nemesis.target import Link
+from nemesis.target import Link, LinkShape
 
 PORT = 7
 
@@ -25,13 +24,14 @@ STEPS = st.lists(
         st.tuples(st.just("wait"), st.sampled_from([0.0, 1e-4, 1e-3, 0.05, 1.0])),
         st.tuples(st.just("cut"), st.sampled_from(["there", "back", "both"])),
         st.tuples(st.just("heal"), st.none()),
-        st.tuples(st.just("disturb"), st.sampled_from([0.0, 0.2, 0.6])),
+        st.tuples(st.just("disturb"), st.sampled_from([0.0, 20.0, 60.0])),
         st.tuples(st.just("pause reading"), st.none()),
         st.tuples(st.just("resume reading"), st.none()),
         st.tuples(st.just("pause process"), st.none()),
         st.tuples(st.just("resume process"), st.none()),
     ),
-    max_size=25,
+    min_size=4,
+    max_size=30,
 )
 ENDING = st.sampled_from(["close", "kill", "abort", "reset", "power"])
 
@@ -112,13 +112,17 @@ async def play(steps: list[tuple[str, Any]], ending: str) -> None:
             await network.cut("f", links[value])
         elif action == "heal":
             await network.heal_all()
+            network.unshape("s")
         elif action == "disturb":
-            fault = LinkFault(loss_ratio=value, reorder_ratio=value, duplicate_ratio=value, jitter_ms=5 * value)
-            await network.shape_links("s", {Link("a", "b"): fault, Link("b", "a"): fault})
+            fault = LinkShape(
+                loss_percent=value, reorder_percent=value, duplicate_percent=value, delay_ms=value, jitter_ms=value
+            )
+            network.shape("s", {Link("a", "b"): fault, Link("b", "a"): fault})
         elif action in acts:
             acts[action](None)
         assert sent.startswith(server.received) and replied.startswith(client.received)
     await network.heal_all()
+    network.unshape_all()
     b.resume()
     server.transport.resume_reading()
     if ending == "close":
@@ -179,11 +183,12 @@ def test_after_faults_end_everything_arrives(sizes: list[int], seed: int) -> Non
         await asyncio.sleep(0.1)
         a.start(send)
         await asyncio.sleep(0.01)
-        lossy = LinkFault(loss_ratio=0.5)
-        await network.shape_links("s", {Link("a", "b"): lossy, Link("b", "a"): lossy})
+        lossy = LinkShape(loss_percent=50)
+        network.shape("s", {Link("a", "b"): lossy, Link("b", "a"): lossy})
         await network.cut("f", {"a": frozenset("b")} if seed % 2 else {"b": frozenset("a")})
         await asyncio.sleep(5)
         await network.heal_all()
+        network.unshape_all()
         await asyncio.sleep(60)
         return bytes(server.received), b"".join(pattern(0, size) for size in sizes)
 

@@ -1,0 +1,71 @@
+"""The same seed gives the same run, whatever the process; another seed another run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[3]
+TOY = HERE / "toy_cluster.py"
+
+
+def load_toy() -> Any:
+    spec = importlib.util.spec_from_file_location("toy_cluster", TOY)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def in_a_process(seed: int, hash_seed: str, garbage: int, python: str = sys.executable) -> str:
+    done = subprocess.run(
+        [python, str(TOY), str(seed), str(garbage)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def test_the_same_seed_gives_the_same_run_in_every_process() -> None:
+    here = load_toy().run(11)
+    assert int(here.split()[2]) > 10  # it did log something, so something went wrong in it as planned
+    assert {in_a_process(11, hash_seed, garbage) for hash_seed, garbage in (("0", 0), ("77", 50_000))} == {here}
+    assert load_toy().run(11) == here
+
+
+def test_another_seed_gives_another_run() -> None:
+    toy = load_toy()
+    assert len({toy.run(seed) for seed in range(4)}) == 4
+
+
+def test_shuffled_runs_repeat_too() -> None:
+    toy = load_toy()
+    assert toy.run(5, shuffle=True) == toy.run(5, shuffle=True)
+    assert toy.run(5, shuffle=True) != toy.run(5)
+
+
+OTHER_PYTHONS = [
+    path
+    for version in ("3.11", "3.12", "3.13", "3.14")
+    if f"{sys.version_info[0]}.{sys.version_info[1]}" != version
+    for path in [shutil.which(f"python{version}")]
+    if path is not None and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0
+]
+
+
+@pytest.mark.skipif(not OTHER_PYTHONS, reason="no other supported version of Python on the PATH")
+@pytest.mark.parametrize("python", OTHER_PYTHONS)
+def test_every_version_of_python_gives_the_same_run(python: str) -> None:
+    assert in_a_process(11, "0", 0, python) == in_a_process(11, "0", 0)
