@@ -24,12 +24,15 @@ from typing import Any, NamedTuple
 from harness.errors import OperatorError
 
 __all__ = [
+    "KIND_CONTAINER",
     "KIND_DIRECTORY",
     "KIND_FILE",
     "KIND_MOUNT",
     "KIND_NETNS",
+    "KIND_NETWORK",
     "KIND_PROCESS",
     "KIND_SOCKET",
+    "KIND_SSH_HOST",
     "KIND_VETH",
     "RUN_VARIABLE",
     "STATE_DIR_VARIABLE",
@@ -64,6 +67,10 @@ KIND_VETH = "veth"
 KIND_SOCKET = "socket"
 KIND_DIRECTORY = "directory"
 KIND_FILE = "file"
+KIND_CONTAINER = "container"
+KIND_NETWORK = "network"
+KIND_SSH_HOST = "ssh-host"
+"""A machine that a run has taken over SSH; the details say how it is reached."""
 
 _ENDS_WITH_THE_MACHINE = frozenset({KIND_PROCESS, KIND_NETNS, KIND_MOUNT, KIND_VETH, KIND_SOCKET})
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -19,12 +19,13 @@ import contextlib
 import logging
 import random
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from harness.clusters.base import Cluster
 from harness.errors import OperatorError, SystemUnderTestError
+from harness.faults.target import RunTarget
 from harness.generator import Generator, Stagger, TimeLimit
 from harness.history_writer import HistoryWriteError, HistoryWriter
 from harness.systems.base import CheckOutcome, System
@@ -34,7 +35,6 @@ from harness.workloads.base import Workload
 from nemesis.driver import run_schedule
 from nemesis.protocol import Nemesis
 from nemesis.schedule import Schedule
-from nemesis.target import Network
 
 __all__ = ["FINAL_READ_LIMIT_S", "RECOVER_TIMEOUT_S", "Observed", "Run"]
 
@@ -70,25 +70,6 @@ class Observed:
     system_facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _Target:
-    """The nemesis's view of this run."""
-
-    def __init__(self, cluster: Cluster, system: System) -> None:
-        self._cluster = cluster
-        self._system = system
-
-    @property
-    def hosts(self) -> Sequence[str]:
-        return self._cluster.hosts
-
-    @property
-    def network(self) -> Network:
-        return self._cluster.network
-
-    async def leaders(self) -> Sequence[str]:
-        return await self._system.leaders()
-
-
 @dataclass(slots=True)
 class Run:
     """The parts of one run, made by the command from names; `execute` is the run."""
@@ -106,6 +87,10 @@ class Run:
     _workers: Workers | None = None
     _next_process: int = 0
     _stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    _target: RunTarget = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._target = RunTarget(self.cluster, self.system)
 
     async def execute(self, *, wall_ms: Callable[[], int]) -> Observed:
         """Every phase up to the judging, which needs no event loop and is the command's.
@@ -145,6 +130,7 @@ class Run:
             for task in (start, stop):
                 task.cancel()
             await asyncio.gather(start, stop, return_exceptions=True)
+        await self._target.learn_clocks()
 
     async def _phase(self, title: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run one phase; trouble is kept and the phases after it still happen."""
@@ -162,11 +148,10 @@ class Run:
         if self.test.rate > 0:
             load = Stagger(self.test.rate, load)
         workers = self._make_workers(TimeLimit(self.test.time_limit_s, load))
-        target = _Target(self.cluster, self.system)
         rng = random.Random(f"{self.test.seed}/nemesis")
         async with asyncio.TaskGroup() as group:
             faults = group.create_task(
-                run_schedule(self.schedule, target=target, nemeses=self.nemeses, rng=rng, record=self._record)
+                run_schedule(self.schedule, target=self._target, nemeses=self.nemeses, rng=rng, record=self._record)
             )
             stopper = group.create_task(self._stop_when_asked(workers))
             try:
@@ -181,7 +166,7 @@ class Run:
         workers.stop()
 
     async def _heal(self) -> None:
-        await self.cluster.network.heal_all()
+        await self._target.heal_all()
 
     async def _recover(self) -> None:
         await self.system.recover(timeout_s=RECOVER_TIMEOUT_S)

@@ -16,6 +16,7 @@ from typing import Any
 from nemesis.protocol import Injection, Proof
 from nemesis.shapes import SHAPES
 from nemesis.target import Grudge, Link, Network, ProbeResult, Target, links_of
+from nemesis.victims import find_leader
 
 __all__ = ["PARTITION", "Partition", "grudge_from_json", "grudge_to_json"]
 
@@ -32,12 +33,6 @@ PASS_TIMEOUT_S = 2.0
 HEAL_DEADLINE_S = 10.0
 """How long after the heal a link may need until it passes: TCP tries a lost packet again after up to some
 seconds when it was lost several times."""
-
-LEADER_TIMEOUT_S = 5.0
-"""How long a plan waits for somebody to lead: many elections of the fast profile, one of the default one."""
-
-LEADER_INTERVAL_S = 0.2
-"""Pause between two questions for the leader, while nobody leads."""
 
 
 def grudge_to_json(grudge: Grudge) -> dict[str, list[str]]:
@@ -84,7 +79,7 @@ class Partition:
         return problems
 
     async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
-        """Choose the grudge; shapes around the leader ask for it, for LEADER_TIMEOUT_S at most.
+        """Choose the grudge; shapes around the leader ask for it (see find_leader).
 
         When nobody leads by then the injection has an empty grudge and the problem "no leader found".
         Raises ValueError (ShapeError) for an unknown variant or too few hosts.
@@ -95,7 +90,7 @@ class Partition:
         value: dict[str, Any] = {"id": fault_id, "nemesis": self.name, "variant": variant, "grudge": {}}
         leader, problem = None, None
         if shape.needs_leader:
-            leader = await _find_leader(target)
+            leader = await find_leader(target)
             value["leader"] = leader
             if leader is None:
                 problem = "no leader found"
@@ -198,22 +193,6 @@ async def _timed_probe(
         network.probe(sorted(cut), timeout_s=CUT_TIMEOUT_S), probe_whole()
     )
     return passed_s, (_passing(cut_results), missing)
-
-
-async def _find_leader(target: Target) -> str | None:
-    """The leader of the highest term, by the system's own word; None when nobody leads for too long."""
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + LEADER_TIMEOUT_S
-    while (left_s := deadline_s - loop.time()) > 0:
-        try:
-            leaders = await asyncio.wait_for(target.leaders(), left_s)
-        except TimeoutError:
-            return None
-        for leader in leaders:
-            if leader in target.hosts:
-                return leader
-        await asyncio.sleep(min(LEADER_INTERVAL_S, left_s))
-    return None
 
 
 PARTITION = Partition()

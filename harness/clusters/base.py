@@ -60,6 +60,18 @@ class HostProcess(Protocol):
         """SIGKILL and wait until it is gone."""
         ...
 
+    async def pause(self) -> None:
+        """SIGSTOP to it and to what it started; nothing when it has ended."""
+        ...
+
+    async def resume(self) -> None:
+        """SIGCONT to it and to what it started; nothing when it has ended."""
+        ...
+
+    async def state(self) -> str:
+        """RUNNING, PAUSED or DOWN of nemesis.target, looked at on the process itself."""
+        ...
+
 
 class Cluster(Protocol):
     """Hosts and the network between them, for one run."""

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from harness.clusters.base import Program
 from harness.errors import OperatorError, SystemUnderTestError
 from harness.run_state import RunState
+from nemesis.target import DOWN, PAUSED, RUNNING
 
 __all__ = ["ChildProcess", "Processes", "raise_descriptor_limit"]
 
@@ -125,6 +126,27 @@ class ChildProcess:
         """SIGKILL and wait until it is gone."""
         self.signal(signal.SIGKILL)
         await self.wait()
+
+    async def pause(self) -> None:
+        """SIGSTOP to its group; nothing when it has ended."""
+        self.signal(signal.SIGSTOP)
+
+    async def resume(self) -> None:
+        """SIGCONT to its group; nothing when it has ended."""
+        self.signal(signal.SIGCONT)
+
+    async def state(self) -> str:
+        """RUNNING, PAUSED or DOWN, as /proc shows it."""
+        if self._exited.done():
+            return DOWN
+        try:
+            with open(f"/proc/{self._popen.pid}/stat", "rb") as file:
+                letter = file.read().rpartition(b")")[2].split()[0]
+        except OSError:
+            return DOWN
+        if letter in (b"T", b"t"):
+            return PAUSED
+        return DOWN if letter in (b"Z", b"X") else RUNNING
 
     def _watch(self) -> None:
         """Have `_reap` called when it ends: by the loop where the kernel has pidfds, else from a thread."""

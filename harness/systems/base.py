@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from harness.clusters.base import HostProcess
+
 __all__ = ["CheckOutcome", "QueueConnection", "Setting", "System"]
 
 
@@ -86,6 +88,20 @@ class System(Protocol):
 
     async def leaders(self) -> Sequence[str]:
         """Hosts that say they lead, newest term first."""
+        ...
+
+    def process(self, host: str) -> HostProcess | None:
+        """The replica of a host as it was last started; None when it never was."""
+        ...
+
+    async def restart(self, host: str) -> None:
+        """Start the replica of a host again, same program, same configuration; nothing while it runs.
+        Returns once it is started, not once it serves."""
+        ...
+
+    async def status(self, host: str, *, timeout_s: float) -> Mapping[str, str] | None:
+        """What the replica of a host says of itself; None when it does not answer in time. Its clocks are
+        among it, as `wallClockMs` and `monotonicNs`, where the system tells them."""
         ...
 
     def facts(self) -> Mapping[str, Any]:

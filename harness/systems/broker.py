@@ -72,7 +72,7 @@ class _Status:
 
 
 class BrokerSystem:
-    """See the module's text. `keys` is the number of queues; `log_dir` where the nodes' output goes."""
+    """See the module's text. `keys` is the number of queues; `log_dir` holds a directory of logs per host."""
 
     name = "broker"
     description = "A replicated message broker modelled on RocketMQ with DLedger (Raft)."
@@ -88,6 +88,7 @@ class BrokerSystem:
         self._keys = keys
         self._log_dir = Path(log_dir)
         self._operation_timeout_s = operation_timeout_s
+        self._programs: dict[str, Program] = {}
         self._processes: dict[str, HostProcess] = {}
         self._control: BrokerClient | None = None
         self._final: dict[str, _Status] = {}
@@ -105,7 +106,8 @@ class BrokerSystem:
         for host in cluster.hosts:
             path = os.path.join(cluster.data_dir(host), "broker.toml")
             await cluster.put_file(host, path, self._configuration(host).encode())
-            self._processes[host] = await cluster.spawn(host, _node_program("broker", ["broker", "--config", path]))
+            self._programs[host] = _node_program("broker", ["broker", "--config", path])
+            await self.restart(host)
         self._control = self._new_client("harness-control")
         await self._wait_until_ready()
 
@@ -159,10 +161,14 @@ class BrokerSystem:
 
     def _last_words(self, host: str) -> str:
         try:
-            lines = (self._log_dir / f"{host}.log").read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = self._log_path(host).read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return ""
         return f": {lines[-1][:300]}" if lines else ""
+
+    def _log_path(self, host: str) -> Path:
+        name = "nameserver" if host == NAME_SERVER_HOST else "broker"
+        return self._log_dir / host / f"{name}.log"
 
     async def stop(self) -> None:
         """SIGTERM to all, in parallel; SIGKILL to what does not end."""
@@ -172,22 +178,37 @@ class BrokerSystem:
         processes, self._processes = self._processes, {}
         await asyncio.gather(*(process.terminate() for process in processes.values()), return_exceptions=True)
 
+    def process(self, host: str) -> HostProcess | None:
+        """The broker of a host as it was last started."""
+        return self._processes.get(host)
+
+    async def restart(self, host: str) -> None:
+        """Start the broker of a host again; nothing while it runs."""
+        process = self._processes.get(host)
+        if process is None or process.exit_status() is not None:
+            self._processes[host] = await self._cluster.spawn(host, self._programs[host])
+
+    async def status(self, host: str, *, timeout_s: float) -> Mapping[str, str] | None:
+        """A broker's runtime table; None when it does not answer in time."""
+        status = await self._ask(host, timeout_ms=max(1, int(timeout_s * 1000)))
+        return None if status is None else status.table
+
     async def statuses(self) -> dict[str, _Status]:
         """What each broker says of itself; those that do not answer in time are absent."""
-        control = self._control
-        if control is None:
-            return {}
-
-        async def ask(host: str) -> _Status | None:
-            address = self._cluster.address_from(CLIENTS_HOST, host, BROKER_PORT)
-            try:
-                return _Status(host, await control.runtime_info(address, timeout_ms=STATUS_TIMEOUT_MS))
-            except Exception as error:
-                logger.debug("status of %s: %s", host, error)
-                return None
-
-        answers = await asyncio.gather(*(ask(host) for host in self._cluster.hosts))
+        answers = await asyncio.gather(
+            *(self._ask(host, timeout_ms=STATUS_TIMEOUT_MS) for host in self._cluster.hosts)
+        )
         return {answer.host: answer for answer in answers if answer is not None}
+
+    async def _ask(self, host: str, *, timeout_ms: int) -> _Status | None:
+        if self._control is None:
+            return None
+        address = self._cluster.address_from(CLIENTS_HOST, host, BROKER_PORT)
+        try:
+            return _Status(host, await self._control.runtime_info(address, timeout_ms=timeout_ms))
+        except Exception as error:
+            logger.debug("status of %s: %s", host, error)
+            return None
 
     async def leaders(self) -> Sequence[str]:
         """Hosts whose broker says it leads, newest term first."""
@@ -258,7 +279,7 @@ class BrokerSystem:
             for host in cluster.hosts
         }
         committed = {host: status.number("committedPos") for host, status in self._final.items()}
-        logs = {host: self._log_dir / f"{host}.log" for host in cluster.hosts}
+        logs = {host: self._log_path(host) for host in cluster.hosts}
         return {
             "replicas": compare_replicas(data_dirs, committed, caught_up=self._recovered),
             "leaders": one_leader_per_term(logs, started_wall_ms=started_wall_ms),
@@ -293,6 +314,6 @@ def _node_program(name: str, arguments: Sequence[str]) -> Program:
     return Program(
         name=name,
         argv=[sys.executable, "-m", "node", *arguments],
-        log_name=name,
+        log_name=f"{name}.log",
         environment={"PYTHONPATH": package_parent, "PYTHONUNBUFFERED": "1"},
     )

@@ -74,7 +74,13 @@ class MemorySystem:
     made: list[MemorySystem] = []  # noqa: RUF012
 
     def __init__(
-        self, *, cluster: MemoryCluster, settings: Mapping[str, str], keys: int, log_dir: str, operation_timeout_s: float
+        self,
+        *,
+        cluster: MemoryCluster,
+        settings: Mapping[str, str],
+        keys: int,
+        log_dir: str,
+        operation_timeout_s: float,
     ) -> None:
         self.cluster = cluster
         self.queues: list[list[Any]] = [[] for _ in range(keys)]
@@ -97,6 +103,15 @@ class MemorySystem:
 
     async def leaders(self) -> Sequence[str]:
         return ["n1"]
+
+    def process(self, host: str) -> None:
+        return None
+
+    async def restart(self, host: str) -> None:
+        pass
+
+    async def status(self, host: str, *, timeout_s: float) -> Mapping[str, str] | None:
+        return {}
 
     async def recover(self, *, timeout_s: float) -> None:
         pass
@@ -168,7 +183,7 @@ def memory_run(tmp_path: Path) -> Any:
             system_class=MemorySystem,
             workload=RegisterWorkload(keys=2),
             nemeses=nemeses,
-            schedule=plan_faults(test, nemeses),
+            schedule=plan_faults(test, nemeses, MemoryCluster),
         )
         output = io.StringIO()
         try:

@@ -11,7 +11,6 @@ import pytest
 
 from nemesis.partition import (
     HEAL_DEADLINE_S,
-    LEADER_TIMEOUT_S,
     PARTITION,
     SETTLE_S,
     grudge_from_json,
@@ -20,6 +19,7 @@ from nemesis.partition import (
 from nemesis.protocol import Injection, usable_variants
 from nemesis.shapes import SHAPES
 from nemesis.target import Link, links_of
+from nemesis.victims import LEADER_TIMEOUT_S
 
 Run = Callable[[Any], Any]
 
