@@ -122,7 +122,7 @@ async def recover(files: LedgerFiles, *, scan_size_bytes: int = SCAN_SIZE_BYTES)
         raise files.error_at(checkpoint.begin_pos, "the file is missing")
     begin, scan = _start(files, scan_size_bytes)
     scan.run()
-    _check_nothing_durable_is_lost(files, checkpoint, scan)
+    durable = _durable_position(files, checkpoint, scan)
     begin = begin or scan.first
     if begin is None:
         await _make_empty(files, checkpoint)
@@ -134,8 +134,7 @@ async def recover(files: LedgerFiles, *, scan_size_bytes: int = SCAN_SIZE_BYTES)
     await files.index.replace_from(first_index, bytes(scan.units))
     if data.end_position != scan.position:
         await data.truncate(scan.position)
-    else:
-        await data.sync()
+    await data.write_again(durable)
     await files.mark_tail()
     return Recovered(begin_index=begin.index, last=last, committed_index=checkpoint.committed_index)
 
@@ -189,8 +188,9 @@ def _entry_at(data: SegmentedFile, position: int, unit: IndexUnit | None) -> Ent
     return entry
 
 
-def _check_nothing_durable_is_lost(files: LedgerFiles, checkpoint: Checkpoint, scan: LogScan) -> None:
-    """Raises LedgerCorrupt when there is evidence that the log had been durable beyond what could be read."""
+def _durable_position(files: LedgerFiles, checkpoint: Checkpoint, scan: LogScan) -> int:
+    """Up to where there is evidence that the log had been durable. Raises LedgerCorrupt when that is beyond what
+    could be read."""
     end = scan.position
     last_index = scan.last.index if scan.last is not None else -1
     durable = max(checkpoint.durable_pos, _marked_durable(files.data, end))
@@ -199,6 +199,7 @@ def _check_nothing_durable_is_lost(files: LedgerFiles, checkpoint: Checkpoint, s
         raise files.error_at(
             end, f"{scan.reason}, although the log had been durable up to position {durable} (this is {end})"
         )
+    return durable
 
 
 def _marked_durable(data: SegmentedFile, end: int) -> int:

@@ -179,6 +179,17 @@ class SegmentedFile:
             self._rewrite = bool(self._unsynced)
             raise
 
+    async def write_again(self, position: int) -> None:
+        """Write what lies from `position` to the end once more, and sync.
+
+        For recovery: what reads back after a crash may never reach the disk by a sync alone, if a sync of the
+        former process had failed. Raises OSError.
+        """
+        position = max(position, self._begin)
+        for begin, end in list(self._split(position, self._end)):
+            await self._write(begin, self._read_one(begin, end - begin), sync=False)
+        await self.sync()
+
     async def truncate(self, position: int) -> None:
         """Cut the row so that it ends at `position`, durably. Files beyond are removed, the last one first,
         so that a crash in between leaves a row without a gap. Raises OSError, ValueError outside the row.
