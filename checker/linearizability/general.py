@@ -260,7 +260,7 @@ class Search:
         the stack are not finished, so they are forgotten; every other one seen leads nowhere, whatever the order.
         """
         for at, state, mask, used, choice in self._stack:
-            known = self._seen[at]
+            known: Any = self._seen[at]
             if choice == _ROOT or known is None:
                 continue
             key = mask << _STATE_BITS | state

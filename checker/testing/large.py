@@ -66,7 +66,7 @@ def _list_append(rng: random.Random, state: dict[str, Any], history: History, ro
     asked, answered = [], []
     for _ in range(rng.randrange(1, 5)):
         key = row // 300 * 30 + rng.randrange(30)
-        held = state.setdefault(key, [])
+        held = state.setdefault(f"list {key}", [])
         if rng.random() < 0.5:
             asked.append(["r", key, None])
             answered.append(["r", key, list(held)])

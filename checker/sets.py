@@ -1,0 +1,116 @@
+"""Sets: what was added must be there when the set is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from checker.history import FAIL, INFO, OK, History, freeze
+from checker.tally import Events, Tally
+from checker.verdict import Result
+from checker.words import named_row, short
+
+__all__ = ["check_set", "check_set_full"]
+
+
+def check_set(events: Events) -> Result:
+    """Adds, then a final read: counts ``lost``, ``unexpected`` and ``recovered`` (outcome unknown, but there).
+
+    Unknown when no read completed.
+    """
+    history = History.of(events)
+    tally = Tally("set", history, wrong=("lost", "unexpected"), noted=("recovered",))
+    reads = [row for row, f in enumerate(history.f) if f == "read" and history.status[row] == OK]
+    if not reads:
+        return tally.result(fine="", unknown="no read completed")
+    last = max(reads, key=history.invoked.__getitem__)
+    shown = {freeze(item) for item in history.result[last]}
+    attempted: set[Any] = set()
+    for row, f in enumerate(history.f):
+        status = history.status[row]
+        if f != "add" or status == FAIL:
+            continue
+        value = freeze(history.value[row])
+        attempted.add(value)
+        if status == OK and value not in shown and history.returned[row] < history.invoked[last]:
+            text = f"{short(value)}, acknowledged to {named_row(history, row)}, is absent from the last read"
+            tally.add("lost", (row, last), text)
+        elif status == INFO and value in shown:
+            tally.add("recovered", (row, last), f"{short(value)} is there though its add had no answer")
+    for value in sorted(shown - attempted, key=repr):
+        tally.add("unexpected", (last,), f"{short(value)} is in the last read, but nobody added it")
+    return tally.result(fine=f"the last read holds all that was acknowledged: {len(shown)} elements")
+
+
+def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
+    """Every element from its add to the end of the history, by every read of the whole set.
+
+    An element is known once its add was acknowledged or a read showed it.  ``lost``: a read invoked after that lacks
+    it, and so does every later one.  ``stale``: some read invoked after that lacks it, but a later one has it; wrong
+    only if ``linearizable``.  ``never-read``: acknowledged, but no read began afterwards.  ``visible_ms`` gives quantiles
+    of the time from acknowledgement to the start of the first read after which it was never missing.  Duplicates within
+    one read are wrong.  Keys are sets of their own.
+    """
+    history = History.of(events)
+    wrong = ("lost", "duplicated", *(("stale",) if linearizable else ()))
+    noted = ("never-read", *(() if linearizable else ("stale",)))
+    tally = Tally("set-full", history, wrong=wrong, noted=noted)
+    latencies: list[float] = []
+    stable = 0
+    for rows in history.rows_by_key().values():
+        stable += _elements(history, rows, tally, latencies)
+    latencies.sort()
+    if latencies:
+        last = len(latencies) - 1
+        tally.extra["visible_ms"] = {
+            name: round(latencies[int(last * share)], 3) for name, share in (("p50", 0.5), ("p95", 0.95), ("max", 1.0))
+        }
+    tally.extra["stable"] = stable
+    unknown = None if stable or not tally.counts["never-read"] else "no read began after any acknowledged add"
+    return tally.result(fine=f"{stable} elements stayed visible", unknown=unknown)
+
+
+def _elements(history: History, rows: Any, tally: Tally, latencies: list[float]) -> int:
+    invoked, returned = history.invoked, history.returned
+    reads: list[tuple[int, int, set[Any]]] = []
+    adds: dict[Any, int] = {}
+    known: dict[Any, int] = {}
+    for row in rows:
+        if history.f[row] == "add" and history.status[row] != FAIL:
+            value = freeze(history.value[row])
+            adds.setdefault(value, row)
+            if history.status[row] == OK:
+                known[value] = min(known.get(value, returned[row]), returned[row])
+        elif history.f[row] == "read" and history.status[row] == OK:
+            items = [freeze(item) for item in history.result[row] or ()]
+            shown = set(items)
+            reads.append((invoked[row], row, shown))
+            if len(shown) < len(items):
+                tally.add("duplicated", (row,), f"{named_row(history, row)} shows an element twice")
+            for value in shown:
+                known[value] = min(known.get(value, returned[row]), returned[row])
+    reads.sort(key=lambda read: read[0])
+    stable = 0
+    for value, since in known.items():
+        later = [(row, value in shown) for start, row, shown in reads if start > since]
+        if not later:
+            tally.add("never-read", [adds[value]] if value in adds else [], f"{short(value)} was never read")
+            continue
+        absent = [position for position, (_, present) in enumerate(later) if not present]
+        source = [adds[value]] if value in adds else []
+        if absent and absent[-1] == len(later) - 1:
+            row = later[absent[-1]][0]
+            text = f"{short(value)} was known, but {named_row(history, row)[:200]} and every later read lacks it"
+            tally.add("lost", (*source, row), text)
+            continue
+        stable += 1
+        if absent:
+            row = later[absent[-1]][0]
+            tally.add("stale", (*source, row), f"{short(value)} was known, but a later read lacks it for a while")
+            first = later[absent[-1] + 1][0]
+        else:
+            first = later[0][0]
+        start_ns = history.returned_ns[adds[value]] if value in adds else None
+        seen_ns = history.invoked_ns[first]
+        if start_ns is not None and seen_ns is not None:
+            latencies.append(max(0.0, (seen_ns - start_ns) / 1e6) if absent else 0.0)
+    return stable

@@ -1,0 +1,134 @@
+"""Small checkers: unique ids, counter bounds, mutual exclusion, bank totals, long forks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from checker.history import NEVER, OK, History, freeze
+from checker.linearizability.counter import read_bounds
+from checker.tally import Events, Tally
+from checker.verdict import Result
+from checker.words import named_row, short
+
+__all__ = ["check_bank", "check_counter", "check_exclusion", "check_long_fork", "check_unique_ids"]
+
+
+def check_unique_ids(events: Events) -> Result:
+    """Every completed operation (``generate``) answers an id that no other does."""
+    history = History.of(events)
+    tally = Tally("unique-ids", history, wrong=("duplicated",))
+    seen: dict[Any, int] = {}
+    for row, status in enumerate(history.status):
+        if status == OK:
+            value = freeze(history.result[row])
+            if value in seen:
+                first = seen[value]
+                text = f"id {short(value)} was given to {named_row(history, first)} and {named_row(history, row)}"
+                tally.add("duplicated", (first, row), text)
+            else:
+                seen[value] = row
+    return tally.result(fine=f"{len(seen)} ids, all different")
+
+
+def check_counter(events: Events, *, initial: int = 0) -> Result:
+    """Every read lies between the least and the greatest sum that additions allow (keys are counters of their own)."""
+    history = History.of(events)
+    tally = Tally("counter", history, wrong=("out-of-bounds",))
+    reads = 0
+    for rows in history.rows_by_key().values():
+        for row, low, high in read_bounds(history, rows, initial):
+            reads += 1
+            if not low <= history.result[row] <= high:
+                tally.add("out-of-bounds", (row,), f"{named_row(history, row)} is not within {low} to {high}")
+    return tally.result(fine=f"{reads} reads within their bounds")
+
+
+def check_exclusion(events: Events) -> Result:
+    """No two processes surely hold one lock at once: from the return of ``acquire`` to the invocation of ``release``.
+
+    The key, where there is one, names the lock.  A process whose ``release`` is of unknown outcome counts as not holding
+    it from that invocation on.
+    """
+    history = History.of(events)
+    tally = Tally("exclusion", history, wrong=("overlapping",))
+    held = 0
+    for rows in history.rows_by_key().values():
+        open_holds: dict[Any, int] = {}
+        holds: list[tuple[int, int, int]] = []
+        for row in rows:
+            process = history.process[row]
+            if history.f[row] == "acquire" and history.status[row] == OK:
+                open_holds[process] = row
+            elif history.f[row] == "release" and process in open_holds:
+                acquired = open_holds.pop(process)
+                holds.append((history.returned[acquired], history.invoked[row], acquired))
+        holds += [(history.returned[row], NEVER, row) for row in open_holds.values()]
+        holds.sort()
+        held += len(holds)
+        until, holder = -1, -1
+        for start, end, row in holds:
+            if start < until:
+                text = f"{named_row(history, row)} took a lock that {named_row(history, holder)} had taken and still held"
+                tally.add("overlapping", (holder, row), text)
+            if end > until:
+                until, holder = end, row
+    return tally.result(fine=f"{held} holds, none overlapping")
+
+
+def check_bank(events: Events, *, total: int | None = None, allow_negative: bool = False) -> Result:
+    """Every read of all accounts (a map, or ``[account, balance]`` pairs) sums to one total, no balance negative.
+
+    ``total`` is taken from the first read unless given.
+    """
+    history = History.of(events)
+    tally = Tally("bank", history, wrong=("wrong-total", "negative"))
+    reads = 0
+    for row, f in enumerate(history.f):
+        if f != "read" or history.status[row] != OK:
+            continue
+        reads += 1
+        result = history.result[row]
+        balances = list(result.values()) if isinstance(result, dict) else [pair[1] for pair in result]
+        known = [balance for balance in balances if balance is not None]
+        if total is None:
+            total = sum(known)
+        if sum(known) != total:
+            tally.add("wrong-total", (row,), f"{named_row(history, row)[:200]} sums to {sum(known)}, not {total}")
+        if not allow_negative and min(known, default=0) < 0:
+            tally.add("negative", (row,), f"{named_row(history, row)[:200]} shows a negative balance")
+    return tally.result(fine=f"{reads} reads, each with total {total}", unknown=None if reads else "no read completed")
+
+
+def check_long_fork(events: Events) -> Result:
+    """No two reads of a group of keys, each written once, see two writes in opposite orders.
+
+    Reads carry ``[r, key, value]`` steps, ``None`` for not yet written.  Two reads that each see a write the other lacks
+    are a fork: parallel snapshot isolation allows it, snapshot isolation does not.
+    """
+    history = History.of(events)
+    tally = Tally("long-fork", history, wrong=("fork",))
+    groups: dict[frozenset[Any], list[tuple[frozenset[Any], int]]] = {}
+    for row, status in enumerate(history.status):
+        steps = history.result[row]
+        if status != OK or not isinstance(steps, (list, tuple)) or not steps:
+            continue
+        if any(step[0] not in ("r", "read") for step in steps):
+            continue
+        keys = frozenset(freeze(step[1]) for step in steps)
+        seen = frozenset(freeze(step[1]) for step in steps if step[2] is not None)
+        groups.setdefault(keys, []).append((seen, row))
+    reads = 0
+    for views in groups.values():
+        reads += len(views)
+        distinct: dict[frozenset[Any], int] = {}
+        for seen, row in views:
+            distinct.setdefault(seen, row)
+        ordered = sorted(distinct.items(), key=lambda view: (len(view[0]), view[1]))
+        for (smaller, first), (larger, second) in zip(ordered, ordered[1:], strict=False):
+            if not smaller <= larger:
+                text = (
+                    f"{named_row(history, first)} sees {short(sorted(smaller - larger, key=repr))} but not "
+                    f"{short(sorted(larger - smaller, key=repr))}; {named_row(history, second)} the other way round"
+                )
+                tally.add("fork", (first, second), text)
+    return tally.result(fine=f"{reads} reads, no two forked")

@@ -1,0 +1,72 @@
+"""What can be wrong with one transaction or one read, and how it is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from checker.history import FAIL, INFO, OK, History, freeze
+from checker.words import short
+
+__all__ = ["Anomalies", "Step", "Transactions", "described"]
+
+Step = tuple[str, Any, Any]
+
+#: Examples kept of every kind of anomaly; counts are exact.
+MAX_EXAMPLES = 5
+
+
+class Anomalies:
+    """Counts and first examples (rows and a sentence) by kind."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.examples: dict[str, list[tuple[tuple[int, ...], str]]] = {}
+
+    def add(self, kind: str, rows: Sequence[int], text: str) -> None:
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        examples = self.examples.setdefault(kind, [])
+        if len(examples) < MAX_EXAMPLES:
+            examples.append((tuple(dict.fromkeys(rows)), text))
+
+
+class Transactions:
+    """The transactions of a history: committed ones first class, others for what they may have left behind.
+
+    ``steps`` holds one list per row: ``(append | w | r, key, value)``; ``nodes`` are rows that committed or may have.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.steps: list[list[Step]] = []
+        self.status = history.status
+        for row in range(len(history)):
+            done = history.result[row] if history.status[row] == OK else None
+            steps = done if done is not None else history.value[row]
+            self.steps.append([_step(step) for step in steps or ()])
+        self.committed = [row for row, status in enumerate(history.status) if status == OK]
+        self.failed = [row for row, status in enumerate(history.status) if status == FAIL]
+        self.unknown = [row for row, status in enumerate(history.status) if status == INFO]
+
+
+_NAMES = {"r": "r", "read": "r", "w": "w", "write": "w", "append": "append"}
+
+
+def _step(step: Any) -> Step:
+    f, key, value = step
+    name = _NAMES.get(f)
+    if name is None:
+        raise ValueError(f"a step of a transaction must be append, r or w, not {f!r}")
+    if key.__class__ is list:
+        key = freeze(key)
+    return name, key, value
+
+
+def described(history: History, row: int, steps: Sequence[Step]) -> str:
+    """A transaction in a few words."""
+    shown = ", ".join(
+        f"{'read' if f == 'r' else f} {short(key, 20)}{'' if f == 'append' else ' ='} {short(value, 40)}"
+        for f, key, value in steps[:6]
+    )
+    more = f", and {len(steps) - 6} more" if len(steps) > 6 else ""
+    return f"T{row} of process {history.process[row]} ({shown}{more})"
