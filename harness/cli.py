@@ -66,11 +66,15 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--workload", default="register", help="what clients do: register (default), log")
     run.add_argument(
         "--nemesis", default="none", metavar="NAME[=VARIANT][,...]",
-        help="faults to inject, as partition or partition=halves; none (default)",
+        help="faults: all, or names as kill, kill=sigkill, kill@leader, kill=sigkill@n1+n2; none (default)",
     )  # fmt: skip
     run.add_argument(
         "--nemesis-interval", type=float, default=5.0, metavar="SECONDS",
         help="how long a fault lasts, and the calm after it (default: 5)",
+    )  # fmt: skip
+    run.add_argument(
+        "--nemesis-schedule", metavar="FILE",
+        help="timed faults from a JSON list, such as the schedule.json that every run leaves",
     )  # fmt: skip
     run.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="of load (default: 60)")
     run.add_argument("--concurrency", type=int, default=10, metavar="N", help="logical clients (default: 10)")

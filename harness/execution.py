@@ -21,6 +21,7 @@ from rich.console import Console
 import harness
 from checker.verdict import Verdict
 from harness.errors import OperatorError
+from harness.faults.target import PlannedTarget, equip
 from harness.history_parquet import RunIdentity, write_parquet
 from harness.history_writer import HistoryWriter, read_history
 from harness.judge import judge
@@ -28,12 +29,13 @@ from harness.report import LiveProgress, write_report
 from harness.run_state import RunState
 from harness.runner import Observed, Run
 from harness.store import RunDir, Store
-from harness.test import Test
+from harness.test import ALL, Test
 from harness.workloads.base import Workload
+from nemesis.forms import VariantNames, needs_of
 from nemesis.protocol import Nemesis
-from nemesis.schedule import Schedule, ScheduleError, periodic
+from nemesis.schedule import INJECT, Schedule, ScheduleError, load_schedule, periodic, save_schedule
 
-__all__ = ["Parts", "TestClock", "exit_status_of", "judge_run", "perform", "plan_faults"]
+__all__ = ["Parts", "TestClock", "exit_status_of", "judge_run", "left_out", "perform", "plan_faults"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,36 +70,34 @@ class TestClock:
         return 0 if self._zero_s is None else int((self._loop.time() - self._zero_s) * 1e9)
 
 
-@dataclass(frozen=True, slots=True)
-class _PlannedTarget:
-    """The hosts a run will have, before it has them: enough to ask a nemesis what it can do there."""
+def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any) -> Schedule:
+    """The run's faults: those of the schedule file, or decided by the seed.
 
-    hosts: Sequence[str]
-    network: Any
-
-    async def leaders(self) -> Sequence[str]:
-        return ()
-
-
-def plan_faults(test: Test, nemeses: Mapping[str, Nemesis]) -> Schedule:
-    """The run's faults, decided by its seed.
-
-    A variant that this many nodes cannot have is the operator's mistake where it was named, and left out where
-    the run cycles through all. Raises OperatorError.
+    A variant that this cluster or this many nodes cannot have is the operator's mistake where it was named, and left
+    out where the run cycles through several. Raises OperatorError.
     """
+    target = PlannedTarget(cluster_class, [f"n{i}" for i in range(1, test.nodes + 1)])
+    if test.nemesis_schedule is not None:
+        return _load_schedule(test.nemesis_schedule, nemeses, target)
     if not test.nemesis:
         return Schedule(())
-    target = _PlannedTarget(hosts=[f"n{i}" for i in range(1, test.nodes + 1)], network=object())
     choices: list[tuple[str, Sequence[str]]] = []
+    problems: list[str] = []
     for choice in test.nemesis:
-        nemesis = nemeses[choice.name]
-        wanted = [choice.variant] if choice.variant is not None else list(nemesis.variants)
-        problems = {variant: nemesis.requires(target, variant) for variant in wanted}
-        fitting = [variant for variant, found in problems.items() if not found]
-        if not fitting:
-            reasons = dict.fromkeys(reason for found in problems.values() for reason in found)
-            raise OperatorError(f"--nemesis {choice} with --nodes {test.nodes}: {'; '.join(reasons)}")
-        choices.append((choice.name, fitting))
+        if choice.name == ALL:
+            choices += [(name, usable) for name in sorted(nemeses) if (usable := target.usable(nemeses[name], None)[0])]
+            continue
+        try:
+            fitting, reasons = target.usable(nemeses[choice.name], choice.variant)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        if fitting:
+            choices.append((choice.name, fitting))
+        else:
+            problems.append(f"--nemesis {choice} with {test.nodes} nodes on {cluster_class.name}: {'; '.join(reasons)}")
+    if problems:
+        raise OperatorError("; ".join(problems))
     try:
         return periodic(
             choices,
@@ -108,6 +108,31 @@ def plan_faults(test: Test, nemeses: Mapping[str, Nemesis]) -> Schedule:
         )
     except ScheduleError as error:
         raise OperatorError(f"--nemesis-interval, --time-limit: {error}") from None
+
+
+def left_out(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any) -> list[str]:
+    """Why `all` does not mean every nemesis here: one line for each that is left out, or that loses variants."""
+    if not any(choice.name == ALL for choice in test.nemesis):
+        return []
+    target = PlannedTarget(cluster_class, [f"n{i}" for i in range(1, test.nodes + 1)])
+    reasons = [reason for nemesis in nemeses.values() for reason in target.usable(nemesis, None)[1]]
+    return list(dict.fromkeys(reasons))
+
+
+def _load_schedule(path: str, nemeses: Mapping[str, Nemesis], target: PlannedTarget) -> Schedule:
+    try:
+        schedule = load_schedule(path, known={name: VariantNames(nemesis) for name, nemesis in nemeses.items()})
+    except ScheduleError as error:
+        raise OperatorError(f"--nemesis-schedule {path}: {error}") from None
+    problems = {
+        problem: None
+        for event in schedule
+        if event.action == INJECT
+        for problem in nemeses[event.nemesis].requires(target, event.variant)
+    }
+    if problems:
+        raise OperatorError(f"--nemesis-schedule {path}: {'; '.join(problems)}")
+    return schedule
 
 
 def perform(parts: Parts, store: Store, console: Console) -> tuple[RunDir, dict[str, Any]]:
@@ -146,9 +171,12 @@ async def _observe(parts: Parts, run_dir: RunDir, run_id: str, console: Console)
     clock = TestClock(asyncio.get_running_loop())
     state = RunState.create(run_id)
     work_dir = run_dir.path / "nodes"
+    save_schedule(parts.schedule, str(run_dir.path / "schedule.json"))
     cluster = parts.cluster_class(
         node_count=test.nodes, run=state, work_dir=str(work_dir), ports=parts.system_class.ports
     )
+    wanted = {(event.nemesis, event.variant) for event in parts.schedule}
+    equip(cluster, frozenset().union(*(needs_of(parts.nemeses[name], [variant]) for name, variant in wanted)))
     system = parts.system_class(
         cluster=cluster,
         settings=test.settings,

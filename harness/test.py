@@ -16,7 +16,10 @@ from typing import Any
 
 from harness.errors import OperatorError
 
-__all__ = ["MAX_CONCURRENCY", "MAX_NODES", "NemesisChoice", "Test", "test_from_json"]
+__all__ = ["ALL", "MAX_CONCURRENCY", "MAX_NODES", "NemesisChoice", "Test", "test_from_json"]
+
+ALL = "all"
+"""In the place of a nemesis's name: every nemesis that the cluster can have."""
 
 MAX_NODES = 15
 """Replicas per run. Beyond this the quadratic number of links says nothing new and costs a lot."""
@@ -27,7 +30,7 @@ MAX_CONCURRENCY = 1000
 
 @dataclass(frozen=True, slots=True)
 class NemesisChoice:
-    """One nemesis by name, and its variant; without a variant the run cycles through all of them."""
+    """One nemesis by name, and its variant or a part of it; without one the run cycles through all variants."""
 
     name: str
     variant: str | None = None
@@ -37,8 +40,11 @@ class NemesisChoice:
 
     @classmethod
     def parse(cls, text: str) -> NemesisChoice:
-        """From "name" or "name=variant"."""
+        """From "name", "name=variant" or, for a target alone, "name@target"."""
         name, separator, variant = text.partition("=")
+        if not separator and "@" in name:
+            name, _, word = name.partition("@")
+            return cls(name=name.strip(), variant=f"@{word.strip()}")
         return cls(name=name.strip(), variant=variant.strip() if separator else None)
 
 
@@ -58,6 +64,8 @@ class Test:
     concurrency: int
     rate: float
     seed: int
+    nemesis_schedule: str | None = None
+    """A file of timed faults in the place of `nemesis`; a copy is kept with the run."""
     settings: Mapping[str, str] = field(default_factory=dict)
     operation_timeout_s: float = 3.0
     checker_timeout_s: float = 60.0
@@ -67,6 +75,8 @@ class Test:
     def name(self) -> str:
         """The folder of the store that runs of this kind share."""
         faults = "+".join(choice.name for choice in self.nemesis) or "none"
+        if self.nemesis_schedule is not None:
+            faults = "schedule"
         return f"{self.system}-{self.workload}-{faults}"
 
     def problems(self) -> list[str]:
@@ -84,6 +94,10 @@ class Test:
         ):
             if not 0 < value <= 7 * 86400:
                 found.append(f"{option} must be above 0 and at most a week of seconds, not {value:g}")
+        if self.nemesis and self.nemesis_schedule is not None:
+            found.append("--nemesis-schedule names the faults itself: leave --nemesis away")
+        if len({choice.name for choice in self.nemesis}) > 1 and any(c.name == ALL for c in self.nemesis):
+            found.append(f"--nemesis {ALL} stands alone: it means every nemesis there is")
         if not 0 <= self.rate <= 1_000_000:
             found.append(f"--rate must be 0 (no limit) to 1000000 operations per second, not {self.rate:g}")
         if self.checker_memory_mb < 16:
@@ -101,7 +115,10 @@ class Test:
         """The command that repeats this run: same seed, same options."""
         words = ["harness", "run", "--cluster", self.cluster, "--system", self.system, "--nodes", str(self.nodes)]
         words += ["--workload", self.workload]
-        words += ["--nemesis", ",".join(map(str, self.nemesis)) or "none"]
+        if self.nemesis_schedule is None:
+            words += ["--nemesis", ",".join(map(str, self.nemesis)) or "none"]
+        else:
+            words += ["--nemesis-schedule", self.nemesis_schedule]
         words += ["--nemesis-interval", f"{self.nemesis_interval_s:g}", "--time-limit", f"{self.time_limit_s:g}"]
         words += ["--concurrency", str(self.concurrency), "--rate", f"{self.rate:g}", "--seed", str(self.seed)]
         defaults = {f.name: f.default for f in dataclasses.fields(self)}

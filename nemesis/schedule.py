@@ -16,7 +16,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -105,7 +105,7 @@ class Schedule:
         return [event.to_json() for event in self.events]
 
     @classmethod
-    def from_json(cls, data: Any, *, known: Mapping[str, Sequence[str]] | None = None) -> Schedule:
+    def from_json(cls, data: Any, *, known: Mapping[str, Collection[str]] | None = None) -> Schedule:
         """From the list form; events need not be in order. A fault that is never healed is healed at the end.
 
         `known` maps nemeses to their variants; without it any name goes. Raises ScheduleError.
@@ -128,7 +128,7 @@ class Schedule:
         return cls(tuple(events))
 
 
-def _entry_problems(entry: Any, known: Mapping[str, Sequence[str]] | None) -> list[str]:
+def _entry_problems(entry: Any, known: Mapping[str, Collection[str]] | None) -> list[str]:
     """What is wrong with one event by itself."""
     if not isinstance(entry, dict):
         return [f"an event is an object, not {type(entry).__name__}"]
@@ -197,7 +197,7 @@ def save_schedule(schedule: Schedule, path: str) -> None:
         file.write(f"[{lines}]\n")
 
 
-def load_schedule(path: str, *, known: Mapping[str, Sequence[str]] | None = None) -> Schedule:
+def load_schedule(path: str, *, known: Mapping[str, Collection[str]] | None = None) -> Schedule:
     """Read the list form from a file, as `Schedule.from_json`. Raises ScheduleError, also when the file
     cannot be read or is no JSON."""
     try:

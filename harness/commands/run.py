@@ -16,11 +16,12 @@ from harness.clusters.base import ClusterUnavailable
 from harness.clusters.select import choose
 from harness.clusters.user_namespace import reexec
 from harness.errors import OperatorError, nearest
-from harness.execution import Parts, exit_status_of, perform, plan_faults
+from harness.execution import Parts, exit_status_of, left_out, perform, plan_faults
 from harness.report import print_summary
 from harness.store import Store
-from harness.test import NemesisChoice, Test
+from harness.test import ALL, NemesisChoice, Test
 from harness.workloads.base import Workload
+from nemesis.forms import expand_variant
 from nemesis.protocol import Nemesis
 
 __all__ = ["run_command"]
@@ -42,12 +43,14 @@ def run_command(arguments: argparse.Namespace) -> int:
         raise OperatorError(f"--cluster {test.cluster}: {error}") from None
     test = dataclasses.replace(test, cluster=choice.name)
     cluster_class = registry.load("clusters", test.cluster)
-    schedule = plan_faults(test, nemeses)
+    schedule = plan_faults(test, nemeses, cluster_class)
     store = Store(arguments.store)
     if choice.in_user_namespace:  # runs this command again as root of a user namespace, and does not return
         reexec([sys.executable, "-m", "harness", *arguments.words])
     console = Console(stderr=True)
     console.print(f"cluster {choice.name}: {choice.reason}", highlight=False)
+    for line in left_out(test, nemeses, cluster_class):
+        console.print(f"left out: {line}", highlight=False, markup=False)
     parts = Parts(
         test=test,
         cluster_class=cluster_class,
@@ -79,6 +82,7 @@ def _test_from(arguments: argparse.Namespace) -> Test:
         workload=arguments.workload,
         nemesis=chosen,
         nemesis_interval_s=arguments.nemesis_interval,
+        nemesis_schedule=arguments.nemesis_schedule,
         time_limit_s=arguments.time_limit,
         concurrency=arguments.concurrency,
         rate=arguments.rate,
@@ -95,14 +99,16 @@ def _test_from(arguments: argparse.Namespace) -> Test:
 
 
 def _nemeses(test: Test) -> dict[str, Nemesis]:
+    """The nemeses that the test names, or may name in its schedule file."""
+    if test.nemesis_schedule is not None or any(choice.name == ALL for choice in test.nemesis):
+        return registry.load_all("nemeses")
     found: dict[str, Nemesis] = {}
     for choice in test.nemesis:
         nemesis: Nemesis = registry.load("nemeses", choice.name)
-        if choice.variant is not None and choice.variant not in nemesis.variants:
-            raise OperatorError(
-                f"nemesis {choice.name} has no variant {choice.variant!r}{nearest(choice.variant, nemesis.variants)}; "
-                f"known: {', '.join(nemesis.variants)}"
-            )
+        try:
+            expand_variant(nemesis, choice.variant)
+        except ValueError as error:
+            raise OperatorError(str(error)) from None
         if choice.name in found and choice.variant is None:
             raise OperatorError(f"nemesis {choice.name} is given twice")
         found[choice.name] = nemesis

@@ -1,0 +1,204 @@
+"""The replicas' processes as faults see them: which are kept down, which are paused, and by what.
+
+What a replica should be is worked out from all faults that hold it: down when any keeps it down, paused when any
+pauses it, running otherwise. Whenever that changes the replica is brought to it, one host at a time for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from harness.clusters.base import HostProcess
+from nemesis.target import DOWN, PAUSED, RUNNING, ProcessView
+
+__all__ = ["ReplicaProcesses"]
+
+logger = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 8.0
+"""How long a killed process may take to end. One that waits in the kernel for a frozen disk takes for ever."""
+
+TERMINATE_GRACE_S = 8.0
+"""From SIGTERM to SIGKILL."""
+
+PAUSE_TIMEOUT_S = 5.0
+"""How long a signalled process may take to stop or to go on."""
+
+POLL_S = 0.01
+
+
+@dataclass(slots=True)
+class _Hold:
+    """What one fault does to the replicas of its hosts. `keeps_down` of a crash loop goes off and on."""
+
+    hosts: frozenset[str]
+    keeps_down: bool = False
+    pauses: bool = False
+    signal_name: str = "KILL"
+
+
+@dataclass(slots=True)
+class _Loop:
+    """A crash loop under way. It is asked to stop and never cancelled: a start must not be torn in two."""
+
+    task: asyncio.Task[None]
+    stop: asyncio.Event
+
+
+class ReplicaProcesses:
+    """See nemesis.target.Processes. `process` gives the replica of a host as it was last started, `restart`
+    starts it again with the same program; `hosts` are those that have one."""
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        *,
+        process: Callable[[str], HostProcess | None],
+        restart: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._hosts = tuple(hosts)
+        self._process = process
+        self._restart = restart
+        self._holds: dict[str, _Hold] = {}
+        self._loops: dict[str, _Loop] = {}
+        self._starts = Counter(dict.fromkeys(hosts, 1))
+        self._locks = {host: asyncio.Lock() for host in hosts}
+
+    async def end(self, fault_id: str, hosts: Collection[str], *, signal_name: str = "KILL") -> None:
+        """End replicas and keep them down. Raises RuntimeError when one does not end."""
+        if signal_name not in ("KILL", "TERM"):
+            raise ValueError(f"a replica is ended by KILL or TERM, not {signal_name}")
+        self._holds[fault_id] = _Hold(self._known(hosts), keeps_down=True, signal_name=signal_name)
+        await self._settle_all(hosts)
+
+    async def pause(self, fault_id: str, hosts: Collection[str]) -> None:
+        """Stop replicas by SIGSTOP. Raises RuntimeError when one does not stop."""
+        self._holds[fault_id] = _Hold(self._known(hosts), pauses=True)
+        await self._settle_all(hosts)
+
+    async def crash_loop(self, fault_id: str, hosts: Collection[str], *, up_s: float) -> None:
+        """Kill replicas again and again; returns after the first time they were killed and started."""
+        hold = _Hold(self._known(hosts))
+        self._holds[fault_id] = hold
+        await self._crash(hold)
+        stop = asyncio.Event()
+        task = asyncio.get_running_loop().create_task(
+            self._keep_crashing(hold, up_s, stop), name=f"crash loop {fault_id}"
+        )
+        self._loops[fault_id] = _Loop(task, stop)
+
+    async def release(self, fault_id: str) -> None:
+        """Undo one fault. Raises what a replica's start raises."""
+        await self._end_loop(fault_id)
+        hold = self._holds.pop(fault_id, None)
+        if hold is not None:
+            await self._settle_all(hold.hosts)
+
+    async def release_all(self) -> None:
+        """Undo every fault, and start every replica that is down."""
+        for fault_id in list(self._loops):
+            await self._end_loop(fault_id)
+        self._holds.clear()
+        await self._settle_all(self._hosts)
+
+    async def revive(self, hosts: Collection[str]) -> Sequence[str]:
+        """Start replicas that ended and that no fault keeps down."""
+        before = dict(self._starts)
+        await self._settle_all(self._known(hosts))
+        return [host for host in self._hosts if self._starts[host] > before[host]]
+
+    async def look(self, host: str) -> ProcessView:
+        """The process as its host sees it."""
+        process = self._process(host)
+        state = DOWN if process is None else await process.state()
+        pid = None if process is None or state == DOWN else process.pid
+        return ProcessView(host=host, state=state, starts=self._starts[host], pid=pid)
+
+    def _known(self, hosts: Collection[str]) -> frozenset[str]:
+        unknown = set(hosts) - set(self._hosts)
+        if unknown:
+            raise ValueError(f"no replica runs on {', '.join(sorted(unknown))}")
+        return frozenset(hosts)
+
+    async def _settle_all(self, hosts: Collection[str]) -> None:
+        """Every host is tried before the first error is raised."""
+        outcomes = await asyncio.gather(*(self._settle(host) for host in sorted(hosts)), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _settle(self, host: str) -> None:
+        """Bring one replica to what the faults make of it."""
+        async with self._locks[host]:
+            holds = [hold for hold in self._holds.values() if host in hold.hosts]
+            enders = [hold for hold in holds if hold.keeps_down]
+            process = self._process(host)
+            if process is None:  # the system has not come that far: there is nothing to act on
+                return
+            is_up = process.exit_status() is None
+            if enders:
+                if is_up:
+                    await _end(process, enders[-1].signal_name)
+                return
+            if not is_up:
+                await self._restart(host)
+                self._starts[host] += 1
+                process = self._process(host)
+            if process is None:
+                raise RuntimeError(f"the replica of {host} was not started")
+            if any(hold.pauses for hold in holds):
+                await process.pause()
+                await _wait_for(process, PAUSED)
+            elif await process.state() == PAUSED:
+                await process.resume()
+                await _wait_for(process, RUNNING)
+
+    async def _crash(self, hold: _Hold) -> None:
+        hold.keeps_down = True
+        await self._settle_all(hold.hosts)
+        hold.keeps_down = False
+        await self._settle_all(hold.hosts)
+
+    async def _keep_crashing(self, hold: _Hold, up_s: float, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            try:
+                await asyncio.wait_for(stop.wait(), up_s)
+            except TimeoutError:
+                try:
+                    await self._crash(hold)
+                except Exception as error:  # its proof and the end of the run will tell; the loop must go on
+                    logger.warning("a crash loop of %s met: %s", ", ".join(sorted(hold.hosts)), error)
+        hold.keeps_down = False
+
+    async def _end_loop(self, fault_id: str) -> None:
+        loop = self._loops.pop(fault_id, None)
+        if loop is not None:
+            loop.stop.set()
+            await loop.task
+
+
+async def _end(process: HostProcess, signal_name: str) -> None:
+    if signal_name == "TERM":
+        await process.terminate(grace_s=TERMINATE_GRACE_S)
+        return
+    try:
+        await asyncio.wait_for(process.kill(), END_TIMEOUT_S)
+    except TimeoutError:
+        raise RuntimeError(
+            f"the replica of {process.host} did not end within {END_TIMEOUT_S:g} s of SIGKILL: it waits in the kernel"
+        ) from None
+
+
+async def _wait_for(process: HostProcess, state: str) -> None:
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + PAUSE_TIMEOUT_S
+    while (seen := await process.state()) != state:
+        if seen == DOWN:
+            return
+        if loop.time() > deadline_s:
+            raise RuntimeError(f"the replica of {process.host} is {seen} and not {state}")
+        await asyncio.sleep(POLL_S)

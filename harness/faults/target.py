@@ -1,0 +1,181 @@
+"""What a nemesis sees of a run, and of a run that is only planned.
+
+A cluster says what it can do by a class method `missing(interface, ability)`; one without that method has a
+network and processes and nothing else. Which of its interfaces a run has shows on the cluster itself, as
+`clocks`, `disks` and `links`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
+
+from harness.clusters.base import Cluster
+from harness.faults.processes import ReplicaProcesses
+from harness.systems.base import System
+from nemesis.forms import expand_variant
+from nemesis.protocol import Nemesis
+from nemesis.target import ABILITIES, ClockReading, Clocks, Disks, Links, Network, Processes
+
+__all__ = ["PlannedTarget", "RunTarget", "cluster_lacks", "equip"]
+
+logger = logging.getLogger(__name__)
+
+NATURAL_TIMEOUT_S = 2.0
+"""For the one reading of each clock before the load begins."""
+
+
+def cluster_lacks(cluster: Any, interface: str, ability: str) -> str | None:
+    """Why a cluster, or a class of clusters, lacks an ability; None when it has it."""
+    if ability not in ABILITIES[interface]:
+        raise ValueError(f"{interface} have no ability {ability!r}")
+    missing: Callable[[str, str], str | None] | None = getattr(cluster, "missing", None)
+    if missing is not None:
+        return missing(interface, ability)
+    if interface in ("network", "processes"):
+        return None
+    return f"cluster {cluster.name} has no {interface} to act on"
+
+
+def equip(cluster: Any, needs: Collection[tuple[str, str]]) -> None:
+    """Tell a cluster that was not started yet which abilities the run will use."""
+    prepare: Callable[[frozenset[tuple[str, str]]], None] | None = getattr(cluster, "equip", None)
+    if prepare is not None:
+        prepare(frozenset(needs))
+
+
+class PlannedTarget:
+    """The hosts that a run will have, before it has them: enough to ask a nemesis what it can do there."""
+
+    def __init__(self, cluster_class: Any, hosts: Sequence[str]) -> None:
+        self._cluster_class = cluster_class
+        self.hosts = tuple(hosts)
+        self.network: Any = object()
+        self.processes: Processes | None = None
+        self.clocks: Clocks | None = None
+        self.disks: Disks | None = None
+        self.links: Links | None = None
+
+    def missing(self, interface: str, ability: str) -> str | None:
+        """As the class of the cluster says."""
+        return cluster_lacks(self._cluster_class, interface, ability)
+
+    async def leaders(self) -> Sequence[str]:
+        """Nobody yet."""
+        return ()
+
+    async def answers(self, host: str, *, timeout_s: float) -> bool:
+        """Not yet."""
+        return False
+
+    async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
+        """Not yet."""
+        return None
+
+    def usable(self, nemesis: Nemesis, asked: str | None) -> tuple[list[str], list[str]]:
+        """(variants that a choice stands for and that can be had here, why the others cannot).
+
+        Raises ValueError for a choice that stands for nothing.
+        """
+        wanted = expand_variant(nemesis, asked)
+        problems = {variant: nemesis.requires(self, variant) for variant in wanted}
+        reasons = dict.fromkeys(problem for found in problems.values() for problem in found)
+        return [variant for variant, found in problems.items() if not found], list(reasons)
+
+
+class RunTarget:
+    """The nemesis's view of a run: the cluster's hosts and interfaces, the system's processes and words."""
+
+    def __init__(self, cluster: Cluster, system: System) -> None:
+        self._cluster = cluster
+        self._system = system
+        self._processes = ReplicaProcesses(cluster.hosts, process=system.process, restart=system.restart)
+        self._natural_ms: dict[str, float] = {}
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        return self._cluster.hosts
+
+    @property
+    def network(self) -> Network:
+        return self._cluster.network
+
+    @property
+    def processes(self) -> ReplicaProcesses:
+        return self._processes
+
+    @property
+    def clocks(self) -> Clocks | None:
+        return getattr(self._cluster, "clocks", None)
+
+    @property
+    def disks(self) -> Disks | None:
+        return getattr(self._cluster, "disks", None)
+
+    @property
+    def links(self) -> Links | None:
+        return getattr(self._cluster, "links", None)
+
+    def missing(self, interface: str, ability: str) -> str | None:
+        """As the cluster says."""
+        return cluster_lacks(self._cluster, interface, ability)
+
+    async def leaders(self) -> Sequence[str]:
+        """As the system says."""
+        return await self._system.leaders()
+
+    async def answers(self, host: str, *, timeout_s: float) -> bool:
+        """Whether the replica's status request is answered."""
+        return await self._system.status(host, timeout_s=timeout_s) is not None
+
+    async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
+        """The clocks in the replica's status, less what they differed by before any fault."""
+        before_s, before_wall_ms = time.monotonic(), time.time_ns() / 1e6
+        table = await self._system.status(host, timeout_s=timeout_s)
+        after_s = time.monotonic()
+        if table is None:
+            return None
+        try:
+            wall_ms, monotonic_ns = int(table["wallClockMs"]), int(table["monotonicNs"])
+        except (KeyError, ValueError):
+            return None
+        half_s = (after_s - before_s) / 2
+        return ClockReading(
+            offset_ms=wall_ms - (before_wall_ms + half_s * 1000) - self._natural_ms.get(host, 0.0),
+            uncertainty_ms=half_s * 1000 + 1,
+            monotonic_s=monotonic_ns / 1e9,
+            at_s=before_s + half_s,
+        )
+
+    async def learn_clocks(self) -> None:
+        """Read every clock once while nothing is skewed, so that hosts whose clocks differ by nature count as right.
+
+        Hosts that share the harness's clock read a difference of next to nothing.
+        """
+        self._natural_ms.clear()
+        readings = await asyncio.gather(*(self.read_clock(host, timeout_s=NATURAL_TIMEOUT_S) for host in self.hosts))
+        for host, reading in zip(self.hosts, readings, strict=True):
+            if reading is not None:
+                self._natural_ms[host] = reading.offset_ms
+
+    async def heal_all(self) -> None:
+        """Undo every fault of every kind. Idempotent. Everything is tried before the first error is raised.
+
+        Disks come first: a replica on a frozen one can be neither ended nor started.
+        """
+        steps: list[Callable[[], Awaitable[None]]] = [
+            interface.release_all for interface in (self.disks, self.clocks, self.links) if interface is not None
+        ]
+        steps += [self.network.heal_all, self._processes.release_all]
+        failure: Exception | None = None
+        for step in steps:
+            try:
+                await step()
+            except Exception as error:
+                logger.warning("healing: %s", error)
+                failure = failure or error
+        if failure is not None:
+            raise failure

@@ -1,0 +1,225 @@
+"""The nemeses `kill` and `pause`: replicas that end, and replicas that stand still.
+
+A killed replica is gone: its process has ended and nobody answers on its port; when the fault is healed the
+same program is started again with the same configuration and the same files. A paused one is there and does
+nothing: the kernel holds it (state T), its connections stay open, and when it goes on it has missed the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nemesis.forms import Form, FormNemesis, hosts_of, split_variant
+from nemesis.protocol import Injection, Proof
+from nemesis.target import DOWN, PAUSED, RUNNING, Processes, Target
+
+__all__ = ["KILL", "PAUSE", "Kill", "Pause", "prove_running"]
+
+SILENCE_S = 0.5
+"""How long a replica that should not answer is asked. One that is well answers in a few milliseconds."""
+
+BACK_TIMEOUT_S = 20.0
+"""How long a replica may take from its start to its first answer, on a busy machine."""
+
+RETRY_S = 0.1
+
+CRASH_TIMEOUT_S = 20.0
+"""How long a crash loop may take to come round twice."""
+
+MIN_UP_S, MAX_UP_S = 0.5, 1.5
+"""How long a replica in a crash loop lives each time: from not yet serving to serving for a moment."""
+
+
+def processes_of(target: Target) -> Processes:
+    """The target's processes. Raises ValueError where there are none to act on."""
+    if target.processes is None:
+        raise ValueError("this cluster has no processes to act on")
+    return target.processes
+
+
+def _downed(in_force: Sequence[Injection]) -> frozenset[str]:
+    """Hosts that other faults keep from running."""
+    return hosts_of([fault for fault in in_force if fault.nemesis in ("kill", "pause", "power")])
+
+
+async def prove_running(target: Target, hosts: Sequence[str], *, in_force: Sequence[Injection]) -> Proof:
+    """Wait until the replicas of `hosts` run and answer. Those that another fault keeps from running are left
+    out; those that any other fault hits need only run, since it may keep them from answering."""
+    processes = processes_of(target)
+    disturbed = hosts_of(in_force)
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + BACK_TIMEOUT_S
+
+    async def problem(host: str) -> str | None:
+        while True:
+            view = await processes.look(host)
+            if view.state != RUNNING:
+                found = f"{host} is {view.state}"
+            elif host in disturbed or await target.answers(host, timeout_s=2.0):
+                return None
+            else:
+                found = f"{host} runs and does not answer"
+            if loop.time() > deadline_s:
+                return found
+            await asyncio.sleep(RETRY_S)
+
+    wanted = [host for host in hosts if host not in _downed(in_force)]
+    problems = await asyncio.gather(*(problem(host) for host in wanted))
+    failed = [found for found in problems if found is not None]
+    detail = "; ".join(failed[:3]) if failed else f"{len(wanted)} replicas run and answer"
+    return Proof(proven=not failed, detail=detail, checked=len(wanted), failed=failed)
+
+
+async def _prove_stopped(target: Target, injection: Injection, state: str, in_force: Sequence[Injection]) -> Proof:
+    """Every victim must be in `state` and silent; every other replica that no fault holds must run."""
+    processes = processes_of(target)
+    victims: Sequence[str] = injection.value["hosts"]
+    others = [host for host in target.hosts if host not in victims and host not in _downed(in_force)]
+    held_by_others = _downed(in_force)
+
+    async def victim_problem(host: str) -> str | None:
+        view = await processes.look(host)
+        if view.state != state and not (host in held_by_others and view.state != RUNNING):
+            return f"{host} is {view.state}, not {state}"
+        if await target.answers(host, timeout_s=SILENCE_S):
+            return f"{host} still answers"
+        return None
+
+    async def other_problem(host: str) -> str | None:
+        view = await processes.look(host)
+        return None if view.state == RUNNING else f"{host} should run and is {view.state}"
+
+    found = await asyncio.gather(*map(victim_problem, victims), *map(other_problem, others))
+    failed = [problem for problem in found if problem is not None]
+    detail = f"{', '.join(victims)} {state} and silent, {len(others)} others run"
+    return Proof(
+        proven=not failed,
+        detail="; ".join(failed[:3]) if failed else detail,
+        checked=len(victims) + len(others),
+        failed=failed,
+    )
+
+
+class Kill(FormNemesis):
+    """Ends replicas and starts them again when healed."""
+
+    name = "kill"
+    description = "ends replicas by signal and starts them again"
+    forms: Mapping[str, Form] = {
+        form.name: form
+        for form in (
+            Form(
+                name="sigkill",
+                description="SIGKILL: the process is gone at once; what it wrote stays in the page cache",
+                needs=(("processes", "kill"),),
+                targets=("one", "minority", "leader", "majority", "all"),
+            ),
+            Form(
+                name="terminate",
+                description="SIGTERM: an orderly end, with whatever the system does on its way out",
+                needs=(("processes", "kill"),),
+                targets=("leader", "one"),
+            ),
+            Form(
+                name="crash-loop",
+                description="SIGKILL, start, and SIGKILL again after a moment, all the time",
+                needs=(("processes", "kill"),),
+                targets=("one", "leader"),
+            ),
+        )
+    }
+
+    def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
+        return {"up_s": round(rng.uniform(MIN_UP_S, MAX_UP_S), 3)} if form.name == "crash-loop" else {}
+
+    async def inject(self, target: Target, injection: Injection) -> None:
+        """End the planned replicas; returns once they are gone (a crash loop: once it is under way)."""
+        if injection.problem is not None:
+            return
+        processes, hosts = processes_of(target), injection.value["hosts"]
+        form, _ = split_variant(injection.variant)
+        if form == "crash-loop":
+            await processes.crash_loop(injection.fault_id, hosts, up_s=injection.value["up_s"])
+        else:
+            signal_name = "TERM" if form == "terminate" else "KILL"
+            await processes.end(injection.fault_id, hosts, signal_name=signal_name)
+
+    async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The processes are gone and nobody answers for them, while the others run. A crash loop: each victim
+        was started again and killed again while we looked."""
+        if injection.problem is not None:
+            return Proof(proven=False, detail=injection.problem)
+        if split_variant(injection.variant)[0] == "crash-loop":
+            return await _prove_crashing(target, injection.value["hosts"], in_force)
+        return await _prove_stopped(target, injection, DOWN, in_force)
+
+    async def heal(self, target: Target, injection: Injection) -> None:
+        """Start again what no other fault keeps down. Idempotent."""
+        await processes_of(target).release(injection.fault_id)
+
+    async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The replicas run and answer."""
+        return await prove_running(target, injection.value["hosts"], in_force=in_force)
+
+
+class Pause(FormNemesis):
+    """Stops replicas where they are and lets them go on when healed."""
+
+    name = "pause"
+    description = "stops replicas where they stand (SIGSTOP) and lets them go on"
+    forms: Mapping[str, Form] = {
+        "sigstop": Form(
+            name="sigstop",
+            description="SIGSTOP: connections stay open, nothing is answered, and time goes by unnoticed",
+            needs=(("processes", "pause"),),
+            targets=("one", "leader", "minority", "followers", "all"),
+        )
+    }
+
+    async def inject(self, target: Target, injection: Injection) -> None:
+        """Stop the planned replicas; returns once the kernel holds them."""
+        if injection.problem is None:
+            await processes_of(target).pause(injection.fault_id, injection.value["hosts"])
+
+    async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The processes are in state T and answer nothing, while the others run."""
+        if injection.problem is not None:
+            return Proof(proven=False, detail=injection.problem)
+        return await _prove_stopped(target, injection, PAUSED, in_force)
+
+    async def heal(self, target: Target, injection: Injection) -> None:
+        """Continue what no other fault pauses. Idempotent."""
+        await processes_of(target).release(injection.fault_id)
+
+    async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The replicas run and answer."""
+        return await prove_running(target, injection.value["hosts"], in_force=in_force)
+
+
+async def _prove_crashing(target: Target, victims: Sequence[str], in_force: Sequence[Injection]) -> Proof:
+    """Every victim that no other fault keeps down is started twice more."""
+    processes = processes_of(target)
+    watched = [host for host in victims if host not in _downed(in_force)]
+    if not watched:
+        return Proof(proven=False, detail="every victim is held by another fault")
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + CRASH_TIMEOUT_S
+    before = {host: (await processes.look(host)).starts for host in watched}
+    starts = dict(before)
+    while loop.time() < deadline_s and any(starts[host] < before[host] + 2 for host in watched):
+        await asyncio.sleep(RETRY_S)
+        starts = {host: (await processes.look(host)).starts for host in watched}
+    failed = [
+        f"{host} was started {starts[host] - before[host]} times" for host in watched if starts[host] < before[host] + 2
+    ]
+    detail = f"{', '.join(watched)} killed and started again while watched"
+    return Proof(
+        proven=not failed, detail="; ".join(failed[:3]) if failed else detail, checked=len(watched), failed=failed
+    )
+
+
+KILL = Kill()
+PAUSE = Pause()
