@@ -11,7 +11,6 @@ import asyncio
 import errno
 import fcntl
 import importlib
-import logging
 import os
 import resource
 import signal
@@ -20,23 +19,19 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 
 import node
-from node.broker.controller import BrokerController
 from node.config import (
     BrokerConfig,
     ConfigError,
     NameServerConfig,
     parse_broker_config,
     parse_name_server_config,
-    split_address,
 )
 from node.logs import configure_logging
-from node.nameserver import NameServer
 from node.real_runtime import RealDisk, real_runtime
+from node.serving import serve_broker, serve_name_server
 from node.store.segments import SegmentError
 
 __all__ = ["EXIT_FAILED", "EXIT_OPERATOR", "main"]
-
-logger = logging.getLogger("node")
 
 EXIT_FAILED = 1
 """The node cannot go on: its store is damaged, or its disk fails."""
@@ -143,6 +138,8 @@ def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str) -> int:
     except OperatorError as error:
         return _complain(error.lines, EXIT_OPERATOR)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return _complain([f"{error.strerror}; stop what uses it, or change listen"], EXIT_OPERATOR)
         status = EXIT_OPERATOR if error.errno in _OPERATOR_ERRNOS else EXIT_FAILED
         return _complain([str(error)], status)
     except SegmentError as error:
@@ -197,44 +194,14 @@ async def _serve_broker(config: BrokerConfig) -> int:
     lock = _lock_data_directory(config.data_dir)
     runtime = real_runtime()
     try:
-        broker = BrokerController(config, runtime)
-        await broker.start()
-        logger.info(
-            "READY broker self_id=%s listen=%s:%d dledger=%s",
-            config.self_id, split_address(config.listen)[0], broker.port, config.dledger_listen,
-        )  # fmt: skip
-        failure = await _until_stopped(stop, broker)
-        logger.info("stopping")
-        await broker.stop()
-        if failure:
-            return _complain([failure], EXIT_FAILED)
-        logger.info("stopped")
-        return 0
+        failure = await serve_broker(config, runtime, stop)
+        return _complain([failure], EXIT_FAILED) if failure else 0
     finally:
         if isinstance(runtime.disk, RealDisk):
             runtime.disk.close()
         os.close(lock)
 
 
-async def _until_stopped(stop: asyncio.Event, broker: BrokerController) -> str:
-    """Wait for a signal or for the broker's end; returns why it cannot go on, "" for a signal."""
-    loop = asyncio.get_running_loop()
-    signalled, failed = loop.create_task(stop.wait()), loop.create_task(broker.wait_failed())
-    await asyncio.wait((signalled, failed), return_when=asyncio.FIRST_COMPLETED)
-    failure = failed.result() if failed.done() else ""
-    for task in (signalled, failed):
-        task.cancel()
-    await asyncio.wait((signalled, failed))
-    return failure
-
-
 async def _serve_name_server(config: NameServerConfig) -> int:
-    stop = _stop_on_signals()
-    host, port = split_address(config.listen)
-    server = NameServer(host, port, real_runtime())
-    await server.start()
-    logger.info("READY nameserver listen=%s:%d", host, server.port)
-    await stop.wait()
-    await server.stop()
-    logger.info("stopped")
+    await serve_name_server(config, real_runtime(), _stop_on_signals())
     return 0

@@ -1,0 +1,62 @@
+"""A node from its configuration to its end, on whatever runtime and event loop it is given.
+
+Here it is not yet a process: no signals, no locks, no exit status (`command_line.py` adds those). A simulation
+runs these very coroutines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from node.broker.controller import BrokerController
+from node.config import BrokerConfig, NameServerConfig, split_address
+from node.nameserver import NameServer
+from node.runtime import Runtime
+
+__all__ = ["serve_broker", "serve_name_server"]
+
+logger = logging.getLogger("node")
+
+
+async def serve_broker(config: BrokerConfig, runtime: Runtime, stop: asyncio.Event) -> str:
+    """Run a broker until `stop` is set or it cannot go on; returns why it cannot, "" after an orderly end.
+
+    Raises OSError (address in use, data directory not usable), ValueError or SegmentError (a damaged file) when it
+    cannot start.
+    """
+    broker = BrokerController(config, runtime)
+    await broker.start()
+    logger.info(
+        "READY broker self_id=%s listen=%s:%d dledger=%s",
+        config.self_id, split_address(config.listen)[0], broker.port, config.dledger_listen,
+    )  # fmt: skip
+    failure = await _until_stopped(stop, broker)
+    logger.info("stopping")
+    await broker.stop()
+    if not failure:
+        logger.info("stopped")
+    return failure
+
+
+async def _until_stopped(stop: asyncio.Event, broker: BrokerController) -> str:
+    """Wait for the request to stop or for the broker's end; returns why it cannot go on, "" for a request."""
+    loop = asyncio.get_running_loop()
+    signalled, failed = loop.create_task(stop.wait()), loop.create_task(broker.wait_failed())
+    await asyncio.wait((signalled, failed), return_when=asyncio.FIRST_COMPLETED)
+    failure = failed.result() if failed.done() else ""
+    for task in (signalled, failed):
+        task.cancel()
+    await asyncio.wait((signalled, failed))
+    return failure
+
+
+async def serve_name_server(config: NameServerConfig, runtime: Runtime, stop: asyncio.Event) -> None:
+    """Run a name server until `stop` is set. Raises OSError or ValueError when it cannot start."""
+    host, port = split_address(config.listen)
+    server = NameServer(host, port, runtime)
+    await server.start()
+    logger.info("READY nameserver listen=%s:%d", host, server.port)
+    await stop.wait()
+    await server.stop()
+    logger.info("stopped")
