@@ -13,6 +13,8 @@ with the nearest bound as nextBeginOffset.
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -20,12 +22,15 @@ from node.broker.dispatcher import Queue
 from node.broker.ledger import LedgerStore
 from node.broker.reads import ReadGate
 from node.broker.topics import TopicTable
+from node.logs import LogLimiter
 from node.remoting import Command, Connection, RequestError, ResponseCode
 from node.store.consume_queue import ConsumeQueue, Unit
 from node.store.queue_store import QueueStore
 from node.store.record import RecordError, java_string_hash, summarize_record
 
 __all__ = ["PullHolds", "PullProcessor", "TagFilter"]
+
+logger = logging.getLogger("node.broker")
 
 MAX_BATCH_MESSAGES = 32
 """Messages in one reply (R: maxTransferCountOnMessageInMemory)."""
@@ -101,6 +106,15 @@ class _PullRequest:
         )
 
 
+class _Unreadable(RequestError):
+    """Messages of a queue cannot be read. `accuses_queue` when the log is fine and the queue's file is not: the next
+    start then rebuilds the queues."""
+
+    def __init__(self, place: str, error: RecordError | OSError) -> None:
+        super().__init__(ResponseCode.SYSTEM_ERROR, f"{place} cannot be read: {error}")
+        self.accuses_queue = isinstance(error, RecordError) or error.errno in (None, errno.EINVAL)
+
+
 class PullHolds:
     """Pulls that wait for a message, by queue."""
 
@@ -170,6 +184,7 @@ class PullProcessor:
         self._queues = queues
         self._topics = topics
         self._holds = holds
+        self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.get_total = 0
         """Messages handed out since the start."""
 
@@ -190,7 +205,13 @@ class PullProcessor:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + request.suspend_ms / 1000
         while True:
-            reply = self._answer(command, request)
+            try:
+                reply = self._answer(command, request)
+            except _Unreadable as error:
+                self._complaints.warning(logger, "unreadable", "%s", error.remark)
+                if error.accuses_queue:
+                    await self._queues.distrust()
+                raise
             left_s = deadline_s - loop.time()
             if reply.code != ResponseCode.PULL_NOT_FOUND or left_s <= 0 or self._holds.is_full:
                 return reply
@@ -201,7 +222,7 @@ class PullProcessor:
                 raise self._gate.not_leader()
 
     def _answer(self, command: Command, request: _PullRequest) -> Command:
-        """The reply from this moment's state. Raises RequestError when the log cannot be read."""
+        """The reply from this moment's state. Raises _Unreadable when its messages cannot be read."""
         queue = self._queues.find(request.topic, request.queue_id)
         low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
         offset = request.offset
@@ -216,10 +237,7 @@ class PullProcessor:
             try:
                 records, following = self._collect(queue, request)
             except (RecordError, OSError) as error:
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"queue {request.topic}/{request.queue_id} cannot be read at {offset}: {error}",
-                ) from error
+                raise _Unreadable(f"queue {request.topic}/{request.queue_id} at {offset}", error) from error
             self.get_total += len(records)
             body = b"".join(records)
             code = ResponseCode.SUCCESS if records else ResponseCode.PULL_RETRY_IMMEDIATELY
@@ -235,7 +253,10 @@ class PullProcessor:
         )
 
     def _collect(self, queue: ConsumeQueue, request: _PullRequest) -> tuple[list[bytes], int]:
-        """Records that pass the filter from the offset on, within the caps; and the offset to go on from."""
+        """Records that pass the filter from the offset on, within the caps; and the offset to go on from.
+
+        Stops before a message that cannot be read; raises RecordError or OSError when that is the first one.
+        """
         passes_all = request.tag_filter.passes_all
         units = queue.read(request.offset, request.max_messages if passes_all else MAX_SCANNED_UNITS)
         records: list[bytes] = []
@@ -246,7 +267,12 @@ class PullProcessor:
                 continue
             if records and (len(records) == request.max_messages or size_bytes + unit.size_bytes > MAX_BATCH_BYTES):
                 return records, offset
-            record, tags = self._read_record(unit, request, offset)
+            try:
+                record, tags = self._read_record(unit, request, offset)
+            except (RecordError, OSError):
+                if records:
+                    return records, offset
+                raise
             if request.tag_filter.passes(tags):
                 records.append(record)
                 size_bytes += len(record)

@@ -167,8 +167,8 @@ class SendProcessor:
 
     def _check_topic(self, header: SendHeader) -> TopicConfig:
         name = header.topic
-        if len(name.encode()) > MAX_TOPIC_SIZE_BYTES:
-            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"topic longer than {MAX_TOPIC_SIZE_BYTES} bytes")
+        if len(name) > MAX_TOPIC_SIZE_BYTES:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"topic longer than {MAX_TOPIC_SIZE_BYTES}")
         topic = self._topics.get(name)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name!r} does not exist, create it first")

@@ -50,7 +50,7 @@ class QueueStore:
         self._files = FileCache(disk)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unflushed_bytes = 0
-        self._sync_failed = False
+        self._is_trusted = True
 
     @property
     def unflushed_bytes(self) -> int:
@@ -115,13 +115,13 @@ class QueueStore:
                     await queue.flush()
                 finally:
                     self._unflushed_bytes -= queue.flushed_bytes - flushed_before
-            if queue.is_unsynced and not self._sync_failed:
+            if queue.is_unsynced and self._is_trusted:
                 try:
                     await queue.sync()
                 except OSError:
-                    self._sync_failed = True
+                    self._is_trusted = False
                     raise
-        if self._sync_failed:
+        if not self._is_trusted:
             return
         text = json.dumps(
             {
@@ -135,6 +135,15 @@ class QueueStore:
             separators=(",", ":"),
         ).encode()
         await self._disk.write_file_atomic(self._checkpoint_path, b"%08x\n%s\n" % (zlib.crc32(text), text))
+
+    async def distrust(self) -> None:
+        """The files were found to hold something wrong: let the next start rebuild every queue from the log.
+
+        Raises OSError.
+        """
+        if self._is_trusted:
+            self._is_trusted = False
+            await self._disk.remove(self._checkpoint_path)
 
     async def restore(self, is_in_log: Callable[[int, int], bool]) -> DispatchMark:
         """Bring the queues back to the last checkpoint; returns what they hold.

@@ -192,13 +192,15 @@ def prepare_record(
     """Serialise everything of a message except what the append decides.
 
     The IPv6 bits of `sys_flag` are set from the hosts, whatever the caller passed. Raises RecordError
-    when the topic or the properties are too long, the topic is empty, a host is no "ip:port", or a
+    when the topic or the properties are too long or no text, the topic is empty, a host is no "ip:port", or a
     number does not fit its field.
     """
-    topic_bytes = topic.encode()
+    try:
+        topic_bytes, properties_bytes = topic.encode(), properties_text.encode()
+    except UnicodeEncodeError as error:
+        raise RecordError(f"topic or properties cannot be written as UTF-8: {error.reason}") from error
     if not 0 < len(topic_bytes) <= MAX_TOPIC_SIZE_BYTES:
         raise RecordError(f"topic of {len(topic_bytes)} bytes, allowed are 1 to {MAX_TOPIC_SIZE_BYTES}")
-    properties_bytes = properties_text.encode()
     if len(properties_bytes) > MAX_PROPERTIES_SIZE_BYTES:
         raise RecordError(f"properties of {len(properties_bytes)} bytes, allowed are {MAX_PROPERTIES_SIZE_BYTES}")
     born = _host_bytes(born_host)

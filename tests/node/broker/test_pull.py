@@ -300,7 +300,42 @@ def test_damage_at_rest_is_reported_and_never_served(run: Any, damage: str) -> N
         changed[{"body": 88, "other queue": 15, "queue offset": 27, "gone": 4}[damage]] ^= 1
         entry.body = b"" if damage == "gone" else bytes(changed)
         reply = await pull(parts, processor, request())
-        assert reply.code == 1 and "t/0 cannot be read" in reply.remark and not reply.body
+        assert (reply.code, bodies(reply), bounds(reply)[0]) == (0, [b"hello"], 1)
+        reply = await pull(parts, processor, request(1))
+        assert reply.code == 1 and "t/0 at 1 cannot be read" in reply.remark and not reply.body
         assert bodies(await pull(parts, processor, request(2))) == [b"again"]
 
     run(scenario)
+
+
+@pytest.mark.parametrize("byte", [5, 11])
+def test_a_damaged_queue_is_reported_and_rebuilt_at_the_next_start(
+    run: Any, make_parts: Any, helpers: Any, tmp_path: Any, byte: int
+) -> None:
+    ledger: Any = None
+
+    async def damage(parts: Any, processor: PullProcessor) -> None:
+        nonlocal ledger
+        ledger = parts.ledger
+        put(parts, b"hello", b"world")
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 2)
+        await parts.queues.checkpoint(parts.dispatcher._mark)
+        path = tmp_path / "consumequeue" / "t" / "0" / f"{0:020d}"
+        content = bytearray(path.read_bytes())
+        content[20 + byte] ^= 0x40
+        path.write_bytes(content)
+        assert (await pull(parts, processor, request(1))).code == 1
+        assert bodies(await pull(parts, processor, request(0))) == [b"hello"]
+        await parts.dispatcher.stop()
+
+    async def heal() -> None:
+        parts = make_parts(ledger)
+        await parts.start(master=False)
+        assert parts.dispatcher.dispatched_index == -1
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 2)
+        units = parts.queues.find("t", 0).read(0, 2)
+        assert [unit.physical_offset for unit in units] == [ledger.store.get(index).body_pos for index in (1, 2)]
+        await parts.stop()
+
+    run(damage)
+    asyncio.run(heal())

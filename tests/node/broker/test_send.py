@@ -113,6 +113,8 @@ def test_a_message_is_not_answered_before_it_is_committed(run: Any, helpers: Any
         ({"topic": "t" * 128}, 13, "longer than 127"),
         ({"properties": "k\x01" + "v" * 32766}, 13, "longer than 32767"),
         ({"properties": "k\x01" + "é" * 20000}, 13, "properties of 40002 bytes"),
+        ({"properties": "k\x01\ud800"}, 13, "cannot be written as UTF-8"),
+        ({"topic": "\ud800"}, 17, "create it first"),
         ({"body": b"x" * 1001}, 13, "body of 1001 bytes, allowed are 1000"),
         ({"queue_id": 4}, 1, "queue 4 of topic 't', which has 4"),
         ({"queue_id": "x"}, 1, "no whole number"),
