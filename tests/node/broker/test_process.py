@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import resource
 import shutil
 import signal
 import socket
@@ -23,6 +24,8 @@ from node.store.record import decode_records
 pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).resolve().parents[3]
+
+IDLE_CONNECTIONS = 1000
 
 
 class Broker:
@@ -207,6 +210,8 @@ async def broker_ready(broker: Broker, client: RemotingClient) -> list[bytes]:
 
 
 def test_garbage_on_both_ports_disturbs_nobody(broker: Broker) -> None:
+    allow_open_files(2 * IDLE_CONNECTIONS)
+
     async def scenario(client: RemotingClient) -> None:
         process = broker.start()
         await broker.send(client, b"first")
@@ -236,8 +241,8 @@ def test_garbage_on_both_ports_disturbs_nobody(broker: Broker) -> None:
             return None
 
         load = asyncio.ensure_future(honest())
-        idlers = [await idle(port) for port in (broker.port, broker.ledger_port) for _ in range(300)]
-        for _ in range(60):
+        idlers = [await idle(port) for port in (broker.port, broker.ledger_port) for _ in range(IDLE_CONNECTIONS // 2)]
+        for _ in range(25):
             payloads = [
                 choice.randbytes(choice.randrange(1, 3000)),
                 b"\x7f\xff\xff\xff" + choice.randbytes(100),
@@ -250,6 +255,7 @@ def test_garbage_on_both_ports_disturbs_nobody(broker: Broker) -> None:
             )
         stop.set()
         await load
+        assert None not in idlers
         for writer in idlers:
             if writer is not None:
                 writer.close()
@@ -260,6 +266,13 @@ def test_garbage_on_both_ports_disturbs_nobody(broker: Broker) -> None:
 
     run(scenario)
     assert b"Traceback" not in broker.log.read_bytes()
+
+
+def allow_open_files(count: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard == resource.RLIM_INFINITY or hard >= count, "this machine allows too few open files"
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 def resident_bytes(pid: int) -> int:
