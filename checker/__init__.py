@@ -9,6 +9,12 @@
 from __future__ import annotations
 
 from checker.codecs.jsonl import FormatError, read_jsonl
+from checker.delivery import (
+    check_consumer_progress,
+    check_delay,
+    check_replicas,
+    check_transaction_visibility,
+)
 from checker.history import History, HistoryBuilder, HistoryError, Operation
 from checker.linearizability.check import check
 from checker.log import check_log
@@ -36,6 +42,12 @@ from checker.models import (
     VersionedRegister,
     parse_model,
 )
+from checker.online import OnlineLog, OnlineRegister
+from checker.queue import check_total_queue
+from checker.sessions import check_sequential, check_sessions
+from checker.sets import check_set, check_set_full
+from checker.simple import check_bank, check_counter, check_exclusion, check_long_fork, check_unique_ids
+from checker.transactions import check_transactions
 from checker.verdict import Edge, Result, Verdict, Witness, worst
 
 __all__ = [
@@ -58,6 +70,8 @@ __all__ = [
     "ModelError",
     "MultiRegister",
     "Mutex",
+    "OnlineLog",
+    "OnlineRegister",
     "Operation",
     "PriorityQueue",
     "Register",
@@ -70,7 +84,22 @@ __all__ = [
     "VersionedRegister",
     "Witness",
     "check",
+    "check_bank",
+    "check_consumer_progress",
+    "check_counter",
+    "check_delay",
+    "check_exclusion",
     "check_log",
+    "check_long_fork",
+    "check_replicas",
+    "check_sequential",
+    "check_sessions",
+    "check_set",
+    "check_set_full",
+    "check_total_queue",
+    "check_transaction_visibility",
+    "check_transactions",
+    "check_unique_ids",
     "parse_model",
     "read_jsonl",
     "worst",

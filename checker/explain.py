@@ -39,6 +39,8 @@ __all__ = ["explain"]
 
 #: Search steps allowed to test one reduction; a reduction that needs more is not made.
 STEPS_PER_TEST = 20_000
+#: Search steps allowed to find where a history that is known to be wrong goes wrong.
+STEPS_TO_FIND = 1_000_000
 #: Seconds an explanation may take when the check itself has no time limit.
 EXPLAIN_TIMEOUT_S = 10.0
 #: First window, in operations, of the search for the part before a violation that matters.
@@ -76,8 +78,13 @@ def explain(history: History, model: Model, outcome: KeyOutcome, budget: Budget)
         culprit = outcome.search.deepest_row
         part = reducer.prefix(outcome.rows, culprit) if culprit is not None else _Part(tuple(outcome.rows))
         outcome.search = None
+    elif violation is None:
+        # Decided by another process, which keeps its search to itself: find the culprit again.
+        search = Search(history, outcome.rows, model)
+        search.run(STEPS_TO_FIND)
+        row = search.deepest_row
+        part = _Part(tuple(outcome.rows)) if row is None else reducer.prefix(outcome.rows, row)
     else:
-        assert violation is not None
         part = _Part(violation.rows)
         if outcome.special is not None and len(violation.rows) == len(outcome.rows):
             part = reducer.shortest_prefix(outcome.rows, outcome.special)

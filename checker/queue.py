@@ -16,10 +16,10 @@ __all__ = ["check_total_queue"]
 def check_total_queue(events: Events, *, allow_duplicates: bool = True) -> Result:
     """Every acknowledged enqueue is dequeued; nothing is dequeued that nobody tried to enqueue.
 
-    Operations: ``enqueue`` (or any name of :class:`FIFOQueue`), ``dequeue`` with a value or ``None``, ``drain`` with a
-    list.  Counts ``lost``, ``unexpected``, ``duplicated`` and ``recovered`` (outcome unknown, but dequeued).  Duplicates
-    are wrong only without ``allow_duplicates``: queues that deliver at least once may repeat.  Unknown when values went
-    in and nothing ever came out.
+    Operations: ``enqueue`` (or any name of :class:`FIFOQueue`), ``dequeue`` with a value or ``None``, ``drain`` with
+    a list.  Counts ``lost``, ``unexpected``, ``duplicated`` and ``recovered`` (outcome unknown, but dequeued).
+    Duplicates are wrong only without ``allow_duplicates``: queues that deliver at least once may repeat.  Unknown when
+    values went in and nothing ever came out.
     """
     history = History.of(events)
     wrong = ("lost", "unexpected") if allow_duplicates else ("lost", "unexpected", "duplicated")
@@ -54,12 +54,11 @@ def check_total_queue(events: Events, *, allow_duplicates: bool = True) -> Resul
             tally.add("duplicated", rows[:3], f"{short(value)} came out {len(rows)} times, put in {len(tried)} times")
         elif any(history.status[row] == INFO for row in tried) and value not in acked:
             tally.add("recovered", (tried[0], rows[0]), f"{short(value)} came out though its put had no answer")
-    for value, rows in acked.items():
+    for value, rows in acked.items() if takes else ():
         missing = len(rows) - len(taken.get(value, ()))
         if missing > 0:
-            tally.add("lost", rows[:1], f"{short(value)}, acknowledged to {named_row(history, rows[0])}, never came out")
+            text = f"{short(value)}, acknowledged to {named_row(history, rows[0])}, never came out"
+            tally.add("lost", rows[:1], text)
     tally.extra.update(acknowledged=sum(map(len, acked.values())), dequeued=sum(map(len, taken.values())))
     nothing = "nothing was ever dequeued, so nothing can be said about loss" if acked and not takes else None
-    if nothing:
-        tally.counts["lost"] = 0
     return tally.result(fine=f"all {len(acked)} acknowledged values came out", unknown=nothing)

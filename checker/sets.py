@@ -46,8 +46,8 @@ def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
 
     An element is known once its add was acknowledged or a read showed it.  ``lost``: a read invoked after that lacks
     it, and so does every later one.  ``stale``: some read invoked after that lacks it, but a later one has it; wrong
-    only if ``linearizable``.  ``never-read``: acknowledged, but no read began afterwards.  ``visible_ms`` gives quantiles
-    of the time from acknowledgement to the start of the first read after which it was never missing.  Duplicates within
+    only if ``linearizable``.  ``never-read``: acknowledged, but no read began afterwards.  ``visible_ms`` gives
+    quantiles of the time from acknowledgement to the first read after which it was never missing.  Duplicates within
     one read are wrong.  Keys are sets of their own.
     """
     history = History.of(events)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from checker.history import NEVER, OK, History, freeze
@@ -46,8 +47,8 @@ def check_counter(events: Events, *, initial: int = 0) -> Result:
 def check_exclusion(events: Events) -> Result:
     """No two processes surely hold one lock at once: from the return of ``acquire`` to the invocation of ``release``.
 
-    The key, where there is one, names the lock.  A process whose ``release`` is of unknown outcome counts as not holding
-    it from that invocation on.
+    The key, where there is one, names the lock.  A process whose ``release`` is of unknown outcome counts as not
+    holding it from that invocation on.
     """
     history = History.of(events)
     tally = Tally("exclusion", history, wrong=("overlapping",))
@@ -68,7 +69,7 @@ def check_exclusion(events: Events) -> Result:
         until, holder = -1, -1
         for start, end, row in holds:
             if start < until:
-                text = f"{named_row(history, row)} took a lock that {named_row(history, holder)} had taken and still held"
+                text = f"{named_row(history, row)} took a lock while {named_row(history, holder)} still held it"
                 tally.add("overlapping", (holder, row), text)
             if end > until:
                 until, holder = end, row
@@ -102,8 +103,8 @@ def check_bank(events: Events, *, total: int | None = None, allow_negative: bool
 def check_long_fork(events: Events) -> Result:
     """No two reads of a group of keys, each written once, see two writes in opposite orders.
 
-    Reads carry ``[r, key, value]`` steps, ``None`` for not yet written.  Two reads that each see a write the other lacks
-    are a fork: parallel snapshot isolation allows it, snapshot isolation does not.
+    Reads carry ``[r, key, value]`` steps, ``None`` for not yet written.  Two reads that each see a write the other
+    lacks are a fork: parallel snapshot isolation allows it, snapshot isolation does not.
     """
     history = History.of(events)
     tally = Tally("long-fork", history, wrong=("fork",))
@@ -124,7 +125,7 @@ def check_long_fork(events: Events) -> Result:
         for seen, row in views:
             distinct.setdefault(seen, row)
         ordered = sorted(distinct.items(), key=lambda view: (len(view[0]), view[1]))
-        for (smaller, first), (larger, second) in zip(ordered, ordered[1:], strict=False):
+        for (smaller, first), (larger, second) in pairwise(ordered):
             if not smaller <= larger:
                 text = (
                     f"{named_row(history, first)} sees {short(sorted(smaller - larger, key=repr))} but not "

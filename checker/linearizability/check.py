@@ -11,6 +11,7 @@ from checker.explain import explain
 from checker.history import History, Operation, freeze
 from checker.linearizability.budget import Budget
 from checker.linearizability.engine import KeyOutcome, decide
+from checker.linearizability.parallel import decide_in_parallel
 from checker.models.base import Model
 from checker.models.registry import parse_model
 from checker.verdict import Result, Verdict, worst
@@ -28,13 +29,15 @@ def check(
     timeout_s: float | None = None,
     memory_mb: float | None = None,
     explained: bool = True,
+    jobs: int = 1,
 ) -> Result:
     """Whether a history is linearizable with respect to a model.
 
     ``history`` is a :class:`History`, events of the history format, or :class:`Operation` objects; ``model`` a model or
     its name.  Operations with different keys are independent objects (linearizability is local).  ``timeout_s``
     (seconds) and ``memory_mb`` (MiB beyond what the process holds) bound the check; past either the verdict is
-    ``unknown``.  ``explained=False`` leaves out the witness of an invalid history.
+    ``unknown``.  ``explained=False`` leaves out the witness of an invalid history.  ``jobs`` processes share
+    the keys.
 
     Raises :class:`HistoryError` for events that do not pair, :class:`ModelError` for operations the model lacks.
     """
@@ -45,7 +48,11 @@ def check(
     gc.disable()
     try:
         history = History.of(history)
-        outcomes = decide(history, history.rows_by_key(), model, budget)
+        groups = history.rows_by_key()
+        if jobs > 1:
+            outcomes = decide_in_parallel(history, groups, model, budget, jobs=jobs)
+        else:
+            outcomes = decide(history, groups, model, budget)
         return summarise(history, model, outcomes, budget, explained=explained)
     finally:
         if collecting:

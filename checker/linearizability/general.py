@@ -403,7 +403,7 @@ class Search:
                         if mask & bit or before & ~mask:
                             continue
                         after = row[state]
-                        if after >= 0 and needed[after] >= 0:
+                        if after >= 0 and needed is not None and needed[after] >= 0:
                             push((at, state, mask, used, choice + _FIRST))
                             mask |= bit
                             state = after

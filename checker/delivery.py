@@ -1,0 +1,195 @@
+"""Checkers for message brokers: delays, transactional messages, consumer progress, agreement of replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from checker.history import FAIL, OK, History, freeze
+from checker.tally import Events, Tally
+from checker.verdict import Result
+from checker.words import named_row, short
+
+__all__ = ["check_consumer_progress", "check_delay", "check_replicas", "check_transaction_visibility"]
+
+
+def _received(history: History, row: int) -> list[Any]:
+    """The messages a ``receive`` returned: one, or a list."""
+    result = history.result[row]
+    return [freeze(item) for item in result] if isinstance(result, list) else [] if result is None else [freeze(result)]
+
+
+def check_delay(events: Events, *, tolerance_ms: float = 1000.0) -> Result:
+    """Delayed messages arrive no earlier than due, and not much later.
+
+    Operations: ``send`` of ``{"message": m, "delay_ms": d}``, ``receive`` with a message or a list of them.  A delivery
+    is ``early`` when its receive returned before the send was invoked plus the delay; ``late`` when its first receive
+    returned more than ``tolerance_ms`` after the send returned plus the delay; a message is ``lost`` when it was
+    acknowledged, was due with its tolerance before the last receive began, and was never received.  Needs times;
+    unknown without them.
+    """
+    history = History.of(events)
+    tally = Tally("delay", history, wrong=("lost", "early", "late"), noted=("delivered", "pending"))
+    first: dict[Any, int] = {}
+    last_start_ns = -1
+    for row, f in enumerate(history.f):
+        if f != "receive" or history.status[row] != OK:
+            continue
+        last_start_ns = max(last_start_ns, history.invoked_ns[row] or 0)
+        for message in _received(history, row):
+            if message not in first or history.returned[row] < history.returned[first[message]]:
+                first[message] = row
+    for row, f in enumerate(history.f):
+        if f != "send" or history.status[row] == FAIL:
+            continue
+        started = history.invoked_ns[row]
+        if started is None:
+            return tally.result(fine="", unknown="the history has no times, so delays cannot be judged")
+        message = freeze(history.value[row]["message"])
+        delay_ns = history.value[row]["delay_ms"] * 1e6
+        due_ns = (history.returned_ns[row] or started) + delay_ns + tolerance_ms * 1e6
+        if message in first:
+            receive = first[message]
+            seen_ns = history.returned_ns[receive] or 0
+            tally.counts["delivered"] += 1
+            if seen_ns < started + delay_ns:
+                early_ms = (started + delay_ns - seen_ns) / 1e6
+                text = f"{named_row(history, receive)} was {early_ms:.1f} ms early for {named_row(history, row)}"
+                tally.add("early", (row, receive), text)
+            elif history.status[row] == OK and seen_ns > due_ns:
+                late_ms = (seen_ns - due_ns) / 1e6 + tolerance_ms
+                text = f"{named_row(history, receive)} was {late_ms:.1f} ms late for {named_row(history, row)}"
+                tally.add("late", (row, receive), text)
+        elif history.status[row] == OK:
+            if due_ns < last_start_ns:
+                tally.add("lost", (row,), f"{short(message)} of {named_row(history, row)} never arrived")
+            else:
+                tally.counts["pending"] += 1
+    return tally.result(fine=f"{tally.counts['delivered']} delayed messages arrived in time")
+
+
+def check_transaction_visibility(events: Events) -> Result:
+    """Transactional messages are seen if committed, and only then.
+
+    Operations, each with the message as its value: ``prepare``, ``commit``, ``rollback``; and ``receive`` with a
+    message or a list.  Counts ``rolled-back-seen``, ``prepared-seen`` (received before any commit was invoked, or
+    without one) and ``committed-lost`` (a commit was acknowledged, a receive began later, and none ever showed the message).
+    """
+    history = History.of(events)
+    tally = Tally(
+        "transaction-visibility",
+        history,
+        wrong=("committed-lost", "rolled-back-seen", "prepared-seen"),
+        noted=("committed", "rolled-back"),
+    )
+    commits: dict[Any, int] = {}
+    rollbacks: dict[Any, int] = {}
+    known: set[Any] = set()
+    for row, f in enumerate(history.f):
+        if f in ("prepare", "commit", "rollback") and history.status[row] != FAIL:
+            message = freeze(history.value[row])
+            known.add(message)
+            if f != "prepare":
+                (commits if f == "commit" else rollbacks).setdefault(message, row)
+    seen: set[Any] = set()
+    last_start = -1
+    for row, f in enumerate(history.f):
+        if f != "receive" or history.status[row] != OK:
+            continue
+        last_start = max(last_start, history.invoked[row])
+        for message in _received(history, row):
+            if message in seen or message not in known:
+                seen.add(message)
+                continue
+            seen.add(message)
+            commit, rollback = commits.get(message), rollbacks.get(message)
+            if commit is None and rollback is not None and history.status[rollback] == OK:
+                text = f"{named_row(history, row)} saw {short(message)} of {named_row(history, rollback)}"
+                tally.add("rolled-back-seen", (rollback, row), text)
+            elif commit is None or history.invoked[commit] > history.returned[row]:
+                text = f"{named_row(history, row)} saw {short(message)}, prepared but not committed by then"
+                tally.add("prepared-seen", (row,), text)
+    for message, row in commits.items():
+        if history.status[row] != OK:
+            continue
+        tally.counts["committed"] += 1
+        if message not in seen and history.returned[row] < last_start:
+            tally.add("committed-lost", (row,), f"{short(message)} of {named_row(history, row)} was never received")
+    tally.counts["rolled-back"] = sum(history.status[row] == OK for row in rollbacks.values())
+    return tally.result(fine=f"{tally.counts['committed']} committed messages seen, nothing else")
+
+
+def check_consumer_progress(events: Events) -> Result:
+    """Offsets that consumers commit or are given never go backwards.
+
+    Operations with a result (or value) ``{"group", "queue", "offset"}``: ``commit`` stores an offset, ``fetch`` asks
+    for the stored one.  A ``fetch`` below an offset that an acknowledged commit, or another fetch, had shown before it
+    was invoked is a ``regression``; so is a process committing less than it committed before (``backward``).
+    """
+    history = History.of(events)
+    tally = Tally("consumer-progress", history, wrong=("regression", "backward"), noted=("commits", "fetches"))
+    groups: dict[Any, list[int]] = {}
+    for row, f in enumerate(history.f):
+        if f in ("commit", "fetch") and history.status[row] == OK:
+            about = _progress(history, row)
+            groups.setdefault((freeze(about.get("group")), freeze(about.get("queue"))), []).append(row)
+    for rows in groups.values():
+        done = sorted(rows, key=history.returned.__getitem__)
+        reached, by, at = -1, -1, 0
+        own: dict[Any, int] = {}
+        for row in sorted(rows, key=history.invoked.__getitem__):
+            while at < len(done) and history.returned[done[at]] < history.invoked[row]:
+                offset = _progress(history, done[at])["offset"]
+                if offset > reached:
+                    reached, by = offset, done[at]
+                at += 1
+            offset = _progress(history, row)["offset"]
+            if history.f[row] == "fetch":
+                tally.counts["fetches"] += 1
+                if offset < reached:
+                    text = f"{named_row(history, row)} fell back to {offset} from {reached} of {named_row(history, by)}"
+                    tally.add("regression", (by, row), text)
+                continue
+            tally.counts["commits"] += 1
+            before = own.get(history.process[row])
+            if before is not None and _progress(history, before)["offset"] > offset:
+                tally.add("backward", (before, row), f"{named_row(history, row)} committed less than before")
+            own[history.process[row]] = row
+    return tally.result(fine=f"{tally.counts['commits']} commits and {tally.counts['fetches']} fetches, none backwards")
+
+
+def _progress(history: History, row: int) -> Mapping[str, Any]:
+    result = history.result[row]
+    if history.f[row] == "fetch" and not isinstance(result, Mapping):
+        return {**(history.value[row] or {}), "offset": -1 if result is None else result}
+    found = result if isinstance(result, Mapping) else history.value[row]
+    return dict(found)
+
+
+def check_replicas(logs: Mapping[str, Sequence[Any]], committed: Mapping[str, int] | None = None) -> Result:
+    """Replicas hold the same entries wherever both have committed.
+
+    ``logs`` maps a node to its entries (or digests of them) from the first; ``committed`` to how many of them it knows
+    to be committed (all, by default).  Counts ``diverged`` pairs, each with its first differing index, and ``missing``:
+    nodes that claim more committed entries than they hold.
+    """
+    tally = Tally("replicas", History(), wrong=("diverged", "missing"), noted=("replicas",))
+    tally.counts["replicas"] = len(logs)
+    sizes: dict[str, int] = {}
+    for node, log in logs.items():
+        claimed = len(log) if committed is None else committed.get(node, len(log))
+        if claimed > len(log):
+            tally.add("missing", (), f"{node} claims {claimed} committed entries and holds {len(log)}")
+        sizes[node] = min(claimed, len(log))
+    longest = max(logs, key=lambda node: sizes[node], default=None)
+    for node, log in logs.items():
+        if longest is None or node == longest:
+            continue
+        size = sizes[node]
+        if list(log[:size]) != list(logs[longest][:size]):
+            index = next(i for i in range(size) if log[i] != logs[longest][i])
+            entries = f"{short(log[index])} and {short(logs[longest][index])}"
+            text = f"{node} and {longest} differ at index {index}: {entries}"
+            tally.add("diverged", (), text)
+    unknown = None if logs else "no logs to compare"
+    return tally.result(fine=f"{len(logs)} replicas agree on their committed entries", unknown=unknown)

@@ -1,0 +1,45 @@
+"""Many keys on many processes: linearizability is local, so each process takes a share of the keys."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from checker.history import History
+from checker.linearizability.budget import Budget
+from checker.linearizability.engine import KeyOutcome, decide
+from checker.models.base import Model
+
+__all__ = ["decide_in_parallel"]
+
+#: What the processes share; inherited by fork, so that no history is ever copied through a pipe.
+_SHARED: dict[str, Any] = {}
+
+
+def decide_in_parallel(
+    history: History, groups: dict[Any, Sequence[int]], model: Model, budget: Budget, *, jobs: int
+) -> list[KeyOutcome]:
+    """Like :func:`decide`, with the keys dealt out to at most ``jobs`` forked processes.
+
+    Each process has the whole time limit and its share of the memory limit.
+    """
+    shares = [list(groups)[at::jobs] for at in range(min(jobs, len(groups)))]
+    if len(shares) < 2:
+        return decide(history, groups, model, budget)
+    _SHARED.update(history=history, groups=groups, model=model, budget=budget, jobs=len(shares))
+    try:
+        with multiprocessing.get_context("fork").Pool(len(shares)) as pool:
+            parts = pool.map(_decide_share, shares, chunksize=1)
+    finally:
+        _SHARED.clear()
+    return [outcome for part in parts for outcome in part]
+
+
+def _decide_share(keys: list[Any]) -> list[KeyOutcome]:
+    groups, budget = _SHARED["groups"], _SHARED["budget"]
+    left_s = None if budget.timeout_s is None else max(0.001, budget.timeout_s - budget.elapsed_s())
+    own = Budget(timeout_s=left_s, memory_mb=budget.memory_bytes / _SHARED["jobs"] / (1 << 20))
+    outcomes = decide(_SHARED["history"], {key: groups[key] for key in keys}, _SHARED["model"], own)
+    return [replace(outcome, search=None) for outcome in outcomes]
