@@ -62,15 +62,16 @@ def test_quantities_carry_their_unit() -> None:
         if relative.parts[0] not in PACKAGES:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names: list[str] = []
             if isinstance(node, ast.arg):
-                names = [node.arg]
+                name, annotation = node.arg, node.annotation
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                names = [node.target.id]
-            for name in names:
-                lowered = name.lower().lstrip("_")
-                if NEEDS_UNIT.search(lowered) and not lowered.endswith(tuple(UNIT_SUFFIXES)):
-                    wrong.append(f"{relative}:{node.lineno} {name}")  # type: ignore[attr-defined]
+                name, annotation = node.target.id, node.annotation
+            else:
+                continue
+            is_number = annotation is not None and re.search(r"\b(int|float)\b", ast.unparse(annotation))
+            lowered = name.lower().lstrip("_")
+            if is_number and NEEDS_UNIT.search(lowered) and not lowered.endswith(UNIT_SUFFIXES):
+                wrong.append(f"{relative}:{node.lineno} {name}")
     assert wrong == []
 
 
@@ -129,7 +130,7 @@ def _asserts(function: ast.AST, helpers: frozenset[str]) -> bool:
             return True
         if isinstance(node, ast.Call):
             called = node.func
-            name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
             if name in {"raises", "fail"} or name.startswith(("assert_", "check_", "expect_")) or name in helpers:
                 return True
     return False
