@@ -8,6 +8,7 @@ whose harness still lives are left alone. Cleaning twice does nothing the second
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ from harness.clusters.netns_calls import (
     remove_namespace,
     unmount,
 )
+from harness.clusters.remote_cleanup import REMOTE_REMOVERS, CannotRemove
 from harness.process_table import (
     ProcessId,
     ancestors,
@@ -172,7 +174,8 @@ class _RunCleaner:
         self._end_processes()
         for name in self._namespaces():
             self._attempt(run_state.KIND_NETNS, name, self._remove_namespace)
-        removers = {
+        removers: dict[str, Callable[[str, Mapping[str, Any]], bool]] = {
+            **{kind: functools.partial(remove, self._run_id) for kind, remove in REMOTE_REMOVERS.items()},
             run_state.KIND_VETH: self._remove_veth,
             run_state.KIND_MOUNT: self._remove_mount,
             run_state.KIND_SOCKET: self._remove_socket,
@@ -206,7 +209,7 @@ class _RunCleaner:
         """Remove one thing, report it if it was there, and report what went wrong."""
         try:
             was_there = remove(ident) if details is None else remove(ident, details)
-        except (OSError, subprocess.SubprocessError, _NotOurs) as error:
+        except (OSError, subprocess.SubprocessError, CannotRemove, _NotOurs) as error:
             self._leave(f"{kind} {ident}: {error}")
             return
         if was_there:

@@ -1,0 +1,350 @@
+"""What clusters whose hosts have agents share: everything but how a host is made and reached.
+
+A subclass makes its hosts, says how a connection to an agent is made, and removes them; programs, files, cuts and
+probes are done here through the agents (see host_agent, agent_link).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from harness.clusters.agent_files import fetch_directory, put_file
+from harness.clusters.agent_link import DEFAULT_TIMEOUT_S, AgentLink, ByteStream
+from harness.clusters.agent_probe import AgentProbe
+from harness.clusters.agent_processes import AgentProcess, AgentProcesses
+from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable, Program
+from harness.errors import HarnessError, OperatorError
+from harness.run_state import RunState
+from nemesis.mechanisms.nft import NftCuts, remove_script
+from nemesis.mechanisms.shell import ShellError
+from nemesis.target import Grudge, Link, ProbeResult
+
+__all__ = ["NEEDED_PROGRAMS", "AgentCluster", "AgentNetwork", "AgentShell"]
+
+logger = logging.getLogger(__name__)
+
+NEEDED_PROGRAMS: Mapping[str, str] = {"nft": "nftables", "ip": "iproute2"}
+"""Programs that every host must have, and the Debian package that brings each."""
+
+_MIN_PYTHON = (3, 11)
+
+_REACH_TIMEOUT_S = 5.0
+
+
+class AgentShell:
+    """Commands on hosts through their agents. See nemesis.mechanisms.shell.HostShell."""
+
+    def __init__(self, links: Mapping[str, AgentLink]) -> None:
+        self._links = links
+
+    async def run(self, host: str, argv: Sequence[str], *, stdin: str = "") -> str:
+        """Run `argv` as root on `host` and return its standard output. Raises ShellError."""
+        status, output, errors = await self._links[host].run(argv, stdin=stdin)
+        if status != 0:
+            raise ShellError(host, argv, status, errors)
+        return output
+
+
+class AgentNetwork:
+    """The network between hosts with agents: cuts by nftables, probes by datagrams. See nemesis.target.Network."""
+
+    def __init__(self, cuts: NftCuts, probe: AgentProbe) -> None:
+        self._cuts = cuts
+        self._probe = probe
+
+    async def cut(self, fault_id: str, grudge: Grudge) -> None:
+        """Drop packets as `grudge` says. Raises ValueError for an unknown host, ShellError."""
+        await self._cuts.cut(fault_id, grudge)
+
+    async def heal(self, fault_id: str) -> None:
+        """Undo one fault's cut; what others cut stays cut. Idempotent. Raises ShellError."""
+        await self._cuts.heal(fault_id)
+
+    async def heal_all(self) -> None:
+        """Undo every cut, in any state. Idempotent. Raises ShellError."""
+        await self._cuts.heal_all()
+
+    async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
+        """Send a nonce along each link and see whether it arrives within `timeout_s` seconds. Raises ShellError."""
+        return await self._probe.probe(links, timeout_s=timeout_s)
+
+
+class AgentCluster(ABC):
+    """Hosts with agents, for one run. See harness.clusters.base.Cluster.
+
+    Data and logs of each host are fetched to `work_dir/<host>` when the cluster is stopped (`fetch` does it earlier).
+    The clients are the harness itself, wherever it is in the network.
+    """
+
+    name: str
+
+    def __init__(self, *, node_count: int, run: RunState, work_dir: str, ports: Collection[int]) -> None:
+        self._hosts = tuple(f"n{number}" for number in range(1, node_count + 1))
+        self._run = run
+        self._work_dir = os.path.abspath(work_dir)
+        self._ports = frozenset(ports)
+        self._links: dict[str, AgentLink] = {}
+        self._interpreters: dict[str, str] = {}
+        self._processes = AgentProcesses(
+            log_path=lambda host, name: os.path.join(self._work_dir, host, name),
+            remote_log_path=lambda host, name: os.path.join(self._host_dir(host), "logs", name),
+        )
+        self._probe: AgentProbe | None = None
+        self._network: AgentNetwork | None = None
+
+    # What a subclass brings
+
+    @abstractmethod
+    async def _make_hosts(self) -> None:
+        """Bring up hosts and agents, claimed before they are made. Raises ClusterUnavailable or OperatorError."""
+
+    @abstractmethod
+    async def _remove_hosts(self) -> list[Exception]:
+        """Remove what `_make_hosts` made and release it; returns what went wrong. Idempotent."""
+
+    @abstractmethod
+    def _connect(self, machine: str) -> ByteStream:
+        """A connection to the agent of a machine; called in a thread. Raises ConnectFailure."""
+
+    @abstractmethod
+    def _machine(self, host: str) -> str:
+        """The machine that a host is on: itself, but for a name server that shares one."""
+
+    @abstractmethod
+    def _agent_dir(self, machine: str) -> str:
+        """The directory of the agent on a machine."""
+
+    @abstractmethod
+    def _address(self, host: str) -> str:
+        """The IPv4 address of a host among the hosts."""
+
+    @abstractmethod
+    def _unreachable_hint(self) -> str:
+        """What the operator can do when the clients cannot reach a host's address."""
+
+    async def _learn_addresses(self) -> None:
+        """Find out what `_address` says where that takes asking the hosts. Raises ClusterUnavailable."""
+        return
+
+    # Life
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The replicas' hosts: n1..nN."""
+        return self._hosts
+
+    @property
+    def network(self) -> AgentNetwork:
+        """The network between the hosts; there is one from `start` on."""
+        if self._network is None:
+            raise RuntimeError("the cluster has no network: it was not started")
+        return self._network
+
+    @property
+    def shell(self) -> AgentShell:
+        """Commands as root on the hosts, for mechanisms."""
+        return AgentShell({host: self.agent(host) for host in (*self._hosts, NAME_SERVER_HOST)})
+
+    @property
+    def _machines(self) -> list[str]:
+        """Every machine once, the replicas' first."""
+        return list(dict.fromkeys(self._machine(host) for host in (*self._hosts, NAME_SERVER_HOST)))
+
+    async def start(self) -> None:
+        """Bring up the hosts, see that they have what faults need, and put the rules in place.
+
+        Raises ClusterUnavailable; what was made by then is removed.
+        """
+        try:
+            await self._make_hosts()
+            for machine in self._machines:
+                link = AgentLink(machine, functools.partial(self._connect, machine), self._listener(machine))
+                self._links[machine] = link
+                link.open(session=f"{self._run.run_id}-{os.getpid()}")
+            await _all(self._check_machine(machine) for machine in self._machines)
+            await self._learn_addresses()
+            await _all(self._check_reachable(machine) for machine in self._machines)
+            await self._prepare_network()
+        except ShellError as error:
+            await self._stop_after_failure()
+            raise ClusterUnavailable(f"{self.name}: {error}") from None
+        except BaseException:
+            await self._stop_after_failure()
+            raise
+
+    async def _stop_after_failure(self) -> None:
+        try:
+            await self.stop()
+        except HarnessError as error:
+            logger.warning("after a start that failed: %s", error)
+
+    async def _check_machine(self, machine: str) -> None:
+        link = self._links[machine]
+        hello = await link.request("hello")
+        if tuple(hello["python"][:2]) < _MIN_PYTHON:
+            version = ".".join(map(str, hello["python"]))
+            raise ClusterUnavailable(f"{machine} has Python {version}: 3.11 or newer is needed")
+        self._interpreters[machine] = str(hello["interpreter"])
+        tests = "; ".join(f"command -v {shlex.quote(name)} >/dev/null || echo {name}" for name in NEEDED_PROGRAMS)
+        _, missing, _ = await link.run(["sh", "-c", tests])
+        packages = [NEEDED_PROGRAMS[name] for name in missing.split()]
+        if packages:
+            names = " ".join(packages)
+            raise ClusterUnavailable(
+                f"{machine} lacks {names}: run scripts/provision.sh there (apt-get install {names})"
+            )
+        paths = [
+            os.path.join(self._host_dir(host), name)
+            for host in (*self._hosts, NAME_SERVER_HOST)
+            if self._machine(host) == machine
+            for name in ("data", "logs")
+        ]
+        await AgentShell(self._links).run(machine, ["mkdir", "-p", *paths])
+
+    async def _check_reachable(self, machine: str) -> None:
+        """The clients are here: a host must answer here on a port of the run, be it with a refusal."""
+        if not self._ports:
+            return
+        address, port = self._address(machine), min(self._ports)
+        try:
+            async with asyncio.timeout(_REACH_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(address, port)
+        except ConnectionRefusedError:
+            return
+        except (OSError, TimeoutError):
+            hint = self._unreachable_hint()
+            raise ClusterUnavailable(f"{machine} does not answer at {address}:{port} from here: {hint}") from None
+        writer.close()
+        raise ClusterUnavailable(f"port {port} of {machine} ({address}) is in use: end the program that listens there")
+
+    async def _prepare_network(self) -> None:
+        addresses = {machine: self._address(machine) for machine in self._machines}
+        cuts = NftCuts(AgentShell(self._links), addresses)
+        undo = {"key": "nftables table", "argv": ["nft", "-f", "-"], "stdin": remove_script()}
+        await _all(link.request("undo", undo) for link in self._links.values())
+        try:
+            await cuts.install()
+        except ShellError as error:
+            raise ClusterUnavailable(f"{self.name}: no nftables rules can be made: {error}") from None
+        self._probe = AgentProbe(self._links, addresses)
+        await self._probe.open()
+        self._network = AgentNetwork(cuts, self._probe)
+
+    def _listener(self, machine: str) -> Any:
+        def take(event: dict[str, Any]) -> None:
+            if event["event"] == "datagram":
+                if self._probe is not None:
+                    self._probe.take_event(machine, event)
+            else:
+                self._processes.take_event(machine, self._links[machine], event)
+
+        return take
+
+    async def stop(self) -> None:
+        """End every program, fetch data and logs, remove rules and hosts. Idempotent; safe after half a start.
+
+        Raises HarnessError when something could not be fetched or removed, after everything was tried; what is
+        not removed stays in the run's state.
+        """
+        problems: list[Exception] = []
+        if self._network is not None:
+            problems += await self._processes.stop_all()
+            problems += await self.fetch()
+            self._network = None
+        problems += await self._remove_hosts()
+        links, self._links = self._links, {}
+        await asyncio.gather(*(link.close() for link in links.values()))
+        self._probe = None
+        if problems:
+            raise HarnessError("; ".join(str(problem) for problem in problems[:3]))
+
+    async def fetch(self) -> list[Exception]:
+        """Copy every host's data and logs to `work_dir/<host>`; returns what went wrong."""
+
+        async def fetch_one(host: str) -> None:
+            local = os.path.join(self._work_dir, host)
+            await fetch_directory(self.agent(host), self.data_dir(host), os.path.join(local, "data"))
+            await fetch_directory(self.agent(host), os.path.join(self._host_dir(host), "logs"), local)
+
+        outcomes = await asyncio.gather(
+            *(fetch_one(host) for host in (*self._hosts, NAME_SERVER_HOST)), return_exceptions=True
+        )
+        return [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+
+    # Hosts
+
+    def agent(self, host: str) -> AgentLink:
+        """The link to the agent that serves a host. Raises RuntimeError before `start`."""
+        link = self._links.get(self._machine(host))
+        if link is None:
+            raise RuntimeError(f"{host} has no agent: the cluster was not started")
+        return link
+
+    async def run(
+        self, host: str, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> tuple[int, str, str]:
+        """Run a short command as root on a host: (status, standard output, standard error).
+
+        Status -9: it was killed when its time was up. Raises ShellError when the host cannot be asked.
+        """
+        return await self.agent(host).run(argv, stdin=stdin or "", timeout_s=timeout_s)
+
+    def python(self, host: str) -> str:
+        """The Python interpreter on a host. Known from `start` on."""
+        return self._interpreters[self._machine(host)]
+
+    def bind_address(self, host: str) -> str:
+        """The address of a host, the same for everyone in the run. Known from `start` on."""
+        return self._address(host)
+
+    def address_from(self, source: str, destination: str, port: int) -> str:
+        """The "ip:port" of `port` on `destination`: packets go straight there, whatever `source` is.
+
+        Raises ValueError for a port that was not announced when the cluster was made: what works here must
+        also work on clusters that have to prepare for it.
+        """
+        if port not in self._ports:
+            raise ValueError(f"port {port} was not announced to the cluster: {sorted(self._ports)}")
+        return f"{self._address(destination)}:{port}"
+
+    def _host_dir(self, host: str) -> str:
+        return os.path.join(self._agent_dir(self._machine(host)), host)
+
+    def data_dir(self, host: str) -> str:
+        """The directory of a host for its data, on that host."""
+        return os.path.join(self._host_dir(host), "data")
+
+    def local_path(self, host: str, path: str) -> str:
+        """Where a path below a host's data directory is once it was fetched: below `work_dir/<host>/data`.
+
+        Raises ValueError for any other path: it is not fetched.
+        """
+        relative = os.path.relpath(path, self.data_dir(host))
+        if relative.split(os.sep)[0] == os.pardir:
+            raise ValueError(f"{path} of {host} is not in its data directory, so it is not fetched")
+        return os.path.normpath(os.path.join(self._work_dir, host, "data", relative))
+
+    async def put_file(self, host: str, path: str, content: bytes) -> None:
+        """Write a file on a host, creating parent directories. Raises OperatorError."""
+        try:
+            await put_file(self.agent(host), path, content)
+        except ShellError as error:
+            raise OperatorError(f"cannot write a file on {host}: {error}") from None
+
+    async def spawn(self, host: str, program: Program) -> AgentProcess:
+        """Start a program on a host; returns once it is started. Raises OperatorError when it cannot be run."""
+        return await self._processes.spawn(host, self._machine(host), self.agent(host), program)
+
+
+async def _all(work: Any) -> None:
+    """Everything at once; every one is waited for before the first error is raised."""
+    for outcome in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome

@@ -1,0 +1,276 @@
+"""The harness's end of an agent: requests, answers and events over a connection that may break.
+
+A link connects when it is first needed and again whenever the connection breaks, with a growing pause. Requests that
+were open are then asked again under their ids; the agent does what it is asked once (see host_agent). So a lost
+connection costs time and nothing else, until a request's own time is up.
+
+Connections are blocking byte streams, because that is what the libraries for Docker and SSH have; each is read by a
+thread of its own, which hands complete lines to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from harness.clusters.host_agent import MAX_LINE_BYTES
+from nemesis.mechanisms.shell import ShellError
+
+__all__ = ["DEFAULT_TIMEOUT_S", "AgentGone", "AgentLink", "ByteStream", "ConnectFailure"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TIMEOUT_S = 20.0
+MAX_PENDING = 1000
+"""Requests open at a time on one link; the harness has a handful, so more is a mistake of ours."""
+_GRACE_S = 5.0
+"""Beyond a command's own time: for the way there and back, and one new connection."""
+_MIN_PAUSE_S = 0.1
+_MAX_PAUSE_S = 2.0
+_PING_S = 3.0
+"""Between questions whether the agent is still there: TCP alone does not notice a path that went silent."""
+_SILENCE_S = 12.0
+"""After this long without a byte a connection is given up and made anew."""
+_UNREACHABLE = 255
+
+Message = dict[str, Any]
+
+
+class ByteStream(Protocol):
+    """A connection to an agent's relay; every method may block and is called from a thread."""
+
+    def receive(self) -> bytes:
+        """Some bytes; none at the end."""
+        ...
+
+    def send(self, data: bytes) -> None:
+        """All of `data`. Raises OSError."""
+        ...
+
+    def close(self) -> None:
+        """End it; a `receive` that is under way returns. Idempotent."""
+        ...
+
+
+class ConnectFailure(Exception):
+    """No connection could be made; the message is one line. Another try may do better unless the host is `gone`."""
+
+    def __init__(self, message: str, *, gone: bool = False) -> None:
+        super().__init__(message)
+        self.gone = gone
+
+
+class AgentGone(ShellError):
+    """The agent itself has ended: its host was restarted or taken down, and its programs with it."""
+
+
+class AgentLink:
+    """Requests to one host's agent.
+
+    `connect` makes a connection; it is called in a thread and raises ConnectFailure. `on_event` is called on the
+    loop for each event, and for {"event": "connected"} after each connection that was made, with what has happened in
+    between unknown.
+    """
+
+    def __init__(self, host: str, connect: Callable[[], ByteStream], on_event: Callable[[Message], None]) -> None:
+        self._host = host
+        self._connect = connect
+        self._on_event = on_event
+        self._numbers = itertools.count(1)
+        self._pending: dict[str, tuple[bytes, asyncio.Future[Message]]] = {}
+        self._stream: ByteStream | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._send_lock = asyncio.Lock()
+        self._trouble = "no connection was made yet"
+        self._gone = False
+        self._session = ""
+        self._connection_count = 0
+        self._heard_s = 0.0
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections there were. Events may be lost between two, so a change of this says that some were."""
+        return self._connection_count
+
+    @property
+    def host(self) -> str:
+        return self._host
+
+    def open(self, session: str) -> None:
+        """Begin to connect. `session` begins every request's id: unique among harnesses that talk to the agent."""
+        self._session = session
+        self._keeper = asyncio.ensure_future(self._keep_connected())
+
+    async def close(self) -> None:
+        """End the connection; open requests fail. Idempotent."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            if self._stream is not None:
+                await asyncio.to_thread(self._stream.close)
+            await asyncio.gather(keeper, return_exceptions=True)
+        self._fail_pending("the link was closed")
+
+    async def request(
+        self, op: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> Message:
+        """Ask the agent for an operation (see host_agent.Agent) and return its answer.
+
+        Raises AgentGone when the agent has ended; ShellError when it refuses or no answer comes in time (it is then
+        not known whether it was done).
+        """
+        if self._gone:
+            raise AgentGone(self._host, [op], _UNREACHABLE, "the agent on this host has ended")
+        if self._keeper is None or len(self._pending) >= MAX_PENDING:
+            raise ShellError(self._host, [op], _UNREACHABLE, "the link to this host is not open, or is flooded")
+        ident = f"{self._session}-{next(self._numbers)}"
+        message = {"id": ident, "op": op, "arguments": dict(arguments or {})}
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._pending[ident] = (line, answer)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._send(line)
+                reply = await answer
+        except TimeoutError:
+            why = f"no answer within {timeout_s:g} s"
+            if self._stream is None:
+                why += f" ({self._trouble})"
+            raise ShellError(self._host, [op], _UNREACHABLE, why) from None
+        finally:
+            self._pending.pop(ident, None)
+        if "error" in reply:
+            raise ShellError(self._host, [op], 1, str(reply["error"]))
+        return reply
+
+    async def run(
+        self, argv: Sequence[str], *, stdin: str = "", timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> tuple[int, str, str]:
+        """Run a command on the host as root: (status, standard output, standard error). Status -9: its time was up.
+
+        A cancelled caller still waits for the command, so that what it did is known. Raises ShellError.
+        """
+        arguments = {"argv": list(argv), "stdin": stdin, "timeout_s": timeout_s}
+        task = asyncio.ensure_future(self.request("run", arguments, timeout_s=timeout_s + _GRACE_S))
+        try:
+            answer = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # looked at, so that it is not reported as lost
+            raise
+        return int(answer["status"]), str(answer["stdout"]), str(answer["stderr"])
+
+    async def _send(self, line: bytes) -> None:
+        """Send now if there is a connection; the next connection sends everything that is pending by itself."""
+        stream = self._stream
+        if stream is None:
+            return
+        async with self._send_lock:
+            with contextlib.suppress(OSError):  # the reader of this stream notices too, and connects again
+                await asyncio.to_thread(stream.send, line)
+
+    async def _keep_connected(self) -> None:
+        pause_s = _MIN_PAUSE_S
+        while not self._gone:
+            try:
+                stream = await self._connected()
+            except ConnectFailure as error:
+                self._trouble = str(error)
+                logger.info("%s: %s", self._host, error)
+                if error.gone:
+                    self._take_gone()
+                    break
+                await asyncio.sleep(pause_s)
+                pause_s = min(_MAX_PAUSE_S, pause_s * 2)
+                continue
+            pause_s = _MIN_PAUSE_S
+            ended = self._read_in_thread(stream)
+            self._stream = stream
+            self._connection_count += 1
+            try:
+                self._on_event({"event": "connected"})
+                for line, _ in list(self._pending.values()):
+                    await self._send(line)
+                await self._until_silent(ended)
+            finally:
+                self._stream = None
+                self._trouble = "the connection broke"
+                await asyncio.shield(asyncio.to_thread(stream.close))
+        self._fail_pending("the agent on this host has ended")
+
+    async def _until_silent(self, ended: asyncio.Future[None]) -> None:
+        """Until the connection has ended, or nothing comes through it any more although the agent is asked."""
+        loop = asyncio.get_running_loop()
+        self._heard_s = loop.time()
+        ping = b'{"id":"ping","op":"hello"}\n'
+        while not ended.done() and loop.time() - self._heard_s < _SILENCE_S:
+            await asyncio.wait([ended], timeout=_PING_S)
+            pings = asyncio.ensure_future(self._send(ping))
+            await asyncio.wait([pings, ended], timeout=_PING_S, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _connected(self) -> ByteStream:
+        """A new connection, closed again if we are cancelled while it is made."""
+        making = asyncio.ensure_future(asyncio.to_thread(self._connect))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            with contextlib.suppress(ConnectFailure):
+                (await making).close()
+            raise
+
+    def _read_in_thread(self, stream: ByteStream) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def finish() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        def read() -> None:
+            buffer = bytearray()
+            try:
+                while data := stream.receive():
+                    buffer += data
+                    *lines, rest = buffer.split(b"\n")
+                    buffer = bytearray(rest)
+                    for line in lines:
+                        loop.call_soon_threadsafe(self._take, bytes(line))
+                    if len(buffer) > 2 * MAX_LINE_BYTES:
+                        break
+            except OSError:
+                pass
+            with contextlib.suppress(RuntimeError):  # the loop has ended before us
+                loop.call_soon_threadsafe(finish)
+
+        threading.Thread(target=read, name=f"agent-{self._host}", daemon=True).start()
+        return ended
+
+    def _take(self, line: bytes) -> None:
+        self._heard_s = asyncio.get_running_loop().time()
+        try:
+            message = json.loads(line)
+        except ValueError:
+            logger.warning("%s: the agent sent no JSON: %.200r", self._host, line)
+            return
+        if message.get("event") == "gone":
+            self._take_gone()
+        elif "event" in message:
+            self._on_event(message)
+        elif (pending := self._pending.get(message.get("id"))) is not None and not pending[1].done():
+            pending[1].set_result(message)
+
+    def _take_gone(self) -> None:
+        self._gone = True
+        self._on_event({"event": "gone"})
+
+    def _fail_pending(self, why: str) -> None:
+        for ident, (_, answer) in self._pending.items():
+            if not answer.done():
+                answer.set_exception(AgentGone(self._host, [ident], _UNREACHABLE, why))

@@ -1,0 +1,129 @@
+"""The proof of a cut between hosts with agents: a datagram with a nonce on every link, and a look at the other end.
+
+Each agent holds one UDP socket on its host's address. To probe a link, the source's agent is told to send a fresh
+nonce to the destination's socket, through the same devices and rules as the nodes' own packets; the destination's
+agent reports every nonce that arrives and from where. All links are probed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.clusters.agent_link import AgentLink
+from harness.clusters.host_agent import NONCE_BYTES
+from nemesis.mechanisms.shell import ShellError
+from nemesis.target import Link, ProbeResult
+
+__all__ = ["AgentProbe"]
+
+_ATTEMPTS = 4
+"""Datagrams per link while none has arrived: one lost packet on a lossy link is not a cut."""
+
+_REQUEST_TIMEOUT_S = 10.0
+"""For an agent to answer that it has sent. Not part of a probe's own time: that begins when all have been sent."""
+
+
+@dataclass(slots=True)
+class _Nonce:
+    """One nonce on its way."""
+
+    link: Link
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    error: str = ""
+
+    def result(self, timeout_s: float) -> ProbeResult:
+        """What became of it."""
+        if self.arrived.is_set():
+            return ProbeResult(self.link, True, "arrived")
+        if self.error:
+            return ProbeResult(self.link, False, f"the source could not send: {self.error}")
+        return ProbeResult(self.link, False, f"nothing arrived within {timeout_s * 1000:.0f} ms")
+
+
+class AgentProbe:
+    """Probes links between hosts whose agents and IPv4 addresses are given by host name."""
+
+    def __init__(self, links: Mapping[str, AgentLink], addresses: Mapping[str, str]) -> None:
+        self._links = dict(links)
+        self._addresses = dict(addresses)
+        self._ports: dict[str, int] = {}
+        self._expected: dict[str, _Nonce] = {}
+
+    async def open(self) -> None:
+        """Have every agent make its socket. Raises ShellError."""
+
+        async def open_one(host: str) -> None:
+            answer = await self._links[host].request("udp_open", {"address": self._addresses[host]})
+            self._ports[host] = int(answer["port"])
+
+        await asyncio.gather(*(open_one(host) for host in self._links))
+
+    def take_event(self, host: str, event: Mapping[str, Any]) -> None:
+        """Take the news of a datagram. Only the right bytes from the right address at the right host count."""
+        nonce = self._expected.get(str(event["nonce"]))
+        if nonce is not None and nonce.link.destination == host and self._addresses[nonce.link.source] == event["from"]:
+            nonce.arrived.set()
+
+    async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
+        """Send a nonce along each link; returns as soon as all have arrived, or `timeout_s` seconds after sending.
+
+        One result per link, in the given order. Raises ValueError for a host that is not in the cluster and
+        ShellError when an agent does not answer: silence of a host that cannot be asked proves nothing.
+        """
+        unknown = {host for link in links for host in link} - self._ports.keys()
+        if unknown:
+            raise ValueError(f"cannot probe hosts that are not in this cluster: {', '.join(sorted(unknown))}")
+        nonces = {secrets.token_hex(NONCE_BYTES): _Nonce(link) for link in links}
+        self._expected.update(nonces)
+        connections = {host: link.connection_count for host, link in self._links.items()}
+        try:
+            for _ in range(_ATTEMPTS):
+                missing = {ident: nonce for ident, nonce in nonces.items() if not nonce.arrived.is_set()}
+                await self._send(missing)
+                if await _all_arrived(missing.values(), timeout_s / _ATTEMPTS):
+                    break
+            else:
+                await self._require_receivers(nonces.values(), connections)
+        finally:
+            for ident in nonces:
+                del self._expected[ident]
+        return [nonce.result(timeout_s) for nonce in nonces.values()]
+
+    async def _send(self, nonces: Mapping[str, _Nonce]) -> None:
+        by_source: dict[str, list[list[Any]]] = {}
+        for ident, nonce in nonces.items():
+            source, destination = nonce.link
+            datagram = [ident, self._addresses[destination], self._ports[destination]]
+            by_source.setdefault(source, []).append(datagram)
+        answers = await asyncio.gather(
+            *(
+                self._links[source].request("udp_send", {"datagrams": datagrams}, timeout_s=_REQUEST_TIMEOUT_S)
+                for source, datagrams in by_source.items()
+            )
+        )
+        for answer in answers:
+            for ident, error in answer["errors"].items():
+                nonces[ident].error = str(error)
+
+    async def _require_receivers(self, nonces: Collection[_Nonce], connections: Mapping[str, int]) -> None:
+        """The agents that reported nothing must have been there to report: what one has to say comes before its
+        answer, unless the connection broke in between."""
+        silent = {nonce.link.destination for nonce in nonces if not nonce.arrived.is_set()}
+        await asyncio.gather(*(self._links[host].request("hello", timeout_s=_REQUEST_TIMEOUT_S) for host in silent))
+        for host in sorted(silent):
+            if self._links[host].connection_count != connections[host]:
+                raise ShellError(host, ["probe"], 1, "the connection to its agent broke during the probe")
+
+
+async def _all_arrived(nonces: Collection[_Nonce], timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            for nonce in nonces:
+                await nonce.arrived.wait()
+    except TimeoutError:
+        return False
+    return True

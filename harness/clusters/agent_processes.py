@@ -1,0 +1,210 @@
+"""Programs on hosts that the harness reaches through an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from harness.clusters.agent_link import AgentLink
+from harness.clusters.base import Program
+from harness.errors import OperatorError
+from nemesis.mechanisms.shell import ShellError
+from nemesis.target import DOWN, PAUSED, RUNNING
+
+__all__ = ["AgentProcess", "AgentProcesses"]
+
+logger = logging.getLogger(__name__)
+
+_LOST_STATUS = -9
+"""Status of a program whose agent has ended: the kernel killed it with the agent."""
+
+_KILL_TIMEOUT_S = 30.0
+"""For a killed process to be gone; one whose disk is stalled ends only when that is over."""
+
+Message = dict[str, Any]
+
+
+class AgentProcess:
+    """One program that an agent started; implements HostProcess. Made by `AgentProcesses.spawn`."""
+
+    def __init__(self, *, host: str, name: str, host_pid: int, link: AgentLink, log_path: str) -> None:
+        self._host = host
+        self._name = name
+        self._host_pid = host_pid
+        self._link = link
+        self._log_path = log_path
+        self._exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    @property
+    def host(self) -> str:
+        return self._host
+
+    @property
+    def name(self) -> str:
+        """The program's name."""
+        return self._name
+
+    @property
+    def pid(self) -> None:
+        """None: it has no number on the harness's machine; see `host_pid`."""
+        return None
+
+    @property
+    def host_pid(self) -> int:
+        """Its process id on its host, which is also the id of its process group."""
+        return self._host_pid
+
+    @property
+    def log_path(self) -> str:
+        """Where its output is on the harness's side, once it was fetched."""
+        return self._log_path
+
+    def exit_status(self) -> int | None:
+        """None while it runs, as far as is known; otherwise its status, negative for a signal."""
+        return self._exited.result() if self._exited.done() else None
+
+    async def wait(self) -> int:
+        """Wait until it has ended; returns its status, negative for a signal."""
+        return await asyncio.shield(self._exited)
+
+    async def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it and its group; nothing when it has ended. Raises ShellError."""
+        if not self._exited.done():
+            await self._link.request("signal", {"pid": self._host_pid, "number": int(number)})
+
+    async def terminate(self, *, grace_s: float = 10.0) -> int:
+        """SIGTERM (and SIGCONT, should it be stopped), then SIGKILL after `grace_s` seconds; returns the status."""
+        await self.signal(signal.SIGTERM)
+        await self.signal(signal.SIGCONT)
+        try:
+            return await asyncio.wait_for(self.wait(), grace_s)
+        except TimeoutError:
+            await self.kill()
+            return await self.wait()
+
+    async def kill(self) -> None:
+        """SIGKILL and wait until it is gone. Raises ShellError when its host does not answer."""
+        await self.signal(signal.SIGKILL)
+        try:
+            await asyncio.wait_for(self.wait(), _KILL_TIMEOUT_S)
+        except TimeoutError:
+            raise ShellError(
+                self._host, ["kill", str(self._host_pid)], -1, f"{self._name} has not ended {_KILL_TIMEOUT_S:g} s later"
+            ) from None
+
+    async def pause(self) -> None:
+        """SIGSTOP to its group; nothing when it has ended. Raises ShellError."""
+        await self.signal(signal.SIGSTOP)
+
+    async def resume(self) -> None:
+        """SIGCONT to its group; nothing when it has ended. Raises ShellError."""
+        await self.signal(signal.SIGCONT)
+
+    async def state(self) -> str:
+        """RUNNING, PAUSED or DOWN, as its host's /proc shows it. Raises ShellError."""
+        if self._exited.done():
+            return DOWN
+        status, shown, _ = await self._link.run(["cat", f"/proc/{self._host_pid}/stat"])
+        if status != 0:
+            return DOWN
+        letter = shown.rpartition(")")[2].split()[0]
+        if letter in ("T", "t"):
+            return PAUSED
+        return DOWN if letter in ("Z", "X") else RUNNING
+
+    def has_ended(self, status: int, tail: str = "") -> None:
+        """Note its end, with its last output, which goes to the log on the harness's side until that is fetched."""
+        if self._exited.done():
+            return
+        if tail and not os.path.exists(self._log_path):
+            with contextlib.suppress(OSError):
+                os.makedirs(os.path.dirname(self._log_path), exist_ok=True)
+                with open(self._log_path, "w", encoding="utf-8") as file:
+                    file.write(tail)
+        self._exited.set_result(status)
+
+
+class AgentProcesses:
+    """The programs of one run by host; takes the agents' events."""
+
+    def __init__(self, *, log_path: Callable[[str, str], str], remote_log_path: Callable[[str, str], str]) -> None:
+        """`log_path` and `remote_log_path` say where a host's log of a name is: on the harness's side, on the host."""
+        self._log_path = log_path
+        self._remote_log_path = remote_log_path
+        self._processes: dict[tuple[str, int], AgentProcess] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def running(self) -> list[AgentProcess]:
+        """Those that have not ended, oldest first."""
+        return [process for process in self._processes.values() if process.exit_status() is None]
+
+    async def spawn(self, host: str, machine: str, link: AgentLink, program: Program) -> AgentProcess:
+        """Start a program on a host; returns once it is started. Raises OperatorError when it cannot be run."""
+        try:
+            answer = await link.request(
+                "spawn",
+                {
+                    "argv": list(program.argv),
+                    "environment": dict(program.environment),
+                    "log": self._remote_log_path(host, program.log_name),
+                },
+            )
+        except ShellError as error:
+            raise OperatorError(f"cannot run {program.name} on {host}: {error}") from None
+        process = AgentProcess(
+            host=host,
+            name=program.name,
+            host_pid=int(answer["pid"]),
+            link=link,
+            log_path=self._log_path(host, program.log_name),
+        )
+        self._processes[machine, process.host_pid] = process
+        self._in_background(self._compare(machine, link))  # it may have ended before we knew its number
+        return process
+
+    def take_event(self, machine: str, link: AgentLink, event: Message) -> None:
+        """React to an event of a machine's agent."""
+        if event["event"] == "exit":
+            process = self._processes.get((machine, int(event["pid"])))
+            if process is not None:
+                process.has_ended(int(event["status"]), str(event.get("tail", "")))
+        elif event["event"] == "connected":
+            if any(key[0] == machine for key in self._processes):
+                self._in_background(self._compare(machine, link))
+        elif event["event"] == "gone":
+            self._all_lost(machine)
+
+    async def stop_all(self, *, grace_s: float = 10.0) -> list[Exception]:
+        """Terminate all that still run, at the same time; returns what went wrong. Idempotent."""
+        outcomes = await asyncio.gather(
+            *(process.terminate(grace_s=grace_s) for process in self.running), return_exceptions=True
+        )
+        for task in self._tasks:
+            task.cancel()
+        return [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+
+    def _all_lost(self, machine: str) -> None:
+        for (of_machine, _), process in self._processes.items():
+            if of_machine == machine:
+                process.has_ended(_LOST_STATUS)
+
+    async def _compare(self, machine: str, link: AgentLink) -> None:
+        """Ask which programs have ended while nobody listened."""
+        try:
+            ended = (await link.request("list"))["ended"]
+        except ShellError as error:
+            logger.info("programs of %s: %s", machine, error)
+            return
+        for event in ended:
+            self.take_event(machine, link, event)
+
+    def _in_background(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

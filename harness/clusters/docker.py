@@ -1,0 +1,157 @@
+"""The `docker` cluster: every host a container, on a bridge network of the run's own.
+
+    container sb-<run>-n1 ---+
+    container sb-<run>-n2 ---+-- network sb-<run>
+    ...                      |
+    container sb-<run>-ns1 --+   the clients are on the machine that the engine runs on
+
+A container's first process is the harness's agent; what runs on the host are its children, and faults are made in
+the container's own namespaces (NET_ADMIN, nothing more). The harness must be able to reach containers by their
+addresses, so it runs where the engine runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from harness.clusters import host_agent
+from harness.clusters.agent_cluster import AgentCluster
+from harness.clusters.agent_link import ByteStream
+from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable
+from harness.clusters.docker_engine import HOST_IMAGE, DockerEngine
+from harness.clusters.threads import in_thread
+from harness.errors import OperatorError
+from harness.run_state import KIND_CONTAINER, KIND_NETWORK, Claim, RunState
+
+__all__ = ["MAX_HOSTS", "DockerCluster"]
+
+MAX_HOSTS = 50
+"""Replicas of one run: far more than say anything new, and each is a process tree of its own."""
+
+_BASE = "/var/lib/splitbrain"
+_AGENT = f"{_BASE}/agent.py"
+_DIRECTORY = f"{_BASE}/run"
+_CAPABILITIES = ("NET_ADMIN",)
+
+
+class DockerCluster(AgentCluster):
+    """Hosts as containers, for one run. See harness.clusters.base.Cluster and AgentCluster.
+
+    `image` has Python 3.11, nftables and iproute2; without one the project's own is used, and built if need be.
+    """
+
+    name = "docker"
+    description = "a container per host on a bridge of its own, cuts by nftables inside; needs a Docker engine"
+    options: Sequence[str] = ("image",)
+
+    def __init__(
+        self, *, node_count: int, run: RunState, work_dir: str, ports: Collection[int], image: str | None = None
+    ) -> None:
+        if not 1 <= node_count <= MAX_HOSTS:
+            raise ValueError(f"a docker cluster has 1 to {MAX_HOSTS} replicas, not {node_count}")
+        super().__init__(node_count=node_count, run=run, work_dir=work_dir, ports=ports)
+        self._image = image
+        self._network_name = f"sb-{run.run_id}"
+        self._containers = {host: f"sb-{run.run_id}-{host}" for host in (*self._hosts, NAME_SERVER_HOST)}
+        self._addresses: dict[str, str] = {}
+        self._engine: DockerEngine | None = None
+
+    @classmethod
+    def require(cls, *, image: str | None = None) -> None:
+        """Raise ClusterUnavailable when no engine answers or an image that was named is not there."""
+        engine = DockerEngine()
+        try:
+            if image is not None and not engine.has_image(image):
+                raise ClusterUnavailable(f"docker: there is no image {image}: pull it, or leave --image out")
+        finally:
+            engine.close()
+
+    async def _make_hosts(self) -> None:
+        engine = self._engine = await in_thread(DockerEngine)
+        image = await in_thread(_image, engine, self._image)
+        claims = [Claim(KIND_NETWORK, self._network_name, {"engine": engine.url})]
+        claims += [Claim(KIND_CONTAINER, name, {"engine": engine.url}) for name in self._containers.values()]
+        self._run.claim_all(claims)
+        await in_thread(engine.create_network, self._network_name, self._run.run_id)
+        source = Path(host_agent.__file__).read_bytes()
+
+        async def start(host: str) -> None:
+            self._addresses[host] = await in_thread(
+                engine.start_container,
+                name=self._containers[host],
+                image=image,
+                host=host,
+                run_id=self._run.run_id,
+                network=self._network_name,
+                argv=["python3", _AGENT, "daemon", _DIRECTORY, self._run.run_id],
+                environment=self._run.environment,
+                files={_AGENT: source},
+                capabilities=_CAPABILITIES,
+            )
+
+        outcomes = await asyncio.gather(*(start(host) for host in self._containers), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _remove_hosts(self) -> list[Exception]:
+        engine = self._engine
+        if engine is None:
+            return []
+        claimed = {(claim.kind, claim.ident) for claim in self._run.claims}
+        run_id = self._run.run_id
+
+        async def remove(kind: str, name: str) -> None:
+            if (kind, name) in claimed:
+                removal = engine.remove_container if kind == KIND_CONTAINER else engine.remove_network
+                await in_thread(removal, name, run_id)
+                self._run.release(kind, name)
+
+        outcomes = await asyncio.gather(
+            *(remove(KIND_CONTAINER, name) for name in self._containers.values()), return_exceptions=True
+        )
+        outcomes += await asyncio.gather(remove(KIND_NETWORK, self._network_name), return_exceptions=True)
+        problems = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        if not problems:
+            self._engine = None
+            engine.close()
+        return problems
+
+    def _connect(self, machine: str) -> ByteStream:
+        if self._engine is None:
+            raise RuntimeError("the cluster was not started")
+        return self._engine.connect(self._containers[machine], ["python3", _AGENT, "relay", _DIRECTORY])
+
+    def container(self, host: str) -> str:
+        """The name of a host's container."""
+        return self._containers[host]
+
+    def _machine(self, host: str) -> str:
+        return host
+
+    def _agent_dir(self, machine: str) -> str:
+        return _DIRECTORY
+
+    def _address(self, host: str) -> str:
+        return self._addresses[host]
+
+    def _unreachable_hint(self) -> str:
+        return "run the harness on the machine (and in the network namespace) of the Docker engine"
+
+
+def _image(engine: DockerEngine, wanted: str | None) -> str:
+    """The image to use; builds the project's own when it is not there. Raises ClusterUnavailable."""
+    if wanted is not None or engine.has_image(HOST_IMAGE):
+        return wanted or HOST_IMAGE
+    context = Path(__file__).resolve().parent.parent.parent
+    if not (context / "Dockerfile").is_file():
+        raise ClusterUnavailable(
+            f"docker: there is no image {HOST_IMAGE}, and no Dockerfile beside the harness: name one by --image"
+        )
+    try:
+        engine.build_image(HOST_IMAGE, context)
+    except OperatorError as error:
+        raise ClusterUnavailable(f"{error}; without a registry: scripts/build-image.sh --debootstrap") from None
+    return HOST_IMAGE

@@ -1,0 +1,501 @@
+"""The agent: one file of standard library that runs as root on a host which the harness cannot reach into.
+
+A container or a machine behind SSH has its own processes, files and network. The agent is the harness's hand there:
+it runs commands, starts the programs of a test and reports how they end, sends and receives probe datagrams, and
+reads and writes files. It listens on a Unix socket in its directory; the harness reaches that socket through
+`docker exec` or an SSH channel by the sub-command `relay`. When that connection breaks, agent and programs go on; the
+harness connects again and asks again under the same request ids, and what was asked twice is done once.
+
+    agent.py start BASE RUN_ID    take the host for a run, start the daemon behind, say so (or why not) in JSON
+    agent.py daemon DIR RUN_ID    serve; in a container this is process 1
+    agent.py relay DIR            carry bytes between standard input and output and the daemon
+    agent.py clean BASE RUN_ID    remove everything of a run: processes, undo commands, directory
+
+Messages are JSON, one a line. Programs and commands carry the run's id in their environment, so `clean` knows them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+__all__ = ["MAX_LINE_BYTES", "MAX_OUTPUT_BYTES", "NO_AGENT_STATUS", "RUN_VARIABLE", "Agent", "main"]
+
+RUN_VARIABLE = "SPLITBRAIN_RUN"
+MAX_LINE_BYTES = 4 << 20
+"""Longest message: the output of a command and some room; file contents come in smaller pieces."""
+MAX_OUTPUT_BYTES = 1 << 20
+"""What is kept of a command's output and of its errors: more than any tool that is called here prints."""
+MAX_REMEMBERED = 256
+"""Answers kept for requests that are asked again after a broken connection; far more than are open at a time."""
+MAX_CHILDREN = 1000
+MAX_UNSENT_BYTES = 16 << 20
+"""A connection that does not take its messages is closed at this much; its owner connects again."""
+TAIL_BYTES = 2048
+"""How much of a program's last output goes along with the news of its end."""
+NONCE_BYTES = 16
+MAX_DATAGRAMS_PER_WAKE = 256
+"""Reads in one go, so that a flood cannot hold up the loop."""
+START_TIMEOUT_S = 20.0
+KILL_TIMEOUT_S = 10.0
+NO_AGENT_STATUS = 3
+_PR_SET_PDEATHSIG = 1
+_ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
+
+Message = dict[str, Any]
+
+
+class _Refused(Exception):
+    """A request that cannot be done; the message goes back to the harness."""
+
+
+class _Child:
+    """A process that the agent started."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], log_path: str | None) -> None:
+        self.popen = popen
+        self.log_path = log_path
+        self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    @property
+    def status(self) -> int | None:
+        return self.exited.result() if self.exited.done() else None
+
+    def news(self) -> Message:
+        """The event of its end."""
+        tail = _tail(self.log_path) if self.log_path else ""
+        return {"event": "exit", "pid": self.popen.pid, "status": self.status, "tail": tail}
+
+
+class Agent:
+    """Serves requests in `directory` for one run."""
+
+    def __init__(self, directory: str, run_id: str) -> None:
+        self._directory = directory
+        self._run_id = run_id
+        self._children: dict[int, _Child] = {}
+        self._connections: set[asyncio.StreamWriter] = set()
+        self._remembered: OrderedDict[str, asyncio.Task[Message]] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._udp: socket.socket | None = None
+        self._stopping = asyncio.Event()
+        self._set_death_signal = _death_signal_setter()
+        operations: list[Callable[..., Awaitable[Message]]] = [
+            self._hello, self._run, self._spawn, self._signal, self._list, self._write, self._read, self._pack,
+            self._udp_open, self._udp_send, self._undo,
+        ]  # fmt: skip
+        self._operations = {operation.__name__[1:]: operation for operation in operations}
+
+    async def serve(self) -> None:
+        """Serve until SIGTERM comes; ends every child."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
+        path = _socket_path(self._directory)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        server = await asyncio.start_unix_server(self._serve_connection, path, limit=MAX_LINE_BYTES)
+        try:
+            await self._stopping.wait()
+        finally:
+            server.close()
+            for child in self._children.values():
+                _kill_group(child.popen.pid, signal.SIGKILL)
+
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.add(writer)
+        try:
+            while line := await reader.readline():
+                request = json.loads(line)
+                task = asyncio.ensure_future(self._answer(request, writer))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        except (ValueError, OSError):
+            pass  # not the harness, or it is gone
+        finally:
+            self._connections.discard(writer)
+            writer.close()
+
+    async def _answer(self, request: Message, writer: asyncio.StreamWriter) -> None:
+        ident = str(request["id"])
+        task = self._remembered.get(ident)
+        if task is None:
+            task = asyncio.ensure_future(self._perform(request))
+            if request["op"] not in ("read", "hello", "list"):  # big, or as good when done again
+                self._remembered[ident] = task
+                while len(self._remembered) > MAX_REMEMBERED:
+                    self._remembered.popitem(last=False)
+        answer = await asyncio.shield(task)
+        self._send(writer, {"id": ident, **answer})
+
+    async def _perform(self, request: Message) -> Message:
+        try:
+            return await self._operations[request["op"]](**request.get("arguments", {}))
+        except OSError as error:
+            return {"error": f"{error.filename or request['op']}: {error.strerror or error}"}
+        except Exception as error:  # whatever it is, whoever asked must learn that it was not done
+            return {"error": str(error) if isinstance(error, _Refused) else f"{type(error).__name__}: {error}"}
+
+    def _send(self, writer: asyncio.StreamWriter, message: Message) -> None:
+        if writer.is_closing():
+            return
+        writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        if writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            writer.transport.abort()
+
+    def _tell_all(self, message: Message) -> None:
+        for writer in list(self._connections):
+            self._send(writer, message)
+
+    async def _hello(self) -> Message:
+        return {"python": list(sys.version_info[:3]), "uid": os.geteuid(), "interpreter": sys.executable}
+
+    # Processes
+
+    def _start(self, argv: list[str], log_path: str | None, **options: Any) -> _Child:
+        if len(self._children) >= MAX_CHILDREN:
+            ended = [pid for pid, child in self._children.items() if child.status is not None]
+            for pid in ended[: len(ended) // 2 + 1]:
+                del self._children[pid]
+            if not ended:
+                raise _Refused(f"{MAX_CHILDREN} processes run already")
+        try:
+            popen = subprocess.Popen(argv, start_new_session=True, preexec_fn=self._set_death_signal, **options)
+        except OSError as error:
+            raise _Refused(f"{error.filename or argv[0]}: {error.strerror}") from None
+        child = self._children[popen.pid] = _Child(popen, log_path)
+        return child
+
+    def _environment(self, additions: dict[str, str] | None) -> dict[str, str]:
+        return {**os.environ, **(additions or {}), RUN_VARIABLE: self._run_id}
+
+    async def _run(self, argv: list[str], stdin: str = "", timeout_s: float = 20.0) -> Message:
+        """A short command. Its output goes to memory files, so that no child of it can hold up the answer."""
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(os.fdopen(os.memfd_create(name), "w+b")) for name in ("in", "out", "err")]
+            given, output, errors = files
+            given.write(stdin.encode())
+            given.seek(0)
+            child = self._start(
+                argv, None, stdin=given, stdout=output, stderr=errors, env=self._environment(None), cwd="/"
+            )
+            try:
+                status = await asyncio.wait_for(asyncio.shield(child.exited), timeout_s)
+            except TimeoutError:
+                _kill_group(child.popen.pid, signal.SIGKILL)
+                status = -9
+            texts = []
+            for file in (output, errors):
+                file.seek(0)
+                texts.append(file.read(MAX_OUTPUT_BYTES).decode(errors="replace"))
+        self._children.pop(child.popen.pid, None)
+        return {"status": status, "stdout": texts[0], "stderr": texts[1]}
+
+    async def _spawn(self, argv: list[str], environment: dict[str, str], log: str) -> Message:
+        """A program that lasts; its output is appended to the file `log`."""
+        os.makedirs(os.path.dirname(log), exist_ok=True)
+        with open(log, "ab") as output:
+            child = self._start(
+                argv, log, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                env=self._environment(environment), cwd="/",
+            )  # fmt: skip
+        return {"pid": child.popen.pid}
+
+    async def _signal(self, pid: int, number: int) -> Message:
+        """Signal a child and its group; nothing when it has ended."""
+        child = self._children.get(pid)
+        if child is None:
+            raise _Refused(f"process {pid} was not started here")
+        if child.status is None:
+            _kill_group(pid, number)
+        return {}
+
+    async def _list(self) -> Message:
+        """The programs that have ended, as their events said it."""
+        ended = [child for child in self._children.values() if child.log_path and child.status is not None]
+        return {"ended": [child.news() for child in ended]}
+
+    def _reap(self) -> None:
+        """Wait for whatever has ended: our children, and in a container also orphans that came to us."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            child = self._children.get(pid)
+            if child is None or child.exited.done():
+                continue
+            child.popen.returncode = os.waitstatus_to_exitcode(status)
+            _kill_group(pid, signal.SIGKILL)  # what it started may have outlived it
+            child.exited.set_result(child.popen.returncode)
+            if child.log_path is not None:
+                self._tell_all(child.news())
+
+    # Files
+
+    async def _write(self, path: str, data: str, offset: int, mode: int = 0o644) -> Message:
+        """Bytes at an offset of a file; offset 0 begins it anew. Asking twice writes the same bytes twice."""
+        os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if offset == 0 else 0)
+        descriptor = os.open(path, flags, mode)
+        try:
+            os.fchmod(descriptor, mode)
+            content = memoryview(base64.b64decode(data))
+            while content:
+                written = os.pwrite(descriptor, content, offset)
+                content, offset = content[written:], offset + written
+        finally:
+            os.close(descriptor)
+        return {}
+
+    async def _read(self, path: str, offset: int, size_bytes: int) -> Message:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return {"data": base64.b64encode(file.read(min(size_bytes, MAX_OUTPUT_BYTES))).decode()}
+
+    async def _pack(self, path: str) -> Message:
+        """A compressed tar of a directory, among the agent's files; `read` fetches it."""
+        packed = os.path.join(self._directory, path.strip("/").replace("/", "-")[-100:] + ".tar.gz")
+        await asyncio.to_thread(_pack_directory, path, packed)
+        return {"path": packed, "size_bytes": os.path.getsize(packed)}
+
+    # Probes
+
+    async def _udp_open(self, address: str) -> Message:
+        """A socket for probes on `address`; the answer is its port. There is one; asked again it is the same."""
+        if self._udp is None:
+            self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            self._udp.setblocking(False)
+            self._udp.bind((address, 0))
+            asyncio.get_running_loop().add_reader(self._udp, self._take_datagrams, self._udp)
+        return {"port": self._udp.getsockname()[1]}
+
+    def _take_datagrams(self, receiver: socket.socket) -> None:
+        """Report every nonce that has arrived, and from where."""
+        for _ in range(MAX_DATAGRAMS_PER_WAKE):
+            try:
+                data, (address, _port) = receiver.recvfrom(NONCE_BYTES + 1)
+            except OSError:
+                return
+            if len(data) == NONCE_BYTES:
+                self._tell_all({"event": "datagram", "nonce": data.hex(), "from": address})
+
+    async def _udp_send(self, datagrams: list[list[Any]]) -> Message:
+        """Send [nonce in hex, address, port] each; the answer names what could not be sent and why."""
+        if self._udp is None:
+            raise _Refused("no probe socket is open")
+        errors = {}
+        for nonce, address, port in datagrams:
+            try:
+                self._udp.sendto(bytes.fromhex(nonce), (address, port))
+            except OSError as error:
+                errors[nonce] = error.strerror or str(error)
+        return {"errors": errors}
+
+    # The end
+
+    async def _undo(self, key: str, argv: list[str] | None, stdin: str = "") -> Message:
+        """Keep a command under `key` that `clean` runs to undo something; none forgets it."""
+        commands = _undo_commands(self._directory)
+        commands.pop(key, None)
+        if argv is not None:
+            commands[key] = {"argv": argv, "stdin": stdin}
+        path = _undo_path(self._directory)
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            json.dump(commands, file)
+        os.replace(path + ".new", path)
+        return {}
+
+
+def _socket_path(directory: str) -> str:
+    return os.path.join(directory, "agent.sock")
+
+
+def _undo_path(directory: str) -> str:
+    return os.path.join(directory, "undo.json")
+
+
+def _undo_commands(directory: str) -> dict[str, Message]:
+    try:
+        with open(_undo_path(directory), encoding="utf-8") as file:
+            return dict(json.load(file))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _tail(path: str) -> str:
+    with open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - TAIL_BYTES))
+        return file.read(TAIL_BYTES).decode(errors="replace")
+
+
+def _pack_directory(path: str, packed: str) -> None:
+    with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
+        if os.path.isdir(path):
+            archive.add(path, arcname=".")
+
+
+def _kill_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def _death_signal_setter() -> Callable[[], Any]:
+    """What a child runs before exec so that it dies with the agent."""
+    return functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _start_command(base: str, run_id: str, source: str) -> int:
+    """Take the host, start the daemon, print {"started": true} or {"refused": why}."""
+    os.makedirs(base, mode=0o700, exist_ok=True)
+    directory = os.path.join(base, run_id)
+    try:
+        with open(os.path.join(base, "owner"), "x", encoding="utf-8") as file:
+            file.write(run_id)
+    except FileExistsError:
+        with open(os.path.join(base, "owner"), encoding="utf-8") as file:
+            owner = file.read().strip()
+        print(json.dumps({"refused": f"the host is taken by run {owner}: if that is dead, `harness clean`"}))
+        return 0
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    path = os.path.join(directory, "agent.py")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(source)
+    log_path = os.path.join(directory, "agent.log")
+    with open(log_path, "wb") as log:
+        daemon = subprocess.Popen(
+            [sys.executable, path, "daemon", directory, run_id],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
+            env={**os.environ, RUN_VARIABLE: run_id},
+        )  # fmt: skip
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not os.path.exists(_socket_path(directory)):
+        if daemon.poll() is not None or time.monotonic() > deadline:
+            print(json.dumps({"refused": f"the agent did not start: {_tail(log_path)[-300:]}"}))
+            return 0
+        time.sleep(0.02)
+    print(json.dumps({"started": True, "interpreter": sys.executable}))
+    return 0
+
+
+def _relay_command(directory: str) -> int:
+    """Carry bytes both ways until either side ends."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(_socket_path(directory))
+        except OSError:
+            os.write(1, b'{"event":"gone"}\n')
+            return NO_AGENT_STATUS
+        ways = {0: lambda data: connection.sendall(data), connection.fileno(): lambda data: _write_all(1, data)}
+        while True:
+            for descriptor in select.select(list(ways), [], [])[0]:
+                data = os.read(descriptor, 1 << 16)
+                if not data:
+                    return 0
+                ways[descriptor](data)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _marked(run_id: str) -> Iterator[int]:
+    """Processes of a run by the mark in their environment, but for this one and its parents."""
+    spared = set()
+    pid = os.getpid()
+    while pid > 0 and pid not in spared:
+        spared.add(pid)
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except OSError:
+            break
+    mark = f"{RUN_VARIABLE}={run_id}".encode()
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) not in spared:
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    is_marked = mark in file.read().split(b"\0")
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    is_running = file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+            except OSError:
+                continue
+            if is_marked and is_running:
+                yield int(name)
+
+
+def _clean_command(base: str, run_id: str) -> int:
+    """Remove everything of a run and print {"removed": [...], "left": [...]}."""
+    removed, left = [], []
+    directory = os.path.join(base, run_id)
+    commands = _undo_commands(directory)
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    seen: set[int] = set()
+    while (pids := list(_marked(run_id))) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        seen.update(pids)
+        time.sleep(0.02)
+    left += [f"process {pid} does not end" for pid in pids]
+    removed += [f"process {pid}" for pid in sorted(seen.difference(pids))]
+    for key, command in reversed(commands.items()):
+        try:
+            done = subprocess.run(
+                command["argv"], input=command["stdin"], capture_output=True, text=True, timeout=KILL_TIMEOUT_S
+            )
+            said = done.stderr.strip() if done.returncode else None
+        except (OSError, subprocess.TimeoutExpired) as error:
+            said = str(error)
+        (removed if said is None else left).append(key if said is None else f"{key}: {said}")
+    if not left:
+        if os.path.isdir(directory):
+            shutil.rmtree(directory)
+            removed.append(directory)
+        with contextlib.suppress(FileNotFoundError):
+            with open(os.path.join(base, "owner"), encoding="utf-8") as file:
+                is_ours = file.read().strip() == run_id
+            if is_ours:
+                os.unlink(os.path.join(base, "owner"))
+    print(json.dumps({"removed": removed, "left": left}))
+    return 0
+
+
+def main(arguments: list[str], source: str = "") -> int:
+    """Do what a sub-command says (see the module's text); returns the exit status."""
+    os.environ["PATH"] = f"{os.environ.get('PATH', '')}:{_ADMIN_PATH}"
+    command, *rest = arguments
+    if command == "start":
+        base, run_id = rest
+        return _start_command(base, run_id, source)
+    if command == "relay":
+        return _relay_command(*rest)
+    if command == "clean":
+        return _clean_command(*rest)
+    directory, daemon_run_id = rest
+    os.makedirs(directory, exist_ok=True)
+    asyncio.run(Agent(directory, daemon_run_id).serve())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], globals().get("SOURCE", "")))

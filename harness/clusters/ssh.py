@@ -1,0 +1,167 @@
+"""The `ssh` cluster: hosts are machines that are there already, named by an inventory.
+
+A machine is taken for one run at a time (a file in its directory says by which), so that the cuts and programs of two
+runs never meet. The harness needs a user that is root or may use sudo without a password; it installs nothing: what a
+host must have is in docs/hosts.md and scripts/provision.sh. Everything of a run lies in one directory of the host and
+is removed at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import socket
+from collections.abc import Collection, Sequence
+
+from harness.clusters.agent_cluster import AgentCluster
+from harness.clusters.agent_link import ByteStream
+from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable
+from harness.clusters.ssh_connection import clean_host, connect_relay, require_paramiko, take_host
+from harness.clusters.ssh_inventory import SshHost, load_inventory
+from harness.clusters.threads import in_thread
+from harness.errors import HarnessError, OperatorError
+from harness.run_state import KIND_SSH_HOST, Claim, RunState
+
+__all__ = ["MAX_HOSTS", "SshCluster"]
+
+MAX_HOSTS = 50
+"""Replicas of one run; each takes a connection and a thread."""
+
+
+class SshCluster(AgentCluster):
+    """Hosts as machines behind SSH, for one run. See harness.clusters.base.Cluster and AgentCluster.
+
+    `inventory` is a file (see ssh_inventory) or the hosts themselves. Raises OperatorError for a bad one.
+    """
+
+    name = "ssh"
+    description = "machines of an inventory, reached over SSH, cuts by nftables there; needs root or sudo on them"
+    options: Sequence[str] = ("inventory",)
+
+    def __init__(
+        self,
+        *,
+        node_count: int,
+        run: RunState,
+        work_dir: str,
+        ports: Collection[int],
+        inventory: str | Sequence[SshHost] | None = None,
+    ) -> None:
+        if not 1 <= node_count <= MAX_HOSTS:
+            raise ValueError(f"an ssh cluster has 1 to {MAX_HOSTS} replicas, not {node_count}")
+        super().__init__(node_count=node_count, run=run, work_dir=work_dir, ports=ports)
+        self._ssh_hosts, self._name_server = _assign(self._hosts, _hosts_of(inventory))
+        self._addresses: dict[str, str] = {}
+
+    @classmethod
+    def require(cls, *, inventory: str | None = None) -> None:
+        """Raise ClusterUnavailable or OperatorError when paramiko is missing or the inventory is bad."""
+        require_paramiko()
+        _hosts_of(inventory)
+
+    async def _make_hosts(self) -> None:
+        require_paramiko()
+        for machine in self._machines:
+            host = self._ssh_hosts[machine]
+            self._run.claim_all([Claim(KIND_SSH_HOST, machine, {"host": host.to_json()})])
+
+        async def take(machine: str) -> None:
+            await in_thread(take_host, self._ssh_hosts[machine], self._run.run_id)
+
+        outcomes = await asyncio.gather(*(take(machine) for machine in self._machines), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _remove_hosts(self) -> list[Exception]:
+        claimed = {claim.ident for claim in self._run.claims if claim.kind == KIND_SSH_HOST}
+
+        async def give_back(machine: str) -> None:
+            _, left = await in_thread(clean_host, self._ssh_hosts[machine], self._run.run_id)
+            if left:
+                raise HarnessError(f"{machine}: left there: {'; '.join(left)}")
+            self._run.release(KIND_SSH_HOST, machine)
+
+        outcomes = await asyncio.gather(
+            *(give_back(machine) for machine in self._machines if machine in claimed), return_exceptions=True
+        )
+        return [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+
+    async def _learn_addresses(self) -> None:
+        async def learn(machine: str) -> None:
+            host = self._ssh_hosts[machine]
+            if host.address is not None:
+                self._addresses[machine] = host.address
+            elif host.network is not None:
+                self._addresses[machine] = await self._address_in(machine, host.network)
+            else:
+                self._addresses[machine] = await in_thread(_resolve, host)
+
+        for outcome in await asyncio.gather(*(learn(m) for m in self._machines), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        shared = [m for m in self._machines if list(self._addresses.values()).count(self._addresses[m]) > 1]
+        if shared:
+            raise ClusterUnavailable(f"{' and '.join(shared)} have the same address {self._addresses[shared[0]]}")
+
+    async def _address_in(self, machine: str, network: str) -> str:
+        """The machine's own address in a network, by its own word."""
+        status, output, errors = await self.agent(machine).run(["ip", "-json", "-4", "address"])
+        if status != 0:
+            raise ClusterUnavailable(f"{machine}: ip address: {errors.strip()}")
+        wanted = ipaddress.IPv4Network(network)
+        for device in json.loads(output):
+            for entry in device.get("addr_info", []):
+                if "local" in entry and ipaddress.IPv4Address(entry["local"]) in wanted:
+                    return str(entry["local"])
+        raise ClusterUnavailable(f"{self._ssh_hosts[machine].name} has no address in {network}: set address or network")
+
+    def _connect(self, machine: str) -> ByteStream:
+        return connect_relay(self._ssh_hosts[machine], self._agent_dir(machine))
+
+    def _machine(self, host: str) -> str:
+        return self._name_server if host == NAME_SERVER_HOST else host
+
+    def _agent_dir(self, machine: str) -> str:
+        return f"{self._ssh_hosts[machine].directory}/{self._run.run_id}"
+
+    def _address(self, host: str) -> str:
+        return self._addresses[self._machine(host)]
+
+    def _unreachable_hint(self) -> str:
+        return "set the address by which both the other hosts and this machine reach it, and open its ports"
+
+
+def _hosts_of(inventory: str | Sequence[SshHost] | None) -> list[SshHost]:
+    if inventory is None:
+        raise OperatorError("the ssh cluster needs --inventory FILE (docs/hosts.md shows one)")
+    return load_inventory(inventory) if isinstance(inventory, str) else list(inventory)
+
+
+def _assign(hosts: Sequence[str], available: Sequence[SshHost]) -> tuple[dict[str, SshHost], str]:
+    """Which machine is which host, and which one has the name server. Raises OperatorError.
+
+    The name server gets the machine called ns1, else one that is left over, else the first replica's.
+    """
+    replicas = [host for host in available if host.name != NAME_SERVER_HOST]
+    own = [host for host in available if host.name == NAME_SERVER_HOST]
+    if len(replicas) < len(hosts):
+        raise OperatorError(f"--nodes {len(hosts)}: the hosts for replicas are only {len(replicas)}")
+    assigned = dict(zip(hosts, replicas, strict=False))
+    spare = [*own, *replicas[len(hosts) :]]
+    if not spare:
+        return assigned, hosts[0]
+    return {**assigned, NAME_SERVER_HOST: spare[0]}, NAME_SERVER_HOST
+
+
+def _resolve(host: SshHost) -> str:
+    try:
+        address = socket.gethostbyname(host.hostname)
+    except OSError as error:
+        raise ClusterUnavailable(f"{host.name}: {host.hostname} has no IPv4 address ({error})") from None
+    if ipaddress.IPv4Address(address).is_loopback:
+        raise ClusterUnavailable(
+            f"{host.name}: {host.hostname} is {address}, which other hosts cannot use: set address or network"
+        )
+    return address

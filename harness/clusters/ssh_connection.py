@@ -1,0 +1,208 @@
+"""Connections to machines over SSH; paramiko is imported only when it is needed. Everything here blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.clusters import host_agent
+from harness.clusters.agent_link import ConnectFailure
+from harness.clusters.base import ClusterUnavailable
+from harness.clusters.ssh_inventory import ACCEPT_NEW, SshHost
+
+if TYPE_CHECKING:
+    import paramiko
+
+__all__ = ["ChannelStream", "clean_host", "connect_relay", "require_paramiko", "take_host"]
+
+_CONNECT_TIMEOUT_S = 15.0
+_COMMAND_TIMEOUT_S = 60.0
+"""For taking or cleaning a host; the agent's own limits within are shorter."""
+_PIECE_BYTES = 1 << 16
+_MAX_SAID = 300
+
+_LAUNCHER = (
+    "import sys\n"
+    "if sys.version_info < (3, 11): sys.exit('python %d.%d' % sys.version_info[:2])\n"
+    "s = sys.stdin.read()\n"
+    "exec(compile(s, 'host_agent.py', 'exec'), {'__name__': '__main__', 'SOURCE': s})"
+)
+"""Runs the agent's source from standard input on a host that has no file of ours yet."""
+
+
+def require_paramiko() -> None:
+    """Raises ClusterUnavailable when paramiko is not installed."""
+    try:
+        import paramiko  # noqa: F401
+    except ImportError:
+        raise ClusterUnavailable("ssh: the Python package paramiko is missing: pip install paramiko") from None
+
+
+def _open(host: SshHost) -> paramiko.SSHClient:
+    """An authenticated connection. Raises ClusterUnavailable for what stays so, else ConnectFailure."""
+    import paramiko
+
+    class Refuse(paramiko.MissingHostKeyPolicy):
+        def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+            where = host.hostname if host.port == 22 else f"-p {host.port} {host.hostname}"
+            raise ClusterUnavailable(
+                f"{host.name}: the host key of {hostname} is not in {host.known_hosts}: verify it and add it "
+                f"(ssh-keyscan {where} >> {host.known_hosts})"
+            )
+
+    client = paramiko.SSHClient()
+    known_hosts = os.path.expanduser(host.known_hosts)
+    try:
+        if host.host_keys == ACCEPT_NEW:
+            os.makedirs(os.path.dirname(known_hosts) or ".", mode=0o700, exist_ok=True)
+            Path(known_hosts).touch(mode=0o600)
+            client.set_missing_host_key_policy(paramiko.AutoAddPolicy())
+        else:
+            client.set_missing_host_key_policy(Refuse())
+        if os.path.exists(known_hosts):
+            client.load_host_keys(known_hosts)
+        client.connect(
+            host.hostname,
+            port=host.port,
+            username=host.user,
+            key_filename=None if host.identity_file is None else os.path.expanduser(host.identity_file),
+            look_for_keys=host.identity_file is None,
+            allow_agent=host.identity_file is None,
+            timeout=_CONNECT_TIMEOUT_S,
+            banner_timeout=_CONNECT_TIMEOUT_S,
+            auth_timeout=_CONNECT_TIMEOUT_S,
+        )
+    except paramiko.BadHostKeyException:
+        client.close()
+        raise ClusterUnavailable(
+            f"{host.name}: the host key of {host.hostname} has changed: if that is right, remove the old one "
+            f"(ssh-keygen -f {host.known_hosts} -R {_known_name(host)})"
+        ) from None
+    except paramiko.AuthenticationException as error:
+        client.close()
+        key = host.identity_file or "the SSH agent's or the default keys"
+        raise ClusterUnavailable(
+            f"{host.name}: user {host.user} was not let in at {host.hostname} with {key} ({error}): add the public key "
+            "to the user's authorized_keys, or name another user or identity_file"
+        ) from None
+    except ClusterUnavailable:
+        client.close()
+        raise
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        client.close()
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+        raise ConnectFailure(f"{host.name}: cannot connect to {host.hostname}:{host.port} ({why})") from None
+    return client
+
+
+def _known_name(host: SshHost) -> str:
+    return host.hostname if host.port == 22 else f"'[{host.hostname}]:{host.port}'"
+
+
+def _as_root(host: SshHost, argv: list[str]) -> str:
+    return shlex.join([*(["sudo", "-n", "--"] if host.uses_sudo else []), *argv])
+
+
+class ChannelStream:
+    """Input and output of a command on a host. See harness.clusters.agent_link.ByteStream."""
+
+    def __init__(self, client: paramiko.SSHClient, command: str) -> None:
+        self._client = client
+        transport = client.get_transport()
+        if transport is None:
+            raise EOFError("the connection has ended")
+        self._channel = transport.open_session(timeout=_CONNECT_TIMEOUT_S)
+        self._channel.exec_command(command)
+
+    def receive(self) -> bytes:
+        """Some bytes of standard output; nothing at the end."""
+        return bytes(self._channel.recv(_PIECE_BYTES))
+
+    def send(self, data: bytes) -> None:
+        """All of `data` to standard input. Raises OSError."""
+        self._channel.sendall(data)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._channel.close()
+        self._client.close()
+
+
+def connect_relay(host: SshHost, directory: str) -> ChannelStream:
+    """A connection to the agent in `directory` of a host. Raises ConnectFailure."""
+    try:
+        client = _open(host)
+    except ClusterUnavailable as error:
+        raise ConnectFailure(str(error)) from None
+    try:
+        return ChannelStream(client, _as_root(host, [host.python, f"{directory}/agent.py", "relay", directory]))
+    except Exception as error:
+        client.close()
+        raise ConnectFailure(f"{host.name}: {error}") from None
+
+
+def take_host(host: SshHost, run_id: str) -> None:
+    """Take a host for a run and start the agent there. Raises ClusterUnavailable."""
+    answer = _agent_command(host, ["start", host.directory, run_id])
+    if "refused" in answer:
+        raise ClusterUnavailable(f"{host.name}: {answer['refused']}")
+
+
+def clean_host(host: SshHost, run_id: str) -> tuple[list[str], list[str]]:
+    """Remove everything of a run from a host: (what was removed, what is left and why). Raises ClusterUnavailable."""
+    answer = _agent_command(host, ["clean", host.directory, run_id])
+    return list(answer["removed"]), list(answer["left"])
+
+
+def _agent_command(host: SshHost, arguments: list[str]) -> dict[str, Any]:
+    """Run the agent's source as root on a host and return what it prints. Raises ClusterUnavailable."""
+    try:
+        client = _open(host)
+    except ConnectFailure as error:
+        raise ClusterUnavailable(f"{error}: is it up, and is this the right address and port?") from None
+    try:
+        command = _as_root(host, [host.python, "-c", _LAUNCHER, *arguments])
+        stdin, stdout, stderr = client.exec_command(command, timeout=_COMMAND_TIMEOUT_S)
+        with contextlib.suppress(OSError):  # the command ended without reading; its words say why
+            stdin.write(Path(host_agent.__file__).read_text(encoding="utf-8"))
+            stdin.flush()
+        stdin.channel.shutdown_write()
+        output = stdout.read().decode(errors="replace")
+        said = stderr.read().decode(errors="replace").strip()
+        status = stdout.channel.recv_exit_status()
+    except (OSError, EOFError) as error:
+        raise ClusterUnavailable(f"{host.name}: the connection broke: {error or type(error).__name__}") from None
+    except Exception as error:  # paramiko has several of its own
+        raise ClusterUnavailable(f"{host.name}: {error}") from None
+    finally:
+        client.close()
+    lines = output.strip().splitlines()
+    if status == 0 and lines:
+        try:
+            return dict(json.loads(lines[-1]))
+        except ValueError:
+            said = lines[-1]
+    raise ClusterUnavailable(_why_not(host, status, said))
+
+
+def _why_not(host: SshHost, status: int, said: str) -> str:
+    """What stood in the way of the agent, and what mends it."""
+    last = said.splitlines()[-1][:_MAX_SAID] if said else "it said nothing"
+    if "sudo:" in said and "python" not in last:
+        return (
+            f"{host.name}: user {host.user} has no sudo without a password ({last}): "
+            f"scripts/provision.sh --sudo {host.user} gives it"
+        )
+    if status == 127 or "not found" in last or "No such file" in last:
+        return (
+            f"{host.name}: there is no {host.python} ({last}): scripts/provision.sh brings it (apt-get install python3)"
+        )
+    if last.startswith("python "):
+        return f"{host.name} has {last}: 3.11 or newer is needed; name another by python = in the inventory"
+    if "Permission denied" in last:
+        return f"{host.name}: user {host.user} is not root and does not use sudo ({last}): set sudo = true"
+    return f"{host.name}: the agent could not be run (status {status}): {last}"

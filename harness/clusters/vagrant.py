@@ -1,0 +1,92 @@
+"""The `vagrant` cluster: the `ssh` cluster on the machines that `vagrant up` has made.
+
+How they are reached is what `vagrant ssh-config` says in the current directory; their addresses among themselves are
+those on the private network of the Vagrantfile ($SPLITBRAIN_SUBNET, as there).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+from collections.abc import Collection, Sequence
+
+from harness.clusters.base import ClusterUnavailable
+from harness.clusters.ssh import SshCluster
+from harness.clusters.ssh_connection import require_paramiko
+from harness.clusters.ssh_inventory import ACCEPT_NEW, SshHost, parse_ssh_config
+from harness.programs import find_program
+from harness.run_state import RunState
+
+__all__ = ["DEFAULT_SUBNET", "SUBNET_VARIABLE", "VagrantCluster", "vagrant_hosts"]
+
+SUBNET_VARIABLE = "SPLITBRAIN_SUBNET"
+DEFAULT_SUBNET = "192.168.56"
+"""The first three numbers of the machines' addresses; VirtualBox allows host-only networks here by default."""
+
+_TIMEOUT_S = 120.0
+"""For `vagrant ssh-config`, which starts a Ruby and may ask the provider for each machine."""
+
+
+class VagrantCluster(SshCluster):
+    """Hosts as virtual machines of the Vagrantfile in the current directory. See SshCluster."""
+
+    name = "vagrant"
+    description = "the virtual machines of `vagrant up`, reached over SSH as Vagrant says"
+    options: Sequence[str] = ()
+
+    def __init__(self, *, node_count: int, run: RunState, work_dir: str, ports: Collection[int]) -> None:
+        """Raises ClusterUnavailable when Vagrant is missing or its machines are not up."""
+        super().__init__(node_count=node_count, run=run, work_dir=work_dir, ports=ports, inventory=vagrant_hosts())
+
+    @classmethod
+    def require(cls, *, inventory: str | None = None) -> None:
+        """Raise ClusterUnavailable when paramiko or Vagrant is missing; `inventory` is Vagrant's to say."""
+        require_paramiko()
+        _vagrant()
+
+
+def _vagrant() -> str:
+    path = find_program("vagrant")
+    if path is None:
+        raise ClusterUnavailable("vagrant is not installed (apt-get install vagrant; see docs/hosts.md)")
+    return path
+
+
+def vagrant_hosts() -> list[SshHost]:
+    """The running machines as hosts, in the Vagrantfile's order. Raises ClusterUnavailable.
+
+    Vagrant generates the machines and their host keys, and tells nobody the keys. So the first key that is seen is
+    kept beside the machine's other data and a different one is refused from then on, until the machine is destroyed.
+    """
+    argv = [_vagrant(), "ssh-config"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        raise ClusterUnavailable(f"`vagrant ssh-config` gave no answer in {_TIMEOUT_S:g} s") from None
+    # It also fails when only some machines are up; what it prints by then is of those before the first that is not.
+    if done.returncode != 0 and not done.stdout.strip():
+        said = " ".join((done.stderr.strip() or "it said nothing").split())[:200]
+        raise ClusterUnavailable(f"vagrant's machines are not up ({said}): run `vagrant up`")
+    subnet = os.environ.get(SUBNET_VARIABLE, DEFAULT_SUBNET)
+    return [
+        dataclasses.replace(
+            host,
+            host_keys=ACCEPT_NEW,
+            known_hosts=os.path.abspath(_known_hosts_path(host)),
+            network=f"{subnet}.0/24",
+        )
+        for host in parse_ssh_config(done.stdout)
+    ]
+
+
+def _known_hosts_path(host: SshHost) -> str:
+    """A file among the machine's data, which `vagrant destroy` empties: the directory of its provider's id."""
+    machine = os.path.join(".vagrant", "machines", host.name)
+    providers = sorted(entry.path for entry in os.scandir(machine) if entry.is_dir()) if os.path.isdir(machine) else []
+    made = [path for path in providers if os.path.exists(os.path.join(path, "id"))]
+    if not made:
+        return os.path.join(".vagrant", f"known_hosts-{host.name}")
+    with open(os.path.join(made[0], "id"), encoding="utf-8") as file:
+        ident = file.read().strip()
+    return os.path.join(made[0], f"known_hosts-{ident[:64]}")

@@ -1,0 +1,240 @@
+"""A laboratory for the docker and ssh clusters on one Linux machine, as root, with nothing left afterwards.
+
+    python scripts/lab.py docker DIR -- COMMAND ...      a Docker engine in a network namespace of its own
+    python scripts/lab.py ssh DIR [--hosts N] -- COMMAND ...    N machines, each an sshd in namespaces of its own
+
+COMMAND runs in the namespace from which engine or machines are reached, with DOCKER_HOST set or, for ssh, with
+DIR/inventory.toml written; when it ends, everything is taken down and its status is returned. The engine's images stay
+in DIR/docker for the next time. Needs the packages docker.io and iptables, or openssh-server; util-linux; iproute2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+__all__ = ["docker_lab", "main", "missing_for", "ssh_lab"]
+
+START_TIMEOUT_S = 30.0
+SUBNET = "10.78.0"
+USER_DIRECTORY = "/var/lib/splitbrain"
+
+NEEDS = {
+    "docker": {"dockerd": "docker.io", "containerd": "docker.io", "iptables": "iptables"},
+    "ssh": {"sshd": "openssh-server", "ssh-keygen": "openssh-client"},
+}
+_PATH = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
+
+
+def missing_for(kind: str) -> str | None:
+    """What this machine lacks for a laboratory of a kind, in one line; None when it has everything."""
+    if os.geteuid() != 0:
+        return "needs root"
+    wanted = {**NEEDS[kind], "ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
+    packages = sorted({package for program, package in wanted.items() if shutil.which(program, path=_PATH) is None})
+    return f"missing packages: {' '.join(packages)}" if packages else None
+
+
+def _run(*argv: str) -> None:
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, env={**os.environ, "PATH": _PATH})
+
+
+@contextlib.contextmanager
+def _namespace(name: str) -> Iterator[list[str]]:
+    """A network namespace; gives what to put before a command to run it there."""
+    _run("ip", "netns", "add", name)
+    try:
+        _run("ip", "-netns", name, "link", "set", "lo", "up")
+        yield ["nsenter", f"--net=/run/netns/{name}", "--"]
+    finally:
+        _run("ip", "netns", "delete", name)
+
+
+@contextlib.contextmanager
+def _daemon(argv: Sequence[str], log_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process and all that it starts, ended at the end."""
+    with open(log_path, "wb") as log:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env={**os.environ, "PATH": _PATH},
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait_for_socket(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        with socket.socket(socket.AF_UNIX) as trial:
+            trial.settimeout(1)
+            try:
+                trial.connect(address)
+                return
+            except OSError:
+                pass
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"{log.stem} did not start: {log.read_text(errors='replace')[-500:]}")
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def docker_lab(directory: Path) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """A Docker engine; gives what to put before a command and what to add to its environment.
+
+    Raises RuntimeError when it does not start.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    address = f"/tmp/sb-lab-{os.getpid()}.sock"  # short: the path of a socket may have 107 bytes
+    log = directory / "dockerd.log"
+    with contextlib.ExitStack() as stack:
+        prefix = stack.enter_context(_namespace(f"sb-lab-{os.getpid()}-docker"))
+        dockerd = [
+            "dockerd", "--data-root", str(directory / "docker"), "--exec-root", f"/tmp/sb-lab-{os.getpid()}-exec",
+            "-H", f"unix://{address}", "-p", str(directory / "dockerd.pid"),
+        ]  # fmt: skip
+        stack.callback(shutil.rmtree, f"/tmp/sb-lab-{os.getpid()}-exec", ignore_errors=True)
+        process = stack.enter_context(_daemon([*prefix, *dockerd], log))
+        _wait_for_socket(address, process, log)
+        yield prefix, {"DOCKER_HOST": f"unix://{address}"}
+
+
+_HOST_SCRIPT = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs /run
+mkdir -p /run/sshd {base}
+mount --bind {directory} {base}
+# What the user's shell does at its start on this machine is no part of a plain host.
+: > /run/empty
+for file in ~/.bashrc ~/.zshenv; do [ ! -e "$file" ] || mount --bind /run/empty "$file"; done
+mount -t proc proc /proc
+hostname {host}
+exec {sshd} -D -e -f /dev/null -h {key} -o ListenAddress={address} -o AuthorizedKeysFile={authorized} \
+    -o StrictModes=no -o UsePAM=no -o UseDNS=no -o PidFile=none -o PermitRootLogin=prohibit-password
+"""
+
+
+@contextlib.contextmanager
+def ssh_lab(directory: Path, host_count: int) -> Iterator[tuple[list[str], Path]]:
+    """Machines n1..nN behind SSH; gives what to put before a command and the path of their inventory.
+
+    Raises RuntimeError when one does not start.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    if not (directory / "id").exists():
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / "id"))
+    sshd = shutil.which("sshd", path=_PATH) or "sshd"
+    lab = f"sb-lab-{os.getpid()}"
+    known, inventory = [], ["[defaults]", 'user = "root"', f'identity_file = "{directory / "id"}"']
+    inventory.append(f'python = "{os.path.realpath(sys.executable)}"')
+    inventory.append(f'known_hosts = "{directory / "known_hosts"}"')
+    Path(USER_DIRECTORY).mkdir(parents=True, exist_ok=True)  # to mount on, in each machine's own mount namespace
+    with contextlib.ExitStack() as stack:
+        prefix = stack.enter_context(_namespace(f"{lab}-net"))
+        _run("ip", "-netns", f"{lab}-net", "link", "add", "br0", "type", "bridge")
+        _run("ip", "-netns", f"{lab}-net", "addr", "add", f"{SUBNET}.254/24", "dev", "br0")
+        _run("ip", "-netns", f"{lab}-net", "link", "set", "br0", "up")
+        for number in range(1, host_count + 1):
+            host, address = f"n{number}", f"{SUBNET}.{number}"
+            key, data, log = directory / f"{host}.key", directory / host, directory / f"{host}.log"
+            if not key.exists():
+                _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
+            data.mkdir(exist_ok=True)
+            inside = stack.enter_context(_namespace(f"{lab}-{host}"))
+            _run("ip", "-netns", f"{lab}-net", "link", "add", host, "type", "veth", "peer", "name", "eth0",
+                 "netns", f"{lab}-{host}")  # fmt: skip
+            _run("ip", "-netns", f"{lab}-net", "link", "set", host, "master", "br0", "up")
+            _run("ip", "-netns", f"{lab}-{host}", "addr", "add", f"{address}/24", "dev", "eth0")
+            _run("ip", "-netns", f"{lab}-{host}", "link", "set", "eth0", "up")
+            script = _HOST_SCRIPT.format(
+                base=USER_DIRECTORY, directory=data, host=host, sshd=sshd, key=key, address=address,
+                authorized=directory / "id.pub",
+            )  # fmt: skip
+            # The first process of a pid namespace ends all others with it.
+            unshare = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--", "sh", "-c", script]
+            process = stack.enter_context(_daemon([*inside, *unshare], log))
+            waiting = [*prefix, sys.executable, "-c", _WAIT_SCRIPT, address, str(START_TIMEOUT_S)]
+            if subprocess.run(waiting, check=False).returncode != 0 or process.poll() is not None:
+                raise RuntimeError(f"sshd of {host} did not start: {log.read_text(errors='replace')[-500:]}")
+            known.append(f"{address} {' '.join(key.with_suffix('.key.pub').read_text().split()[:2])}")
+            inventory += [f"[hosts.{host}]", f'hostname = "{address}"']
+        (directory / "known_hosts").write_text("\n".join(known) + "\n")
+        (directory / "inventory.toml").write_text("\n".join(inventory) + "\n")
+        yield prefix, directory / "inventory.toml"
+
+
+_WAIT_SCRIPT = """
+import socket, sys, time
+end = time.monotonic() + float(sys.argv[2])
+while True:
+    try:
+        socket.create_connection((sys.argv[1], 22), 1).close()
+        break
+    except OSError:
+        if time.monotonic() > end:
+            sys.exit(1)
+        time.sleep(0.02)
+"""
+
+
+def _run_inside(argv: Sequence[str], environment: dict[str, str]) -> int:
+    """Run the operator's command; it gets Ctrl-C from the terminal itself, and is ended when we are."""
+    process = subprocess.Popen(argv, env={**os.environ, **environment})
+    try:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+
+
+def main(arguments: list[str]) -> int:
+    """Run a command in a laboratory; returns its exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("kind", choices=("docker", "ssh"))
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--hosts", type=int, default=5, metavar="N", help="machines of an ssh laboratory (default: 5)")
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    options, command_words = parser.parse_args(arguments[:split]), arguments[split + 1 :]
+    problem = missing_for(options.kind)
+    if problem is not None:
+        print(f"lab: {problem}", file=sys.stderr)
+        return 254
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and so through every `finally`
+    directory = options.directory.resolve()
+    shell = command_words or [os.environ.get("SHELL", "/bin/sh")]
+    try:
+        if options.kind == "docker":
+            with docker_lab(directory) as (prefix, environment):
+                return _run_inside([*prefix, *shell], environment)
+        with ssh_lab(directory, options.hosts) as (prefix, _):
+            return _run_inside([*prefix, *shell], {})
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return 255
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
