@@ -20,6 +20,7 @@ from rich.console import Console
 
 import harness
 from checker.verdict import Verdict
+from harness.clusters.base import harness_runtime, run_harness
 from harness.errors import OperatorError
 from harness.faults.target import PlannedTarget, equip
 from harness.history_parquet import RunIdentity, write_parquet
@@ -149,7 +150,7 @@ def perform(parts: Parts, store: Store, console: Console) -> tuple[RunDir, dict[
         with _log_to(run_dir.harness_log_path):
             run_dir.write_test(test.to_json())
             began_s = time.monotonic()
-            observed = asyncio.run(_observe(parts, run_dir, run_id, console))
+            observed = run_harness(parts.cluster_class, _observe(parts, run_dir, run_id, console), seed=test.seed)
             console.print("checking the history", highlight=False)
             facts = {
                 "started_at": started_at.isoformat(),
@@ -173,7 +174,11 @@ async def _observe(parts: Parts, run_dir: RunDir, run_id: str, console: Console)
     work_dir = run_dir.path / "nodes"
     save_schedule(parts.schedule, str(run_dir.path / "schedule.json"))
     cluster = parts.cluster_class(
-        node_count=test.nodes, run=state, work_dir=str(work_dir), ports=parts.system_class.ports
+        node_count=test.nodes,
+        run=state,
+        work_dir=str(work_dir),
+        ports=parts.system_class.ports,
+        **test.cluster_options,
     )
     wanted = {(event.nemesis, event.variant) for event in parts.schedule}
     equip(cluster, frozenset().union(*(needs_of(parts.nemeses[name], [variant]) for name, variant in wanted)))
@@ -202,7 +207,7 @@ async def _observe(parts: Parts, run_dir: RunDir, run_id: str, console: Console)
                     clock=clock,
                     on_phase=progress.phase,
                 )
-                return await run.execute(wall_ms=lambda: time.time_ns() // 1_000_000)
+                return await run.execute(wall_ms=harness_runtime(cluster).clock.wall_ms)
     finally:
         state.close()
 
@@ -222,9 +227,7 @@ def judge_run(
 
 def _finish(run_dir: RunDir, test: Test, results: dict[str, Any]) -> None:
     run_dir.write_results(results)
-    identity = RunIdentity.of(
-        test, run_id=results["run_id"], started_at=datetime.fromisoformat(results["started_at"])
-    )
+    identity = RunIdentity.of(test, run_id=results["run_id"], started_at=datetime.fromisoformat(results["started_at"]))
     try:
         write_parquet(run_dir.history_path, run_dir.parquet_path, identity)
     finally:  # the report is worth having also where the conversion met a full disk

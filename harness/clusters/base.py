@@ -10,17 +10,31 @@ Host names: replicas are n1..nN; the name servers' host is `ns1`; the clients' h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from harness.errors import OperatorError
 from nemesis.target import Network
+from node.real_runtime import real_runtime
+from node.runtime import Runtime
 
-__all__ = ["CLIENTS_HOST", "NAME_SERVER_HOST", "Cluster", "ClusterUnavailable", "HostProcess", "Program"]
+__all__ = [
+    "CLIENTS_HOST",
+    "NAME_SERVER_HOST",
+    "Cluster",
+    "ClusterUnavailable",
+    "HostProcess",
+    "Program",
+    "harness_runtime",
+    "run_harness",
+]
 
 CLIENTS_HOST = "clients"
 NAME_SERVER_HOST = "ns1"
+
+_T = TypeVar("_T")
 
 
 class ClusterUnavailable(OperatorError):
@@ -121,3 +135,17 @@ class Cluster(Protocol):
     async def spawn(self, host: str, program: Program) -> HostProcess:
         """Start a program on a host; returns once it is started, not once it is ready."""
         ...
+
+
+def run_harness(cluster_class: Any, main: Coroutine[Any, Any, _T], *, seed: int) -> _T:
+    """Run the coroutine that makes and uses a cluster: on an ordinary event loop, unless the class brings a world of
+    its own (a static method `run_harness`), as simulation does."""
+    run: Callable[..., _T] | None = getattr(cluster_class, "run_harness", None)
+    return asyncio.run(main) if run is None else run(main, seed=seed)
+
+
+def harness_runtime(cluster: Any) -> Runtime:
+    """Clock, disk and randomness of the harness and its clients: this machine's, unless the cluster brings a world of
+    its own (a method `runtime`), as simulation does."""
+    bring: Callable[[], Runtime] | None = getattr(cluster, "runtime", None)
+    return real_runtime() if bring is None else bring()

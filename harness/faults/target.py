@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
-from harness.clusters.base import Cluster
+from harness.clusters.base import Cluster, harness_runtime
 from harness.faults.processes import ReplicaProcesses
 from harness.systems.base import System
 from nemesis.forms import expand_variant
@@ -93,6 +92,7 @@ class RunTarget:
         self._cluster = cluster
         self._system = system
         self._processes = ReplicaProcesses(cluster.hosts, process=system.process, restart=system.restart)
+        self._clock = harness_runtime(cluster).clock
         self._natural_ms: dict[str, float] = {}
 
     @property
@@ -133,9 +133,9 @@ class RunTarget:
 
     async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
         """The clocks in the replica's status, less what they differed by before any fault."""
-        before_s, before_wall_ms = time.monotonic(), time.time_ns() / 1e6
+        before_s, before_wall_ms = self._clock.monotonic_ns() / 1e9, self._clock.wall_ms()
         table = await self._system.status(host, timeout_s=timeout_s)
-        after_s = time.monotonic()
+        after_s = self._clock.monotonic_ns() / 1e9
         if table is None:
             return None
         try:

@@ -9,22 +9,20 @@ from the replicas' own files and logs.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, Cluster, HostProcess, Program
+from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, Cluster, HostProcess, Program, harness_runtime
 from harness.errors import OperatorError, SystemUnderTestError, nearest
 from harness.systems.base import CheckOutcome, Setting
 from harness.systems.broker_checks import compare_replicas, one_leader_per_term
 from harness.systems.broker_connection import BrokerConnection
+from harness.systems.node_program import node_program
 from node.client import BrokerClient
-from node.real_runtime import real_runtime
 
 __all__ = ["BROKER_PORT", "DLEDGER_PORT", "NAME_SERVER_PORT", "TOPIC", "BrokerSystem"]
 
@@ -99,14 +97,17 @@ class BrokerSystem:
         cluster = self._cluster
         self._processes[NAME_SERVER_HOST] = await cluster.spawn(
             NAME_SERVER_HOST,
-            _node_program(
-                "nameserver", ["nameserver", "--listen", f"{cluster.bind_address(NAME_SERVER_HOST)}:{NAME_SERVER_PORT}"]
+            await node_program(
+                cluster,
+                NAME_SERVER_HOST,
+                "nameserver",
+                ["nameserver", "--listen", f"{cluster.bind_address(NAME_SERVER_HOST)}:{NAME_SERVER_PORT}"],
             ),
         )
         for host in cluster.hosts:
             path = os.path.join(cluster.data_dir(host), "broker.toml")
             await cluster.put_file(host, path, self._configuration(host).encode())
-            self._programs[host] = _node_program("broker", ["broker", "--config", path])
+            self._programs[host] = await node_program(cluster, host, "broker", ["broker", "--config", path])
             await self.restart(host)
         self._control = self._new_client("harness-control")
         await self._wait_until_ready()
@@ -266,7 +267,7 @@ class BrokerSystem:
         }
         return BrokerClient(
             name_servers=[cluster.address_from(CLIENTS_HOST, NAME_SERVER_HOST, NAME_SERVER_PORT)],
-            runtime=real_runtime(),
+            runtime=harness_runtime(cluster),
             translate=lambda address: translations.get(address, address),
             client_id=client_id,
         )
@@ -303,17 +304,3 @@ def resolve_settings(given: Mapping[str, str]) -> dict[str, str]:
     if problems:
         raise OperatorError("--set: " + "; ".join(problems))
     return {name: given.get(name, setting.default) for name, setting in known.items()}
-
-
-def _node_program(name: str, arguments: Sequence[str]) -> Program:
-    """The node as a program: the interpreter of the harness, and the package `node` that it imports."""
-    found = importlib.util.find_spec("node")
-    if found is None or found.origin is None:
-        raise OperatorError("the package `node` is not installed beside the harness (pip install -e .)")
-    package_parent = str(Path(found.origin).resolve().parent.parent)
-    return Program(
-        name=name,
-        argv=[sys.executable, "-m", "node", *arguments],
-        log_name=f"{name}.log",
-        environment={"PYTHONPATH": package_parent, "PYTHONUNBUFFERED": "1"},
-    )

@@ -1,8 +1,8 @@
 """The clocks of one host, which may be wrong.
 
-The wall clock has an offset and a drift, the monotonic clock only a drift: it starts anywhere and never goes back,
-but may run fast or slow against other hosts' (what leases must survive). Timers follow the loop's time and
-are not affected.
+The wall clock has an offset, a rate and a strobe, the monotonic clock only a rate: it starts anywhere and never
+goes back, but may run fast or slow against other hosts' (what leases must survive). Timers follow the loop's time
+and are not affected.
 """
 
 from __future__ import annotations
@@ -10,100 +10,76 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.clusters.sim.loop import START_S
+from nemesis.target import ClockSkew
 
 if TYPE_CHECKING:
     from harness.clusters.sim.loop import SimLoop
 
-__all__ = ["EPOCH_MS", "SimClock"]
+__all__ = ["EPOCH_MS", "MAX_RATE_PPM", "SimClock"]
 
 EPOCH_MS = 1_767_225_600_000
 """2026-01-01T00:00:00Z, when every simulation begins."""
 
-MAX_DRIFT_PPM = 500_000
-"""Half the speed too fast or too slow; real clocks stay below some hundreds."""
+MAX_RATE_PPM = 500_000
+"""Half the speed too fast or too slow; real clocks stay below some hundreds. All skews of a clock together."""
 
 
 class SimClock:
-    """A host's clocks: `node.runtime.Clock`, and what a nemesis does to them. `is_right` until somebody does."""
+    """A host's clocks: `node.runtime.Clock`, and what faults do to them. Skews of several faults add up."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
-        self._offset_ms = 0.0
-        self._drift_ppm = 0.0
-        self._wall_since_s = START_S
+        self._skews: dict[str, tuple[ClockSkew, float]] = {}
         self._monotonic_ppm = 0.0
         self._monotonic_base_ns = 0.0
         self._monotonic_since_s = 0.0
-        self._strobes = 0
 
     def wall_ms(self) -> int:
-        return int(EPOCH_MS + (self._loop.time() - START_S) * 1000 + self.offset_ms)
+        now_ms = EPOCH_MS + (self._loop.time() - START_S) * 1000
+        return int(now_ms + self.offset_ms) if self._skews else int(now_ms)
 
     def monotonic_ns(self) -> int:
-        if not self._monotonic_ppm and not self._monotonic_base_ns:
-            return int(self._loop.time() * 1e9)
-        return int(self._monotonic_now_ns())
+        elapsed_s = self._loop.time() - self._monotonic_since_s
+        return int(self._monotonic_base_ns + elapsed_s * (1e9 + self._monotonic_ppm * 1e3))
 
     @property
     def offset_ms(self) -> float:
-        """How far the wall clock is ahead of the truth, drift included."""
-        if not self._drift_ppm:
-            return self._offset_ms
-        return self._offset_ms + (self._loop.time() - self._wall_since_s) * self._drift_ppm / 1000
+        """How far the wall clock is ahead of the truth."""
+        now_s = self._loop.time()
+        return sum(_wall_offset_ms(skew, now_s - since_s) for skew, since_s in self._skews.values())
 
-    def bump(self, offset_ms: float) -> None:
-        """Let the wall clock jump."""
-        self._offset_ms += offset_ms
+    def skew(self, fault_id: str, skew: ClockSkew) -> None:
+        """Add a skew from now on, in place of an earlier one of that id. Raises ValueError beyond MAX_RATE_PPM."""
+        others_ppm = sum(other.rate_ppm for name, (other, _) in self._skews.items() if name != fault_id)
+        if abs(others_ppm + skew.rate_ppm) > MAX_RATE_PPM:
+            raise ValueError(f"a clock runs at most {MAX_RATE_PPM} ppm fast or slow, not {others_ppm + skew.rate_ppm}")
+        self._skews[fault_id] = (skew, self._loop.time())
+        self._set_monotonic_rate()
 
-    def set_offset(self, offset_ms: float) -> None:
-        """Set how far the wall clock is ahead of the truth now; an ongoing drift goes on from there."""
-        self._offset_ms, self._wall_since_s = offset_ms, self._loop.time()
+    def release(self, fault_id: str) -> None:
+        """Take one skew back: the wall clock steps, the monotonic clock goes on from where it is. Idempotent."""
+        self._skews.pop(fault_id, None)
+        self._set_monotonic_rate()
 
-    def drift(self, ppm: float) -> None:
-        """Let the wall clock run fast (or slow, below 0) from now on."""
-        _check_drift(ppm)
-        self.set_offset(self.offset_ms)
-        self._drift_ppm = ppm
+    def release_all(self) -> None:
+        """Take every skew back. Idempotent."""
+        self._skews.clear()
+        self._set_monotonic_rate()
 
-    def drift_monotonic(self, ppm: float) -> None:
-        """Let the monotonic clock run fast (or slow, below 0) from now on."""
-        _check_drift(ppm)
-        self._monotonic_base_ns = self._monotonic_now_ns()
-        self._monotonic_since_s = self._loop.time()
-        self._monotonic_ppm = ppm
-
-    def _monotonic_now_ns(self) -> float:
-        return self._monotonic_base_ns + (self._loop.time() - self._monotonic_since_s) * (
-            1e9 + self._monotonic_ppm * 1e3
-        )
-
-    def strobe(self, delta_ms: float, *, period_s: float, duration_s: float) -> None:
-        """Let the wall clock jump ahead by `delta_ms` and back, every `period_s`, for `duration_s`."""
-        if period_s <= 0:
-            raise ValueError(f"period_s must be above 0, not {period_s}")
-        self._strobes += 1
-        self._strobe_step(self._strobes, delta_ms, False, period_s, self._loop.time() + duration_s)
-
-    def _strobe_step(self, strobe: int, delta_ms: float, is_ahead: bool, period_s: float, end_s: float) -> None:
-        if strobe != self._strobes:
-            return  # reset, or replaced by another strobe, which began where this one stood
-        is_over = self._loop.time() >= end_s
-        if is_over and not is_ahead:
-            return
-        self.bump(-delta_ms if is_ahead else delta_ms)
-        self._loop.event_at(
-            self._loop.time() + period_s, self._strobe_step, strobe, delta_ms, not is_ahead, period_s, end_s
-        )
-
-    def reset(self) -> None:
-        """Set the wall clock right and let it run right, and the monotonic one run right from now on."""
-        self._strobes += 1
-        self._drift_ppm = 0.0
-        self._offset_ms = 0.0
-        if self._monotonic_ppm:
-            self.drift_monotonic(0.0)
+    def _set_monotonic_rate(self) -> None:
+        ppm = sum(skew.rate_ppm for skew, _ in self._skews.values() if skew.affects_monotonic)
+        if ppm != self._monotonic_ppm:
+            now_s = self._loop.time()
+            elapsed_s = now_s - self._monotonic_since_s
+            self._monotonic_base_ns += elapsed_s * (1e9 + self._monotonic_ppm * 1e3)
+            self._monotonic_since_s = now_s
+            self._monotonic_ppm = ppm
 
 
-def _check_drift(ppm: float) -> None:
-    if not -MAX_DRIFT_PPM <= ppm <= MAX_DRIFT_PPM:
-        raise ValueError(f"a drift is between -{MAX_DRIFT_PPM} and {MAX_DRIFT_PPM} ppm, not {ppm}")
+def _wall_offset_ms(skew: ClockSkew, elapsed_s: float) -> float:
+    if skew.affects_monotonic:
+        return 0.0
+    offset_ms = skew.offset_ms + skew.rate_ppm * elapsed_s / 1000
+    if skew.strobe_period_ms > 0 and int(elapsed_s * 1000 // skew.strobe_period_ms) % 2 == 0:
+        offset_ms += skew.strobe_ms
+    return offset_ms

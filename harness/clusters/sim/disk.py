@@ -55,8 +55,8 @@ class SimDisk:
         self._loop = loop
         self.random = random.Random(f"{loop.seed}/disk/{host}")
         self.power_cycles = 0
-        self.slow_factor = 1.0
-        """Every operation takes this many times as long."""
+        self.delay_s = 0.0
+        """Every write and sync takes this much longer."""
         self.capacity_bytes: int | None = None
         """Writes beyond it fail with ENOSPC; None means unlimited."""
         self.error_ratios: dict[str, float] = {}
@@ -78,9 +78,10 @@ class SimDisk:
                 raise ValueError(f"cannot stall {kind!r}: a disk stalls on {WRITE} and {SYNC}")
             self._stalled[kind] = None
 
-    def unstall(self) -> None:
-        """Let everything that waits go on. Idempotent."""
-        self._stalled.clear()
+    def unstall(self, kinds: Collection[str] = (WRITE, SYNC)) -> None:
+        """Let what waits go on, as far as it is of these kinds. Idempotent."""
+        for kind in kinds:
+            self._stalled.pop(kind, None)
         parked, self._parked = self._parked, []
         for go_on in parked:
             self._loop.event_at(self._loop.time() + WRITE_S, go_on)
@@ -101,7 +102,7 @@ class SimDisk:
 
     def heal(self) -> None:
         """Take back stall, slowness, errors and lack of room. Flipped bits stay flipped. Idempotent."""
-        self.slow_factor = 1.0
+        self.delay_s = 0.0
         self.capacity_bytes = None
         self.error_ratios.clear()
         self.unstall()
@@ -113,8 +114,8 @@ class SimDisk:
             raise disk_error(errno.EINVAL, path)
         inode.flip_bit(offset, bit)
 
-    def power_fail(self) -> None:
-        """Lose what was not durable, as far as chance has it."""
+    def power_fail(self) -> int:
+        """Lose what was not durable, as far as chance has it. Returns how many bytes are not as they were."""
         self.power_cycles += 1
         self._parked.clear()
         rng = self.random
@@ -125,9 +126,10 @@ class SimDisk:
         for change in surviving:
             _apply(self._durable, change)
         self._pending.clear()
-        self._files = dict(self._durable)
-        for inode in dict.fromkeys(self._files.values()):
-            inode.power_fail(rng)
+        before, self._files = self._files, dict(self._durable)
+        kept = dict.fromkeys(self._files.values())
+        gone_bytes = sum(len(inode.cache) for inode in dict.fromkeys(before.values()) if inode not in kept)
+        return gone_bytes + sum(inode.power_fail(rng) for inode in kept)
 
     # State
 
@@ -219,14 +221,14 @@ class SimDisk:
 
     def write_s(self, size_bytes: int) -> float:
         """How long a write takes."""
-        return (WRITE_S * (0.5 + self.random.random()) + size_bytes / BYTES_PER_S) * self.slow_factor
+        return WRITE_S * (0.5 + self.random.random()) + size_bytes / BYTES_PER_S + self.delay_s
 
     def sync_s(self) -> float:
         """How long a sync takes."""
         draw = self.random.random()
         if draw < SLOW_SYNC_RATIO:
-            return SLOW_SYNC_MAX_S * self.random.random() * self.slow_factor
-        return min(SYNC_MIN_S + self.random.expovariate(1 / SYNC_MEAN_EXTRA_S), SYNC_MAX_S) * self.slow_factor
+            return SLOW_SYNC_MAX_S * self.random.random() + self.delay_s
+        return min(SYNC_MIN_S + self.random.expovariate(1 / SYNC_MEAN_EXTRA_S), SYNC_MAX_S) + self.delay_s
 
     def later(self, after_s: float, kind: str, go_on: Callable[[], None]) -> None:
         """Call `go_on` when an operation of a kind is done: after some time, and when the disk does not stall

@@ -40,17 +40,14 @@ EXIT_FAILED = 1
 class Incarnation(Lane):
     """One process on a host, from its start to its end. `stop_requested` is set by SIGTERM."""
 
-    __slots__ = ("_ended", "_exit_status", "_main", "host", "runtime", "stop_requested")
+    __slots__ = ("_ended", "_exit_status", "_main", "host", "log_level", "runtime", "stop_requested")
 
     def __init__(self, host: SimHost, number: int) -> None:
         super().__init__(host.loop, f"{host.name}#{number}", host.address)
         self.host = host
         self.stop_requested = asyncio.Event()
-        self.runtime = Runtime(
-            clock=host.clock,
-            disk=ProcessDisk(host.disk, host.loop, self),
-            random=random.Random(f"{host.loop.seed}/process/{host.name}/{number}"),
-        )
+        self.log_level = logging.INFO
+        self.runtime = host.runtime_for(self)
         self._exit_status: int | None = None
         self._ended: asyncio.Future[int] = host.loop.create_future()
         self._main: asyncio.Task[Any] | None = None
@@ -76,7 +73,7 @@ class Incarnation(Lane):
 
     def log_record(self, record: logging.LogRecord) -> None:
         """Keep what this process logs."""
-        if not self.is_dead:
+        if not self.is_dead and record.levelno >= self.log_level:
             self.host.log.add(record, self.host.clock.wall_ms())
 
     def exit_status(self) -> int | None:
@@ -96,6 +93,8 @@ class Incarnation(Lane):
             self.host.network.process_died(self)
             self.kill()
             self._ended.set_result(status)
+            if self.host.on_end is not None:
+                self.host.on_end(self)
 
     async def wait(self) -> int:
         """Wait for the end; returns the exit status."""
@@ -120,9 +119,19 @@ class SimHost:
         self.log = HostLog()
         self.process: Incarnation | None = None
         """The process that lives now or lived last."""
+        self.on_end: Callable[[Incarnation], None] | None = None
+        """Called when a process has ended, however it did."""
         self._program: ProgramMain | None = None
         self._starts = 0
         network.add_host(name, address)
+
+    def runtime_for(self, lane: Lane) -> Runtime:
+        """What the newest process of this host lives on. Each start has randomness of its own."""
+        return Runtime(
+            clock=self.clock,
+            disk=ProcessDisk(self.disk, self.loop, lane),
+            random=random.Random(f"{self.loop.seed}/process/{self.name}/{self._starts}"),
+        )
 
     @property
     def is_up(self) -> bool:

@@ -159,11 +159,14 @@ class Inode:
         self.layers = [Layer(len(self.cache), {})]
         self._lost.clear()
 
-    def power_fail(self, rng: random.Random) -> None:
-        """Lose, keep or tear every block that was not durable, and the change of length, each on its own."""
-        if self.is_durable and not self._lost:
+    def power_fail(self, rng: random.Random) -> int:
+        """Lose, keep or tear every block that was not durable, and the change of length, each on its own.
+
+        Returns the size of what is not as it was before, in bytes, counted in blocks.
+        """
+        if self.is_durable:
             self.layers = self.layers[:1]
-            return
+            return 0
         fate = rng.random()
         cache = self.cache
         content = self.layers[0].content(cache)
@@ -182,8 +185,15 @@ class Inode:
                 elif outcome >= 0.45:
                     cut = rng.randrange(0, BLOCK_BYTES, SECTOR_BYTES)
                     _put_block(content, block, new[:cut].ljust(cut, b"\0") + old[cut:])
+        changed_bytes = abs(len(cache) - len(content)) + sum(
+            BLOCK_BYTES
+            for block in self.unsynced_blocks()
+            if (start := block * BLOCK_BYTES) < len(content)
+            and content[start : start + BLOCK_BYTES] != cache[start : start + BLOCK_BYTES]
+        )
         self.cache = content
         self.make_durable()
+        return changed_bytes
 
     def _size_after(self, rng: random.Random, durable_size: int, keeps_all: bool) -> int:
         size = len(self.cache)

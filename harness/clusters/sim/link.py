@@ -57,15 +57,25 @@ class SimLink:
         when = now_s + model.minimum_s - model.mean_extra_s * math.log(1.0 - draw())
         if draw() < model.slow_ratio:
             when += model.slow_max_s * draw()
-        return when if self.shape is None else self._shaped_s(self.shape, now_s, when, size_bytes)
+        return when if self.shape is None else min(self._shaped_s(self.shape, now_s, when, size_bytes))
 
-    def _shaped_s(self, shape: LinkShape, now_s: float, when_s: float, size_bytes: int) -> float:
+    def packet_arrivals_s(self, now_s: float, size_bytes: int) -> list[float]:
+        """When each copy of a single packet that leaves now is at the other end; empty when it is lost."""
+        if self.loses():
+            return []
+        shape, self.shape = self.shape, None
+        healthy_s = self.arrival_s(now_s, size_bytes)
+        self.shape = shape
+        return [healthy_s] if shape is None else self._shaped_s(shape, now_s, healthy_s, size_bytes)
+
+    def _shaped_s(self, shape: LinkShape, now_s: float, healthy_s: float, size_bytes: int) -> list[float]:
+        """Arrival of each copy on a bad link, given when it would arrive on a healthy one."""
         draw = self.random.random
         copies = 2 if shape.duplicate_percent and draw() * 100 < shape.duplicate_percent else 1
+        when_s = [healthy_s] * copies
         if not (shape.reorder_percent and draw() * 100 < shape.reorder_percent):
-            jitter = min(2 * draw() - 1 for _ in range(copies))
-            when_s += (shape.delay_ms + shape.jitter_ms * jitter) / 1000
+            when_s = [when + (shape.delay_ms + shape.jitter_ms * (2 * draw() - 1)) / 1000 for when in when_s]
         if shape.rate_bytes_per_s:
             self._busy_until_s = max(now_s, self._busy_until_s) + size_bytes * copies / shape.rate_bytes_per_s
-            when_s += self._busy_until_s - now_s
-        return max(when_s, now_s + self.model.minimum_s)
+            when_s = [when + self._busy_until_s - now_s for when in when_s]
+        return [max(when, now_s + self.model.minimum_s) for when in when_s]

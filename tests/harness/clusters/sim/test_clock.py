@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from harness.clusters.sim.clock import EPOCH_MS, SimClock
+from nemesis.target import ClockSkew
 
 Simulate = Callable[..., Any]
 
@@ -20,53 +21,57 @@ def test_clocks_follow_the_loop_until_somebody_skews_them(simulate: Simulate) ->
         before_ns = clock.monotonic_ns()
         await asyncio.sleep(1.5)
         assert clock.wall_ms() == EPOCH_MS + 1500
-        assert clock.monotonic_ns() - before_ns == pytest.approx(1.5e9, abs=10)
-        clock.bump(60_000)
-        clock.bump(-10_000)
+        assert clock.monotonic_ns() - before_ns == pytest.approx(1.5e9, abs=1000)
+        clock.skew("f1", ClockSkew(offset_ms=60_000))
+        clock.skew("f2", ClockSkew(offset_ms=-10_000))
         assert clock.wall_ms() == EPOCH_MS + 51_500
         assert world["b"].clock.wall_ms() == EPOCH_MS + 1500
-        clock.set_offset(-5)
+        clock.skew("f1", ClockSkew(offset_ms=-5))
+        assert clock.wall_ms() == EPOCH_MS - 10_005 + 1500
+        clock.release("f2")
+        clock.release("f2")
         assert clock.wall_ms() == EPOCH_MS + 1495
-        clock.reset()
+        clock.release_all()
         assert clock.wall_ms() == EPOCH_MS + 1500
 
     simulate(scenario)
 
 
-def test_drift_adds_up_from_where_it_began(simulate: Simulate) -> None:
+def test_a_rate_adds_up_from_where_it_began(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         clock: SimClock = world["a"].clock
         await asyncio.sleep(100)
-        clock.drift(1000)
+        clock.skew("f1", ClockSkew(rate_ppm=1000))
         assert clock.offset_ms == 0
         await asyncio.sleep(100)
         assert clock.offset_ms == pytest.approx(100)
-        clock.drift(-1000)
+        clock.skew("f2", ClockSkew(rate_ppm=-3000))
         await asyncio.sleep(50)
-        assert clock.offset_ms == pytest.approx(50)
-        clock.reset()
-        assert clock.offset_ms == 0
+        assert clock.offset_ms == pytest.approx(150 - 150)
+        clock.release("f2")
+        assert clock.offset_ms == pytest.approx(150)
         with pytest.raises(ValueError, match="ppm"):
-            clock.drift(2e6)
+            clock.skew("f3", ClockSkew(rate_ppm=2_000_000))
 
     simulate(scenario)
 
 
-def test_the_monotonic_clock_drifts_and_never_goes_back(simulate: Simulate) -> None:
+def test_the_monotonic_clock_changes_its_rate_and_never_goes_back(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         clock: SimClock = world["a"].clock
         last_ns = clock.monotonic_ns()
         for ppm in (100_000, -100_000, -500_000, 0):
             before_ns = clock.monotonic_ns()
-            clock.drift_monotonic(ppm)
+            clock.skew("f1", ClockSkew(rate_ppm=ppm, affects_monotonic=True))
             for _ in range(10):
                 await asyncio.sleep(1)
                 assert clock.monotonic_ns() > last_ns
                 last_ns = clock.monotonic_ns()
             assert last_ns - before_ns == pytest.approx(10e9 * (1 + ppm / 1e6), rel=1e-6)
-        clock.drift_monotonic(1000)
-        clock.reset()
+        clock.skew("f1", ClockSkew(rate_ppm=1000, affects_monotonic=True))
         before_ns = clock.monotonic_ns()
+        clock.release("f1")
+        assert clock.monotonic_ns() == pytest.approx(before_ns, abs=1000)
         await asyncio.sleep(1)
         assert clock.monotonic_ns() - before_ns == pytest.approx(1e9, rel=1e-6)
         assert clock.wall_ms() == EPOCH_MS + 41_000  # the wall clock has nothing to do with it
@@ -74,23 +79,16 @@ def test_the_monotonic_clock_drifts_and_never_goes_back(simulate: Simulate) -> N
     simulate(scenario)
 
 
-def test_a_strobe_comes_and_goes_and_leaves_the_clock_as_it_was(simulate: Simulate) -> None:
+def test_a_strobe_comes_and_goes(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         clock: SimClock = world["a"].clock
-        clock.strobe(500, period_s=0.1, duration_s=1.0)
+        clock.skew("f1", ClockSkew(strobe_ms=500, strobe_period_ms=100))
         seen = []
         for _ in range(20):
-            await asyncio.sleep(0.05)
             seen.append(clock.offset_ms)
-        assert {0.0, 500.0} == set(seen)
-        await asyncio.sleep(1)
+            await asyncio.sleep(0.0501)
+        assert seen == [500.0, 500.0, 0.0, 0.0] * 5
+        clock.release("f1")
         assert clock.offset_ms == 0
-        clock.strobe(500, period_s=0.1, duration_s=100)
-        await asyncio.sleep(1)
-        clock.reset()
-        await asyncio.sleep(1)
-        assert clock.offset_ms == 0
-        with pytest.raises(ValueError, match="period_s"):
-            clock.strobe(1, period_s=0, duration_s=1)
 
     simulate(scenario)

@@ -85,14 +85,14 @@ def test_operations_take_time_and_a_slow_disk_more(simulate: Simulate) -> None:
 
         normal_s = await run_on(world, "a", work)
         await world["a"].process.wait()
-        world["a"].disk.slow_factor = 10
+        world["a"].disk.delay_s = 0.01
         slow_s = await run_on(world, "a", work)
         world["a"].disk.heal()
         return normal_s, slow_s
 
     normal_s, slow_s = simulate(scenario)
     assert 0.0002 < normal_s < 0.003
-    assert 5 < slow_s / normal_s < 20
+    assert 0.02 < slow_s < 0.025
 
 
 def test_a_kill_keeps_the_page_cache_and_power_does_not(simulate: Simulate) -> None:

@@ -12,7 +12,7 @@ from harness.clusters.sim.host import Incarnation, SimHost
 from harness.clusters.sim.loop import SimLoop
 from harness.clusters.sim.network import SimNetwork
 from harness.clusters.sim.simulation import run_simulated
-from nemesis.target import Link, LinkShape
+from nemesis.target import ClockSkew, Link, LinkShape
 
 HOSTS = ("n1", "n2", "n3", "n4", "n5")
 logger = logging.getLogger("node.toy")
@@ -79,8 +79,8 @@ async def main() -> str:
     hosts["n2"].kill()
     hosts["n3"].pause()
     hosts["n4"].power_fail()
-    hosts["n5"].clock.strobe(100, period_s=0.05, duration_s=1)
-    hosts["n1"].disk.slow_factor = 20
+    hosts["n5"].clock.skew("f3", ClockSkew(strobe_ms=100, strobe_period_ms=50))
+    hosts["n1"].disk.delay_s = 0.01
     await asyncio.sleep(1)
     await network.heal_all()
     hosts["n2"].restart()

@@ -1,0 +1,198 @@
+"""The `sim` cluster: harness.clusters.base.Cluster on simulated hosts.
+
+Programs are the node's own classes, started from the same command lines and configuration files as on any other
+cluster. The harness itself runs outside the hosts; its clients' connections start at the host `clients`. Paths of a
+host are in its simulated disk; when the cluster stops, files and logs are written to the run's directory, where
+the checks and the report find them as those of any other cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, Program
+from harness.clusters.sim.errors import SimulationError
+from harness.clusters.sim.faults import SimClocks, SimDisks, SimLinks
+from harness.clusters.sim.host import Incarnation, SimHost
+from harness.clusters.sim.loop import SimLoop
+from harness.clusters.sim.network import SimNetwork
+from harness.clusters.sim.programs import program_of
+from harness.clusters.sim.simulation import run_simulated
+from harness.run_state import RunState
+from nemesis.target import ABILITIES, DOWN, PAUSED, RUNNING
+from node.runtime import Runtime
+
+__all__ = ["MAX_HOSTS", "SimCluster", "SimProcess"]
+
+MAX_HOSTS = 200
+"""Replicas that the addresses of one network have room for."""
+
+_SUBNET = "10.77.0"
+
+_T = TypeVar("_T")
+
+
+class SimProcess:
+    """A program on a simulated host. See harness.clusters.base.HostProcess."""
+
+    pid = None
+    """Simulated processes have no number that the harness's machine knows."""
+
+    def __init__(self, process: Incarnation) -> None:
+        self._process = process
+
+    @property
+    def host(self) -> str:
+        return self._process.host.name
+
+    def exit_status(self) -> int | None:
+        """None while it runs; otherwise its status, negative for a signal."""
+        return self._process.exit_status()
+
+    async def terminate(self, *, grace_s: float = 10.0) -> int:
+        """SIGTERM, then SIGKILL after `grace_s` virtual seconds; returns the exit status."""
+        if self._is_current():
+            self._process.host.terminate()
+        try:
+            return await asyncio.wait_for(self._process.wait(), grace_s)
+        except TimeoutError:
+            await self.kill()
+            return await self._process.wait()
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        self._process.end(-signal.SIGKILL)
+
+    async def pause(self) -> None:
+        """SIGSTOP."""
+        self._process.pause()
+
+    async def resume(self) -> None:
+        """SIGCONT."""
+        self._process.resume()
+
+    async def state(self) -> str:
+        """RUNNING, PAUSED or DOWN."""
+        return DOWN if self._process.is_dead else PAUSED if self._process.is_paused else RUNNING
+
+    def _is_current(self) -> bool:
+        return self._process.host.process is self._process
+
+
+class SimCluster:
+    """Simulated hosts, for one run, on the running SimLoop. See harness.clusters.base.Cluster."""
+
+    name = "sim"
+    description = "hosts, network, disks and clocks in one process on virtual time; repeats by seed"
+
+    def __init__(self, *, node_count: int, run: RunState | None, work_dir: str, ports: Collection[int]) -> None:
+        if not 1 <= node_count <= MAX_HOSTS:
+            raise ValueError(f"a sim cluster has 1 to {MAX_HOSTS} replicas, not {node_count}")
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, SimLoop):
+            raise SimulationError("a sim cluster lives on a simulated loop: start it through SimCluster.run")
+        self._loop = loop
+        self._hosts = tuple(f"n{number}" for number in range(1, node_count + 1))
+        self._addresses = {host: f"{_SUBNET}.{number}" for number, host in enumerate(self._hosts, 1)}
+        self._addresses[NAME_SERVER_HOST] = f"{_SUBNET}.{MAX_HOSTS + 1}"
+        self._addresses[CLIENTS_HOST] = f"{_SUBNET}.{MAX_HOSTS + 2}"
+        self._work_dir = os.path.abspath(work_dir)
+        self._ports = frozenset(ports)
+        self._network = SimNetwork(loop)
+        self._machines: dict[str, SimHost] = {}
+        self._log_names: dict[str, str] = {}
+        for host, address in self._addresses.items():
+            machine = self._machines[host] = SimHost(loop, self._network, host, address)
+            machine.disk.make_dirs(self.data_dir(host))
+            machine.on_end = self._write_log
+        loop.root.address = self._addresses[CLIENTS_HOST]
+        replicas = {host: self._machines[host] for host in self._hosts}
+        self.clocks = SimClocks(replicas)
+        self.disks = SimDisks(loop, replicas, {host: self.data_dir(host) for host in self._hosts})
+        self.links = SimLinks(loop, self._network)
+
+    @staticmethod
+    def run_harness(main: Coroutine[Any, Any, _T], *, seed: int) -> _T:
+        """Run the coroutine that makes and uses such a cluster. See run_simulated."""
+        return run_simulated(main, seed=seed)
+
+    @staticmethod
+    def missing(interface: str, ability: str) -> str | None:
+        """Nothing: everything that a fault can act on is simulated. Raises KeyError for what nothing has."""
+        if ability not in ABILITIES[interface]:
+            raise KeyError(ability)
+        return None
+
+    def runtime(self) -> Runtime:
+        """Clock, disk and randomness of the host `clients`, where the harness's own clients are."""
+        return self._machines[CLIENTS_HOST].runtime_for(self._loop.root)
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """The replicas' hosts: n1..nN."""
+        return self._hosts
+
+    @property
+    def network(self) -> SimNetwork:
+        """The network between the hosts."""
+        return self._network
+
+    def machine(self, host: str) -> SimHost:
+        """A simulated host, for tests and faults that go beyond the interfaces."""
+        return self._machines[host]
+
+    async def start(self) -> None:
+        """Nothing to do: hosts are there from the beginning."""
+
+    async def stop(self) -> None:
+        """End every process; write the hosts' files and logs to the run's directory. Idempotent."""
+        await self._network.heal_all()
+        for machine in self._machines.values():
+            machine.kill()
+        for host in self._hosts:
+            disk = self._machines[host].disk
+            for path in disk.paths():
+                _write(self.local_path(host, path), bytes(disk.inode(path).cache))
+
+    def bind_address(self, host: str) -> str:
+        """The address of a host, the same for everyone in the run."""
+        return self._addresses[host]
+
+    def address_from(self, source: str, destination: str, port: int) -> str:
+        """The "ip:port" of `port` on `destination`. Raises ValueError for a port that was not announced."""
+        if port not in self._ports:
+            raise ValueError(f"port {port} was not announced to the cluster: {sorted(self._ports)}")
+        return f"{self._addresses[destination]}:{port}"
+
+    def data_dir(self, host: str) -> str:
+        """`/<host>/data` on the host's simulated disk."""
+        if host not in self._addresses:
+            raise KeyError(host)
+        return f"/{host}/data"
+
+    def local_path(self, host: str, path: str) -> str:
+        """Where a file of a host is once the cluster has stopped: the same path below the run's directory."""
+        return self._work_dir + path
+
+    async def put_file(self, host: str, path: str, content: bytes) -> None:
+        """Write a file on a host, durably, creating parent directories."""
+        self._machines[host].disk.put(path, content)
+
+    async def spawn(self, host: str, program: Program) -> SimProcess:
+        """Start a program. Raises NotSimulated when it is not the node."""
+        self._log_names[host] = program.log_name
+        return SimProcess(self._machines[host].start(program_of(program.argv)))
+
+    def _write_log(self, process: Incarnation) -> None:
+        host = process.host
+        _write(os.path.join(self._work_dir, host.name, self._log_names[host.name]), host.log.text().encode())
+
+
+def _write(path: str, content: bytes) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(content)

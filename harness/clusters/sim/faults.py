@@ -1,0 +1,255 @@
+"""Clocks, disks and links of a simulated cluster as a nemesis acts on them (nemesis.target)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.clusters.sim.disk import READ, SYNC, WRITE
+from harness.clusters.sim.process_disk import ProcessDisk
+from nemesis.target import (
+    ClockSkew,
+    DiskFault,
+    DiskProbe,
+    DiskStep,
+    Link,
+    LinkMeasure,
+    LinkShape,
+    PowerCut,
+)
+
+if TYPE_CHECKING:
+    from harness.clusters.sim.host import SimHost
+    from harness.clusters.sim.loop import SimLoop
+    from harness.clusters.sim.network import SimNetwork
+
+__all__ = ["SimClocks", "SimDisks", "SimLinks"]
+
+PROBE_NAME = ".disk-probe"
+"""The small file that a disk probe writes and removes again."""
+
+PACKET_INTERVAL_S = 0.001
+"""Between two packets of a measurement: longer than a healthy link takes, so that only bad ones reorder."""
+
+
+class SimClocks:
+    """See nemesis.target.Clocks."""
+
+    def __init__(self, hosts: Mapping[str, SimHost]) -> None:
+        self._hosts = hosts
+
+    async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
+        """Skew the clocks of hosts. Raises KeyError for an unknown host, ValueError for an impossible rate."""
+        for host, skew in skews.items():
+            self._hosts[host].clock.skew(fault_id, skew)
+
+    async def release(self, fault_id: str) -> None:
+        """Undo one fault. Idempotent."""
+        for host in self._hosts.values():
+            host.clock.release(fault_id)
+
+    async def release_all(self) -> None:
+        """Undo every skew. Idempotent."""
+        for host in self._hosts.values():
+            host.clock.release_all()
+
+
+class SimDisks:
+    """See nemesis.target.Disks. `directories` maps a host to the directory of its data."""
+
+    def __init__(self, loop: SimLoop, hosts: Mapping[str, SimHost], directories: Mapping[str, str]) -> None:
+        self._loop = loop
+        self._hosts = hosts
+        self._directories = directories
+        self._faults: dict[str, dict[str, DiskFault]] = {}
+        self._abandoned: dict[asyncio.Task[Any], None] = {}
+        """Steps of probes that time was up for; they end when the disk lets them."""
+
+    async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
+        """Put disk faults in force. Raises KeyError for an unknown host, ValueError for an unknown kind."""
+        for host, fault in faults.items():
+            if host not in self._hosts:
+                raise KeyError(host)
+            if fault.kind not in _EFFECTS:
+                raise ValueError(f"a simulated disk has no fault {fault.kind!r}; it has: {', '.join(_EFFECTS)}")
+        self._faults[fault_id] = dict(faults)
+        self._apply()
+
+    async def release(self, fault_id: str) -> None:
+        """Undo one fault. Idempotent."""
+        if self._faults.pop(fault_id, None) is not None:
+            self._apply()
+
+    async def release_all(self) -> None:
+        """Undo every fault. Idempotent."""
+        self._faults.clear()
+        self._apply()
+
+    def _apply(self) -> None:
+        """Bring every disk to what all faults together say."""
+        for name, host in self._hosts.items():
+            disk = host.disk
+            faults = [faults[name] for faults in self._faults.values() if name in faults]
+            kinds = {fault.kind for fault in faults}
+            stalled = {kind for fault_kind in kinds for kind in _EFFECTS[fault_kind].get("stall", ())}
+            failing = {kind for fault_kind in kinds for kind in _EFFECTS[fault_kind].get("fail", ())}
+            disk.delay_s = sum(fault.delay_ms for fault in faults if fault.kind == "slow") / 1000
+            if "full" not in kinds:
+                disk.capacity_bytes = None
+            elif disk.capacity_bytes is None:
+                disk.fill_up()
+            for kind in (READ, WRITE, SYNC):
+                disk.fail(kind, 1.0 if kind in failing else 0.0)
+            disk.stall(sorted(stalled))
+            disk.unstall([kind for kind in (WRITE, SYNC) if kind not in stalled])
+
+    async def cut_power(self, fault_id: str, host: str) -> PowerCut:
+        """Lose what `host` has not synced. Raises RuntimeError while its replica runs."""
+        if self._hosts[host].is_running:
+            raise RuntimeError(f"the power of {host} cannot be cut while its replica runs: it would not notice")
+        lost_bytes = self._hosts[host].disk.power_fail()
+        return PowerCut(lost_operations=None, lost_bytes=lost_bytes, detail=f"{lost_bytes} bytes are not as they were")
+
+    async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:
+        """Write, sync and read a small file beside the replica's data."""
+        disk = ProcessDisk(self._hosts[host].disk, self._loop, self._loop.root)
+        path = os.path.join(self._directories[host], PROBE_NAME)
+        deadline_s = self._loop.time() + timeout_s
+
+        async def write() -> None:
+            disk.make_dirs(self._directories[host])
+            await disk.open(path).write(0, b"probe")
+
+        async def sync() -> None:
+            await disk.open(path).sync()
+
+        async def read() -> None:
+            disk.read_file(path)
+
+        steps = {"write": DiskStep("not tried"), "sync": DiskStep("not tried"), "read": DiskStep("not tried")}
+        for name, work in (("write", write), ("sync", sync), ("read", read)):
+            steps[name] = await self._step(asyncio.ensure_future(work()), deadline_s)
+            if steps[name].outcome == "no answer":
+                break
+        if self._hosts[host].disk.get(path) is not None:
+            self._hosts[host].disk.unlink(path)
+        return DiskProbe(host=host, **steps)
+
+    async def _step(self, task: asyncio.Task[None], deadline_s: float) -> DiskStep:
+        began_s = self._loop.time()
+        await asyncio.wait((task,), timeout=max(0.0, deadline_s - began_s))
+        took_s = self._loop.time() - began_s
+        if not task.done():
+            self._abandoned[task] = None
+            task.add_done_callback(self._forget)
+            return DiskStep("no answer", took_s)
+        error = task.exception()
+        if error is None:
+            return DiskStep("ok", took_s)
+        if not isinstance(error, OSError):
+            raise error
+        return DiskStep(errno.errorcode.get(error.errno or 0, str(error)), took_s)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._abandoned.pop(task, None)
+        if not task.cancelled():
+            task.exception()
+
+    async def reaches(self, host: str, pid: int | None) -> str | None:
+        """None: a simulated process has no other disk than its host's."""
+        return None
+
+
+_EFFECTS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "stall-fsync": {"stall": (SYNC,)},
+    "stall": {"stall": (WRITE, SYNC)},
+    "slow": {},
+    "full": {},
+    "error-write": {"fail": (WRITE,)},
+    "error-fsync": {"fail": (SYNC,)},
+    "error-read": {"fail": (READ,)},
+}
+"""Kind of fault -> the operations that it stalls or lets fail."""
+
+
+class SimLinks:
+    """See nemesis.target.Links."""
+
+    def __init__(self, loop: SimLoop, network: SimNetwork) -> None:
+        self._loop = loop
+        self._network = network
+
+    async def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
+        """Make directed links bad. Raises ValueError for a link that there is not."""
+        self._network.shape(fault_id, shapes)
+
+    async def release(self, fault_id: str) -> None:
+        """Undo one fault's shaping. Idempotent."""
+        self._network.unshape(fault_id)
+
+    async def release_all(self) -> None:
+        """Undo all shaping. Idempotent."""
+        self._network.unshape_all()
+
+    async def measure(
+        self, links: Collection[Link], *, count: int, size_bytes: int, timeout_s: float
+    ) -> Mapping[Link, LinkMeasure]:
+        """Send single packets along each link, one every PACKET_INTERVAL_S."""
+        measures = [asyncio.ensure_future(self._measure(link, count, size_bytes, timeout_s)) for link in links]
+        return {measure.link: measure for measure in await asyncio.gather(*measures)}
+
+    async def _measure(self, key: Link, count: int, size_bytes: int, timeout_s: float) -> LinkMeasure:
+        link = self._network.link(*key)
+        began_s = self._loop.time()
+        delays_ms: dict[int, float] = {}
+        arrived: list[int] = []
+        duplicates = 0
+        last_arrival_s = began_s
+        outstanding = 0
+        idle = asyncio.Event()
+
+        def arrive(number: int, sent_s: float) -> None:
+            nonlocal duplicates, last_arrival_s, outstanding
+            outstanding -= 1
+            if outstanding == 0:
+                idle.set()
+            if link.cut_by or not self._network.has_power(link.destination):
+                return
+            last_arrival_s = self._loop.time()
+            if number in delays_ms:
+                duplicates += 1
+                return
+            delays_ms[number] = (self._loop.time() - sent_s) * 1000
+            arrived.append(number)
+
+        for number in range(count):
+            now_s = self._loop.time()
+            if self._network.has_power(link.source):
+                for when_s in link.packet_arrivals_s(now_s, size_bytes):
+                    outstanding += 1
+                    idle.clear()
+                    self._loop.event_at(when_s, arrive, number, now_s)
+            await asyncio.sleep(PACKET_INTERVAL_S)
+        if outstanding:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await idle.wait()
+            except TimeoutError:
+                pass  # what has not arrived by now counts as lost
+        newest = -1
+        out_of_order = 0
+        for number in arrived:
+            out_of_order += number < newest
+            newest = max(newest, number)
+        return LinkMeasure(
+            link=key,
+            sent=count,
+            received=len(arrived),
+            duplicates=duplicates,
+            out_of_order=out_of_order,
+            delays_ms=[delays_ms[number] for number in sorted(delays_ms)],
+            seconds=last_arrival_s - began_s,
+        )
