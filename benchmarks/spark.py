@@ -30,6 +30,9 @@ from harness.history_parquet import HISTORY_SCHEMA, ROW_GROUP_EVENTS
 
 PROCESSES = 10
 KEYS = 8
+VARIANTS = 10
+"""Different histories in a store; the other runs repeat them, so that making it takes less than reading it."""
+
 CONFIGURATIONS = ("read_index", "lease", "log", "unsafe")
 GOAL_S, GOAL_GB, GOAL_EXPONENT = 60.0, 6.0, 1.1
 CHECK_GOAL_S = 45.0
@@ -39,19 +42,20 @@ def synthesise(store: str, *, operations: int, runs: int, keys: int = KEYS, seed
     """Write a store of `runs` runs with `operations` register operations in all."""
     rng = np.random.default_rng(seed)
     per_run = operations // runs
+    histories = [_events(rng, per_run, keys) for _ in range(min(runs, VARIANTS))]
     for number in range(runs):
         began = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=number)
         folder = Path(store) / "broker-register-partition" / f"{began:%Y%m%dT%H%M%SZ}"
         folder.mkdir(parents=True)
         mode = CONFIGURATIONS[number % len(CONFIGURATIONS)]
-        _write_run(folder, rng, per_run, keys, number, began, mode)
+        _write_run(folder, histories[number % len(histories)], number, began, mode)
 
 
-def _write_run(folder: Path, rng: Any, operations: int, keys: int, number: int, began: datetime, mode: str) -> None:
+def _write_run(folder: Path, table: dict[str, Any], number: int, began: datetime, mode: str) -> None:
     settings = {"read_mode": mode}
     test = {
         "system": "broker", "cluster": "local", "nodes": 5, "workload": "register", "nemesis": ["partition"],
-        "seed": number, "settings": settings, "time_limit_s": operations / 1000, "concurrency": PROCESSES,
+        "seed": number, "settings": settings, "concurrency": PROCESSES,
     }  # fmt: skip
     bad = mode == "unsafe" and number % 8 == 3
     results = {
@@ -60,7 +64,6 @@ def _write_run(folder: Path, rng: Any, operations: int, keys: int, number: int, 
     }  # fmt: skip
     (folder / "test.json").write_text(json.dumps(test))
     (folder / "results.json").write_text(json.dumps(results))
-    table = _events(rng, operations, keys)
     constants = {
         "run_id": f"run-{number}", "test_name": "broker-register-partition", "system": "broker",
         "workload": "register", "nemesis": "partition", "cluster": "local", "seed": number, "started_at": began,
@@ -90,8 +93,10 @@ def _events(rng: Any, operations: int, keys: int) -> dict[str, Any]:
     status = rng.choice(np.array([0, 0, 0, 0, 0, 0, 0, 0, 0, 1], np.int8), count)
     pause_ns = 1_500_000_000
     faults = [(count // 4, count // 3), (count // 2, 2 * count // 3)]
-    for start, _ in faults:  # a stretch without success: later operations move away, those before it end
+    for start, _ in faults:  # a stretch without success: what is open then ends unknown, what follows moves away
         invoked_ns[start:] += pause_ns
+        status[start - PROCESSES : start] = 2
+        latency_ns[start - PROCESSES : start] = pause_ns - gap_ns
     is_read = rng.random(count) < 0.5
     key = place % keys if keys > PROCESSES else rng.integers(0, keys, count)
     # Reads of a key return what was written last among operations that ended before the read began.
@@ -101,7 +106,7 @@ def _events(rng: Any, operations: int, keys: int) -> dict[str, Any]:
     order = np.argsort(times, kind="stable")
     operation = order % count
     is_invoke = order < count
-    names = np.array(["ok", "fail"], object)
+    names = np.array(["ok", "fail", "info"], object)
     read = is_read[operation]
     text = np.where(read & (is_invoke | (status[operation] != 0)), None, value[operation].astype(str))
     text = np.where(read & ~is_invoke & (value[operation] < 0) & (status[operation] == 0), None, text)
@@ -113,7 +118,7 @@ def _events(rng: Any, operations: int, keys: int) -> dict[str, Any]:
         "f": np.where(read, "read", "write"),
         "key": key[operation].astype(str).astype(object),
         "value": text,
-        "error": np.where(is_invoke | (status[operation] == 0), None, "refused"),
+        "error": np.where(is_invoke | (status[operation] == 0), None, "no answer"),
         "node": np.where(is_invoke, None, np.array(["n1", "n2", "n3"], object)[operation % 3]),
     }
     return _with_faults(columns, [(int(invoked_ns[a]) - pause_ns, int(invoked_ns[b])) for a, b in faults])
@@ -130,9 +135,8 @@ def _values(is_read: Any, key: Any, status: Any, invoked_ns: Any, completed_ns: 
     for at in order.tolist():
         k = int(key[at])
         written, busy_until = last.get(k, (-1, -1))
-        if invoked_ns[at] <= busy_until:
+        if status[at] == 0 and invoked_ns[at] <= busy_until:
             status[at] = 1  # would be concurrent: it fails, so that the history stays linearizable by construction
-            continue
         if status[at] == 0:
             if is_read[at]:
                 result[at] = written

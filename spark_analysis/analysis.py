@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Analysis", "Options", "analyse", "since_text"]
+__all__ = ["Analysis", "Options", "analyse", "selected_runs", "since_text"]
 
 import re
 from collections.abc import Callable, Sequence
@@ -101,6 +101,11 @@ def analyse(
         raise
     except Exception as error:
         raise AnalysisError(f"the analysis of {place} failed: {one_line(error)}") from error
+
+
+def selected_runs(spark: SparkSession, place: str, options: Options) -> DataFrame:
+    """`ingest`'s table of the runs at `place` that the options leave. Raises AnalysisError."""
+    return _selected(spark, list_runs(spark, place, include=options.include), options)
 
 
 def _selected(spark: SparkSession, listing: Listing, options: Options) -> DataFrame:

@@ -54,6 +54,11 @@ _SETTINGS = {
 }
 
 
+_JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""For a Java process that lives some seconds: its second compiler and its parallel collector would take half of
+all the CPU time of a report and give nothing back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """An open session; `java` says which Java it runs on, in words."""
@@ -108,10 +113,13 @@ def _start(
     if _is_embedded(master):
         wanted.setdefault("spark.driver.host", "127.0.0.1")
         wanted.setdefault("spark.driver.bindAddress", "127.0.0.1")
+    options = list(_JAVA_OPTIONS) if _is_embedded(master) else []
     if not verbose:
         log4j = Path(scratch) / "log4j2.properties"
         log4j.write_text("rootLogger.level = off\n", encoding="utf-8")
-        wanted.setdefault("spark.driver.extraJavaOptions", f"-Dlog4j.configurationFile={log4j}")
+        options.append(f"-Dlog4j.configurationFile={log4j}")
+    if options:
+        wanted.setdefault("spark.driver.extraJavaOptions", " ".join(options))
     for key, value in wanted.items():
         builder = builder.config(key, value)
     log = os.path.join(scratch, "spark.log")

@@ -1,0 +1,228 @@
+"""Table 5: two sets of runs against each other, fit for a build that should fail on a regression.
+
+The unit is the run, because operations of one run are not independent: the shares of invalid and of unknown
+runs are compared by Fisher's exact test with the difference and its interval (Newcombe) as the effect, and per-run
+figures (a run's p99, its unavailability, its longest recovery, its loss) by Mann-Whitney with Cliff's delta. Groups
+are compared where both sets have them; the p values of all comparisons are adjusted together (Holm).
+"""
+
+from __future__ import annotations
+
+__all__ = ["BETTER", "SAME", "TOO_FEW", "WORSE", "Comparison", "compare", "compare_groups", "per_run_figures"]
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_analysis.analysis import Options, selected_runs
+from spark_analysis.errors import AnalysisError
+from spark_analysis.ingest import GROUP
+from spark_analysis.session import one_line
+from spark_analysis.statistics import (
+    difference_interval,
+    fisher_exact,
+    holm,
+    mann_whitney,
+    nearest_rank,
+    odds_ratio,
+)
+from spark_analysis.tables import Table, group_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+WORSE, BETTER, SAME, TOO_FEW = "worse", "better", "no difference shown", "too few runs"
+
+MIN_RUNS = 4
+"""Runs a set needs in a group: with three against three no rank test can reach 5 %."""
+
+SHARES = ("invalid", "unknown")
+FIGURES = (
+    "p50_ns", "p99_ns", "ok_share", "unavailable_ns", "longest_recovery_after_start_ns",
+    "longest_recovery_after_heal_ns", "lost", "duplicated",
+)  # fmt: skip
+"""What is compared of every run; all but `ok_share` are better when smaller."""
+
+HIGHER_IS_BETTER = frozenset({"ok_share"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The rows of the comparison, and what they come to."""
+
+    table: Table
+    worse: int
+    better: int
+    compared: int
+    groups: int
+    only_in_first: tuple[str, ...]
+    only_in_second: tuple[str, ...]
+
+
+def compare(
+    spark: SparkSession, first: str, second: str, options: Options, *, by: Sequence[str] = GROUP, alpha: float = 0.05,
+    min_effect: float = 0.0, progress: Callable[[str], None] = lambda _: None,
+) -> Comparison:  # fmt: skip
+    """Compare the runs at two places.
+
+    `by` are the group columns that must be equal for runs to be compared: leave one out to compare across it.
+    A difference counts when its adjusted p is at most `alpha` and its effect (difference of shares, or Cliff's
+    delta) at least `min_effect`. Raises AnalysisError.
+    """
+    unknown = [name for name in by if name not in GROUP]
+    if unknown:
+        raise AnalysisError(f"--by {','.join(by)}: no column {', '.join(unknown)}; known: {', '.join(GROUP)}")
+    sides = []
+    for place in (first, second):
+        progress(f"reading {place}")
+        try:
+            figures = per_run_figures(selected_runs(spark, place, options))
+            sides.append(_grouped([row.asDict() for row in figures.collect()], by))
+        except AnalysisError:
+            raise
+        except Exception as error:
+            raise AnalysisError(f"the analysis of {place} failed: {one_line(error)}") from error
+        if not sides[-1]:
+            raise AnalysisError(f"no run of {place} is left to compare")
+    progress("comparing")
+    return compare_groups(sides[0], sides[1], by=by, alpha=alpha, min_effect=min_effect)
+
+
+Groups = dict[tuple[Any, ...], list[dict[str, Any]]]
+
+
+def _grouped(rows: list[dict[str, Any]], by: Sequence[str]) -> Groups:
+    groups: Groups = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in by), []).append(row)
+    return groups
+
+
+def per_run_figures(runs: DataFrame) -> DataFrame:
+    """One row per run: its group, verdict and `FIGURES` (null where a run has none).
+
+    Latencies are those of operations that succeeded, exact, by nearest rank.
+    """
+    import numpy as np
+    from pyspark.sql import functions as F
+
+    def ranks(contents: Any) -> list[int] | None:
+        values = np.sort(np.concatenate([np.frombuffer(content, "<i8") for content in contents] or [np.empty(0)]))
+        return [int(nearest_rank(values, permille)) for permille in (500, 990)] if len(values) else None
+
+    def total(outcomes: str) -> str:
+        return f"aggregate(counts, 0L, (sum, c) -> sum + {outcomes})"
+
+    quantiles = F.udf(ranks, "array<long>", useArrow=False)("succeeded")
+    everything = total("c.ok + c.fail + c.info")
+    return (
+        runs.filter("problem is null")
+        .withColumn("succeeded", F.expr("transform(filter(latencies, l -> l.outcome = 'ok'), l -> l.latencies_ns)"))
+        .withColumn("quantiles", quantiles)
+        .select(
+            *GROUP,
+            "run_id",
+            "verdict",
+            F.col("quantiles")[0].alias("p50_ns"),
+            F.col("quantiles")[1].alias("p99_ns"),
+            F.expr(f"case when {everything} > 0 then {total('c.ok')} / {everything} end").alias("ok_share"),
+            F.expr("case when timed then aggregate(spans, 0L, (sum, s) -> sum + s.end_ns - s.start_ns) end").alias(
+                "unavailable_ns"
+            ),
+            *[
+                F.expr(f"array_max(transform(faults, f -> f.recovery_after_{when}_ns))").alias(
+                    f"longest_recovery_after_{when}_ns"
+                )
+                for when in ("start", "heal")
+            ],
+            "lost",
+            "duplicated",
+        )
+    )
+
+
+_COLUMNS = {
+    "figure": "string", "n_first": "long", "n_second": "long", "first": "double", "second": "double",
+    "effect": "double", "effect_kind": "string", "effect_low": "double", "effect_high": "double",
+    "odds_ratio": "double", "p": "double", "p_adjusted": "double", "exact": "boolean", "outcome": "string",
+}  # fmt: skip
+
+
+def compare_groups(
+    first: Groups, second: Groups, *, by: Sequence[str], alpha: float, min_effect: float
+) -> Comparison:
+    """Compare runs that are grouped already; see `compare`."""
+    table = Table(name="comparison", columns={**dict.fromkeys(by, "string"), **_COLUMNS})
+    common = sorted(first.keys() & second.keys(), key=repr)
+    for group in common:
+        place = dict(zip(by, group, strict=True))
+        table.rows += [{**place, **row} for row in _share_rows(first[group], second[group])]
+        table.rows += [{**place, **row} for row in _figure_rows(first[group], second[group])]
+    tested = [row for row in table.rows if row["p"] is not None]
+    for row, adjusted in zip(tested, holm([row["p"] for row in tested]), strict=True):
+        row["p_adjusted"] = adjusted
+        if adjusted <= alpha and abs(row["effect"]) >= min_effect:
+            worse = (row["effect"] > 0) != (row["figure"] in HIGHER_IS_BETTER)
+            row["outcome"] = WORSE if worse else BETTER
+        else:
+            row["outcome"] = SAME
+    order = (*SHARES, *FIGURES)
+    table.rows.sort(key=lambda row: (*group_key(row, by), order.index(row["figure"])))
+    return Comparison(
+        table=table,
+        worse=sum(row["outcome"] == WORSE for row in table.rows),
+        better=sum(row["outcome"] == BETTER for row in table.rows),
+        compared=len(tested),
+        groups=len(common),
+        only_in_first=tuple(" ".join(map(str, group)) for group in sorted(first.keys() - second.keys(), key=repr)),
+        only_in_second=tuple(" ".join(map(str, group)) for group in sorted(second.keys() - first.keys(), key=repr)),
+    )
+
+
+def _share_rows(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Invalid runs among the decided ones, unknown runs among all."""
+    rows = []
+    for verdict in SHARES:
+        counts = []
+        for runs in (first, second):
+            among = [run for run in runs if verdict == "unknown" or run["verdict"] != "unknown"]
+            counts.append((sum(run["verdict"] == verdict for run in among), len(among)))
+        (a, of_a), (b, of_b) = counts
+        row = _row(verdict, of_a, of_b, a / of_a if of_a else None, b / of_b if of_b else None)
+        if min(of_a, of_b) >= MIN_RUNS:
+            interval = difference_interval(a, of_a, b, of_b)
+            row |= {
+                "effect": b / of_b - a / of_a,
+                "effect_kind": "difference of shares",
+                "effect_low": interval.low,
+                "effect_high": interval.high,
+                "odds_ratio": odds_ratio(a, of_a, b, of_b),
+                "p": fisher_exact(a, of_a, b, of_b),
+                "exact": True,
+            }
+        rows.append(row)
+    return rows
+
+
+def _figure_rows(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The per-run figures that both sets have."""
+    rows = []
+    for figure in FIGURES:
+        samples = [sorted(run[figure] for run in runs if run[figure] is not None) for runs in (first, second)]
+        if not samples[0] or not samples[1]:
+            continue
+        medians = [float(nearest_rank(sample, 500)) for sample in samples]
+        row = _row(figure, len(samples[0]), len(samples[1]), *medians)
+        if min(map(len, samples)) >= MIN_RUNS:
+            test = mann_whitney(samples[0], samples[1])
+            row |= {"effect": test.effect, "effect_kind": "Cliff's delta", "p": test.p, "exact": test.exact}
+        rows.append(row)
+    return rows
+
+
+def _row(figure: str, n_first: int, n_second: int, first: float | None, second: float | None) -> dict[str, Any]:
+    return {
+        **dict.fromkeys(_COLUMNS),
+        "figure": figure, "n_first": n_first, "n_second": n_second, "first": first, "second": second,
+        "outcome": TOO_FEW,
+    }  # fmt: skip
