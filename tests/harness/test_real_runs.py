@@ -1,0 +1,214 @@
+"""The main job on real processes and real sockets: valid where the system is right, invalid where it is not,
+and cleaned up however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness import registry
+from harness.clusters.select import choose
+from harness.execution import Parts, perform, plan_faults
+from harness.store import Store
+from harness.systems.broker import BROKER_PORT, DLEDGER_PORT, NAME_SERVER_PORT, BrokerSystem
+from harness.test import NemesisChoice, Test
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.cluster, pytest.mark.serial]
+
+NETNS_PROBLEM = "" if choose("auto").name == "netns" and os.geteuid() == 0 else "no namespaces for this process"
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """States of runs in a place of this test's own."""
+    path = tmp_path / "states"
+    monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(path))
+    return path
+
+
+def perform_test(store: Path, *, system_class: Any = BrokerSystem, **changes: Any) -> dict[str, Any]:
+    test = Test(
+        **{
+            "system": "broker", "cluster": "local", "nodes": 3, "workload": "register",
+            "nemesis": (NemesisChoice("partition"),), "nemesis_interval_s": 2.0, "time_limit_s": 8.0,
+            "concurrency": 6, "rate": 150.0, "seed": 11, **changes,
+        }
+    )  # fmt: skip
+    nemeses = {choice.name: registry.load("nemeses", choice.name) for choice in test.nemesis}
+    parts = Parts(
+        test=test,
+        cluster_class=registry.load("clusters", test.cluster),
+        cluster_reason="a test",
+        system_class=system_class,
+        workload=registry.load("workloads", test.workload)(),
+        nemeses=nemeses,
+        schedule=plan_faults(test, nemeses, registry.load("clusters", test.cluster)),
+    )
+    _, results = perform(parts, Store(store), Console(file=io.StringIO()))
+    return results
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    ["local", pytest.param("netns", marks=pytest.mark.skipif(bool(NETNS_PROBLEM), reason=NETNS_PROBLEM))],
+)
+@pytest.mark.parametrize("workload", ["register", "log"])
+def test_partitions_leave_a_right_system_valid(cluster: str, workload: str, tmp_path: Path, state_dir: Path) -> None:
+    results = perform_test(tmp_path, cluster=cluster, workload=workload)
+    assert results["valid"] is True, results["reason"]
+    assert len(results["faults"]) == 2
+    assert all(fault["proven"] and fault["healed"] for fault in results["faults"])
+    assert results["ops"]["ok"] > 300
+    assert results["checks"]["replicas"]["compared_to"] > 0
+    assert not state_dir.exists() or list(state_dir.iterdir()) == []
+
+
+def test_unsafe_reads_are_found_with_the_leader_alone(tmp_path: Path, state_dir: Path) -> None:
+    results = perform_test(
+        tmp_path, nodes=5, nemesis=(NemesisChoice("partition", "leader"),), settings={"read_mode": "unsafe"}
+    )
+    assert results["valid"] is False
+    assert 2 <= len(results["checks"]["linearizable"]["witness"]["operations"]) <= 6
+
+
+class AttackedBroker(BrokerSystem):
+    """The reference system while somebody throws garbage at every port it has."""
+
+    attacks = 0
+
+    async def start(self) -> None:
+        await super().start()
+        AttackedBroker.attacks = 0
+        cluster = self._cluster
+        targets = [(cluster.bind_address(h), port) for h in cluster.hosts for port in (BROKER_PORT, DLEDGER_PORT)]
+        targets.append((cluster.bind_address("ns1"), NAME_SERVER_PORT))
+        self.attackers = [asyncio.create_task(_attack(target, index)) for index, target in enumerate(targets)]
+
+    async def stop(self) -> None:
+        for task in getattr(self, "attackers", []):
+            task.cancel()
+        await super().stop()
+
+
+async def _attack(target: tuple[str, int], seed: int) -> None:
+    rng = random.Random(seed)
+    held: list[asyncio.StreamWriter] = []
+    try:
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(*target)
+            except OSError:
+                await asyncio.sleep(0.05)
+                continue
+            AttackedBroker.attacks += 1
+            kind = rng.randrange(5)
+            if kind == 0:
+                writer.write(rng.randbytes(rng.randrange(1, 4096)))
+            elif kind == 1:
+                writer.write((2**31 - 1).to_bytes(4, "big") + rng.randbytes(64))  # oversize
+            elif kind == 2:
+                writer.write(b"\x00\x00\x10\x00\x00\x00\x00\x40{")  # half a frame, then silence
+            elif kind == 3:
+                writer.write(b"\x00\x00\x00\x0a\x00\x00\x00\x06[1,2]]")  # JSON, but no header
+            held.append(writer)  # kind 4 says nothing at all
+            if len(held) > 60:
+                held.pop(0).close()
+            await asyncio.sleep(0.01)
+    finally:
+        for writer in held:
+            writer.close()
+
+
+def test_garbage_on_every_port_changes_nothing(tmp_path: Path, state_dir: Path) -> None:
+    results = perform_test(tmp_path, system_class=AttackedBroker, nemesis=(), time_limit_s=6.0)
+    assert AttackedBroker.attacks > 300
+    assert results["valid"] is True, results["reason"]
+    assert results["ops"]["ok"] > 300
+
+
+def _start(cwd: Path, *words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness", *words],
+        cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def _wait_for_fault(store: Path, process: subprocess.Popen[str], timeout_s: float = 40) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        for history in store.glob("*/*/history.jsonl"):
+            if '"proof"' in history.read_text():
+                return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    raise AssertionError("no fault was injected in time")
+
+
+@pytest.fixture
+def running(tmp_path: Path, state_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    process = _start(
+        tmp_path, "run", "--cluster", "local", "--nodes", "3", "--nemesis", "partition=one",
+        "--nemesis-interval", "2", "--time-limit", "120", "--json",
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_ctrl_c_heals_and_gives_a_verdict(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    _wait_for_fault(tmp_path / "store", running)
+    running.send_signal(signal.SIGINT)
+    output, errors = running.communicate(timeout=60)
+    results = json.loads(output)
+    assert running.returncode == 0, errors
+    assert results["valid"] is True and "SIGINT" in results["interrupted"]
+    assert all(fault["healed"] for fault in results["faults"])
+
+
+def _ours(run_id: str) -> list[int]:
+    marked = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environment = (entry / "environ").read_bytes()
+                is_zombie = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+            except OSError:
+                continue
+            if f"SPLITBRAIN_RUN={run_id}".encode() in environment.split(b"\0") and not is_zombie:
+                marked.append(int(entry.name))
+    return marked
+
+
+def test_kill_9_and_clean_leave_nothing(running: subprocess.Popen[str], tmp_path: Path, state_dir: Path) -> None:
+    _wait_for_fault(tmp_path / "store", running)
+    (state,) = state_dir.glob("*.jsonl")
+    run_id = state.stem
+    assert _ours(run_id), "the nodes of a running test carry its mark"
+    running.kill()
+    running.communicate()
+    cleaned = _start(tmp_path, "clean")
+    output, errors = cleaned.communicate(timeout=60)
+    assert cleaned.returncode == 0, (output, errors)
+    assert _ours(run_id) == []
+    assert list(state_dir.glob("*")) == [] if state_dir.exists() else True
+    analyzed = _start(tmp_path, "analyze", "latest", "--json")
+    output, errors = analyzed.communicate(timeout=60)
+    assert analyzed.returncode == 2, "nobody saw the replicas of a killed run, so its verdict is unknown"
+    assert json.loads(output)["valid"] == "unknown"
