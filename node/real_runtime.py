@@ -120,7 +120,11 @@ class RealDisk:
             if not os.path.isdir(directory):
                 self.make_dirs(directory)
             file = RealFile(path, self._pool)
-            _sync_directory(directory)
+            try:
+                _sync_directory(directory)
+            except OSError:
+                file.close()
+                raise
             return file
 
         return await _in_pool(self._pool, create)

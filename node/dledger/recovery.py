@@ -193,8 +193,7 @@ def _durable_position(files: LedgerFiles, checkpoint: Checkpoint, scan: LogScan)
     could be read."""
     end = scan.position
     last_index = scan.last.index if scan.last is not None else -1
-    durable = max(checkpoint.durable_pos, _marked_durable(files.data, end))
-    durable = max(durable, _indexed_until(files, last_index, end))
+    durable = max(checkpoint.durable_pos, _marked_durable(files.data, end), _indexed_until(files, last_index, end))
     if durable > end or checkpoint.durable_index > last_index or checkpoint.committed_index > last_index:
         raise files.error_at(
             end, f"{scan.reason}, although the log had been durable up to position {durable} (this is {end})"
@@ -211,10 +210,14 @@ def _marked_durable(data: SegmentedFile, end: int) -> int:
 
 
 def _indexed_until(files: LedgerFiles, last_index: int, end: int) -> int:
-    """Up to which position units in the index files continue the log beyond its last readable entry.
+    """Up to which position the index files have units: for the readable entries, or continuing the log beyond.
 
     A unit counts only if it fits to the one before it, so that a damaged index accuses nobody.
     """
+    _, file_end = files.index.file_range()
+    if file_end <= last_index:
+        unit = files.index.lookup_file(file_end - 1)
+        return unit.end_pos if unit is not None and unit.end_pos <= end else 0
     index, position = last_index + 1, end
     while True:
         unit = files.index.lookup_file(index)
