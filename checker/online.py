@@ -7,7 +7,6 @@ wolf; what a bounded memory cannot see, the full check at the end does.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -89,9 +88,9 @@ class OnlineRegister(_Pairs):
     """Register zones as operations return, for writes of different values.
 
     Two values contradict each other when each has a return before the other's last invocation (see
-    ``linearizability.register``).  First returns only ever come in order of time, so one bisection finds whatever a new
-    return contradicts.  A value is forgotten when another certainly followed it before the oldest open operation began:
-    whoever still returns it is wrong.  A key on which a value is written twice is no longer judged.
+    ``linearizability.register``).  Few values are ever kept, so each new return is compared with all of them: a value is
+    forgotten when another certainly followed it before the oldest open operation began, for whoever still returns it is
+    wrong.  A key on which a value is written twice is no longer judged.
     """
 
     def __init__(self, *, initial: Any = None) -> None:
@@ -139,13 +138,12 @@ class OnlineRegister(_Pairs):
 
     @staticmethod
     def _conflict(values: _Values, zone: _Zone, who: str) -> str | None:
-        by_return = values.by_return
-        at = bisect_right(by_return, zone.first_return, key=_first_return)
-        while at < len(by_return) and by_return[at].first_return < zone.last_invoke:
-            other = by_return[at]
-            if other is not zone and zone.first_return < other.last_invoke:
+        first, last = zone.first_return, zone.last_invoke
+        for other in values.by_return:
+            if other.first_return >= last:
+                break
+            if first < other.last_invoke and other is not zone:
                 return f"{who}: it and {short(other.value)} must each have come before the other"
-            at += 1
         return None
 
     def _forget(self, values: _Values) -> None:
@@ -164,10 +162,6 @@ class OnlineRegister(_Pairs):
             dropped += 1
         if dropped:
             del by_return[:dropped]
-
-
-def _first_return(zone: _Zone) -> int:
-    return zone.first_return
 
 
 class OnlineLog(_Pairs):

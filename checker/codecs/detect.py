@@ -19,13 +19,14 @@ __all__ = ["FORMATS", "detect_format", "read", "read_rows"]
 FORMATS = ("auto", "jsonl", "json", "edn", "edn-keyed", "jepsen-log", "kv", "limo")
 
 _HEAD_CHARS = 4096
+_COMMENT = re.compile(r"\s*(;|#\s)")
 _LIMO = re.compile(r"^\[\d+\]\s+(call|return)", re.M)
 _LOG = re.compile(r"\d\s+:(invoke|ok|fail|info)\s+:", re.M)
 
 
 def detect_format(head: str) -> str:
     """The format of a file that begins with ``head``; ``edn`` where nothing else fits."""
-    text = "\n".join(line for line in head.split("\n") if line.strip() and line.lstrip()[0] not in "#;").lstrip()
+    text = "\n".join(line for line in head.split("\n") if line.strip() and not _COMMENT.match(line)).lstrip()
     if _LIMO.search(text):
         return "limo"
     if text.startswith("[") and re.match(r'\[\s*(\{\s*"|\])', text):

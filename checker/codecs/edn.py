@@ -78,7 +78,7 @@ def parse_edn(text: str) -> list[Any]:
 def _forms(text: str, atoms: _Atoms, first_line: int = 1) -> list[tuple[Any, int]]:
     """Top-level forms, each with the offset at which it ends."""
     out: list[tuple[Any, int]] = []
-    stack: list[tuple[str, list[Any]]] = []
+    stack: list[tuple[str, list[Any], int]] = []
     items: list[Any] | None = None
     discard: list[int] = []
     end = 0
@@ -88,13 +88,13 @@ def _forms(text: str, atoms: _Atoms, first_line: int = 1) -> list[tuple[Any, int
         end = match.end()
         token = match.group()
         if token in "[({" or token == "#{":
-            stack.append((token, []))
+            stack.append((token, [], match.start()))
             items = stack[-1][1]
             continue
         if token in "])}":
             if not stack or stack[-1][0][-1] != _CLOSERS[token]:
                 raise EdnError(f"{token!r} closes nothing", _line(text, match.start(), first_line))
-            opener, inner = stack.pop()
+            opener, inner, _ = stack.pop()
             items = stack[-1][1] if stack else None
             value = _collection(opener, inner, text, match.start(), first_line)
         elif token[0] == ";":
@@ -115,7 +115,8 @@ def _forms(text: str, atoms: _Atoms, first_line: int = 1) -> list[tuple[Any, int
     if text[end:].strip(" \t\r\n,\f"):
         raise EdnError(f"unexpected {text[end:].strip()[:20]!r}", _line(text, end, first_line))
     if stack:
-        raise EdnError(f"the text ends inside a {stack[-1][0]!r}", _line(text, len(text), first_line))
+        opener, _, start = stack[0]
+        raise EdnError(f"{opener!r} is never closed", _line(text, start, first_line))
     return out
 
 

@@ -1,0 +1,120 @@
+"""Every engine against the definition: all orders of at most eight operations."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checker import CASRegister, History, Operation, Register, Verdict, check
+from checker.linearizability import general
+from checker.linearizability.budget import Budget
+from checker.linearizability.engine import decide
+from checker.testing import SAMPLED_MODELS, linearizable_by_force, random_history
+
+#: Histories per model here; the full run is ``benchmarks/checker_oracle.py``.
+HISTORIES = 400
+
+
+def compare(history: History, name: str, label: str) -> None:
+    model = SAMPLED_MODELS[name][0]
+    truth = linearizable_by_force(history, model)
+    result = check(history, model)
+    if result.verdict is not Verdict.UNKNOWN:
+        assert (result.verdict is Verdict.VALID) == truth, f"{label}: {result.reason}"
+    if result.witness is not None:
+        alone = History.from_operations(result.witness.operations)
+        assert not linearizable_by_force(alone, model), f"{label}: the witness alone is valid"
+    for outcome in decide(history, history.rows_by_key(), model, Budget(), general_only=True):
+        if outcome.verdict is not Verdict.UNKNOWN:
+            assert (outcome.verdict is Verdict.VALID) == truth, f"{label}: general engine"
+
+
+@pytest.mark.parametrize("name", SAMPLED_MODELS)
+def test_engines_agree_with_brute_force(name: str) -> None:
+    rng = random.Random(1)
+    for number in range(HISTORIES):
+        history = random_history(
+            name,
+            rng,
+            operations=rng.randrange(2, 9),
+            processes=rng.randrange(1, 5),
+            spread=rng.choice([0, 0, 2, 3]),
+            crash=rng.choice([0, 0.1, 0.4]),
+            lie=rng.choice([0, 0.2, 0.5]),
+        )
+        compare(history, name, f"{name} {number}")
+
+
+def test_restarting_at_every_step_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(general, "PATIENCE_STEPS", 1)
+    rng = random.Random(2)
+    for number in range(HISTORIES):
+        history = random_history("cas-register", rng, operations=8, processes=4, spread=2, crash=0.4, lie=0.3)
+        compare(history, "cas-register", f"restarts {number}")
+
+
+@st.composite
+def operations(draw: st.DrawFn) -> list[Operation]:
+    """Operations of overlapping intervals, not made by any real register."""
+    out = []
+    for index in range(draw(st.integers(1, 7))):
+        start = draw(st.integers(0, 20))
+        status = draw(st.sampled_from(["ok", "ok", "ok", "info", "fail"]))
+        f = draw(st.sampled_from(["read", "write", "cas"]))
+        value: object = None if f == "read" else draw(st.integers(1, 4))
+        if f == "cas":
+            value = (draw(st.sampled_from([None, 1, 2, 3])), value)
+        out.append(
+            Operation(
+                process=index,
+                f=f,
+                value=value,
+                result=draw(st.sampled_from([None, 1, 2, 3])) if f == "read" else value,
+                status=status,
+                invoked=start,
+                returned=None if status == "info" else start + draw(st.integers(1, 8)),
+            )
+        )
+    return out
+
+
+@settings(max_examples=300, deadline=None)
+@given(operations())
+def test_arbitrary_cas_histories(history: list[Operation]) -> None:
+    columns = History.from_operations(history)
+    assert check(columns, CASRegister()).valid is linearizable_by_force(columns, CASRegister())
+
+
+@settings(max_examples=300, deadline=None)
+@given(operations())
+def test_arbitrary_register_histories(history: list[Operation]) -> None:
+    columns = History.from_operations([operation for operation in history if operation.f != "cas"])
+    assert check(columns, Register()).valid is linearizable_by_force(columns, Register())
+
+
+@settings(max_examples=100, deadline=None)
+@given(operations(), st.integers(0, 25))
+def test_a_prefix_of_a_linearizable_history_is_linearizable(history: list[Operation], end: int) -> None:
+    whole = History.from_operations(history)
+    if not check(whole, CASRegister()):
+        return
+    prefix = []
+    for operation in history:
+        if operation.invoked >= end:
+            continue
+        cut = operation.returned is not None and operation.returned >= end
+        prefix.append(
+            Operation(
+                process=operation.process,
+                f=operation.f,
+                value=operation.value,
+                result=operation.result,
+                status="info" if cut else operation.status,
+                invoked=operation.invoked,
+                returned=None if cut else operation.returned,
+            )
+        )
+    assert check(History.from_operations(prefix), CASRegister()).verdict is Verdict.VALID

@@ -1,0 +1,151 @@
+"""Pairing events, and reading every format, with errors that name the line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from checker import FormatError, History, HistoryError, Operation, read_jsonl
+from checker.codecs import detect_format, read, read_rows
+
+
+def write(tmp_path: Path, name: str, text: str) -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_pairs_ok_fail_info_and_open_operations(events) -> None:
+    history = History.of(
+        events(
+            (0, "invoke", "write", 1),
+            ("nemesis", "invoke", "inject", {}),
+            (1, "invoke", "read", None),
+            (0, "ok", "write", 1),
+            (1, "info", "read", None),
+            (2, "invoke", "write", 2),
+            (2, "fail", "write", 2),
+            (3, "invoke", "write", 3),
+        )
+    )
+    assert [operation.status for operation in history] == ["ok", "info", "fail", "info"]
+    assert [operation.returned for operation in history] == [2, None, 5, None]
+    assert history.skipped_events == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([(0, "invoke", "read", None), (0, "invoke", "read", None)], "process 0 invokes 'read' while its 'read' is open"),
+        ([(0, "ok", "read", 1)], "process 0 completes 'read', but has no operation open"),
+        ([(0, "done", "read", 1)], "type must be invoke, ok, fail or info, not 'done'"),
+    ],
+)
+def test_events_that_do_not_pair(events, rows, reason: str) -> None:
+    with pytest.raises(HistoryError, match=reason):
+        History.of(events(*rows))
+
+
+def test_event_without_process_is_named() -> None:
+    with pytest.raises(HistoryError, match="no 'process'"):
+        History.of([{"type": "invoke", "f": "read"}])
+
+
+def test_jsonl_round_trip_and_truncated_last_line(tmp_path: Path, events) -> None:
+    lines = [json.dumps(event) for event in events((0, "invoke", "write", 1), (0, "ok", "write", 1))]
+    whole = write(tmp_path, "whole.jsonl", "\n".join(lines) + "\n")
+    assert len(read_jsonl(whole)) == 1 and not read_jsonl(whole).problems
+    cut = write(tmp_path, "cut.jsonl", "\n".join(lines) + "\n" + '{"index": 3, "pro')
+    history = read_jsonl(cut)
+    assert len(history) == 1
+    assert "cut.jsonl:3: the last line is cut short" in history.problems[0]
+    with pytest.raises(FormatError, match=r"cut.jsonl:3: not JSON"):
+        read_jsonl(cut, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("bad", "line", "reason"),
+    [
+        ("{nonsense}\n", 3, "not JSON"),
+        ("[1, 2]\n", 3, "an event must be a map"),
+        ('{"type": "ok", "process": 7}\n', 3, "no operation open"),
+    ],
+)
+def test_a_bad_line_in_the_middle_names_file_line_and_reason(tmp_path, events, bad: str, line: int, reason: str) -> None:
+    lines = [json.dumps(event) + "\n" for event in events((0, "invoke", "write", 1), (0, "ok", "write", 1))]
+    path = write(tmp_path, "bad.jsonl", "".join(lines) + bad + "".join(lines))
+    with pytest.raises(FormatError) as error:
+        read_jsonl(path)
+    assert error.value.line == line
+    assert str(path) in str(error.value) and reason in str(error.value)
+
+
+FORMS = {
+    "json": '[{"process": 0, "type": "invoke", "f": "read", "value": null},\n'
+    '{"process": 0, "type": "ok", "f": "read", "value": 3}]',
+    "edn": "{:process 0, :type :invoke, :f :read, :value nil}\n{:process 0, :type :ok, :f :read, :value 3}\n",
+    "vector.edn": "; a comment\n[{:process 0, :type :invoke, :f :read, :value nil}\n"
+    " {:process :nemesis, :type :info, :f :start, :value \"cut {everything\"}\n"
+    " {:process 0, :type :ok,\n  :f :read, :value 3}]",
+    "record.edn": "#jepsen.history.Op{:process 0, :type :invoke, :f :read, :value nil}\n"
+    "#jepsen.history.Op{:process 0, :type :ok, :f :read, :value 3, :error [:a #{1}]}\n",
+    "tuples.edn": "[0 :invoke :read nil]\n[0 :ok :read 3]\n",
+    "log": "INFO  jepsen.util - 0\t:invoke\t:read\tnil\nINFO other line\nINFO  jepsen.util - 0\t:ok\t:read\t3\n",
+    "limo": "# @object atomic-queue\n[0] call read\n[0] return 3\n",
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_format_reads_the_same_operation(tmp_path: Path, name: str) -> None:
+    history = read(write(tmp_path, f"history.{name}", FORMS[name]))
+    assert [(o.process, o.f, o.result, o.status) for o in history] == [(0, "read", 3, "ok")]
+
+
+def test_independent_keys_of_old_tuples(tmp_path: Path) -> None:
+    text = (
+        "{:process 0, :type :invoke, :f :write, :value [4 1]}\n{:process 0, :type :ok, :f :write, :value [4 1]}\n"
+        "{:process 0, :type :invoke, :f :read, :value [4 nil]}\n{:process 0, :type :ok, :f :read, :value [4 1]}\n"
+    )
+    history = read(write(tmp_path, "keyed.edn", text))
+    assert history.keyed and [(o.key, o.value, o.result) for o in history] == [(4, 1, 1), (4, None, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.edn", "{:process 0, :type :invoke, :f :read}\n{:process 0 :type\n", 2),
+        ("b.edn", "{:process 0, :type :ok, :f :read}\n", 1),
+        ("c.log", "x 0 :invoke :read nil\nx 1 :ok :read nil\n", 2),
+        ("d.limo", "[1] call add(1)\n[1] returned\n", 2),
+    ],
+)
+def test_other_formats_name_the_line_too(tmp_path: Path, name: str, text: str, line: int) -> None:
+    with pytest.raises(FormatError) as error:
+        read(write(tmp_path, name, text))
+    assert error.value.line == line
+
+
+def test_detection() -> None:
+    assert detect_format('{"process": 0}') == "jsonl"
+    assert detect_format("[1] call add(1)\n") == "limo"
+    assert detect_format("; c\n{:process 0}") == "edn"
+
+
+def test_rows_of_a_table() -> None:
+    rows = [
+        {"index": 1, "process": "0", "type": "ok", "f": "cas", "value": "[1, 2]"},
+        {"index": 0, "process": "0", "type": "invoke", "f": "cas", "value": "[1, 2]"},
+    ]
+    assert [operation.value for operation in read_rows(rows)] == [[1, 2]]
+
+
+def test_operations_of_equal_time_are_concurrent() -> None:
+    history = History.from_operations(
+        [
+            Operation(process=0, f="write", value=1, invoked=0, returned=5),
+            Operation(process=1, f="read", result=None, invoked=5, returned=6),
+        ]
+    )
+    assert history.invoked[1] < history.returned[0]

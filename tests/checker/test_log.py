@@ -1,0 +1,96 @@
+"""The log checker: each kind of harm, planted in a history that is otherwise fine."""
+
+from __future__ import annotations
+
+import pytest
+
+from checker import Log, OnlineLog, Verdict, check, check_log
+from checker.testing.large import large_history
+
+
+def read(process: int, offset: int, messages: list[int], tail: int) -> tuple:
+    return process, "read", {"offset": offset, "max": 10}, {"offset": offset, "messages": messages, "tail": tail}
+
+
+def append(process: int, offset: int, value: int) -> tuple:
+    return process, "append", value, [offset, value]
+
+
+FINE = [append(0, 0, 10), append(1, 1, 11), read(2, 0, [10, 11], 2)]
+
+
+def test_a_fine_log(done) -> None:
+    result = check_log(done(*FINE))
+    assert result.verdict is Verdict.VALID
+    assert (result.stats["acknowledged"], result.stats["observed"], result.stats["unread"]) == (2, 2, 0)
+
+
+HARM = {
+    "lost": [append(0, 0, 10), append(1, 1, 11), read(2, 0, [10], 1)],
+    "divergent": [*FINE, append(0, 2, 12), read(2, 2, [13], 3), read(3, 2, [12], 3)],
+    "duplicated": [append(0, 0, 10), read(2, 0, [10, 10], 2)],
+    "phantom": [*FINE, read(2, 0, [10, 11, 99], 3)],
+    "reordered": [append(0, 1, 10), append(1, 0, 11), read(2, 0, [11, 10], 2)],
+    "stale": [*FINE, read(3, 0, [10], 1), read(2, 0, [10, 11], 2)],
+    "gap": [*FINE, read(3, 1, [], 2)],
+}
+
+
+@pytest.mark.parametrize("kind", HARM)
+def test_each_kind_is_counted_and_shown(done, kind: str) -> None:
+    result = check_log(done(*HARM[kind]))
+    assert result.verdict is Verdict.INVALID
+    assert result.stats["counts"][kind] >= 1
+    assert result.stats["examples"][kind][0]["text"]
+    assert result.witness is not None and result.witness.operations
+    assert check(done(*HARM[kind]), Log()).verdict is (Verdict.VALID if kind == "gap" else Verdict.INVALID)
+
+
+def test_a_failed_append_that_shows_up_is_a_phantom(events) -> None:
+    history = events(
+        (0, "invoke", "append", 1),
+        (0, "fail", "append", 1),
+        (1, "invoke", "read", {"offset": 0, "max": 5}),
+        (1, "ok", "read", {"offset": 0, "messages": [1], "tail": 1}),
+    )
+    assert check_log(history).stats["counts"]["phantom"] == 1
+
+
+def test_an_append_of_unknown_outcome_may_be_there_or_not(events) -> None:
+    begin = [(0, "invoke", "append", 1), (0, "info", "append", None), (1, "invoke", "read", {"offset": 0, "max": 5})]
+    there = events(*begin, (1, "ok", "read", {"offset": 0, "messages": [1], "tail": 1}))
+    absent = events(*begin, (1, "ok", "read", {"offset": 0, "messages": [], "tail": 0}))
+    assert check_log(there).stats["recovered"] == 1
+    assert check_log(there).verdict is check_log(absent).verdict is Verdict.VALID
+
+
+def test_nothing_read_means_unknown(done) -> None:
+    assert check_log(done(append(0, 0, 1))).verdict is Verdict.UNKNOWN
+
+
+def test_queues_are_told_apart_by_key(events) -> None:
+    rows = []
+    for key in (0, 1):
+        rows += [(key, "invoke", "append", key, key), (key, "ok", "append", [0, key], key)]
+        rows += [(key, "invoke", "read", {"offset": 0, "max": 9}, key)]
+        rows += [(key, "ok", "read", {"offset": 0, "messages": [key] if key else [], "tail": key}, key)]
+    result = check_log(events(*rows))
+    assert result.stats["counts"]["lost"] == 1
+    assert result.witness is not None and result.witness.key == 0
+
+
+def test_large_logs_are_fine() -> None:
+    history = large_history("log", 3000, 5, seed=3)
+    assert check_log(history).verdict is check(history, Log()).verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize("kind", ["divergent", "duplicated", "phantom", "reordered", "stale"])
+def test_online_log_sees_it_as_it_happens(done, kind: str) -> None:
+    online = OnlineLog()
+    found = [problem for event in done(*HARM[kind]) if (problem := online.feed(event))]
+    assert found and "process" in found[0]
+
+
+def test_online_log_is_silent_on_a_fine_one(done) -> None:
+    online = OnlineLog()
+    assert [online.feed(event) for event in done(*FINE)] == [None] * (2 * len(FINE))

@@ -1,0 +1,131 @@
+"""Every anomaly planted in a few transactions, and random serial ones that must pass."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from checker import Verdict, check_transactions
+from checker.testing.large import large_history
+
+
+def txn(process: int, *steps: tuple) -> tuple:
+    asked = [[f, k, None if f == "r" else v] for f, k, v in steps]
+    return process, "txn", asked, [list(step) for step in steps]
+
+
+def overlapping(events, *transactions: tuple):
+    """All invoked before any returns."""
+    begin = [(process, "invoke", f, asked) for process, f, asked, _ in transactions]
+    return events(*begin, *[(process, "ok", f, answered) for process, f, _, answered in transactions])
+
+
+LIST = {
+    "G0": [(("append", "x", 1), ("append", "y", 1)), (("append", "x", 2), ("append", "y", 2))],
+    "G1c": [(("append", "x", 1), ("r", "y", [1])), (("append", "y", 1), ("r", "x", [1]))],
+    "G-single": [(("append", "x", 1), ("append", "y", 1)), (("r", "x", []), ("r", "y", [1]))],
+    "G2": [(("r", "x", []), ("append", "y", 1)), (("r", "y", []), ("append", "x", 1))],
+    "internal": [(("append", "x", 1), ("r", "x", [2])), (("append", "x", 2),)],
+    "incompatible-order": [(("append", "x", 1), ("append", "x", 2)), (("r", "x", [1, 2]),), (("r", "x", [2, 1]),)],
+    "G1b": [(("append", "x", 1), ("append", "x", 2)), (("r", "x", [1]),)],
+    "lost-update": [(("r", "x", []), ("append", "x", 1)), (("r", "x", []), ("append", "x", 2))],
+    "unwritten-read": [(("r", "x", [9]),)],
+}
+READER = {"G0": (("r", "x", [1, 2]), ("r", "y", [2, 1])), "G2": (("r", "x", [1]), ("r", "y", [1])),
+          "lost-update": (("r", "x", [1, 2]),)}
+STRONGEST = {"G0": None, "G1c": "read-uncommitted", "G-single": "read-committed", "G2": "snapshot-isolation",
+             "internal": "read-uncommitted", "incompatible-order": None, "G1b": "read-uncommitted",
+             "lost-update": "read-committed", "unwritten-read": "strict-serializable"}
+
+
+@pytest.mark.parametrize("anomaly", LIST)
+def test_list_append_anomalies(events, anomaly: str) -> None:
+    transactions = [*LIST[anomaly], *([READER[anomaly]] if anomaly in READER else [])]
+    result = check_transactions(overlapping(events, *[txn(i, *steps) for i, steps in enumerate(transactions)]))
+    assert anomaly in result.stats["anomalies"]
+    assert result.stats["strongest"] == STRONGEST[anomaly]
+    assert result.verdict is (Verdict.VALID if anomaly == "unwritten-read" else Verdict.INVALID)
+    if anomaly.startswith("G") and anomaly != "G1b":
+        assert result.witness is not None and len(result.witness.edges) == len(result.witness.operations)
+
+
+def test_aborted_read(events) -> None:
+    result = check_transactions(
+        events(
+            (0, "invoke", "txn", [["append", "x", 1]]),
+            (0, "fail", "txn", [["append", "x", 1]]),
+            (1, "invoke", "txn", [["r", "x", None]]),
+            (1, "ok", "txn", [["r", "x", [1]]]),
+        )
+    )
+    assert result.stats["anomalies"] == {"G1a": 1}
+
+
+def test_order_of_time_and_of_processes(done) -> None:
+    stale = [txn(0, ("append", "x", 1)), txn(1, ("r", "x", []))]
+    result = check_transactions(done(*stale))
+    assert set(result.stats["anomalies"]) == {"G-single-realtime"}
+    assert result.stats["strongest"] == "strong-session-serializable"
+    assert check_transactions(done(*stale), level="serializable").verdict is Verdict.VALID
+    same = [txn(0, ("append", "x", 1)), txn(0, ("r", "x", []))]
+    assert "G-single-process" in check_transactions(done(*same)).stats["anomalies"]
+
+
+def test_unobserved_appends_come_after_the_longest_read(done) -> None:
+    history = done(txn(0, ("append", "x", 1)), txn(1, ("r", "x", [1])), txn(2, ("append", "x", 2)), txn(3, ("r", "x", [1])))
+    assert "G-single-realtime" in check_transactions(history).stats["anomalies"]
+
+
+REGISTER = {
+    "G1c": [(("w", "x", 1), ("r", "y", 1)), (("w", "y", 1), ("r", "x", 1))],
+    "G-single": [(("w", "x", 1), ("w", "y", 1)), (("r", "x", None), ("r", "y", 1))],
+    "G2": [(("r", "x", None), ("w", "y", 1)), (("r", "y", None), ("w", "x", 1))],
+    "internal": [(("w", "x", 1), ("r", "x", 2))],
+    "G1b": [(("w", "x", 1), ("w", "x", 2)), (("r", "x", 1),)],
+    "lost-update": [(("w", "x", 1),), (("r", "x", 1), ("w", "x", 2)), (("r", "x", 1), ("w", "x", 3))],
+}
+
+
+@pytest.mark.parametrize("anomaly", REGISTER)
+def test_rw_register_anomalies(events, anomaly: str) -> None:
+    history = overlapping(events, *[txn(i, *steps) for i, steps in enumerate(REGISTER[anomaly])])
+    result = check_transactions(history, "rw-register")
+    assert anomaly in result.stats["anomalies"] and result.verdict is Verdict.INVALID
+
+
+def test_linearizable_keys_order_writes_by_time(done) -> None:
+    history = done(txn(0, ("w", "x", 1)), txn(1, ("w", "x", 2)), txn(2, ("r", "x", 1)))
+    assert check_transactions(history, "rw-register").verdict is Verdict.VALID
+    assert check_transactions(history, "rw-register", linearizable_keys=True).verdict is Verdict.INVALID
+
+
+def test_an_append_made_twice_leaves_it_open(done) -> None:
+    history = done(txn(0, ("append", "x", 1)), txn(1, ("append", "x", 1)))
+    assert check_transactions(history).verdict is Verdict.UNKNOWN
+
+
+def test_random_serializable_histories_pass_and_corrupted_ones_mostly_do_not() -> None:
+    caught = 0
+    for seed in range(20):
+        history = large_history("list-append", 300, 5, seed=seed, crash=0.02)
+        assert check_transactions(history).verdict is Verdict.VALID, seed
+        rng = random.Random(seed)
+        reads = [
+            step
+            for steps, status in zip(history.result, history.status, strict=True)
+            if status == "ok"
+            for step in steps
+            if step[0] == "r" and len(step[2]) > 3
+        ]
+        broken = rng.choice(reads)
+        broken[2] = broken[2][:-2]
+        caught += check_transactions(history).verdict is Verdict.INVALID
+    assert caught >= 15
+
+
+def test_unknown_names_are_refused(done) -> None:
+    with pytest.raises(ValueError, match="no isolation level"):
+        check_transactions([], level="perfect")
+    with pytest.raises(ValueError, match="no transaction workload"):
+        check_transactions([], "nonsense")
