@@ -67,6 +67,8 @@ class Test:
     nemesis_schedule: str | None = None
     """A file of timed faults in the place of `nemesis`; a copy is kept with the run."""
     settings: Mapping[str, str] = field(default_factory=dict)
+    cluster_options: Mapping[str, str] = field(default_factory=dict)
+    """What the cluster is told beside the number of nodes, by option: inventory, image."""
     operation_timeout_s: float = 3.0
     checker_timeout_s: float = 60.0
     checker_memory_mb: int = 2048
@@ -109,6 +111,7 @@ class Test:
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         data["nemesis"] = [str(choice) for choice in self.nemesis]
         data["settings"] = dict(self.settings)
+        data["cluster_options"] = dict(self.cluster_options)
         return data
 
     def replay_line(self) -> str:
@@ -129,6 +132,8 @@ class Test:
         ):
             if getattr(self, name) != defaults[name]:
                 words += [option, f"{getattr(self, name):g}"]
+        for key, value in sorted(self.cluster_options.items()):
+            words += [f"--{key}", value]
         for key, value in sorted(self.settings.items()):
             words += ["--set", f"{key}={value}"]
         return shlex.join(words)

@@ -258,10 +258,10 @@ class AgentCluster(ABC):
             problems += await self._processes.stop_all()
             problems += await self.fetch()
             self._network = None
-        problems += await self._remove_hosts()
         links, self._links = self._links, {}
         await asyncio.gather(*(link.close() for link in links.values()))
         self._probe = None
+        problems += await self._remove_hosts()
         if problems:
             raise HarnessError("; ".join(str(problem) for problem in problems[:3]))
 

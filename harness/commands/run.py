@@ -12,7 +12,9 @@ from rich.console import Console
 
 from harness import registry
 from harness.cli import random_seed
+from harness.cli_cluster import cluster_options_of
 from harness.clusters.base import ClusterUnavailable
+from harness.clusters.options import require_cluster
 from harness.clusters.select import choose
 from harness.clusters.user_namespace import reexec
 from harness.errors import OperatorError, nearest
@@ -43,6 +45,7 @@ def run_command(arguments: argparse.Namespace) -> int:
         raise OperatorError(f"--cluster {test.cluster}: {error}") from None
     test = dataclasses.replace(test, cluster=choice.name)
     cluster_class = registry.load("clusters", test.cluster)
+    require_cluster(cluster_class, test.cluster_options)
     schedule = plan_faults(test, nemeses, cluster_class)
     store = Store(arguments.store)
     if choice.in_user_namespace:  # runs this command again as root of a user namespace, and does not return
@@ -88,6 +91,7 @@ def _test_from(arguments: argparse.Namespace) -> Test:
         rate=arguments.rate,
         seed=random_seed() if arguments.seed is None else arguments.seed,
         settings=settings,
+        cluster_options=cluster_options_of(arguments),
         operation_timeout_s=arguments.operation_timeout,
         checker_timeout_s=arguments.checker_timeout,
         checker_memory_mb=arguments.checker_memory,

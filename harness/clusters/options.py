@@ -1,0 +1,30 @@
+"""Options of clusters beside the number of nodes, and whether a cluster can be had with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from harness.clusters.base import ClusterUnavailable
+from harness.errors import OperatorError
+
+__all__ = ["require_cluster"]
+
+
+def require_cluster(cluster_class: Any, options: Mapping[str, str]) -> None:
+    """See, before anything is made, that a class of clusters takes these options and can be had with them.
+
+    A class says which options it takes by an attribute `options`, and judges by a class method `require`; one without
+    them takes none and finds out when it is started. Raises OperatorError.
+    """
+    known: Sequence[str] = getattr(cluster_class, "options", ())
+    for name in options:
+        if name not in known:
+            takes = ", ".join(f"--{option}" for option in known) or "no such options"
+            raise OperatorError(f"--{name}: cluster {cluster_class.name} takes {takes}")
+    judge: Callable[..., None] | None = getattr(cluster_class, "require", None)
+    if judge is not None:
+        try:
+            judge(**options)
+        except ClusterUnavailable as error:
+            raise OperatorError(f"--cluster {cluster_class.name}: {error}") from None

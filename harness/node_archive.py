@@ -1,0 +1,63 @@
+"""The node as one file, `node.pyz`, for hosts that share no files with the harness.
+
+The same source gives the same bytes: entries are sorted, carry one fixed time and fixed permissions, and no compiled
+files go in. Only `node/**/*.py` goes in, which needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.errors import OperatorError
+
+__all__ = ["node_archive", "node_source_root"]
+
+INTERPRETER = b"#!/usr/bin/env python3\n"
+FIXED_TIME = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip file can say."""
+FILE_MODE = 0o644
+
+LAUNCHER = '''\
+"""Runs the node from its archive."""
+
+import sys
+
+if sys.version_info < (3, 11):
+    sys.exit("node: needs Python 3.11 or newer, this is %d.%d" % sys.version_info[:2])
+
+from node.command_line import main
+
+sys.exit(main(sys.argv[1:]))
+'''
+
+
+def node_source_root() -> Path:
+    """The directory that holds the package `node`. Raises OperatorError when it is not installed."""
+    found = importlib.util.find_spec("node")
+    if found is None or found.origin is None:
+        raise OperatorError("the package `node` is not installed beside the harness (pip install -e .)")
+    return Path(found.origin).resolve().parent.parent
+
+
+def _sources(root: Path) -> Iterator[tuple[str, bytes]]:
+    yield "__main__.py", LAUNCHER.encode()
+    for path in sorted((root / "node").rglob("*.py")):
+        yield path.relative_to(root).as_posix(), path.read_bytes()
+
+
+def node_archive(root: Path) -> bytes:
+    """The archive of `root`/node, ready to be run by Python. Raises OSError."""
+    buffer = io.BytesIO()
+    buffer.write(INTERPRETER)
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in _sources(root):
+            info = zipfile.ZipInfo(name, FIXED_TIME)
+            info.external_attr = FILE_MODE << 16
+            info.create_system = 3  # Unix, also when built elsewhere
+            info.compress_type = zipfile.ZIP_STORED
+            archive.writestr(info, content)
+    return buffer.getvalue()

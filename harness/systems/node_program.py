@@ -1,0 +1,45 @@
+"""How the node is run on a host: from the harness's own files where hosts share them, else from one file put there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from harness.clusters.base import Cluster, Program
+from harness.node_archive import node_archive, node_source_root
+
+__all__ = ["RemoteHosts", "node_program"]
+
+
+@runtime_checkable
+class RemoteHosts(Protocol):
+    """What a cluster has besides when its hosts have files and a Python of their own."""
+
+    def python(self, host: str) -> str:
+        """The Python interpreter on a host."""
+        ...
+
+
+async def node_program(cluster: Cluster, host: str, name: str, arguments: Sequence[str]) -> Program:
+    """The node as a program that can be spawned on `host` any number of times. Raises OperatorError.
+
+    A host with files of its own is given `node.pyz`, made from the source that the harness would use itself.
+    """
+    root = node_source_root()
+    if isinstance(cluster, RemoteHosts):
+        path = os.path.join(cluster.data_dir(host), "node.pyz")
+        await cluster.put_file(host, path, node_archive(root))
+        return Program(
+            name=name,
+            argv=[cluster.python(host), path, *arguments],
+            log_name=f"{name}.log",
+            environment={"PYTHONUNBUFFERED": "1"},
+        )
+    return Program(
+        name=name,
+        argv=[sys.executable, "-m", "node", *arguments],
+        log_name=f"{name}.log",
+        environment={"PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"},
+    )
