@@ -56,7 +56,7 @@ class SegmentedFile:
         self._max_open = max_open
         self._bases: list[int] = []
         self._open: OrderedDict[int, File] = OrderedDict()
-        self._busy: tuple[int, ...] = ()
+        self._busy: int | None = None
         self._unsynced: list[tuple[int, bytes]] = []
         self._dirty: dict[int, None] = {}
         self._rewrite = False
@@ -146,7 +146,6 @@ class SegmentedFile:
         """
         start = self._end
         ranges = list(self._split(start, start + len(data))) or [(start, start)]
-        self._busy = tuple(self._base_of(begin) for begin, _ in ranges)
         try:
             if self._rewrite:
                 await self._write_again()
@@ -166,8 +165,6 @@ class SegmentedFile:
             self._rewrite = bool(self._unsynced)
             self._end = start
             raise
-        finally:
-            self._busy = ()
 
     async def sync(self) -> None:
         """Everything appended so far survives a power cut on return. Raises OSError."""
@@ -202,12 +199,8 @@ class SegmentedFile:
         self._unsynced = [(at, data[: position - at]) for at, data in self._unsynced if at < position]
         if self._bases and self._base_of(position) == self._bases[-1]:
             base = self._bases[-1]
-            self._busy = (base,)
             self._dirty[base] = None
-            try:
-                await self._file(base).truncate(position - base)
-            finally:
-                self._busy = ()
+            await self._file(base).truncate(position - base)
         await self.sync()
 
     async def reset(self, position: int) -> None:
@@ -257,7 +250,11 @@ class SegmentedFile:
             self._keep_open(base, await self._disk.create(f"{self._directory}/{segment_name(base)}"))
             self._bases.append(base)
         self._dirty[base] = None
-        await self._file(base).write(position - base, data, sync=sync)
+        self._busy = base
+        try:
+            await self._file(base).write(position - base, data, sync=sync)
+        finally:
+            self._busy = None
         if sync:
             self._dirty.pop(base, None)
 
@@ -297,7 +294,6 @@ class SegmentedFile:
     def _keep_open(self, base: int, file: File) -> None:
         self._open[base] = file
         if len(self._open) > self._max_open:
-            for other in self._open:
-                if other != base and other not in self._dirty and other not in self._busy:
-                    self._open.pop(other).close()
-                    return
+            idle = [other for other in self._open if other not in self._dirty and other not in (base, self._busy)]
+            for other in idle[: len(self._open) - self._max_open]:
+                self._open.pop(other).close()

@@ -1,0 +1,283 @@
+"""Segmented files: against a plain byte string, across restarts, power cuts and disks that refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from node.store.segments import SegmentedFile, SegmentError, segment_name
+
+DIRECTORY = "/data/log"
+SEGMENT = 64
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(coroutine)
+
+
+def opened(disk: Any, *, size_bytes: int = SEGMENT, max_open: int = 64) -> SegmentedFile:
+    row = SegmentedFile(disk, DIRECTORY, segment_size_bytes=size_bytes, max_open=max_open)
+    row.open()
+    return row
+
+
+def test_names_are_positions_in_twenty_digits(disk: Any) -> None:
+    row = opened(disk)
+    run(row.append(bytes(range(150))))
+    assert disk.list(DIRECTORY) == [segment_name(0), segment_name(64), segment_name(128)]
+    assert segment_name(64) == "00000000000000000064"
+    assert [len(disk.files[f"{DIRECTORY}/{name}"]) for name in disk.list(DIRECTORY)] == [64, 64, 22]
+    assert row.path_at(130) == f"{DIRECTORY}/{segment_name(128)}"
+    assert (row.room_at(0), row.room_at(63), row.room_at(64)) == (64, 1, 64)
+
+
+def test_reads_go_across_files_and_stop_at_the_end(disk: Any) -> None:
+    row = opened(disk)
+    data = bytes(range(150))
+    run(row.append(data))
+    assert row.read(0, 1000) == data
+    assert row.read(60, 10) == data[60:70]
+    assert row.read(150, 1) == row.read(-1, 5) == b""
+
+
+def test_an_append_to_a_new_segment_is_durable_with_its_name(disk: Any) -> None:
+    row = opened(disk)
+    run(row.append(bytes(100), sync=True))
+    assert row.synced_position == 100
+    disk.cut_power()
+    assert opened(disk).read(0, 200) == bytes(100)
+
+
+def test_trailer_is_written_behind_the_end_and_overwritten(disk: Any) -> None:
+    row = opened(disk)
+    run(row.append(b"one", trailer=b"<end>"))
+    assert disk.files[f"{DIRECTORY}/{segment_name(0)}"] == b"one<end>"
+    assert (row.end_position, row.read(0, 50)) == (3, b"one")
+    run(row.append(b"second", trailer=b"<end>"))
+    assert disk.files[f"{DIRECTORY}/{segment_name(0)}"] == b"onesecond<end>"
+    run(row.append(bytes(53), trailer=b"<end>"))  # two bytes are left: no room for the trailer
+    assert len(disk.files[f"{DIRECTORY}/{segment_name(0)}"]) == 62
+    run(row.append(b"ab" + b"next", trailer=b"<end>"))
+    assert disk.files[f"{DIRECTORY}/{segment_name(64)}"] == b"next<end>"
+
+
+def test_truncate_removes_later_files_from_the_back(disk: Any) -> None:
+    row = opened(disk)
+    run(row.append(bytes(range(200)), sync=True))
+    removed: list[str] = []
+    real_remove = disk.remove
+
+    async def remove(path: str) -> None:
+        removed.append(path[-3:])
+        await real_remove(path)
+
+    disk.remove = remove
+    run(row.truncate(70))
+    assert removed == ["192", "128"]
+    assert row.read(0, 300) == bytes(range(70))
+    disk.cut_power()
+    assert opened(disk).end_position == 70
+
+
+def test_truncate_to_a_boundary_removes_the_file_that_begins_there(disk: Any) -> None:
+    row = opened(disk)
+    run(row.append(bytes(130)))
+    run(row.truncate(128))
+    assert disk.list(DIRECTORY) == [segment_name(0), segment_name(64)]
+    run(row.append(b"more"))
+    assert row.read(126, 10) == b"\0\0more"
+
+
+@pytest.mark.parametrize("position", [-1, 11])
+def test_truncate_outside_the_row_is_an_error(disk: Any, position: int) -> None:
+    row = opened(disk)
+    run(row.append(bytes(10)))
+    with pytest.raises(ValueError, match="holds 0 to 10"):
+        run(row.truncate(position))
+    assert row.end_position == 10
+
+
+def test_reset_begins_anew_in_the_middle_of_a_segment(disk: Any) -> None:
+    row = opened(disk)
+    run(row.append(bytes(100)))
+    run(row.reset(200))
+    assert (row.begin_position, row.end_position, disk.list(DIRECTORY)) == (200, 200, [])
+    run(row.append(b"fresh", sync=True))
+    assert row.read(200, 5) == b"fresh"
+    assert row.read(199, 5) == b""
+    assert disk.list(DIRECTORY) == [segment_name(192)]
+
+
+def test_remove_before_keeps_what_is_needed_and_the_last_file(disk: Any) -> None:
+    row = opened(disk)
+    run(row.append(bytes(range(200))))
+    run(row.remove_before(130))
+    assert (row.begin_position, row.read(128, 2), row.read(127, 2)) == (128, bytes([128, 129]), b"")
+    run(row.remove_before(10_000))
+    assert disk.list(DIRECTORY) == [segment_name(192)]
+
+
+def test_another_segment_size_is_recognized(disk: Any) -> None:
+    run(opened(disk).append(bytes(100)))
+    with pytest.raises(SegmentError, match="another segment size"):
+        opened(disk, size_bytes=50)
+    run(opened(disk, size_bytes=64).truncate(60))
+    with pytest.raises(SegmentError, match="60 bytes long, segments have 32"):
+        opened(disk, size_bytes=32)
+
+
+def test_reading_stops_at_a_missing_and_at_a_short_file(disk: Any) -> None:
+    run(opened(disk).append(bytes(range(200))))
+    del disk.files[f"{DIRECTORY}/{segment_name(64)}"]
+    row = opened(disk)
+    assert row.read(0, 200) == bytes(range(64))
+    assert row.read(128, 200) == bytes(range(128, 200))
+    disk.files[f"{DIRECTORY}/{segment_name(64)}"] = bytearray(b"short")
+    assert opened(disk).read(0, 200) == bytes(range(64)) + b"short"
+
+
+def test_files_held_open_are_bounded(disk: Any) -> None:
+    row = opened(disk, size_bytes=10, max_open=3)
+    run(row.append(bytes(200), sync=True))
+    for position in range(200):
+        row.read(position, 1)
+    assert disk.open_handles <= 3
+    row.close()
+    assert disk.open_handles == 0
+
+
+def test_a_refused_append_changes_nothing_and_can_be_repeated(disk: Any) -> None:
+    row = opened(disk)
+    run(row.append(b"before", sync=True))
+    disk.fail_writes = True
+    with pytest.raises(OSError, match="No space left") as caught:
+        run(row.append(bytes(100), sync=True))
+    assert caught.value.errno == errno.ENOSPC
+    assert row.end_position == 6
+    disk.fail_writes = False
+    run(row.append(b"after", sync=True))
+    assert row.read(0, 50) == b"beforeafter"
+
+
+def test_what_a_failed_sync_may_have_dropped_is_written_again(disk: Any) -> None:
+    """After a failed fsync the kernel may take dirty pages for clean: a second fsync alone then proves nothing."""
+    row = opened(disk)
+    run(row.append(b"A" * 40))
+    run(row.append(b"B" * 60))
+    disk.fail_syncs = True
+    with pytest.raises(OSError, match="Input/output"):
+        run(row.sync())
+    disk.fail_syncs = False
+    for content in disk.files.values():  # what dropping amounts to: the pages read back as they were on the disk
+        content[:] = bytes(len(content))
+    run(row.append(b"C", sync=True))
+    disk.cut_power()
+    assert opened(disk).read(0, 200) == b"A" * 40 + b"B" * 60 + b"C"
+
+
+def test_write_again_makes_the_end_durable_without_trusting_a_sync(disk: Any) -> None:
+    row = opened(disk)
+    run(row.append(b"x" * 100, sync=True))
+    run(row.append(b"y" * 100))
+    written: list[str] = []
+    disk.before_write = lambda path: written.append(path[-3:])
+    again = opened(disk)
+    run(again.write_again(110))
+    assert written == ["064", "128", "192"]
+    disk.cut_power()
+    assert opened(disk).read(0, 300) == b"x" * 100 + b"y" * 100
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.binary(max_size=150), st.booleans()),
+        st.tuples(st.just("truncate"), st.floats(0, 1)),
+        st.tuples(st.just("remove_before"), st.floats(0, 1)),
+        st.tuples(st.just("sync")),
+        st.tuples(st.just("reopen")),
+        st.tuples(st.just("fail"), st.binary(min_size=1, max_size=100), st.booleans()),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS, size_bytes=st.integers(1, 70))
+def test_behaves_like_one_long_byte_string(new_disk: Any, operations: list[Any], size_bytes: int) -> None:
+    disk = new_disk()
+    row = opened(disk, size_bytes=size_bytes, max_open=2)
+    model, begin = b"", 0
+
+    async def apply(operation: tuple[Any, ...]) -> None:
+        nonlocal model, begin, row
+        kind, *arguments = operation
+        if kind == "append":
+            await row.append(arguments[0], sync=arguments[1])
+            model += arguments[0]
+        elif kind == "truncate":
+            position = begin + int((len(model) - begin) * arguments[0])
+            await row.truncate(position)
+            model = model[:position]
+        elif kind == "remove_before":
+            position = begin + int((len(model) - begin) * arguments[0])
+            await row.remove_before(position)
+            assert begin <= row.begin_position <= position
+            begin = row.begin_position
+        elif kind == "sync":
+            await row.sync()
+        elif kind == "fail":
+            disk.fail_writes, disk.fail_syncs = arguments[1], True
+            with pytest.raises(OSError):
+                await row.append(arguments[0], sync=True)
+            disk.fail_writes = disk.fail_syncs = False
+        elif row.end_position > row.begin_position and len(model) % size_bytes:
+            await row.truncate(len(model))  # what a caller does that knows where its records end
+            row.close()
+            row = opened(disk, size_bytes=size_bytes, max_open=2)
+
+    async def scenario() -> None:
+        for operation in operations:
+            await apply(operation)
+            assert (row.begin_position, row.end_position) == (begin, len(model))
+            assert row.read(begin, len(model) + 9) == model[begin:]
+            middle = (begin + len(model)) // 2
+            assert row.read(middle, 3) == model[middle : middle + 3]
+
+    asyncio.run(scenario())
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    pieces=st.lists(st.tuples(st.binary(min_size=1, max_size=90), st.booleans()), min_size=1, max_size=12),
+    seed=st.integers(0, 999),
+)
+def test_what_was_synced_survives_a_power_cut(new_disk: Any, pieces: list[tuple[bytes, bool]], seed: int) -> None:
+    disk = new_disk()
+
+    async def scenario() -> tuple[bytes, int]:
+        row = opened(disk)
+        written, synced = b"", 0
+        for data, sync in pieces:
+            if random.Random(f"{seed}/{len(written)}").random() < 0.2:
+                disk.fail_syncs = True
+                with pytest.raises(OSError):
+                    await row.append(data, sync=True)
+                disk.fail_syncs = False
+            await row.append(data, sync=sync)
+            written += data
+            if sync:
+                synced = len(written)
+                assert row.synced_position == synced
+        return written, synced
+
+    written, synced = asyncio.run(scenario())
+    disk.cut_power()
+    row = opened(disk)
+    assert row.read(0, synced) == written[:synced]
