@@ -170,7 +170,11 @@ def _from_future(history: History, rows: Sequence[int], value: Any) -> Violation
 
 
 def _conflict(history: History, rows: Sequence[int], initial: Hashable, a: Any, b: Any) -> Violation:
-    """Both values must be the register's value before the other: name the four operations that say so."""
+    """Both values must be the register's value before the other: name the operations that say so."""
+    for old, new in ((a, b), (b, a)):
+        stale = _stale(history, rows, initial, old, new)
+        if stale is not None:
+            return stale
     evidence: list[int] = []
     ends: dict[Any, tuple[int | None, int]] = {}
     for value in (a, b):
@@ -193,4 +197,34 @@ def _conflict(history: History, rows: Sequence[int], initial: Hashable, a: Any, 
         sentences.append(f"{short(before)} must come before {short(after)}, because {reason}")
         edges.append(Edge(source=chosen.index(first), target=chosen.index(last), kind="realtime", reason=reason))
     text = f"{sentences[0]}; but {sentences[1]}. No value is written twice, so the register cannot return to one."
+    return Violation(rows=chosen, text=text, edges=tuple(edges))
+
+
+def _stale(history: History, rows: Sequence[int], initial: Hashable, old: Any, new: Any) -> Violation | None:
+    """The plainest form of a conflict: a read of a value that a finished write had already replaced."""
+    replaced, replacing = _write_of(history, rows, old), _write_of(history, rows, new)
+    if replacing is None or history.returned[replacing] == NEVER:
+        return None
+    if old != initial and (replaced is None or history.returned[replaced] >= history.invoked[replacing]):
+        return None
+    late = [read for read in _reads_of(history, rows, old) if history.invoked[read] > history.returned[replacing]]
+    if not late:
+        return None
+    read = min(late, key=history.invoked.__getitem__)
+    chosen = (replacing, read) if replaced is None else (replaced, replacing, read)
+    at = {row: position for position, row in enumerate(chosen)}
+    edges = [
+        Edge(source=at[replacing], target=at[read], kind="realtime", reason="the write returned before the read began"),
+        Edge(
+            source=at[read], target=at[replacing], kind="value",
+            reason=f"the read saw {short(old)}, so it came before {short(new)} was written",
+        ),
+    ]  # fmt: skip
+    before = f"{short(old)} is the initial value"
+    if replaced is not None:
+        before = f"which itself began after {named_row(history, replaced)} had returned"
+        reason = f"{short(old)} was written before the write of {short(new)} began"
+        edges.append(Edge(source=at[replaced], target=at[replacing], kind="realtime", reason=reason))
+    text = f"{named_row(history, read)} was stale: it began after {named_row(history, replacing)} had returned, "
+    text += f"{before}."
     return Violation(rows=chosen, text=text, edges=tuple(edges))
