@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -216,7 +217,8 @@ def _sentence(
     verdict = verdict_word(results.get("valid"))
     reason = clip(results.get("reason") or "", 600)
     if verdict == "invalid":
-        return _capital(clip(witnesses[0][1].text or reason) if witnesses else reason) or "A check failed"
+        text = clip(witnesses[0][1].text or reason) if witnesses else reason
+        return _capital(_without_times(text)) or "A check failed"
     if verdict == "unknown":
         return _capital(reason) or "The run gave no reason"
     completed = sum(data.total(kind) for kind in OUTCOMES)
@@ -229,6 +231,14 @@ def _sentence(
         proven = sum(fault.get("proven") is True for fault in faults)
         parts.append(f"{plural(len(faults), 'fault')}, only {proven} proven")
     return ", ".join(parts)
+
+
+_SPAN = re.compile(r" \((?:from )?\d[\d.]* s[^()]*\)")
+
+
+def _without_times(text: str) -> str:
+    """A sentence of the checker for a headline: the exact times stand in the paragraph below it."""
+    return _SPAN.sub("", text)
 
 
 def _capital(text: str) -> str:
