@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from harness import __version__
+from harness.cli_cluster import add_cluster_command, add_cluster_options
+from harness.commands.spark_options import add_spark_commands
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 
 __all__ = ["EXIT_HARNESS_FAILED", "EXIT_OPERATOR", "main"]
@@ -60,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
 
     run = commands.add_parser("run", help="one test: cluster, faults, verdict, report")
-    run.add_argument("--cluster", default="auto", help="auto (default), netns or local: how hosts are made")
+    run.add_argument("--cluster", default="auto", help="how hosts are made: auto (default), netns, local, ...")
     run.add_argument("--system", default="broker", help="the system under test (default: broker)")
     run.add_argument("--nodes", type=int, default=5, metavar="N", help="replicas (default: 5)")
     run.add_argument("--workload", default="register", help="what clients do: register (default), log")
@@ -91,6 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--checker-timeout", type=float, default=60.0, metavar="SECONDS", help="(default: 60)")
     run.add_argument("--checker-memory", type=int, default=2048, metavar="MB", help="(default: 2048)")
     run.add_argument("--json", action="store_true", help="print results.json on standard output and nothing else there")
+    add_cluster_options(run)
     run.set_defaults(action=_run)
 
     analyze = commands.add_parser("analyze", help="check a stored run again and rewrite its report")
@@ -105,9 +108,13 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("rest", nargs=argparse.REMAINDER)
     check.set_defaults(action=_check)
 
+    add_spark_commands(commands)
+
     clean = commands.add_parser("clean", help="remove what killed runs left on this machine")
     clean.add_argument("--run", dest="run_ids", action="append", default=None, metavar="RUN_ID", help="only this run")
     clean.set_defaults(action=_clean)
+
+    add_cluster_command(commands)
 
     listing = commands.add_parser("list", help="workloads, nemeses, systems and clusters by name")
     listing.set_defaults(action=_list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Table", "as_json", "distribution", "group_key", "quantile_columns", "write_tables"]
+__all__ = ["Table", "as_json", "distribution", "group_key", "quantile_columns", "write_tables", "write_text"]
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -90,6 +90,21 @@ def write_tables(spark: SparkSession, tables: Iterable[Table], place: str, *, cs
         except Exception as error:
             raise AnalysisError(f"cannot write {path}: {one_line(error)}") from None
     return written
+
+
+def write_text(spark: SparkSession, path: str, text: str) -> None:
+    """Write one text file to a path or URI, through Hadoop, replacing an older one. Raises AnalysisError."""
+    context: Any = spark.sparkContext
+    try:
+        target = context._jvm.org.apache.hadoop.fs.Path(path)
+        system = target.getFileSystem(context._jsc.hadoopConfiguration())
+        stream = system.create(target, True)
+        try:
+            stream.write(bytearray(text.encode("utf-8")))
+        finally:
+            stream.close()
+    except Exception as error:
+        raise AnalysisError(f"cannot write {path}: {one_line(error)}") from None
 
 
 def as_json(tables: Iterable[Table]) -> str:

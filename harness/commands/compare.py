@@ -1,0 +1,128 @@
+"""`harness compare A B`: do the runs of B misbehave more than those of A? Made for a build.
+
+Exit status: 0 nothing got worse, 1 something did, 2 too few runs to say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from harness.commands.report import analysis_options, require_spark, spark_progress
+from harness.errors import OperatorError
+from harness.report.fleet import labels_of, share_text
+from harness.report.units import count, duration
+
+if TYPE_CHECKING:
+    from spark_analysis.comparison import Comparison
+
+__all__ = ["compare_command"]
+
+EXIT_WORSE = 1
+EXIT_UNDECIDED = 2
+
+GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
+
+
+def compare_command(arguments: argparse.Namespace) -> int:
+    """Compare two places. Returns the exit status of the module's text."""
+    require_spark()
+    from spark_analysis.comparison import compare
+    from spark_analysis.errors import AnalysisError
+    from spark_analysis.session import open_session
+
+    if not 0 < arguments.alpha < 1:
+        raise OperatorError(f"--alpha must be between 0 and 1, not {arguments.alpha:g}")
+    if not 0 <= arguments.min_effect <= 1:
+        raise OperatorError(f"--min-effect must be 0 to 1, not {arguments.min_effect:g}")
+    by = tuple(name.strip() for name in arguments.by.split(",") if name.strip())
+    console = Console(stderr=True)
+    places = [place if ":" in place else os.path.abspath(place) for place in (arguments.first, arguments.second)]
+    try:
+        options = analysis_options(arguments)
+        with (
+            spark_progress(console, arguments.verbose) as progress,
+            open_session(master=arguments.master, memory=arguments.memory, verbose=arguments.verbose) as session,
+        ):
+            progress.watch(session.spark)
+            result = compare(
+                session.spark, places[0], places[1], options,
+                by=by, alpha=arguments.alpha, min_effect=arguments.min_effect, progress=progress.phase,
+            )  # fmt: skip
+    except AnalysisError as error:
+        raise OperatorError(str(error)) from None
+    _print(result, by, console)
+    if arguments.json:
+        print(json.dumps({"worse": result.worse, "better": result.better, "rows": result.table.rows}, indent=1))
+    if result.worse:
+        return EXIT_WORSE
+    return 0 if result.compared else EXIT_UNDECIDED
+
+
+def _print(result: Comparison, by: tuple[str, ...], console: Console) -> None:
+    groups = list(dict.fromkeys(tuple(str(row[name]) for name in by) for row in result.table.rows))
+    labels = _labels(groups, by)
+    table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("configuration", overflow="fold")
+    table.add_column("figure", no_wrap=True)
+    for name in ("A", "B", "effect", "p", "adjusted"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for row in result.table.rows:
+        style = {"worse": "red", "better": "green"}.get(row["outcome"], "dim")
+        table.add_row(
+            labels[tuple(str(row[name]) for name in by)],
+            row["figure"].removesuffix("_ns").replace("_", " "),
+            _value(row, "first"),
+            _value(row, "second"),
+            _effect(row),
+            _probability(row["p"]),
+            _probability(row["p_adjusted"]),
+            f"[{style}]{row['outcome']}[/]",
+        )
+    console.print(table)
+    for place, only in (("the first", result.only_in_first), ("the second", result.only_in_second)):
+        for group in only:
+            console.print(f"only in {place} set, not compared: {group}", highlight=False, markup=False, soft_wrap=True)
+    if not result.groups:
+        console.print("no configuration is in both sets: leave a column out with --by to compare across it")
+    words = "no difference could be shown" if result.compared else "too few runs to compare"
+    if result.worse or result.better:
+        words = f"{result.worse} worse, {result.better} better"
+    console.print(f"[bold]{words}[/] of {count(result.compared)} comparisons", highlight=False)
+
+
+def _labels(groups: list[tuple[str, ...]], by: tuple[str, ...]) -> dict[tuple[str, ...], str]:
+    whole = {group: tuple(dict(zip(by, group, strict=True)).get(name, "") for name in GROUP) for group in groups}
+    labels, _ = labels_of(whole.values())
+    return {group: labels[place] for group, place in whole.items()}
+
+
+def _value(row: dict[str, Any], side: str) -> str:
+    value = row[side]
+    if value is None:
+        return "–"
+    if row["figure"].endswith("_ns"):
+        return duration(value)
+    if row["figure"] in ("lost", "duplicated"):
+        return count(round(value))
+    return share_text(value)
+
+
+def _effect(row: dict[str, Any]) -> str:
+    if row["effect"] is None:
+        return "–"
+    if row["effect_low"] is not None:
+        return f"{100 * row['effect']:+.0f} ({100 * row['effect_low']:+.0f} to {100 * row['effect_high']:+.0f}) %"
+    return f"{row['effect']:+.2f}"
+
+
+def _probability(p: float | None) -> str:
+    if p is None:
+        return "–"
+    return "<0.001" if p < 0.001 else f"{p:.3f}"

@@ -1,0 +1,216 @@
+"""`harness report`: anomaly rates, availability and latency over every run of a store, computed by Spark.
+
+Leaves the tables as Parquet (CSV with --csv), one HTML file and a summary on the console. PySpark is imported
+here and in `compare` only, inside functions, so that no other command needs it or a Java.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table as RichTable
+
+from harness.errors import OperatorError
+from harness.report.fleet import FleetData, headline, labels_of, render_fleet, share_text
+from harness.report.units import count, duration, plural
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_analysis.analysis import Analysis, Options
+
+__all__ = ["analysis_options", "report_command", "require_spark", "spark_progress"]
+
+POLL_INTERVAL_S = 0.5
+"""Between looks at how many of Spark's tasks are done."""
+
+GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
+
+
+def report_command(arguments: argparse.Namespace) -> int:
+    """Analyse a store. Returns 0; misbehaviour of the runs is the report's subject, not its failure."""
+    require_spark()
+    from spark_analysis.analysis import analyse
+    from spark_analysis.errors import AnalysisError
+    from spark_analysis.session import open_session
+    from spark_analysis.tables import as_json
+
+    place = _absolute(arguments.place)
+    out = _absolute(arguments.out if arguments.out is not None else "report")
+    console = Console(stderr=True)
+    began_s = time.monotonic()
+    try:
+        options = analysis_options(arguments)
+        with (
+            spark_progress(console, arguments.verbose) as progress,
+            open_session(master=arguments.master, memory=arguments.memory, verbose=arguments.verbose) as session,
+        ):
+            progress.watch(session.spark)
+            result = analyse(session.spark, place, options, progress.phase, out=out, csv=arguments.csv)
+            page = render_fleet(_page_data(result, time.monotonic() - began_s))
+            page_path = _write_page(session.spark, out, page)
+    except AnalysisError as error:
+        raise OperatorError(str(error)) from None
+    _summary(result, console)
+    console.print(f"report {page_path}", highlight=False, soft_wrap=True)
+    if arguments.json:
+        print(as_json(result.tables))
+    return 0
+
+
+def require_spark() -> None:
+    """Raises OperatorError when the extra is not installed."""
+    import importlib.util
+
+    for module in ("pyspark", "pandas"):
+        if importlib.util.find_spec(module) is None:
+            raise OperatorError(f"this command needs {module}: pip install 'splitbrain[spark]'")
+
+
+def analysis_options(arguments: argparse.Namespace) -> Options:
+    """The analysis that the command line asks for. Raises AnalysisError."""
+    from spark_analysis.analysis import Options, since_text
+    from spark_analysis.checking import CheckPlan
+
+    if arguments.unavailable_after <= 0:
+        raise OperatorError(f"--unavailable-after must be above 0 ms, not {arguments.unavailable_after}")
+    if arguments.since is not None:
+        since_text(arguments.since)
+    plan = None
+    if getattr(arguments, "check", False):
+        plan = CheckPlan(
+            model=arguments.model, timeout_s=arguments.checker_timeout, memory_mb=float(arguments.checker_memory)
+        )
+    return Options(
+        since=arguments.since,
+        where=arguments.where,
+        include=tuple(arguments.include),
+        unavailable_after_ms=arguments.unavailable_after,
+        check=plan,
+    )
+
+
+def _absolute(place: str) -> str:
+    """A path from here as an absolute one; a URI as it is."""
+    return place if "://" in place or place.startswith("file:") else os.path.abspath(place)
+
+
+class _SparkProgress:
+    """What Spark is doing, on the console: the phase, and how many of its tasks are done."""
+
+    def __init__(self, progress: Progress | None, console: Console) -> None:
+        self._progress = progress
+        self._console = console
+        self._task = None if progress is None else progress.add_task("starting Spark", total=None)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def phase(self, text: str) -> None:
+        """A new phase of the analysis."""
+        if self._progress is None or self._task is None:
+            self._console.print(text, highlight=False)
+        else:
+            self._progress.update(self._task, description=text, total=None, completed=0)
+
+    def watch(self, spark: SparkSession) -> None:
+        """Follow the tasks of a session's jobs from a thread of its own, since Spark's calls block this one."""
+        if self._progress is not None:
+            self._thread = threading.Thread(target=self._follow, args=(spark,), daemon=True)
+            self._thread.start()
+
+    def _follow(self, spark: SparkSession) -> None:
+        tracker: Any = spark.sparkContext.statusTracker()
+        while not self._stop.wait(POLL_INTERVAL_S):
+            try:
+                stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            except Exception:  # the session is ending: there is nothing left to follow
+                return
+            tasks = sum(stage.numTasks for stage in stages if stage is not None)
+            done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
+            if self._progress is not None and self._task is not None:
+                self._progress.update(self._task, total=tasks or None, completed=done)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+
+@contextlib.contextmanager
+def spark_progress(console: Console, verbose: bool) -> Iterator[_SparkProgress]:
+    """A live line on a terminal; elsewhere, or beside Spark's own logs, one line per phase."""
+    if verbose or not console.is_terminal:
+        yield _SparkProgress(None, console)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        shown = _SparkProgress(progress, console)
+        try:
+            yield shown
+        finally:
+            shown.close()
+
+
+def _page_data(result: Analysis, took_s: float) -> FleetData:
+    return FleetData(
+        place=result.place,
+        runs=result.runs,
+        operations=result.operations,
+        first_started_at=result.first_started_at,
+        last_started_at=result.last_started_at,
+        unavailable_after_ms=result.options.unavailable_after_ms,
+        took_s=took_s,
+        tables={table.name: table.rows for table in result.tables},
+    )
+
+
+def _write_page(spark: SparkSession, out: str, page: str) -> str:
+    """The page beside the tables: through Hadoop where that is not a local folder."""
+    from spark_analysis.tables import write_text
+
+    path = f"{out.rstrip('/')}/report.html"
+    write_text(spark, path, page)
+    return path
+
+
+def _summary(result: Analysis, console: Console) -> None:
+    rates = result.table("rates").rows
+    labels, common = labels_of(tuple(str(row[name]) for name in GROUP) for row in rates)
+    measures = {
+        (*(str(row[name]) for name in GROUP), row["measure"]): row for row in result.table("availability").rows
+    }
+    console.print(f"{plural(result.runs, 'run')}, {plural(result.operations, 'operation')}", highlight=False)
+    if common:
+        console.print(f"[dim]{common}[/]", highlight=False, soft_wrap=True)
+    table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("configuration", overflow="fold")
+    for name in ("runs", "invalid", "unknown", "rate", "95 % interval", "back after heal"):
+        table.add_column(name, justify="right")
+    for row in rates:
+        group = tuple(str(row[name]) for name in GROUP)
+        heal = measures.get((*group, "recovery_after_heal_ns"))
+        table.add_row(
+            labels[group],
+            count(row["runs"]),
+            f"[red]{row['invalid']}[/]" if row["invalid"] else "0",
+            f"[magenta]{row['unknown']}[/]" if row["unknown"] else "0",
+            share_text(row["rate"]),
+            f"{share_text(row['rate_low'])} – {share_text(row['rate_high'])}",
+            duration(heal["p50"]) if heal and heal["n"] else "–",
+        )
+    console.print(table)
+    verdict, sentence, below = headline(rates)
+    style = {"valid": "green", "invalid": "red", "unknown": "magenta"}[verdict]
+    console.print(f"[bold {style}]{sentence}[/] {below}", highlight=False, soft_wrap=True)
+    for row in result.table("problems").rows:
+        kind = "left out" if row["left_out"] else "note"
+        console.print(f"{kind}: {row['run']}: {row['problem']}", highlight=False, markup=False, soft_wrap=True)

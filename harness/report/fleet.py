@@ -1,0 +1,358 @@
+"""The report over many runs: one file that answers first which configuration misbehaves, and how sure that is.
+
+Takes the tables of an analysis as plain rows (it imports no Spark) and draws with the parts of the report of a
+single run: the same style sheet, the same SVG by hand, no script.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FleetData", "headline", "labels_of", "render_fleet", "share_text"]
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from harness.report.svg import element, percent
+from harness.report.units import clip, count, duration, plural
+
+Row = Mapping[str, Any]
+
+GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
+MAX_GROUPS = 60
+"""Groups drawn; a matrix of more is read as a table, which the Parquet is."""
+
+MAX_ROWS = 200
+"""Rows of any one table of the page."""
+
+ROW_HEIGHT_PX = 30
+
+_RECOVERIES = ("recovery_after_start_ns", "recovery_after_heal_ns")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetData:
+    """Rows of the tables by their names, and what the page says about itself."""
+
+    place: str
+    runs: int
+    operations: int
+    first_started_at: str | None
+    last_started_at: str | None
+    unavailable_after_ms: int
+    took_s: float
+    tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+
+    def rows(self, name: str) -> Sequence[Row]:
+        """A table's rows; none when it was not made."""
+        return self.tables.get(name, ())
+
+
+def share_text(share: float | None, *, low: bool = False) -> str:
+    """A share as a percentage whose digits mean something: 0 %, 0.4 %, 12 %, 100 %."""
+    if share is None:
+        return "–"
+    value = 100 * share
+    if value in (0, 100):
+        return f"{value:.0f} %"
+    if value < 0.1:
+        return "<0.1 %" if not low else f"{value:.2g} %"
+    if value > 99.9:
+        return ">99.9 %"
+    return f"{value:.1f} %" if value < 10 or value > 99 else f"{value:.0f} %"
+
+
+def _group(row: Row) -> tuple[str, ...]:
+    return tuple(str(row[name]) for name in GROUP)
+
+
+def _traits(group: Sequence[str]) -> dict[str, str]:
+    """A group as name: value, its configuration taken apart."""
+    traits: dict[str, str] = {}
+    for name, value in zip(GROUP, group, strict=True):
+        if name != "configuration":
+            traits[name] = value
+            continue
+        try:
+            settings = json.loads(value)
+        except ValueError:
+            settings = None
+        if isinstance(settings, dict):
+            traits |= {str(key): str(item) for key, item in settings.items()}
+        else:
+            traits[name] = value
+    return traits
+
+
+def labels_of(groups: Iterable[Sequence[str]]) -> tuple[dict[tuple[str, ...], str], str]:
+    """What tells each group from the others, and what all have in common, in words."""
+    traits = {tuple(group): _traits(group) for group in groups}
+    names = list(dict.fromkeys(name for found in traits.values() for name in found))
+    differing = [name for name in names if len({found.get(name) for found in traits.values()}) > 1]
+    labels = {
+        group: ", ".join(f"{name} {found[name]}" for name in differing if name in found) or "all runs"
+        for group, found in traits.items()
+    }
+    shared = next(iter(traits.values()), {})
+    common = ", ".join(f"{name} {shared[name]}" for name in names if name not in differing)
+    return labels, common
+
+
+def headline(rates: Sequence[Row]) -> tuple[str, str, str]:
+    """(verdict word, the sentence on top, the sentence below it) of the rates table."""
+    labels, _ = labels_of(map(_group, rates))
+    runs = sum(row["runs"] for row in rates)
+    invalid = sum(row["invalid"] for row in rates)
+    unknown = sum(row["unknown"] for row in rates)
+    doubt = f" {plural(unknown, 'run')} ended unknown and count for neither side." if unknown else ""
+    clean = [row for row in rates if row["invalid"] == 0 and row["valid"] > 0]
+    bad = sorted((row for row in rates if row["invalid"]), key=lambda row: -row["rate_low"])
+    if bad:
+        worst = bad[0]
+        sentence = f"{count(invalid)} of {plural(runs, 'run')} broke a promise"
+        if len(rates) > 1:
+            sentence += (
+                f"; worst: {labels[_group(worst)]}, {worst['invalid']} of {worst['valid'] + worst['invalid']} "
+                f"({share_text(worst['rate_low'])} to {share_text(worst['rate_high'])})"
+            )
+        below = ""
+        if clean:
+            bound = max(row["rate_high"] for row in clean)
+            below = f"{plural(len(clean), 'configuration')} showed none, which still allows up to {share_text(bound)}."
+        return "invalid", sentence + ".", (below + doubt).strip()
+    if clean:
+        bound = max(row["rate_high"] for row in clean)
+        sentence = f"No anomaly in {plural(runs - unknown, 'decided run')}; per configuration that still allows up to "
+        return "unknown" if unknown > runs / 2 else "valid", f"{sentence}{share_text(bound)}.", doubt.strip()
+    return "unknown", f"None of {plural(runs, 'run')} was decided.", "Nothing is shown, for good or ill."
+
+
+def _axis_end(rates: Sequence[Row]) -> float:
+    """Where the axis of rates ends: a round share that holds every interval."""
+    highest = max((row["rate_high"] for row in rates if row["valid"] + row["invalid"]), default=1.0)
+    return next((end for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if highest <= end), 1.0)
+
+
+def _forest(row: Row, end: float) -> Markup:
+    """One interval: a line from low to high, a dot at the rate."""
+    marks = [
+        element("line", x1=percent(at), x2=percent(at), y1=0, y2="100%", class_="grid") for at in (0, 0.25, 0.5, 0.75, 1)
+    ]
+    if row["rate"] is not None:
+        low, high, rate = (min(1.0, row[name] / end) for name in ("rate_low", "rate_high", "rate"))
+        kind = "bad" if row["invalid"] else "good"
+        middle = ROW_HEIGHT_PX // 2
+        marks += [
+            element("line", x1=percent(low), x2=percent(high), y1=middle, y2=middle, class_=f"interval {kind}"),
+            *[
+                element("line", x1=percent(at), x2=percent(at), y1=middle - 5, y2=middle + 5, class_=f"cap {kind}")
+                for at in (low, high)
+            ],
+            element("circle", cx=percent(rate), cy=middle, r=5, class_=f"point {kind}"),
+        ]
+    words = f"{share_text(row['rate'])}, {share_text(row['rate_low'])} to {share_text(row['rate_high'])}"
+    return element("svg", *marks, height=ROW_HEIGHT_PX, role="img", aria_label=words, class_="forest")
+
+
+def _rates(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> dict[str, Any]:
+    rates = sorted(data.rows("rates"), key=lambda row: (-row["rate_low"], -row["invalid"], labels[_group(row)]))
+    end = _axis_end(rates)
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for row in data.rows("anomalies"):
+        per_million = row["per_million_operations"]
+        rate = "" if per_million is None else f" ({_figure(per_million)} per million)"
+        kinds.setdefault(_group(row), []).append(f"{count(row['count'])} {row['kind']}{rate}")
+    rows = [
+        {
+            "label": labels[_group(row)],
+            "runs": count(row["runs"]),
+            "invalid": count(row["invalid"]),
+            "decided": count(row["valid"] + row["invalid"]),
+            "unknown": count(row["unknown"]) if row["unknown"] else "",
+            "rate": share_text(row["rate"]),
+            "interval": f"{share_text(row['rate_low'])} – {share_text(row['rate_high'])}",
+            "svg": _forest(row, end),
+            "operations": count(row["operations"]),
+            "kinds": "; ".join(kinds.get(_group(row), [])) or "none",
+            "first": _first(row),
+            "bad": bool(row["invalid"]),
+        }
+        for row in rates[:MAX_GROUPS]
+    ]
+    ticks = [share_text(end * part) for part in (0, 0.25, 0.5, 0.75, 1)]
+    return {"rows": rows, "left_out": max(0, len(rates) - MAX_GROUPS), "ticks": ticks}
+
+
+def _figure(number: float) -> str:
+    """Two or three digits of any number."""
+    return count(round(number)) if number >= 100 else f"{number:.2g}"
+
+
+def _first(row: Row) -> str:
+    if row["first_anomaly_ns_p50"] is None:
+        return "–"
+    operations = count(row["first_anomaly_operations_p50"])
+    return f"{duration(row['first_anomaly_ns_p50'])}, {operations} operations"
+
+
+def _availability(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> list[dict[str, Any]]:
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in data.rows("outcomes"):
+        sums = found.setdefault(_group(row), {"in": [0, 0], "out": [0, 0]})["in" if row["in_fault"] else "out"]
+        sums[0] += row["ok"]
+        sums[1] += row["ok"] + row["fail"] + row["info"]
+    for row in data.rows("availability"):
+        if _group(row) in found:
+            found[_group(row)][row["measure"]] = row
+    longest = max((row["max"] or 0 for row in data.rows("availability") if row["measure"] in _RECOVERIES), default=0)
+    rows = []
+    for group, measures in sorted(found.items(), key=lambda item: labels.get(item[0], "")):
+        rows.append(
+            {
+                "label": labels.get(group, " ".join(group)),
+                "out": _ratio_text(measures["out"]),
+                "in": _ratio_text(measures["in"]),
+                "away": _spread(measures.get("unavailable_ns")),
+                "recoveries": [_recovery(measures.get(name), longest) for name in _RECOVERIES],
+                "lost": _loss(measures.get("lost")),
+                "duplicated": _loss(measures.get("duplicated")),
+            }
+        )
+    return rows[:MAX_GROUPS]
+
+
+def _ratio_text(sums: Sequence[int]) -> str:
+    return share_text(sums[0] / sums[1]) if sums[1] else "–"
+
+
+def _spread(row: Row | None) -> str:
+    if row is None or not row["n"]:
+        return "–"
+    return "never" if row["max"] == 0 else f"{duration(row['p50'])}, at most {duration(row['max'])}"
+
+
+def _recovery(row: Row | None, longest_ns: int) -> dict[str, Any] | None:
+    """Words and a drawing of a distribution of recoveries: median, p90 and worst."""
+    if row is None or not row["n"] + row["missing"]:
+        return None
+    if not row["n"]:
+        return {"words": f"never in {plural(row['missing'], 'fault')}", "svg": None}
+    words = "at once" if row["max"] == 0 else f"{duration(row['p50'])} · {duration(row['p90'])} · {duration(row['max'])}"
+    if row["missing"]:
+        words += f"; never in {row['missing']} of {row['n'] + row['missing']}"
+    if not longest_ns:
+        return {"words": words, "svg": None}
+    low, middle, high = (row[name] / longest_ns for name in ("p50", "p90", "max"))
+    svg = element(
+        "svg",
+        element("line", x1="0%", x2=percent(high), y1=7, y2=7, class_="whisker"),
+        element("line", x1="0%", x2=percent(middle), y1=7, y2=7, class_="body"),
+        element("circle", cx=percent(low), cy=7, r=4, class_="point middle"),
+        height=14, role="img", aria_label=words, class_="spread",
+    )  # fmt: skip
+    return {"words": words, "svg": svg}
+
+
+def _loss(row: Row | None) -> str:
+    if row is None or not row["n"]:
+        return "–"
+    if row["max"] == 0:
+        return f"none in {plural(row['n'], 'run')}"
+    return f"{count(round(row['mean'] * row['n']))} in {plural(row['n'], 'run')}, at most {count(row['max'])}"
+
+
+def _latency(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> dict[str, Any]:
+    """Latency of operations that succeeded, all nodes together, by phase; and by node for the details."""
+    good = [row for row in data.rows("latency") if row["outcome"] == "ok"]
+    together = [row for row in good if row["node"] == "all" and row["phase"] != "all"]
+    marks = [row[name] for row in together for name in ("p50_ns", "p999_ns")]
+    low, high = (math.log(max(1, min(marks))), math.log(max(2, *marks))) if marks else (0.0, 1.0)
+    order = {"before": 0, "during": 1, "after": 2}
+    together.sort(key=lambda row: (labels.get(_group(row), ""), row["f"], order.get(row["phase"], 3)))
+    by_node = [row for row in good if row["node"] not in ("all", None) and row["phase"] == "all"]
+    by_node.sort(key=lambda row: (labels.get(_group(row), ""), row["f"], row["node"]))
+    return {
+        "rows": [_latency_row(row, labels, low, high) for row in together[:MAX_ROWS]],
+        "nodes": [_latency_row(row, labels, low, high) for row in by_node[:MAX_ROWS]],
+        "left_out": max(0, len(together) - MAX_ROWS),
+        "error": max((row["relative_error"] for row in good), default=0.0),
+    }
+
+
+def _latency_row(row: Row, labels: Mapping[tuple[str, ...], str], low: float, high: float) -> dict[str, Any]:
+    def at(time_ns: int) -> float:
+        return min(1.0, max(0.0, (math.log(max(1, time_ns)) - low) / (high - low or 1.0)))
+
+    p50, p90, p99, p999 = (row[f"{name}_ns"] for name in ("p50", "p90", "p99", "p999"))
+    svg = element(
+        "svg",
+        element("line", x1=percent(at(p50)), x2=percent(at(p999)), y1=7, y2=7, class_="whisker"),
+        element("line", x1=percent(at(p50)), x2=percent(at(p99)), y1=7, y2=7, class_="body"),
+        element("circle", cx=percent(at(p50)), cy=7, r=4, class_="point middle"),
+        height=14, role="img", aria_label=f"median {duration(p50)}, p99 {duration(p99)}", class_="spread",
+    )  # fmt: skip
+    return {
+        "label": labels.get(_group(row), ""), "f": row["f"], "phase": row["phase"], "node": row["node"],
+        "operations": count(row["operations"]), "svg": svg,
+        "marks": [duration(time_ns) for time_ns in (p50, p90, p99, p999, row["max_ns"])],
+    }  # fmt: skip
+
+
+def _checks(data: FleetData) -> dict[str, Any] | None:
+    rows = data.rows("checks")
+    if not rows:
+        return None
+    tally: dict[str, dict[str, int]] = {}
+    for row in rows:
+        kinds = tally.setdefault(row["check"], {"runs": 0, "valid": 0, "invalid": 0, "unknown": 0, "keys": 0})
+        kinds["runs"] += 1
+        kinds[row["verdict"]] += 1
+        kinds["keys"] += row["keys"]
+    bad = [row for row in rows if row["verdict"] != "valid"]
+    return {"tally": tally, "bad": bad[:MAX_ROWS], "left_out": max(0, len(bad) - MAX_ROWS)}
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("harness.report", "templates"), autoescape=True,
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters.update(clip=clip, count=count, duration=duration, plural=plural)
+    return environment
+
+
+def _static(name: str) -> str:
+    return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
+
+
+def render_fleet(data: FleetData) -> str:
+    """The page as one self-contained HTML text."""
+    rates = data.rows("rates")
+    labels, common = labels_of(map(_group, rates))
+    verdict, sentence, below = headline(rates)
+    problems = list(data.rows("problems"))
+    kept = [row for row in data.rows("notable_runs")]
+    return _environment().get_template("fleet.html").render(
+        css=Markup(_static("report.css") + _static("fleet.css")),
+        data=data,
+        verdict=verdict,
+        sentence=sentence,
+        below=below,
+        common=common,
+        rates=_rates(data, labels),
+        availability=_availability(data, labels),
+        latency=_latency(data, labels),
+        checks=_checks(data),
+        notable=kept[:MAX_ROWS],
+        labels={row["run_id"]: labels.get(_group(row), "") for row in kept},
+        left_out_runs=[row for row in problems if row["left_out"]][:MAX_ROWS],
+        remarks=[row for row in problems if not row["left_out"]][:MAX_ROWS],
+        problem_count=len(problems),
+    )
