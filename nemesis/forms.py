@@ -32,6 +32,8 @@ class Form:
     description: str
     needs: tuple[tuple[str, str], ...]
     targets: tuple[str, ...] = ("one",)
+    is_cycled: bool = True
+    """Whether a run that is not told any form includes this one."""
 
 
 def split_variant(variant: str) -> tuple[str, str]:
@@ -50,7 +52,8 @@ class FormNemesis:
     @property
     def variants(self) -> Sequence[str]:
         """Every form at its own targets."""
-        return tuple(f"{form.name}{SEPARATOR}{word}" for form in self.forms.values() for word in form.targets)
+        cycled = [form for form in self.forms.values() if form.is_cycled]
+        return tuple(f"{form.name}{SEPARATOR}{word}" for form in cycled for word in form.targets)
 
     def variant_problem(self, variant: str) -> str | None:
         """Why there is no such variant, as one line; None when there is, whether or not a run cycles through it."""
@@ -143,7 +146,7 @@ def expand_variant(nemesis: Nemesis, asked: str | None) -> list[str]:
             problem = target_problem(word)
             if problem is not None:
                 raise ValueError(f"nemesis {nemesis.name}: {problem}")
-            return [f"{name}{SEPARATOR}{word}" for name in forms]
+            return [f"{name}{SEPARATOR}{word}" for name, form_of_name in forms.items() if form_of_name.is_cycled]
     problem = _problem(nemesis, asked)
     if problem is not None:
         raise ValueError(problem)

@@ -16,7 +16,7 @@ from nemesis.forms import Form, FormNemesis, hosts_of, split_variant
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DOWN, PAUSED, RUNNING, Processes, Target
 
-__all__ = ["KILL", "PAUSE", "Kill", "Pause", "prove_running"]
+__all__ = ["KILL", "PAUSE", "Kill", "Pause", "processes_of", "prove_running", "prove_stopped"]
 
 SILENCE_S = 0.5
 """How long a replica that should not answer is asked. One that is well answers in a few milliseconds."""
@@ -73,7 +73,7 @@ async def prove_running(target: Target, hosts: Sequence[str], *, in_force: Seque
     return Proof(proven=not failed, detail=detail, checked=len(wanted), failed=failed)
 
 
-async def _prove_stopped(target: Target, injection: Injection, state: str, in_force: Sequence[Injection]) -> Proof:
+async def prove_stopped(target: Target, injection: Injection, state: str, in_force: Sequence[Injection]) -> Proof:
     """Every victim must be in `state` and silent; every other replica that no fault holds must run."""
     processes = processes_of(target)
     victims: Sequence[str] = injection.value["hosts"]
@@ -154,7 +154,7 @@ class Kill(FormNemesis):
             return Proof(proven=False, detail=injection.problem)
         if split_variant(injection.variant)[0] == "crash-loop":
             return await _prove_crashing(target, injection.value["hosts"], in_force)
-        return await _prove_stopped(target, injection, DOWN, in_force)
+        return await prove_stopped(target, injection, DOWN, in_force)
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Start again what no other fault keeps down. Idempotent."""
@@ -188,7 +188,7 @@ class Pause(FormNemesis):
         """The processes are in state T and answer nothing, while the others run."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
-        return await _prove_stopped(target, injection, PAUSED, in_force)
+        return await prove_stopped(target, injection, PAUSED, in_force)
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Continue what no other fault pauses. Idempotent."""

@@ -244,6 +244,10 @@ class Disks(Protocol):
         """
         ...
 
+    def lost(self, fault_id: str) -> Mapping[str, PowerCut]:
+        """What the power cuts of a fault took, by host; until it is released."""
+        ...
+
     async def release(self, fault_id: str) -> None:
         """Undo one fault. Idempotent; safe after half an `impair`."""
         ...

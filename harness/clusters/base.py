@@ -11,7 +11,7 @@ Host names: replicas are n1..nN; the name servers' host is `ns1`; the clients' h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -99,6 +99,17 @@ class Cluster(Protocol):
 
     @property
     def network(self) -> Network: ...
+
+    @classmethod
+    def missing(cls, interface: str, ability: str) -> str | None:
+        """Why such a cluster cannot have an ability of a fault interface (nemesis.target.ABILITIES) on this machine,
+        as one line that names what mends it; None when it can. Asked before a cluster is made."""
+        ...
+
+    def equip(self, needs: Collection[tuple[str, str]]) -> None:
+        """Prepare for the (interface, ability) pairs that the run will use. Called before `start`; the interfaces
+        themselves are `clocks`, `disks` and `links`, where a cluster has them."""
+        ...
 
     async def start(self) -> None:
         """Create the hosts and their network. Raises ClusterUnavailable."""

@@ -18,7 +18,7 @@ import os
 import socket
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import permutations
 
 from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, ClusterUnavailable, HostProcess, Program
@@ -26,8 +26,11 @@ from harness.clusters.link_control import LinkProxyHandle, LinkProxyRefused
 from harness.clusters.link_probe import LinkProbe
 from harness.clusters.processes import Processes, raise_descriptor_limit
 from harness.errors import HarnessError
+from harness.faults.shim_hosts import ShimHosts, shim_missing
 from harness.run_state import RunState
-from nemesis.target import Grudge, Link, ProbeResult, links_of
+from nemesis.mechanisms.shim import ShimError
+from nemesis.mechanisms.shim_faults import ShimClocks, ShimDisks
+from nemesis.target import Grudge, Link, LinkShape, ProbeResult, links_of
 
 __all__ = ["MAX_HOSTS", "LinkShape", "LocalCluster", "LocalNetwork"]
 
@@ -41,27 +44,12 @@ _NAME_SERVER_NUMBER = 250
 _CLIENTS_NUMBER = 251
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkShape:
-    """How slow one direction of a link is: delay give or take jitter, and a rate (0: no limit)."""
-
-    delay_ms: float = 0.0
-    jitter_ms: float = 0.0
-    rate_bytes_per_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("delay_ms", "jitter_ms", "rate_bytes_per_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
-
-    def on_top_of(self, other: LinkShape) -> LinkShape:
-        """Two faults on one link: delays add up, the lower rate counts."""
-        rates = [rate for rate in (self.rate_bytes_per_s, other.rate_bytes_per_s) if rate]
-        return LinkShape(
-            delay_ms=self.delay_ms + other.delay_ms,
-            jitter_ms=self.jitter_ms + other.jitter_ms,
-            rate_bytes_per_s=min(rates, default=0.0),
-        )
+_STREAMS = "the proxies of the local cluster carry streams, in which no packet can be {}: use --cluster netns"
+_LINKS_MISSING = {
+    "loss": _STREAMS.format("lost"),
+    "duplicate": _STREAMS.format("sent twice"),
+    "reorder": _STREAMS.format("out of order"),
+}
 
 
 class LocalNetwork:
@@ -165,6 +153,8 @@ class LocalCluster:
         self._network: LocalNetwork | None = None
         self._reservation: socket.socket | None = None
         self._net = 0
+        self._needs: frozenset[tuple[str, str]] = frozenset()
+        self._shim: ShimHosts | None = None
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -178,6 +168,29 @@ class LocalCluster:
             raise RuntimeError("the cluster has no network: it was not started")
         return self._network
 
+    @classmethod
+    def missing(cls, interface: str, ability: str) -> str | None:
+        """Why this cluster cannot have an ability (see nemesis.target.ABILITIES) here; None when it can."""
+        if interface in ("clocks", "disks"):
+            return shim_missing(interface, ability)
+        if interface == "links":
+            return _LINKS_MISSING.get(ability)
+        return None
+
+    def equip(self, needs: Collection[tuple[str, str]]) -> None:
+        """Prepare for the abilities that the run will use; to be called before `start`."""
+        self._needs = frozenset(needs)
+
+    @property
+    def clocks(self) -> ShimClocks | None:
+        """The clocks of the replicas; None unless `equip` was told of them."""
+        return None if self._shim is None else self._shim.clocks
+
+    @property
+    def disks(self) -> ShimDisks | None:
+        """The disks of the replicas; None unless `equip` was told of them."""
+        return None if self._shim is None else self._shim.disks
+
     async def start(self) -> None:
         """Take a loopback network, start the proxy and make the probes' connections.
 
@@ -187,6 +200,7 @@ class LocalCluster:
         try:
             for host in self._numbers:
                 os.makedirs(self.data_dir(host), exist_ok=True)
+            self._shim = self._make_shim()
             self._proxy = await LinkProxyHandle.start(self._proxy_processes)
             await self._take_network(self._proxy)
             self._probe = LinkProbe(
@@ -208,6 +222,9 @@ class LocalCluster:
             with contextlib.suppress(HarnessError):  # the proxy is gone, and all cuts with it
                 await self._network.heal_all()
             self._network = None
+        if self._shim is not None:  # first, because a replica that waits for its disk does not end in order
+            await self._shim.close()
+            self._shim = None
         await self._processes.stop_all()
         if self._probe is not None:
             await self._probe.close()
@@ -259,7 +276,25 @@ class LocalCluster:
         """Start a program for a host. Raises OperatorError when it cannot be run."""
         if host not in self._numbers:
             raise ValueError(f"this cluster has no host {host}")
+        if self._shim is not None:
+            added = self._shim.environment(host)
+            program = replace(program, environment={**program.environment, **added})
         return await self._processes.spawn(host, program)
+
+    def _make_shim(self) -> ShimHosts | None:
+        """The clock and disk shim, when the run uses it. Raises ClusterUnavailable."""
+        if not ShimHosts.wanted(self._needs):
+            return None
+        try:
+            return ShimHosts(
+                self._hosts,
+                work_dir=self._work_dir,
+                data_dir=self.data_dir,
+                environment=self._run.environment,
+                tracks_writes=("disks", "power") in self._needs,
+            )
+        except ShimError as error:
+            raise ClusterUnavailable(f"local: {error}") from None
 
     def _link_ip(self, pair: Link) -> str:
         return f"127.{self._net}.{self._numbers[pair.source]}.{self._numbers[pair.destination]}"

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, ClusterUnavailable, HostProcess, Program
 from harness.clusters.netns_calls import (
@@ -29,10 +30,13 @@ from harness.clusters.netns_probe import LinkProbe
 from harness.clusters.netns_shell import NamespaceShell, run_command
 from harness.clusters.netns_trial import PROGRAMS
 from harness.clusters.processes import Processes
+from harness.faults.shim_hosts import ShimHosts, shim_missing
 from harness.programs import require_programs
 from harness.run_state import KIND_NETNS, Claim, RunState
 from nemesis.mechanisms.nft import NftCuts
 from nemesis.mechanisms.shell import ShellError
+from nemesis.mechanisms.shim import ShimError
+from nemesis.mechanisms.shim_faults import ShimClocks, ShimDisks
 from nemesis.target import Grudge, Link, ProbeResult
 
 __all__ = ["MAX_HOSTS", "NetnsCluster", "NetnsNetwork"]
@@ -96,6 +100,8 @@ class NetnsCluster:
         self._shell: NamespaceShell | None = None
         self._network: NetnsNetwork | None = None
         self._home = -1
+        self._needs: frozenset[tuple[str, str]] = frozenset()
+        self._shim: ShimHosts | None = None
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -109,6 +115,27 @@ class NetnsCluster:
             raise RuntimeError("the cluster has no network: it was not started")
         return self._network
 
+    @classmethod
+    def missing(cls, interface: str, ability: str) -> str | None:
+        """Why this cluster cannot have an ability (see nemesis.target.ABILITIES) here; None when it can."""
+        if interface in ("clocks", "disks"):
+            return shim_missing(interface, ability)
+        return None
+
+    def equip(self, needs: Collection[tuple[str, str]]) -> None:
+        """Prepare for the abilities that the run will use; to be called before `start`."""
+        self._needs = frozenset(needs)
+
+    @property
+    def clocks(self) -> ShimClocks | None:
+        """The clocks of the replicas; None unless `equip` was told of them."""
+        return None if self._shim is None else self._shim.clocks
+
+    @property
+    def disks(self) -> ShimDisks | None:
+        """The disks of the replicas; None unless `equip` was told of them."""
+        return None if self._shim is None else self._shim.disks
+
     async def start(self) -> None:
         """Create namespaces, bridge and rules, and enter the clients' namespace.
 
@@ -117,6 +144,9 @@ class NetnsCluster:
         programs = require_programs(PROGRAMS)
         try:
             await self._create(programs)
+        except ShimError as error:
+            await self.stop()
+            raise ClusterUnavailable(f"netns: {error}") from None
         except (ShellError, OSError) as error:
             await self.stop()
             raise ClusterUnavailable(f"netns: {error}; needs root or unprivileged user namespaces") from None
@@ -129,6 +159,14 @@ class NetnsCluster:
         self._shell = NamespaceShell(self._names, nsenter=programs["nsenter"], environment=self._run.environment)
         for host in self._addresses:
             os.makedirs(self.data_dir(host), exist_ok=True)
+        if ShimHosts.wanted(self._needs):
+            self._shim = ShimHosts(
+                self._hosts,
+                work_dir=self._work_dir,
+                data_dir=self.data_dir,
+                environment=self._run.environment,
+                tracks_writes=("disks", "power") in self._needs,
+            )
         self._run.claim_all(Claim(KIND_NETNS, name, {}) for name in self._names.values())
         await self._batch([ip], [f"netns add {name}" for name in self._names.values()])
         bridge = ["link add br0 type bridge", "link set br0 up"]
@@ -177,6 +215,9 @@ class NetnsCluster:
         namespace cannot be removed, after everything was tried: the run's state still names it then.
         """
         try:
+            if self._shim is not None:  # first, because a replica that waits for its disk does not end in order
+                await self._shim.close()
+                self._shim = None
             await self._processes.stop_all()
         finally:
             self._probe.close()
@@ -233,4 +274,6 @@ class NetnsCluster:
         """Start a program in a host's namespace; returns once it is started, not once it is ready."""
         if self._shell is None:
             raise RuntimeError("cannot start programs: the cluster was not started")
+        if self._shim is not None:
+            program = replace(program, environment={**program.environment, **self._shim.environment(host)})
         return await self._processes.spawn(host, program, argv_prefix=self._shell.prefix(host))

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, ClusterUnavailable, Program
-from harness.clusters.local import LinkShape, LocalCluster, LocalNetwork
+from harness.clusters.local import LocalCluster, LocalNetwork
 from harness.errors import HarnessError
 from harness.run_state import RunState, process_start_ticks
 from nemesis.driver import run_schedule
 from nemesis.partition import PARTITION
 from nemesis.schedule import periodic
-from nemesis.target import Link
+from nemesis.target import Link, LinkShape
 
 Eventually = Callable[..., Any]
 PORT, OTHER_PORT = 21911, 21912

@@ -1,0 +1,74 @@
+"""The clock and disk shim on hosts that share the harness's machine, as the clusters `local` and `netns` use it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from harness.faults.local_access import LocalAccess
+from nemesis.mechanisms.shim import build_shim, why_no_shim
+from nemesis.mechanisms.shim_faults import ShimClocks, ShimControls, ShimDisks, ShimPlace
+
+__all__ = ["ShimHosts", "shim_missing"]
+
+
+def shim_missing(interface: str, ability: str) -> str | None:
+    """Why clocks and disks cannot be had by the shim here; None when they can."""
+    return why_no_shim()
+
+
+class ShimHosts:
+    """The shim's files on all hosts of a run, and the interfaces that act through it.
+
+    Files lie under `work_dir`: `faults.so` and, per host, `faults.control` and, when power cuts are wanted, `undo`.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        *,
+        work_dir: str,
+        data_dir: Callable[[str], str],
+        environment: Mapping[str, str],
+        tracks_writes: bool,
+    ) -> None:
+        """Write the files. `tracks_writes`: keep track of what is not synced. Raises ShimError, OSError."""
+        os.makedirs(work_dir, exist_ok=True)
+        library_path = os.path.join(work_dir, "faults.so")
+        with open(library_path, "wb") as file:
+            file.write(build_shim())
+        places = {
+            host: ShimPlace(
+                library_path=library_path,
+                control_path=os.path.join(work_dir, host, "faults.control"),
+                data_path=os.path.realpath(data_dir(host)),
+                undo_path=os.path.join(work_dir, host, "undo") if tracks_writes else None,
+            )
+            for host in hosts
+        }
+        self.access = LocalAccess(environment)
+        self.controls = ShimControls(self.access, places)
+        for host, place in places.items():
+            os.makedirs(os.path.dirname(place.control_path), exist_ok=True)
+            if place.undo_path is not None:
+                os.makedirs(place.undo_path, exist_ok=True)
+            with open(place.control_path, "wb") as file:
+                file.write(self.controls.initial_content(host))
+        self.clocks = ShimClocks(self.controls)
+        self.disks = ShimDisks(self.controls)
+
+    @classmethod
+    def wanted(cls, needs: Collection[tuple[str, str]]) -> bool:
+        """Whether abilities that a run uses call for the shim."""
+        return any(interface in ("clocks", "disks") for interface, _ in needs)
+
+    def environment(self, host: str) -> dict[str, str]:
+        """What to add to the environment of a program on `host`; nothing for hosts without replicas."""
+        place = self.controls.places.get(host)
+        return {} if place is None else place.environment()
+
+    async def close(self) -> None:
+        """Let everything go, and wait a moment for probes that were killed."""
+        await self.disks.release_all()
+        await self.clocks.release_all()
+        await self.access.close()

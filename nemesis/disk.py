@@ -1,0 +1,213 @@
+"""The nemeses `disk-stall`, `disk-slow`, `disk-full` and `disk-error`: disks that do not do their work.
+
+Each is proved by a probe that writes, syncs and reads a file beside the replica's data: on the victims it must meet
+the fault, on all other hosts it must not. A fault that a library in the replica brings about is also shown to
+be in the replica: its process must have loaded it. When a fault is healed, replicas that ended under it are started
+again, as an operator would do once the disk is mended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from nemesis.forms import Form, FormNemesis, hosts_of, split_variant
+from nemesis.process import prove_running
+from nemesis.protocol import Injection, Proof
+from nemesis.target import DiskFault, DiskProbe, Disks, DiskStep, Target
+
+__all__ = ["DISK_ERROR", "DISK_FULL", "DISK_SLOW", "DISK_STALL", "DiskNemesis"]
+
+STALL_WATCH_S = 1.5
+"""How long an operation that should not return is waited for, the probe's own start included. It is a hundred times
+what one takes on a disk that works."""
+
+PROBE_TIMEOUT_S = 12.0
+"""How long a probe that should end may take, on a slow disk of a busy machine."""
+
+HEAL_TRIES = 5
+
+MILD_MS, SEVERE_MS = 20, 250
+"""What each write and sync takes longer: like a busy disk, and like one that is about to fail."""
+
+DISK_NEMESES = ("disk-stall", "disk-slow", "disk-full", "disk-error")
+
+
+class DiskNemesis(FormNemesis):
+    """One kind of disk fault; `kinds` maps its forms to what is asked of the target."""
+
+    def __init__(self, *, name: str, description: str, forms: Sequence[Form], kinds: Mapping[str, DiskFault]) -> None:
+        self.name = name
+        self.description = description
+        self.forms = {form.name: form for form in forms}
+        self._kinds = dict(kinds)
+
+    async def inject(self, target: Target, injection: Injection) -> None:
+        """Impair the victims' disks."""
+        if injection.problem is None:
+            fault = self._fault_of(injection)
+            await disks_of(target).impair(injection.fault_id, dict.fromkeys(injection.value["hosts"], fault))
+
+    async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """A probe meets the fault on every victim and on nobody else, and the replicas are within its reach."""
+        if injection.problem is not None:
+            return Proof(proven=False, detail=injection.problem)
+        fault = self._fault_of(injection)
+        victims: Sequence[str] = injection.value["hosts"]
+        also_impaired = _impaired_by(in_force)
+        others = [host for host in target.hosts if host not in victims and host not in also_impaired]
+
+        async def on_victim(host: str) -> str | None:
+            unreached = await _unreached(target, host, in_force)
+            if unreached is not None:
+                return unreached
+            is_stall = fault.kind in ("stall", "stall-fsync") or host in also_impaired
+            probe = await disks_of(target).probe(host, timeout_s=STALL_WATCH_S if is_stall else PROBE_TIMEOUT_S)
+            if host in also_impaired:  # which of the two faults a step met cannot be told
+                return f"the disk of {host} works" if _trouble(probe) is None else None
+            return _not_met(fault, probe)
+
+        found = await asyncio.gather(*map(on_victim, victims), *(_works(target, host) for host in others))
+        failed = [problem for problem in found if problem is not None]
+        detail = f"{', '.join(victims)}: {_in_words(fault)}; {len(others)} other disks work"
+        return Proof(
+            proven=not failed, detail="; ".join(failed[:3]) if failed else detail, checked=len(found), failed=failed
+        )
+
+    async def heal(self, target: Target, injection: Injection) -> None:
+        """Mend the disks, and start replicas that ended because of them. Idempotent."""
+        await disks_of(target).release(injection.fault_id)
+        if target.processes is not None:
+            await target.processes.revive(injection.value.get("hosts", ()))
+
+    async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """Disks that no other fault impairs work again, and the victims' replicas run and answer."""
+        mended = [host for host in injection.value["hosts"] if host not in _impaired_by(in_force)]
+        found = await asyncio.gather(*(_works(target, host, tries=HEAL_TRIES) for host in mended))
+        failed = [problem for problem in found if problem is not None]
+        running = await prove_running(target, injection.value["hosts"], in_force=in_force)
+        failed += running.failed
+        detail = "; ".join(failed[:3]) if failed else f"{len(mended)} disks work again; {running.detail}"
+        return Proof(proven=not failed, detail=detail, checked=len(found) + running.checked, failed=failed)
+
+    def _fault_of(self, injection: Injection) -> DiskFault:
+        return self._kinds[split_variant(injection.variant)[0]]
+
+
+def disks_of(target: Target) -> Disks:
+    """The target's disks. Raises ValueError where there are none to act on."""
+    if target.disks is None:
+        raise ValueError("this cluster has no disks to act on")
+    return target.disks
+
+
+def _impaired_by(in_force: Sequence[Injection]) -> frozenset[str]:
+    return hosts_of([fault for fault in in_force if fault.nemesis in DISK_NEMESES])
+
+
+async def _unreached(target: Target, host: str, in_force: Sequence[Injection]) -> str | None:
+    """Why the replica of a host would not feel the fault. One that another fault has ended feels it when it is back;
+    one that ended by itself since the fault began has felt it."""
+    if target.processes is None:
+        return None
+    view = await target.processes.look(host)
+    if view.pid is None:
+        return None
+    return await disks_of(target).reaches(host, view.pid)
+
+
+async def _works(target: Target, host: str, *, tries: int = 1) -> str | None:
+    """None when a probe of the disk goes through; otherwise what it met."""
+    trouble = None
+    for _ in range(tries):
+        trouble = _trouble(await disks_of(target).probe(host, timeout_s=PROBE_TIMEOUT_S))
+        if trouble is None:
+            return None
+    return f"the disk of {host} should work: {trouble}"
+
+
+def _trouble(probe: DiskProbe) -> str | None:
+    for name, step in (("write", probe.write), ("sync", probe.sync), ("read", probe.read)):
+        if step.outcome != "ok":
+            return f"{name}: {step.outcome}"
+    return None
+
+
+def _not_met(fault: DiskFault, probe: DiskProbe) -> str | None:
+    """None when the probe met the fault as it should; otherwise what it saw in its place."""
+    expected: dict[str, tuple[DiskStep, str]] = {
+        "stall-fsync": (probe.sync, "no answer"),
+        "stall": (probe.write, "no answer"),
+        "full": (probe.write, "ENOSPC"),
+        "error-write": (probe.write, "EIO"),
+        "error-fsync": (probe.sync, "EIO"),
+        "error-read": (probe.read, "EIO"),
+    }
+    if fault.kind == "slow":
+        if probe.sync.outcome == "ok" and probe.sync.seconds * 1000 >= fault.delay_ms:
+            return None
+        return f"a sync on {probe.host} took {probe.sync.seconds * 1000:.0f} ms ({probe.sync.outcome})"
+    step, outcome = expected[fault.kind]
+    if step.outcome == outcome and (fault.kind != "stall-fsync" or probe.write.outcome == "ok"):
+        return None
+    outcomes = f"write {probe.write.outcome}, sync {probe.sync.outcome}, read {probe.read.outcome}"
+    return f"{fault.kind} on {probe.host}: {outcomes}"
+
+
+def _in_words(fault: DiskFault) -> str:
+    words = {
+        "stall-fsync": "syncs do not return",
+        "stall": "writes do not return",
+        "full": "no space left",
+        "error-write": "writes fail with EIO",
+        "error-fsync": "syncs fail with EIO",
+        "error-read": "reads fail with EIO",
+    }
+    return words.get(fault.kind, f"{fault.delay_ms} ms slower")
+
+
+def _form(name: str, description: str, ability: str, *targets: str) -> Form:
+    return Form(name=name, description=description, needs=(("disks", ability),), targets=targets)
+
+
+DISK_STALL = DiskNemesis(
+    name="disk-stall",
+    description="disks that do not answer: fsync alone, or everything that writes",
+    forms=(
+        _form("fsync", "fsync and fdatasync do not return", "stall-fsync", "leader", "one", "minority"),
+        _form("all", "nothing that changes the file system returns; reads go on", "stall", "leader", "one", "minority"),
+    ),
+    kinds={"fsync": DiskFault(kind="stall-fsync"), "all": DiskFault(kind="stall")},
+)
+DISK_SLOW = DiskNemesis(
+    name="disk-slow",
+    description="disks on which every write and sync takes longer",
+    forms=(
+        _form("mild", f"{MILD_MS} ms longer, as on a busy disk", "slow", "all", "leader", "minority"),
+        _form("severe", f"{SEVERE_MS} ms longer, as on a dying one", "slow", "leader", "one", "minority"),
+    ),
+    kinds={
+        "mild": DiskFault(kind="slow", delay_ms=MILD_MS),
+        "severe": DiskFault(kind="slow", delay_ms=SEVERE_MS),
+    },
+)
+DISK_FULL = DiskNemesis(
+    name="disk-full",
+    description="disks with no space left",
+    forms=(_form("full", "what needs more space fails with ENOSPC", "full", "one", "leader", "minority"),),
+    kinds={"full": DiskFault(kind="full")},
+)
+DISK_ERROR = DiskNemesis(
+    name="disk-error",
+    description="disks whose operations fail with an input/output error",
+    forms=(
+        _form("write", "writes fail with EIO and change nothing", "error-write", "one", "leader"),
+        _form("fsync", "syncs fail with EIO", "error-fsync", "one", "leader"),
+        _form("read", "reads fail with EIO", "error-read", "one", "leader"),
+    ),
+    kinds={
+        "write": DiskFault(kind="error-write"),
+        "fsync": DiskFault(kind="error-fsync"),
+        "read": DiskFault(kind="error-read"),
+    },
+)

@@ -1,0 +1,224 @@
+"""The shim: a small library, loaded into the replicas before their own, that can bend their clocks and disks.
+
+It is C (see the directory `shim` beside this file), built by the machine's own compiler when a run first needs it, and
+loaded by LD_PRELOAD. Each host has a control file; the harness writes what is wrong with the host there, and the
+shim in every process of the host sees it at once. It needs no privileges and no kernel module, works for
+ordinary users, and reaches whatever calls the C library: Python, Java, most databases; not programs that make their
+system calls by themselves, as Go's do. So every proof looks whether the replica has mapped the shim.
+
+This module builds it, and packs the control file, whose layout is that of shim/control.h.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nemesis.target import ClockSkew, DiskFault
+
+__all__ = [
+    "CLOCK_SLOTS",
+    "CONTROL_BYTES",
+    "Counters",
+    "HostFaults",
+    "ShimError",
+    "build_shim",
+    "parse_counters",
+    "shim_environment",
+    "why_no_shim",
+]
+
+_DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim")
+_SOURCES = ("control.c", "clock.c", "disk.c", "undo.c")
+_COMPILERS = ("cc", "gcc", "clang")
+_FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC")
+_BUILD_TIMEOUT_S = 60.0
+_TRIAL_TIMEOUT_S = 20.0
+
+_MAGIC = 0x3154554146425053
+CONTROL_BYTES = 4096
+_COUNTERS_OFFSET = 2048
+CLOCK_SLOTS = 16
+"""Clock faults on one host at a time; one more is refused."""
+
+_HEAD = struct.Struct("=10Qq")
+_SLOT = struct.Struct("=6q")
+_COUNTERS = struct.Struct("=5Q")
+
+
+class ShimError(RuntimeError):
+    """The shim cannot be built or does not work here. The message is one line that names what mends it."""
+
+
+@functools.cache
+def build_shim() -> bytes:
+    """The shim as a shared library, built once a process. Raises ShimError."""
+    compiler = next((path for name in _COMPILERS if (path := shutil.which(name)) is not None), None)
+    if compiler is None:
+        raise ShimError("there is no C compiler for the clock and disk shim (apt-get install gcc libc6-dev)")
+    with tempfile.TemporaryDirectory(prefix="splitbrain-shim-") as directory:
+        output = os.path.join(directory, "shim.so")
+        argv = [compiler, *_FLAGS, "-o", output, *(os.path.join(_DIRECTORY, name) for name in _SOURCES), "-ldl"]
+        try:
+            built = subprocess.run(argv, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ShimError(f"the clock and disk shim cannot be built: {error}") from None
+        if built.returncode != 0:
+            said = next((line for line in built.stderr.splitlines() if "error" in line), built.stderr[:200])
+            raise ShimError(f"{compiler} cannot build the clock and disk shim (apt-get install libc6-dev): {said}")
+        with open(output, "rb") as file:
+            return file.read()
+
+
+@functools.cache
+def why_no_shim() -> str | None:
+    """None when the shim can be built here and bends the clock of a Python; otherwise why not, in one line."""
+    if not sys.platform.startswith("linux"):
+        return "the clock and disk shim is for Linux"
+    try:
+        library = build_shim()
+    except ShimError as error:
+        return str(error)
+    with tempfile.TemporaryDirectory(prefix="splitbrain-shim-") as directory:
+        library_path, control_path = os.path.join(directory, "shim.so"), os.path.join(directory, "control")
+        with open(library_path, "wb") as file:
+            file.write(library)
+        faults = HostFaults()
+        faults.add_skew("trial", ClockSkew(offset_ms=-3_600_000), wall_ns=0, monotonic_ns=0)
+        with open(control_path, "wb") as file:
+            file.write(faults.pack().ljust(CONTROL_BYTES, b"\0"))
+        script = "import time; print(time.time())"
+        before_s = time.time()
+        tried = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=_TRIAL_TIMEOUT_S,
+            env={**os.environ, **shim_environment(library_path, control_path, directory)},
+        )
+    try:
+        seen_s = float(tried.stdout)
+    except ValueError:
+        return f"the clock and disk shim does not load into {sys.executable}: {tried.stderr.strip()[:200]}"
+    if not -3700 < seen_s - before_s < -3500:
+        return f"the clock and disk shim does not reach {sys.executable} (is it statically linked?)"
+    return None
+
+
+def shim_environment(
+    library_path: str, control_path: str, root: str, *, undo_path: str | None = None
+) -> dict[str, str]:
+    """What to add to the environment of a program so that it has the faults of a control file, for files under
+    `root`; with `undo_path`, a directory on the same file system, so that what is not synced can be taken back."""
+    preloaded = os.environ.get("LD_PRELOAD")
+    added = {
+        "LD_PRELOAD": library_path if not preloaded else f"{library_path}:{preloaded}",
+        "SPLITBRAIN_FAULTS": control_path,
+        "SPLITBRAIN_FAULTS_ROOT": root,
+    }
+    if undo_path is not None:
+        added["SPLITBRAIN_FAULTS_UNDO"] = undo_path
+    return added
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """How often the processes of a host felt its disk faults."""
+
+    held: int
+    delayed: int
+    refused: int
+    failed: int
+    undo_overflow: int
+
+
+def parse_counters(control: bytes) -> Counters:
+    """The counters in the bytes of a control file."""
+    return Counters(*_COUNTERS.unpack_from(control, _COUNTERS_OFFSET))
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    skew: ClockSkew
+    since_ns: int
+
+
+@dataclass(slots=True)
+class HostFaults:
+    """What is wrong with one host: the content of its control file. Faults are told apart by their id."""
+
+    _generation: int = 0
+    _skews: dict[str, _Slot] = field(default_factory=dict)
+    _disk: dict[str, DiskFault] = field(default_factory=dict)
+    _monotonic_gained_ns: int = 0
+
+    def add_skew(self, fault_id: str, skew: ClockSkew, *, wall_ns: int, monotonic_ns: int) -> None:
+        """Skew the clock from now on; the times are the host's true ones. Raises ShimError for too many."""
+        if fault_id not in self._skews and len(self._skews) >= CLOCK_SLOTS - 1:
+            raise ShimError(f"{CLOCK_SLOTS - 1} clock faults are in force on one host already")
+        if skew.affects_monotonic and (skew.offset_ms or skew.strobe_ms):
+            raise ValueError("a monotonic clock can be skewed by its rate only: it must not go back")
+        if skew.rate_ppm <= -1_000_000:
+            raise ValueError(f"a clock cannot stand still or run backwards: {skew.rate_ppm} ppm")
+        self._skews[fault_id] = _Slot(skew, monotonic_ns if skew.affects_monotonic else wall_ns)
+
+    def remove_skew(self, fault_id: str, *, monotonic_ns: int, margin_ns: int = 0) -> None:
+        """Take a skew away. A monotonic clock keeps what it has gained or lost; `margin_ns` is how much later the
+        change may come into force, by which a fast one must not go back."""
+        slot = self._skews.pop(fault_id, None)
+        if slot is not None and slot.skew.affects_monotonic:
+            ahead_ns = margin_ns if slot.skew.rate_ppm > 0 else 0
+            run_ns = max(0, monotonic_ns + ahead_ns - slot.since_ns)
+            self._monotonic_gained_ns += run_ns * slot.skew.rate_ppm // 1_000_000
+
+    def add_disk_fault(self, fault_id: str, fault: DiskFault) -> None:
+        """Impair the disk. Raises ValueError for a kind that the shim does not know."""
+        if fault.kind not in _DISK_FLAGS and fault.kind != "slow":
+            raise ValueError(f"the shim has no disk fault {fault.kind!r}")
+        self._disk[fault_id] = fault
+
+    def remove_disk_fault(self, fault_id: str) -> None:
+        """Take a disk fault away. Nothing when it is not there."""
+        self._disk.pop(fault_id, None)
+
+    @property
+    def fault_ids(self) -> frozenset[str]:
+        """Every fault in force on this host."""
+        return frozenset({*self._skews, *self._disk})
+
+    def pack(self) -> bytes:
+        """The first part of the control file, as a new generation."""
+        self._generation += 1
+        kinds = {fault.kind for fault in self._disk.values()}
+        flags = [int(kind in kinds) for kind in _DISK_FLAGS]
+        delay_ns = sum(fault.delay_ms for fault in self._disk.values() if fault.kind == "slow") * 1_000_000
+        slots = [_pack_slot(slot) for slot in self._skews.values()]
+        if self._monotonic_gained_ns:
+            slots.append(_SLOT.pack(self._monotonic_gained_ns, 0, 0, 0, 0, 1))
+        head = _HEAD.pack(_MAGIC, self._generation, int(bool(slots)), int(bool(self._disk)), *flags, delay_ns)
+        body = b"".join(slots).ljust(CLOCK_SLOTS * _SLOT.size, b"\0")
+        return head + body + struct.pack("=Q", self._generation)
+
+
+_DISK_FLAGS: Sequence[str] = ("stall-fsync", "stall", "full", "error-write", "error-fsync", "error-read")
+"""In the order of the fields of `struct settings`."""
+
+
+def _pack_slot(slot: _Slot) -> bytes:
+    skew = slot.skew
+    return _SLOT.pack(
+        skew.offset_ms * 1_000_000,
+        skew.rate_ppm * 1000,
+        slot.since_ns,
+        skew.strobe_ms * 1_000_000,
+        skew.strobe_period_ms * 1_000_000,
+        int(skew.affects_monotonic),
+    )

@@ -1,0 +1,102 @@
+/* Clocks that are wrong: clock_gettime, gettimeofday, time and timespec_get as a program sees them.
+ *
+ * Only what a program asks the library for is moved. Timestamps of files and packets are the kernel's and stay true;
+ * so do sleeps and timeouts, which are durations.
+ */
+#define _GNU_SOURCE
+#include "control.h"
+
+#include <dlfcn.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SECOND_NS 1000000000ll
+
+typedef int (*gettime_fn)(clockid_t, struct timespec *);
+
+static int true_time(clockid_t id, struct timespec *out)
+{
+    static gettime_fn real;
+    if (!real)
+        real = (gettime_fn)dlsym(RTLD_NEXT, "clock_gettime");
+    return real ? real(id, out) : (int)syscall(SYS_clock_gettime, id, out);
+}
+
+static int is_wall(clockid_t id)
+{
+    return id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE || id == CLOCK_TAI;
+}
+
+static int is_monotonic(clockid_t id)
+{
+    return id == CLOCK_MONOTONIC || id == CLOCK_MONOTONIC_RAW || id == CLOCK_MONOTONIC_COARSE || id == CLOCK_BOOTTIME;
+}
+
+static int64_t skew_ns(int64_t now_ns, int want_monotonic)
+{
+    struct settings settings;
+    int64_t sum = 0;
+    if (!control_read(&settings))
+        return 0;
+    for (int i = 0; i < CLOCK_SLOTS; i++) {
+        const struct clock_slot *slot = &settings.clocks[i];
+        if (!!slot->is_monotonic != want_monotonic)
+            continue;
+        sum += slot->offset_ns;
+        if (slot->rate_ppb && now_ns > slot->since_ns)
+            sum += (int64_t)((__int128)(now_ns - slot->since_ns) * slot->rate_ppb / SECOND_NS);
+        if (slot->period_ns > 0 && ((now_ns - slot->since_ns) / (slot->period_ns / 2 + 1)) % 2)
+            sum += slot->strobe_ns;
+    }
+    return sum;
+}
+
+static void move(clockid_t id, struct timespec *time)
+{
+    if (!control_has_clock() || !(is_wall(id) || is_monotonic(id)))
+        return;
+    int64_t now_ns = (int64_t)time->tv_sec * SECOND_NS + time->tv_nsec;
+    now_ns += skew_ns(now_ns, is_monotonic(id));
+    if (now_ns < 0)
+        now_ns = 0;
+    time->tv_sec = now_ns / SECOND_NS;
+    time->tv_nsec = now_ns % SECOND_NS;
+}
+
+int clock_gettime(clockid_t id, struct timespec *out)
+{
+    int result = true_time(id, out);
+    if (result == 0)
+        move(id, out);
+    return result;
+}
+
+int gettimeofday(struct timeval *restrict out, void *restrict zone)
+{
+    struct timespec now;
+    (void)zone;
+    int result = clock_gettime(CLOCK_REALTIME, &now);
+    if (result == 0) {
+        out->tv_sec = now.tv_sec;
+        out->tv_usec = now.tv_nsec / 1000;
+    }
+    return result;
+}
+
+time_t time(time_t *out)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (out)
+        *out = now.tv_sec;
+    return now.tv_sec;
+}
+
+int timespec_get(struct timespec *out, int base)
+{
+    if (base != TIME_UTC || clock_gettime(CLOCK_REALTIME, out) != 0)
+        return 0;
+    return base;
+}

@@ -1,0 +1,70 @@
+/* Finding and reading the control file. Uses bare system calls, since the library's are those that we replace. */
+#define _GNU_SOURCE
+#include "control.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static volatile struct settings *shared;
+static char root[PATH_MAX];
+
+__attribute__((constructor(101))) static void control_open(void)
+{
+    const char *path = getenv("SPLITBRAIN_FAULTS");
+    const char *directory = getenv("SPLITBRAIN_FAULTS_ROOT");
+    if (!path)
+        return;
+    if (directory && !realpath(directory, root))
+        root[0] = 0;
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    void *mapped = mmap(NULL, CONTROL_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    syscall(SYS_close, fd);
+    if (mapped == MAP_FAILED)
+        return;
+    if (((struct settings *)mapped)->magic != CONTROL_MAGIC) {
+        munmap(mapped, CONTROL_BYTES);
+        return;
+    }
+    shared = mapped;
+}
+
+int control_read(struct settings *out)
+{
+    if (!shared)
+        return 0;
+    for (;;) {
+        uint64_t begin = __atomic_load_n(&shared->begin, __ATOMIC_ACQUIRE);
+        memcpy(out, (const void *)shared, sizeof *out);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        uint64_t again = __atomic_load_n(&shared->begin, __ATOMIC_ACQUIRE);
+        if (begin == again && out->begin == begin && out->end == begin)
+            return 1;
+    }
+}
+
+int control_has_clock(void)
+{
+    return shared && __atomic_load_n(&shared->has_clock, __ATOMIC_RELAXED);
+}
+
+int control_has_disk(void)
+{
+    return shared && __atomic_load_n(&shared->has_disk, __ATOMIC_RELAXED);
+}
+
+struct counters *control_counters(void)
+{
+    return shared ? (struct counters *)((char *)shared + COUNTERS_OFFSET) : NULL;
+}
+
+const char *control_root(void)
+{
+    return shared && root[0] ? root : NULL;
+}

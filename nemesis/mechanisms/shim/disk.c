@@ -1,0 +1,387 @@
+/* Disks that are slow, stuck, full or broken: the library's file calls as a program sees them.
+ *
+ * A fault is felt by calls on files under the root (see control.h) and by nothing else. A call that has to wait
+ * sleeps in here, in the thread that made it, and can be killed; one that fails has changed nothing. Programs that
+ * make their system calls without the library are not reached: a proof looks whether the program maps this shim.
+ */
+#define _GNU_SOURCE
+#include "control.h"
+#include "undo.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define WAIT_NS 2000000l
+#define REAL(name)                                                            \
+    static __typeof__(&name) real;                                            \
+    if (!real)                                                                \
+    real = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
+
+enum operation { WRITE, GROW, SYNC, READ };
+
+static int is_under_root(const char *path)
+{
+    const char *root = control_root();
+    if (!root)
+        return 0;
+    size_t length = strlen(root);
+    return strncmp(path, root, length) == 0 && (path[length] == '/' || path[length] == 0);
+}
+
+static int concerns_fd(int fd)
+{
+    char link[40], path[PATH_MAX];
+    int saved = errno;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    errno = saved;
+    if (length <= 0)
+        return 0;
+    path[length] = 0;
+    return is_under_root(path);
+}
+
+/* The path with its directory resolved, into `out`; 0 when it is not under the root. */
+static int concerns_path(int directory_fd, const char *path, char out[PATH_MAX])
+{
+    char joined[PATH_MAX], parent[PATH_MAX];
+    int saved = errno, result = 0;
+    if (path[0] == '/' || directory_fd == AT_FDCWD) {
+        if (snprintf(joined, sizeof joined, "%s", path) >= (int)sizeof joined)
+            return 0;
+    } else {
+        char link[40], base[PATH_MAX];
+        snprintf(link, sizeof link, "/proc/self/fd/%d", directory_fd);
+        ssize_t length = readlink(link, base, sizeof base - 1);
+        if (length <= 0)
+            goto done;
+        base[length] = 0;
+        if (snprintf(joined, sizeof joined, "%s/%s", base, path) >= (int)sizeof joined)
+            goto done;
+    }
+    char *slash = strrchr(joined, '/');
+    const char *name = slash ? slash + 1 : joined;
+    const char *directory = slash == joined ? "/" : slash ? joined : ".";
+    if (slash)
+        *slash = 0;
+    if (!realpath(directory, parent))
+        goto done;
+    if (snprintf(out, PATH_MAX, "%s/%s", strcmp(parent, "/") ? parent : "", name) >= PATH_MAX)
+        goto done;
+    result = is_under_root(out);
+done:
+    errno = saved;
+    return result;
+}
+
+/* Waits while the disk makes the operation wait. Returns 0, or -1 with errno when it refuses. */
+static int gate(enum operation operation)
+{
+    struct settings settings;
+    const struct timespec pause = {0, WAIT_NS};
+    int was_held = 0, saved = errno;
+    for (;;) {
+        if (!control_has_disk() || !control_read(&settings))
+            return 0;
+        if (!(settings.stall_all && operation != READ) && !(settings.stall_sync && operation == SYNC))
+            break;
+        if (!was_held)
+            COUNT(held);
+        was_held = 1;
+        syscall(SYS_nanosleep, &pause, NULL);
+    }
+    if (settings.delay_ns > 0 && operation != READ) {
+        struct timespec delay = {settings.delay_ns / 1000000000, settings.delay_ns % 1000000000};
+        COUNT(delayed);
+        while (syscall(SYS_nanosleep, &delay, &delay) != 0 && errno == EINTR)
+            ;
+    }
+    if (settings.full && operation == GROW) {
+        COUNT(refused);
+        errno = ENOSPC;
+        return -1;
+    }
+    if ((settings.error_write && (operation == WRITE || operation == GROW)) ||
+        (settings.error_sync && operation == SYNC) || (settings.error_read && operation == READ)) {
+        COUNT(failed);
+        errno = EIO;
+        return -1;
+    }
+    errno = saved;
+    return 0;
+}
+
+static int is_watched(void)
+{
+    return control_has_disk() || undo_is_on();
+}
+
+/* Everything that precedes a write of `length` bytes; offset -1 is where the descriptor stands. */
+static int before_write(int fd, off_t offset, uint64_t length)
+{
+    struct stat status;
+    if (!is_watched() || !concerns_fd(fd) || fstat(fd, &status) != 0)
+        return 0;
+    if (offset < 0) {
+        int flags = (int)syscall(SYS_fcntl, fd, F_GETFL);
+        offset = flags >= 0 && (flags & O_APPEND) ? status.st_size : (off_t)syscall(SYS_lseek, fd, 0, SEEK_CUR);
+    }
+    if (gate(offset + (off_t)length > status.st_size ? GROW : WRITE) != 0)
+        return -1;
+    undo_before_write(fd, offset, length, 0);
+    return 0;
+}
+
+static uint64_t total(const struct iovec *pieces, int count)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < count; i++)
+        sum += pieces[i].iov_len;
+    return sum;
+}
+
+ssize_t write(int fd, const void *data, size_t length)
+{
+    REAL(write);
+    return before_write(fd, -1, length) ? -1 : real(fd, data, length);
+}
+
+ssize_t pwrite(int fd, const void *data, size_t length, off_t offset)
+{
+    REAL(pwrite);
+    return before_write(fd, offset, length) ? -1 : real(fd, data, length, offset);
+}
+
+ssize_t pwrite64(int fd, const void *data, size_t length, off64_t offset)
+{
+    REAL(pwrite64);
+    return before_write(fd, offset, length) ? -1 : real(fd, data, length, offset);
+}
+
+ssize_t writev(int fd, const struct iovec *pieces, int count)
+{
+    REAL(writev);
+    return before_write(fd, -1, total(pieces, count)) ? -1 : real(fd, pieces, count);
+}
+
+ssize_t pwritev(int fd, const struct iovec *pieces, int count, off_t offset)
+{
+    REAL(pwritev);
+    return before_write(fd, offset, total(pieces, count)) ? -1 : real(fd, pieces, count, offset);
+}
+
+ssize_t pwritev64(int fd, const struct iovec *pieces, int count, off64_t offset)
+{
+    REAL(pwritev64);
+    return before_write(fd, offset, total(pieces, count)) ? -1 : real(fd, pieces, count, offset);
+}
+
+static int before_read(int fd)
+{
+    return control_has_disk() && concerns_fd(fd) ? gate(READ) : 0;
+}
+
+ssize_t read(int fd, void *data, size_t length)
+{
+    REAL(read);
+    return before_read(fd) ? -1 : real(fd, data, length);
+}
+
+ssize_t pread(int fd, void *data, size_t length, off_t offset)
+{
+    REAL(pread);
+    return before_read(fd) ? -1 : real(fd, data, length, offset);
+}
+
+ssize_t pread64(int fd, void *data, size_t length, off64_t offset)
+{
+    REAL(pread64);
+    return before_read(fd) ? -1 : real(fd, data, length, offset);
+}
+
+static int synced(int fd, int (*real)(int))
+{
+    if (!is_watched() || !concerns_fd(fd))
+        return real(fd);
+    if (gate(SYNC) != 0)
+        return -1;
+    uint64_t begun = undo_before_sync();
+    int result = real(fd);
+    if (result == 0)
+        undo_after_sync(fd, begun);
+    return result;
+}
+
+int fsync(int fd)
+{
+    REAL(fsync);
+    return synced(fd, real);
+}
+
+int fdatasync(int fd)
+{
+    REAL(fdatasync);
+    return synced(fd, real);
+}
+
+static int before_truncate(int fd, off_t length)
+{
+    struct stat status;
+    if (!is_watched() || !concerns_fd(fd) || fstat(fd, &status) != 0)
+        return 0;
+    if (gate(length > status.st_size ? GROW : WRITE) != 0)
+        return -1;
+    undo_before_write(fd, length, 0, 1);
+    return 0;
+}
+
+int ftruncate(int fd, off_t length)
+{
+    REAL(ftruncate);
+    return before_truncate(fd, length) ? -1 : real(fd, length);
+}
+
+int ftruncate64(int fd, off64_t length)
+{
+    REAL(ftruncate64);
+    return before_truncate(fd, length) ? -1 : real(fd, length);
+}
+
+int fallocate(int fd, int mode, off_t offset, off_t length)
+{
+    REAL(fallocate);
+    return before_write(fd, offset, (uint64_t)length) ? -1 : real(fd, mode, offset, length);
+}
+
+int posix_fallocate(int fd, off_t offset, off_t length)
+{
+    REAL(posix_fallocate);
+    return before_write(fd, offset, (uint64_t)length) ? errno : real(fd, offset, length);
+}
+
+/* Opening: what a program opens to write may have to be made, or is cut to nothing. */
+static int opened(int directory_fd, const char *path, int flags, mode_t mode)
+{
+    char resolved[PATH_MAX];
+    int is_ours = (flags & (O_CREAT | O_TRUNC)) && is_watched() && concerns_path(directory_fd, path, resolved);
+    int is_new = 0, is_cut = 0;
+    if (is_ours) {
+        int saved = errno;
+        is_new = syscall(SYS_faccessat, AT_FDCWD, resolved, F_OK) != 0;
+        is_cut = !is_new && (flags & O_TRUNC);
+        errno = saved;
+        if ((is_new || is_cut) && gate(is_new ? GROW : WRITE) != 0)
+            return -1;
+        if (is_cut && undo_is_on()) {
+            int fd = (int)syscall(SYS_openat, AT_FDCWD, resolved, O_RDWR | O_CLOEXEC);
+            if (fd >= 0) {
+                undo_before_write(fd, 0, 0, 1);
+                syscall(SYS_close, fd);
+            }
+            errno = saved;
+        }
+    }
+    int fd = (int)syscall(SYS_openat, directory_fd, path, flags, mode);
+    if (fd >= 0 && is_new)
+        undo_after_create(resolved);
+    return fd;
+}
+
+#define OPEN_MODE(flags)                                                      \
+    mode_t mode = 0;                                                          \
+    if ((flags) & (O_CREAT | __O_TMPFILE)) {                                  \
+        va_list rest;                                                         \
+        va_start(rest, flags);                                                \
+        mode = va_arg(rest, mode_t);                                          \
+        va_end(rest);                                                         \
+    }
+
+int open(const char *path, int flags, ...)
+{
+    OPEN_MODE(flags)
+    return opened(AT_FDCWD, path, flags, mode);
+}
+
+int open64(const char *path, int flags, ...)
+{
+    OPEN_MODE(flags)
+    return opened(AT_FDCWD, path, flags | O_LARGEFILE, mode);
+}
+
+int openat(int directory_fd, const char *path, int flags, ...)
+{
+    OPEN_MODE(flags)
+    return opened(directory_fd, path, flags, mode);
+}
+
+int openat64(int directory_fd, const char *path, int flags, ...)
+{
+    OPEN_MODE(flags)
+    return opened(directory_fd, path, flags | O_LARGEFILE, mode);
+}
+
+int creat(const char *path, mode_t mode)
+{
+    return opened(AT_FDCWD, path, O_CREAT | O_WRONLY | O_TRUNC, mode);
+}
+
+int mkdirat(int directory_fd, const char *path, mode_t mode)
+{
+    char resolved[PATH_MAX];
+    int is_ours = is_watched() && concerns_path(directory_fd, path, resolved);
+    if (is_ours && gate(GROW) != 0)
+        return -1;
+    int result = (int)syscall(SYS_mkdirat, directory_fd, path, mode);
+    if (result == 0 && is_ours)
+        undo_after_create(resolved);
+    return result;
+}
+
+int mkdir(const char *path, mode_t mode)
+{
+    return mkdirat(AT_FDCWD, path, mode);
+}
+
+int unlinkat(int directory_fd, const char *path, int flags)
+{
+    char resolved[PATH_MAX];
+    if (is_watched() && concerns_path(directory_fd, path, resolved)) {
+        if (gate(WRITE) != 0)
+            return -1;
+        if (!(flags & AT_REMOVEDIR))
+            undo_before_unlink(resolved);
+    }
+    return (int)syscall(SYS_unlinkat, directory_fd, path, flags);
+}
+
+int unlink(const char *path)
+{
+    return unlinkat(AT_FDCWD, path, 0);
+}
+
+int renameat(int from_fd, const char *from, int to_fd, const char *to)
+{
+    char old_path[PATH_MAX], new_path[PATH_MAX];
+    if (is_watched() && concerns_path(from_fd, from, old_path) && concerns_path(to_fd, to, new_path)) {
+        if (gate(WRITE) != 0)
+            return -1;
+        undo_before_rename(old_path, new_path);
+    }
+    return (int)syscall(SYS_renameat2, from_fd, from, to_fd, to, 0);
+}
+
+int rename(const char *from, const char *to)
+{
+    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}

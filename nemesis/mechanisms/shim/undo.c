@@ -1,0 +1,343 @@
+/* The undo log: what a power cut would take away.
+ *
+ * Before a program changes a file under the root, what was there goes into the undo log; when the program has synced
+ * the file, or the directory for changes of names, the log says that everything up to then is durable. A harness that
+ * "cuts the power" kills the program and takes back, newest first, every change that was not made durable (see
+ * nemesis/mechanisms/undo_log.py). The model is the strictest that POSIX allows: what was not synced is lost as a
+ * whole, and the name of a new file is lost until its directory was synced. The log survives the program, so a
+ * killed and restarted program's unsynced changes are still known.
+ *
+ * A write and a sync of one file at the same time count as write first: programs that leave their order open get less
+ * than the worst case. Writes through shared mappings are not seen.
+ *
+ * Records are `struct record`, then two paths and the old bytes. A torn record at the end is one whose change was not
+ * made. Calls are bare system calls: the library's are ours.
+ */
+#define _GNU_SOURCE
+#include "undo.h"
+#include "control.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define RECORD_MAGIC 0x4f444e55u
+#define FIRST_LIMIT_BYTES (16u << 20)  /* the log is compacted when it is longer than this, or twice what must stay */
+#define MAX_LOG_BYTES (1ull << 30)     /* beyond this nothing is kept track of, and the harness is told */
+#define CHUNK_BYTES (256u << 10)
+#define MAX_OBJECTS 8192               /* files and directories that were synced, told apart during a compaction */
+
+enum kind { CHANGED = 1, CREATED, UNLINKED, RENAMED, SYNCED };
+
+struct record {
+    uint32_t magic, kind;
+    uint64_t seq;
+    uint64_t dev, ino;        /* whose sync makes it durable: the file, or the directory of the name */
+    uint64_t own_ino;         /* the file itself */
+    uint64_t offset, length;  /* what was written */
+    uint64_t old_size;
+    uint64_t data_bytes;      /* old bytes from `offset` on that follow the paths */
+    uint32_t path_bytes, other_bytes;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int log_fd = -1;
+static char undo_path[PATH_MAX - 64];
+static uint64_t next_seq = 1, log_bytes, limit_bytes = FIRST_LIMIT_BYTES;
+
+struct object {
+    uint64_t dev, ino, durable_seq;
+};
+
+static void give_up(void)
+{
+    COUNT(undo_overflow);
+    log_fd = -1;
+}
+
+static int read_at(int fd, void *data, size_t length, uint64_t offset)
+{
+    char *at = data;
+    while (length) {
+        ssize_t got = syscall(SYS_pread64, fd, at, length, offset);
+        if (got <= 0)
+            return -1;
+        at += got, offset += (uint64_t)got, length -= (size_t)got;
+    }
+    return 0;
+}
+
+static int write_all(int fd, const void *data, size_t length)
+{
+    const char *at = data;
+    while (length) {
+        ssize_t put = syscall(SYS_write, fd, at, length);
+        if (put <= 0)
+            return -1;
+        at += put, length -= (size_t)put;
+    }
+    return 0;
+}
+
+static uint64_t size_of(const struct record *record)
+{
+    return sizeof *record + record->path_bytes + record->other_bytes + record->data_bytes;
+}
+
+/* Reads the record at `offset`; 0 at the end and for a torn one. */
+static int record_at(uint64_t offset, struct record *record)
+{
+    return offset + sizeof *record <= log_bytes && read_at(log_fd, record, sizeof *record, offset) == 0 &&
+           record->magic == RECORD_MAGIC && offset + size_of(record) <= log_bytes;
+}
+
+static void kept_name(uint64_t seq, char out[PATH_MAX])
+{
+    snprintf(out, PATH_MAX, "%s/k%llu", undo_path, (unsigned long long)seq);
+}
+
+static int copy_bytes(int from_fd, uint64_t offset, uint64_t length, int to_fd)
+{
+    char *chunk = malloc(CHUNK_BYTES);
+    int result = chunk ? 0 : -1;
+    while (length && result == 0) {
+        size_t size = length < CHUNK_BYTES ? (size_t)length : CHUNK_BYTES;
+        result = read_at(from_fd, chunk, size, offset) || write_all(to_fd, chunk, size) ? -1 : 0;
+        offset += size, length -= size;
+    }
+    free(chunk);
+    return result;
+}
+
+/* Rewrites the log without what has become durable. Called with the lock held. */
+static void compact(void)
+{
+    struct object *objects = calloc(MAX_OBJECTS, sizeof *objects);
+    struct record record;
+    char fresh_path[PATH_MAX], path[PATH_MAX];
+    size_t count = 0;
+    if (!objects)
+        return;
+    for (uint64_t offset = 0; record_at(offset, &record); offset += size_of(&record)) {
+        if (record.kind != SYNCED)
+            continue;
+        size_t i = 0;
+        while (i < count && (objects[i].dev != record.dev || objects[i].ino != record.ino))
+            i++;
+        if (i == MAX_OBJECTS)
+            continue;  /* its records stay: more than needed is kept, never less */
+        if (i == count)
+            objects[count++] = (struct object){record.dev, record.ino, 0};
+        if (record.seq > objects[i].durable_seq)
+            objects[i].durable_seq = record.seq;
+    }
+    snprintf(fresh_path, sizeof fresh_path, "%s/log.new", undo_path);
+    snprintf(path, sizeof path, "%s/log", undo_path);
+    int fresh = (int)syscall(SYS_openat, AT_FDCWD, fresh_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    uint64_t kept_bytes = 0;
+    int failed = fresh < 0;
+    for (uint64_t offset = 0; !failed && record_at(offset, &record); offset += size_of(&record)) {
+        size_t i = 0;
+        while (i < count && (objects[i].dev != record.dev || objects[i].ino != record.ino))
+            i++;
+        int is_known = i < count;
+        if (is_known && (record.kind == SYNCED || record.seq < objects[i].durable_seq)) {
+            if (record.kind == UNLINKED || record.kind == RENAMED) {
+                char kept[PATH_MAX];
+                kept_name(record.seq, kept);
+                syscall(SYS_unlinkat, AT_FDCWD, kept, 0);
+            }
+            continue;
+        }
+        failed = copy_bytes(log_fd, offset, size_of(&record), fresh);
+        kept_bytes += size_of(&record);
+    }
+    free(objects);
+    if (failed || syscall(SYS_renameat2, AT_FDCWD, fresh_path, AT_FDCWD, path, 0) != 0) {
+        if (fresh >= 0)
+            syscall(SYS_close, fresh);
+        give_up();
+        return;
+    }
+    syscall(SYS_close, log_fd);
+    log_fd = fresh;
+    log_bytes = kept_bytes;
+    limit_bytes = 2 * kept_bytes > FIRST_LIMIT_BYTES ? 2 * kept_bytes : FIRST_LIMIT_BYTES;
+}
+
+/* Appends a record and, from `data_fd`, the old bytes. Called with the lock held. */
+static void append(struct record *record, const char *path, const char *other, int data_fd)
+{
+    if (log_fd < 0)
+        return;
+    record->magic = RECORD_MAGIC;
+    record->path_bytes = (uint32_t)strlen(path);
+    record->other_bytes = (uint32_t)strlen(other);
+    if (log_bytes + size_of(record) > MAX_LOG_BYTES || write_all(log_fd, record, sizeof *record) ||
+        write_all(log_fd, path, record->path_bytes) || write_all(log_fd, other, record->other_bytes) ||
+        (record->data_bytes && copy_bytes(data_fd, record->offset, record->data_bytes, log_fd))) {
+        give_up();
+        return;
+    }
+    log_bytes += size_of(record);
+    if (log_bytes > limit_bytes)
+        compact();
+}
+
+__attribute__((constructor(102))) static void undo_open(void)
+{
+    const char *directory = getenv("SPLITBRAIN_FAULTS_UNDO");
+    char path[PATH_MAX];
+    struct stat status;
+    struct record record;
+    if (!directory || !control_root() || snprintf(undo_path, sizeof undo_path, "%s", directory) >= (int)sizeof undo_path)
+        return;
+    snprintf(path, sizeof path, "%s/log", undo_path);
+    log_fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (log_fd < 0 || fstat(log_fd, &status) != 0) {
+        give_up();
+        return;
+    }
+    log_bytes = (uint64_t)status.st_size;
+    uint64_t offset = 0;
+    for (; record_at(offset, &record); offset += size_of(&record))
+        if (record.seq >= next_seq)
+            next_seq = record.seq + 1;
+    log_bytes = offset;  /* without what was torn */
+    if (syscall(SYS_ftruncate, log_fd, offset) != 0 || syscall(SYS_lseek, log_fd, offset, SEEK_SET) < 0)
+        give_up();
+}
+
+int undo_is_on(void)
+{
+    return log_fd >= 0;
+}
+
+static int parent_of(const char *path, struct stat *status)
+{
+    char directory[PATH_MAX];
+    snprintf(directory, sizeof directory, "%s", path);
+    char *slash = strrchr(directory, '/');
+    if (!slash)
+        return -1;
+    *slash = 0;
+    return stat(directory[0] ? directory : "/", status);
+}
+
+void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate)
+{
+    struct stat status;
+    char link[40], path[PATH_MAX];
+    int saved = errno;
+    if (!undo_is_on() || fstat(fd, &status) != 0 || !S_ISREG(status.st_mode))
+        return;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t path_bytes = readlink(link, path, sizeof path - 1);
+    path[path_bytes > 0 ? path_bytes : 0] = 0;
+    uint64_t begin = (uint64_t)offset, size = (uint64_t)status.st_size;
+    uint64_t end = is_truncate || begin + length > size ? size : begin + length;
+    struct record record = {
+        .kind = CHANGED,
+        .dev = status.st_dev,
+        .ino = status.st_ino,
+        .own_ino = status.st_ino,
+        .offset = begin,
+        .length = is_truncate ? 0 : length,
+        .old_size = size,
+        .data_bytes = end > begin ? end - begin : 0,
+    };
+    /* The descriptor may be for writing only. */
+    int data_fd = record.data_bytes ? (int)syscall(SYS_openat, AT_FDCWD, link, O_RDONLY | O_CLOEXEC) : -1;
+    pthread_mutex_lock(&lock);
+    record.seq = next_seq++;
+    append(&record, path, "", data_fd);
+    pthread_mutex_unlock(&lock);
+    if (data_fd >= 0)
+        syscall(SYS_close, data_fd);
+    errno = saved;
+}
+
+uint64_t undo_before_sync(void)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t begun = next_seq;
+    pthread_mutex_unlock(&lock);
+    return begun;
+}
+
+void undo_after_sync(int fd, uint64_t begun)
+{
+    struct stat status;
+    int saved = errno;
+    if (undo_is_on() && fstat(fd, &status) == 0) {
+        struct record record = {.kind = SYNCED, .seq = begun, .dev = status.st_dev, .ino = status.st_ino};
+        pthread_mutex_lock(&lock);
+        append(&record, "", "", -1);
+        pthread_mutex_unlock(&lock);
+    }
+    errno = saved;
+}
+
+void undo_after_create(const char *path)
+{
+    struct stat own, parent;
+    int saved = errno;
+    if (undo_is_on() && lstat(path, &own) == 0 && parent_of(path, &parent) == 0) {
+        struct record record = {
+            .kind = CREATED, .dev = parent.st_dev, .ino = parent.st_ino, .own_ino = own.st_ino};
+        pthread_mutex_lock(&lock);
+        record.seq = next_seq++;
+        append(&record, path, "", -1);
+        pthread_mutex_unlock(&lock);
+    }
+    errno = saved;
+}
+
+/* Keeps the file at `path` under another name until its going is durable. Called with the lock held. */
+static void keep(const char *path, uint64_t seq)
+{
+    char kept[PATH_MAX];
+    kept_name(seq, kept);
+    if (syscall(SYS_linkat, AT_FDCWD, path, AT_FDCWD, kept, 0) != 0 && errno != EEXIST)
+        give_up();
+}
+
+void undo_before_unlink(const char *path)
+{
+    struct stat own, parent;
+    int saved = errno;
+    if (undo_is_on() && lstat(path, &own) == 0 && parent_of(path, &parent) == 0) {
+        struct record record = {
+            .kind = UNLINKED, .dev = parent.st_dev, .ino = parent.st_ino, .own_ino = own.st_ino};
+        pthread_mutex_lock(&lock);
+        record.seq = next_seq++;
+        keep(path, record.seq);
+        append(&record, path, "", -1);
+        pthread_mutex_unlock(&lock);
+    }
+    errno = saved;
+}
+
+void undo_before_rename(const char *from, const char *to)
+{
+    struct stat own, parent, replaced;
+    int saved = errno;
+    if (undo_is_on() && lstat(from, &own) == 0 && parent_of(to, &parent) == 0) {
+        struct record record = {
+            .kind = RENAMED, .dev = parent.st_dev, .ino = parent.st_ino, .own_ino = own.st_ino};
+        pthread_mutex_lock(&lock);
+        record.seq = next_seq++;
+        if (lstat(to, &replaced) == 0 && S_ISREG(replaced.st_mode))
+            keep(to, record.seq);
+        append(&record, from, to, -1);
+        pthread_mutex_unlock(&lock);
+    }
+    errno = saved;
+}

@@ -1,0 +1,28 @@
+/* Keeping track of what is written and not synced, so that a power cut can take it away again.
+ *
+ * The functions do nothing unless SPLITBRAIN_FAULTS_UNDO names a directory (on the file system of the data). See
+ * undo.c for what is kept, and nemesis/mechanisms/undo_log.py for how it is used.
+ */
+#ifndef SPLITBRAIN_UNDO_H
+#define SPLITBRAIN_UNDO_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+int undo_is_on(void);
+
+/* Before a change of a file's bytes [offset, offset + length), or of its length to `offset` (is_truncate). */
+void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate);
+
+/* Before and after a sync of a file or directory. */
+uint64_t undo_before_sync(void);
+void undo_after_sync(int fd, uint64_t begun);
+
+/* After a file or directory was made. */
+void undo_after_create(const char *path);
+
+/* Before an entry goes or is replaced: the file is kept under another name. */
+void undo_before_unlink(const char *path);
+void undo_before_rename(const char *from, const char *to);
+
+#endif
