@@ -10,14 +10,28 @@ otherwise: this node acknowledges what it has fsynced.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
-import posixpath
 import re
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from node.config_reader import (
+    ConfigError,
+    ConfigReader,
+    check_absolute_path,
+    check_address,
+    check_addresses,
+    check_dialled_address,
+    check_member_addresses,
+    check_member_id,
+    check_name,
+    check_text,
+    integer_in,
+    load_toml,
+    one_of,
+    split_address,
+)
 
 __all__ = [
     "DEFAULT_PERM",
@@ -44,8 +58,6 @@ TIMINGS: Final = ("default", "fast")
 SWITCHES: Final = ("auto", "on", "off")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
-MAX_MEMBERS: Final = 7
-"""Larger groups only add latency; elections and commits are tested up to this size."""
 MAX_TOPICS: Final = 10_000
 """Each topic is held in memory and sent whole with every registration."""
 MAX_QUEUES: Final = 65_536
@@ -56,16 +68,6 @@ MAX_RECORD_OVERHEAD_BYTES: Final = 33_120
 """What a message can cost in the log beside its body: entry header, record, topic and properties, rounded up."""
 
 _TOPIC_NAME = re.compile(r"[%a-zA-Z0-9_-]+")
-_SELF_ID = re.compile(r"n[0-9]{1,4}")
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,100}")
-
-
-class ConfigError(Exception):
-    """The configuration cannot be used. `problems` holds one line for each thing that is wrong."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = tuple(problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,21 +143,6 @@ class NameServerConfig:
     log_level: str
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "ip:port" or "[ip6]:port". Raises ValueError, whose text says what is wrong."""
-    host, colon, port_text = address.rpartition(":")
-    if not colon or not port_text.isascii() or not port_text.isdigit():
-        raise ValueError(f"{address!r} is not ip:port")
-    host = host.removeprefix("[").removesuffix("]")
-    try:
-        ipaddress.ip_address(host)
-    except ValueError as error:
-        raise ValueError(f"{address!r} is not ip:port ({host!r} is no IP address)") from error
-    if int(port_text) > 65535:
-        raise ValueError(f"{address!r} has a port above 65535")
-    return host, int(port_text)
-
-
 def check_topic_name(name: str) -> str:
     """`name` itself when a topic may be called so; raises ValueError (R: TopicValidator)."""
     if not name:
@@ -167,151 +154,16 @@ def check_topic_name(name: str) -> str:
     return name
 
 
-class _Missing:
-    """No default: the key is required."""
-
-
-_REQUIRED: Final = _Missing()
-
-
-class _Reader:
-    """Takes keys out of one table, noting what is wrong; `finish` reports the keys nobody asked for."""
-
-    def __init__(self, table: Mapping[str, Any], problems: list[str], prefix: str = "") -> None:
-        self._table = table
-        self._problems = problems
-        self._prefix = prefix
-        self._known: list[str] = []
-
-    def problem(self, key: str, text: str) -> None:
-        self._problems.append(f"{self._prefix}{key}: {text}")
-
-    def take(self, key: str, check: Callable[[Any], Any], default: Any = _REQUIRED) -> Any:
-        """The checked value of `key`; the default (None for a required key) when it is absent or wrong."""
-        self._known.append(key)
-        fallback = None if default is _REQUIRED else default
-        if key not in self._table:
-            if default is _REQUIRED:
-                self.problem(key, "is required")
-            return fallback
-        try:
-            return check(self._table[key])
-        except ValueError as error:
-            self.problem(key, str(error))
-            return fallback
-
-    def table(self, key: str) -> _Reader:
-        """A reader of a sub-table; an empty one when it is absent or not a table."""
-        value = self.take(key, _table, {})
-        return _Reader(value, self._problems, f"{self._prefix}{key}.")
-
-    def tables(self, key: str) -> list[_Reader]:
-        """Readers of an array of tables."""
-        values = self.take(key, _tables, [])
-        return [
-            _Reader(value, self._problems, f"{self._prefix}{key}[{number}].") for number, value in enumerate(values)
-        ]
-
-    def finish(self) -> None:
-        for key in self._table:
-            if key not in self._known:
-                near = difflib.get_close_matches(key, self._known, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(self._known)}"
-                self.problem(key, f"is no known key; {hint}")
-
-
-def _table(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("must be a table")
-    return value
-
-
-def _tables(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ValueError("must be an array of tables")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"must be a non-empty string, not {value!r}")
-    return value
-
-
-def _name(value: Any) -> str:
-    if not _NAME.fullmatch(_text(value)):
-        raise ValueError(f"{value!r} may hold up to 100 letters, digits, '_', '.' and '-'")
-    return str(value)
-
-
-def _self_id(value: Any) -> str:
-    if not _SELF_ID.fullmatch(_text(value)):
-        raise ValueError(f"{value!r} must be n and a number, such as n1")
-    return str(value)
-
-
-def _address(value: Any) -> str:
-    split_address(_text(value))
-    return str(value)
-
-
-def _dialled_address(value: Any) -> str:
-    host, port = split_address(_text(value))
-    if port == 0 or ipaddress.ip_address(host).is_unspecified:
-        raise ValueError(f"{value!r} cannot be dialled: it needs a definite address and port")
-    return str(value)
-
-
-def _addresses(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ValueError("must be an array of ip:port")
-    return tuple(_dialled_address(item) for item in value)
-
-
-def _member_addresses(value: Any) -> dict[str, str]:
-    members = {_self_id(key): _dialled_address(address) for key, address in _table(value).items()}
-    if len(members) > MAX_MEMBERS:
-        raise ValueError(f"has {len(members)} members, at most {MAX_MEMBERS} are supported")
-    return dict(sorted(members.items(), key=lambda item: int(item[0][1:])))
-
-
-def _absolute_path(value: Any) -> str:
-    path = _text(value)
-    if not posixpath.isabs(path):
-        raise ValueError(f"{path!r} must be an absolute path")
-    return posixpath.normpath(path)
-
-
-def _choice(choices: Sequence[str]) -> Callable[[Any], str]:
-    def check(value: Any) -> str:
-        if value not in choices:
-            near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{value!r} is not one of {', '.join(choices)}{hint}")
-        return str(value)
-
-    return check
-
-
-def _integer(lowest: int, highest: int) -> Callable[[Any], int]:
-    def check(value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
-            raise ValueError(f"must be a whole number from {lowest} to {highest}, not {value!r}")
-        return value
-
-    return check
-
-
 def _topic_name(value: Any) -> str:
-    return check_topic_name(_text(value))
+    return check_topic_name(check_text(value))
 
 
-def _topics(reader: _Reader) -> tuple[TopicConfig, ...]:
+def _topics(reader: ConfigReader) -> tuple[TopicConfig, ...]:
     topics: dict[str, TopicConfig] = {}
     for entry in reader.tables("topics"):
         name = entry.take("name", _topic_name)
-        queues = entry.take("queues", _integer(1, MAX_QUEUES), 4)
-        perm = entry.take("perm", _integer(0, 7), DEFAULT_PERM)
+        queues = entry.take("queues", integer_in(1, MAX_QUEUES), 4)
+        perm = entry.take("perm", integer_in(0, 7), DEFAULT_PERM)
         entry.finish()
         if name in topics:
             entry.problem("name", f"topic {name!r} is given twice")
@@ -322,16 +174,16 @@ def _topics(reader: _Reader) -> tuple[TopicConfig, ...]:
     return tuple(topics.values())
 
 
-def _limits(reader: _Reader) -> LimitsConfig:
+def _limits(reader: ConfigReader) -> LimitsConfig:
     defaults = LimitsConfig()
     limits = LimitsConfig(
         max_message_size_bytes=reader.take(
-            "max_message_size_bytes", _integer(1, 8 << 20), defaults.max_message_size_bytes
+            "max_message_size_bytes", integer_in(1, 8 << 20), defaults.max_message_size_bytes
         ),
-        max_connections=reader.take("max_connections", _integer(1, 100_000), defaults.max_connections),
-        max_held_pulls=reader.take("max_held_pulls", _integer(0, 1_000_000), defaults.max_held_pulls),
-        segment_size_bytes=reader.take("segment_size_bytes", _integer(1 << 16, 1 << 40), defaults.segment_size_bytes),
-        queue_file_units=reader.take("queue_file_units", _integer(1, 1 << 30), defaults.queue_file_units),
+        max_connections=reader.take("max_connections", integer_in(1, 100_000), defaults.max_connections),
+        max_held_pulls=reader.take("max_held_pulls", integer_in(0, 1_000_000), defaults.max_held_pulls),
+        segment_size_bytes=reader.take("segment_size_bytes", integer_in(1 << 16, 1 << 40), defaults.segment_size_bytes),
+        queue_file_units=reader.take("queue_file_units", integer_in(1, 1 << 30), defaults.queue_file_units),
     )
     reader.finish()
     return limits
@@ -344,31 +196,31 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
     key is well-formed.
     """
     problems: list[str] = []
-    reader = _Reader(_load(text, overrides), problems)
-    self_id = reader.take("self_id", _self_id)
-    broker_name = reader.take("broker_name", _name, "broker-a")
-    listen = reader.take("listen", _address)
+    reader = ConfigReader(load_toml(text, overrides), problems)
+    self_id = reader.take("self_id", check_member_id)
+    broker_name = reader.take("broker_name", check_name, "broker-a")
+    listen = reader.take("listen", check_address)
     ledger = reader.table("dledger")
-    ledger_listen = ledger.take("listen", _address)
+    ledger_listen = ledger.take("listen", check_address)
     own_peers = {self_id: ledger_listen} if self_id and ledger_listen else {}
     limits_reader = reader.table("limits")
     config = BrokerConfig(
         self_id=self_id,
-        group=reader.take("group", _name, broker_name),
+        group=reader.take("group", check_name, broker_name),
         broker_name=broker_name,
-        cluster_name=reader.take("cluster_name", _name, "splitbrain"),
+        cluster_name=reader.take("cluster_name", check_name, "splitbrain"),
         listen=listen,
-        advertise=reader.take("advertise", _dialled_address, listen),
-        data_dir=reader.take("data_dir", _absolute_path),
-        name_servers=reader.take("name_servers", _addresses, ()),
-        read_mode=reader.take("read_mode", _choice(READ_MODES), "read_index"),
-        flush_mode=reader.take("flush_mode", _choice(FLUSH_MODES), "sync"),
-        timing=reader.take("timing", _choice(TIMINGS), "default"),
-        uvloop=reader.take("uvloop", _choice(SWITCHES), "auto"),
-        log_level=reader.take("log_level", _choice(LOG_LEVELS), "info"),
+        advertise=reader.take("advertise", check_dialled_address, listen),
+        data_dir=reader.take("data_dir", check_absolute_path),
+        name_servers=reader.take("name_servers", check_addresses, ()),
+        read_mode=reader.take("read_mode", one_of(READ_MODES), "read_index"),
+        flush_mode=reader.take("flush_mode", one_of(FLUSH_MODES), "sync"),
+        timing=reader.take("timing", one_of(TIMINGS), "default"),
+        uvloop=reader.take("uvloop", one_of(SWITCHES), "auto"),
+        log_level=reader.take("log_level", one_of(LOG_LEVELS), "info"),
         dledger_listen=ledger_listen,
-        dledger_peers=ledger.take("peers", _member_addresses, own_peers),
-        client_addresses=ledger.take("clients", _member_addresses, {}),
+        dledger_peers=ledger.take("peers", check_member_addresses, own_peers),
+        client_addresses=ledger.take("clients", check_member_addresses, {}),
         topics=_topics(reader),
         limits=_limits(limits_reader),
     )
@@ -413,49 +265,13 @@ def _relations(config: BrokerConfig) -> list[str]:
 def parse_name_server_config(text: str, overrides: Sequence[str] = ()) -> NameServerConfig:
     """The name server's configuration in the TOML `text`. Raises ConfigError."""
     problems: list[str] = []
-    reader = _Reader(_load(text, overrides), problems)
+    reader = ConfigReader(load_toml(text, overrides), problems)
     config = NameServerConfig(
-        listen=reader.take("listen", _address),
-        uvloop=reader.take("uvloop", _choice(SWITCHES), "auto"),
-        log_level=reader.take("log_level", _choice(LOG_LEVELS), "info"),
+        listen=reader.take("listen", check_address),
+        uvloop=reader.take("uvloop", one_of(SWITCHES), "auto"),
+        log_level=reader.take("log_level", one_of(LOG_LEVELS), "info"),
     )
     reader.finish()
     if problems:
         raise ConfigError(problems)
     return config
-
-
-def _load(text: str, overrides: Sequence[str]) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError([f"not TOML: {error}"]) from error
-    problems = []
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals or not key:
-            problems.append(f"--set {override}: must be key=value")
-            continue
-        problem = _override(table, key.strip().split("."), _value(value.strip()))
-        if problem:
-            problems.append(f"--set {override}: {problem}")
-    if problems:
-        raise ConfigError(problems)
-    return table
-
-
-def _value(text: str) -> Any:
-    """`text` as a TOML value; anything that is none is a bare string (`--set read_mode=lease`)."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _override(table: dict[str, Any], path: Sequence[str], value: Any) -> str:
-    for step in path[:-1]:
-        table = table.setdefault(step, {})
-        if not isinstance(table, dict):
-            return f"{step} is not a table"
-    table[path[-1]] = value
-    return ""
