@@ -63,6 +63,8 @@ class LogScan:
         self._window_at = position
         self.position = position
         """Behind the last good entry."""
+        self.stopped_at = position
+        """Where something stands that is no entry: there, or behind the blank that follows."""
         self.first: Entry | None = None
         self.last: Entry | None = None
         self.units = bytearray()
@@ -81,13 +83,14 @@ class LogScan:
             self.reason = str(error)
 
     def _next(self) -> Entry:
-        at = self.position
+        at = self.stopped_at = self.position
         if at % self._data.segment_size_bytes:
             blank_size_bytes = blank_size_at(self._bytes(at, HEADER_SIZE_BYTES), 0)
             if blank_size_bytes is not None:
                 if blank_size_bytes != self._data.room_at(at):
                     raise BadEntry(f"a blank claims {blank_size_bytes} bytes")
                 at += blank_size_bytes
+        self.stopped_at = at
         header = self._bytes(at, HEADER_SIZE_BYTES)
         size_bytes = int.from_bytes(header[4:8], "big", signed=True)
         if not HEADER_SIZE_BYTES <= size_bytes <= self._data.room_at(at):
@@ -195,9 +198,8 @@ def _durable_position(files: LedgerFiles, checkpoint: Checkpoint, scan: LogScan)
     last_index = scan.last.index if scan.last is not None else -1
     durable = max(checkpoint.durable_pos, _marked_durable(files.data, end), _indexed_until(files, last_index, end))
     if durable > end or checkpoint.durable_index > last_index or checkpoint.committed_index > last_index:
-        raise files.error_at(
-            end, f"{scan.reason}, although the log had been durable up to position {durable} (this is {end})"
-        )
+        problem = f"{scan.reason}, although the log had been durable up to position {durable} (this is {end})"
+        raise files.error_at(scan.stopped_at, problem)
     return durable
 
 

@@ -1,0 +1,271 @@
+"""Starting again: torn tails are cut off, damage to what was durable is named, and nothing in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from node.dledger import DLedgerStore, LedgerCorrupt
+from node.dledger.entry import TAIL_MARK_SIZE_BYTES
+from node.dledger.recovery import recover
+from node.store.segments import SegmentError
+
+
+async def filled(bench: Any, count: int = 60, size_bytes: int = 150) -> list[Any]:
+    """A closed log of `count` durable entries."""
+    store = await bench.open()
+    entries = []
+    for n in range(count):
+        entries += bench.append(store, b"%03d" % n + bytes(size_bytes - 3))
+        if n % 7 == 0:
+            await bench.flushed(store)
+    await bench.flushed(store)
+    store.update_committed_index(count // 2)
+    await bench.close(store)
+    bench.kill()
+    return entries
+
+
+async def refused(bench: Any) -> LedgerCorrupt:
+    with pytest.raises(LedgerCorrupt) as caught:
+        await bench.open()
+    bench.kill()
+    return caught.value
+
+
+@pytest.mark.parametrize("victim", [0, 10, 30, 31, 58, 59])
+@pytest.mark.parametrize("offset", [0, 5, 12, 20, 30, 34, 38, 42, 46, 60, 197])
+def test_a_flipped_bit_in_any_field_is_found_and_named(bench: Any, victim: int, offset: int) -> None:
+    async def scenario(bench: Any) -> None:
+        entries = await filled(bench)
+        position = entries[victim].pos + offset
+        bench.flip(position, bit=position % 8)
+        error = await refused(bench)
+        assert error.path == bench.path(position)
+        assert error.offset_bytes == entries[victim].pos % 4096
+        assert "durable" in str(error)
+        bench.flip(position, bit=position % 8)
+        assert (await bench.open()).ledger_end_index == 59
+
+    bench(scenario)
+
+
+def test_a_damaged_entry_is_never_served(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(bench: Any) -> None:
+        entries = await filled(bench)
+        store = await bench.open()
+        bench.flip(entries[20].pos + 100)
+        with pytest.raises(LedgerCorrupt, match="body of entry 20 does not match its CRC"):
+            store.get(20)
+        with pytest.raises(LedgerCorrupt, match=str(entries[20].pos % 4096)):
+            store.read_bytes(entries[20].body_pos, 10)
+        assert store.get(19) == entries[19] and store.get(21) == entries[21]
+        assert store.corrupt_reads == 2
+        assert "the log cannot be served" in caplog.text
+
+    bench(scenario, max_cached_bytes=1)
+
+
+def test_a_damaged_index_unit_is_reported_then_mended_at_the_next_start(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        entries = await filled(bench)
+        store = await bench.open()
+        bench.disk.flip_bit("/data/dledger/index/00000000000000000640", 18)
+        with pytest.raises(LedgerCorrupt, match="index is damaged at byte 640"):
+            store.get(20)
+        assert store.read_bytes(entries[20].body_pos, 3) == b"020"
+        bench.kill()
+        assert (await bench.open()).get(20) == entries[20]
+
+    bench(scenario)
+
+
+@pytest.mark.parametrize("kept", ["none", "some", "most"])
+def test_the_index_is_made_again_from_the_data(bench: Any, kept: str) -> None:
+    async def scenario(bench: Any) -> None:
+        entries = await filled(bench)
+        before = bench.content("n1", "/data/dledger/index")
+        names = [path for path in bench.disk.paths() if "/index/" in path]
+        for path in {"none": names, "some": names[1:], "most": names[-1:]}[kept]:
+            bench.disk.unlink(path)
+        store = await bench.open()
+        assert [store.get(index) for index in range(60)] == entries
+        assert bench.content("n1", "/data/dledger/index") == before
+
+    bench(scenario)
+
+
+def test_a_missing_file_is_named(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        await filled(bench)
+        for number in range(3):
+            path = bench.path(4096 * number)
+            content = bytes(bench.disk.inode(path).cache)
+            bench.disk.unlink(path)
+            error = await refused(bench)
+            assert error.path == path
+            bench.disk.put(path, content)
+        assert (await bench.open()).ledger_end_index == 59
+
+    bench(scenario)
+
+
+def test_all_data_gone_but_not_the_checkpoint(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        await filled(bench)
+        for path in bench.disk.paths():
+            if "/data/dledger/data/" in path:
+                bench.disk.unlink(path)
+        error = await refused(bench)
+        assert error.path == bench.path(0)
+
+    bench(scenario)
+
+
+def test_a_damaged_checkpoint_is_named(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        await filled(bench)
+        bench.disk.flip_bit("/data/dledger/checkpoint", 15)
+        assert str(await refused(bench)) == "/data/dledger/checkpoint is damaged at byte 0: its CRC does not match"
+
+    bench(scenario)
+
+
+def test_without_any_evidence_a_bad_end_is_a_torn_tail(bench: Any) -> None:
+    """No checkpoint, no index, no tail mark: what cannot be read at the end may well never have been written."""
+
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        entries = bench.append(store, *[bytes(100)] * 10)
+        await bench.flushed(store)
+        bench.kill()
+        inode = bench.disk.inode(bench.path(0))
+        assert len(inode.cache) == entries[-1].end_pos + TAIL_MARK_SIZE_BYTES
+        inode.truncate(entries[-1].end_pos - 1)
+        again = await bench.open()
+        assert again.ledger_end_index == 8
+        assert "cutting an unfinished write" in bench.hosts["n1"].log.text()
+
+    bench(scenario)
+
+
+def test_a_torn_last_write_is_cut_off_although_later_entries_of_it_are_whole(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        first = bench.append(store, *[b"durable" * 20] * 8)
+        await bench.flushed(store)
+        bench.disk.stall(("sync",))
+        last = bench.append(store, *[b"in the last write" * 10] * 8)
+        await bench.until(lambda: len(bench.disk.inode(bench.path(0)).cache) > last[-1].end_pos)
+        bench.kill()
+        inode = bench.disk.inode(bench.path(0))
+        inode.write(last[2].pos, bytes(last[2].size_bytes))  # one page of the write never reached the disk
+        bench.disk.heal()
+        again = await bench.open()
+        assert [again.get(index) for index in range(again.ledger_end_index + 1)] == [*first, *last[:2]]
+
+    bench(scenario, data_segment_size_bytes=8192)
+
+
+def test_damage_below_the_last_write_is_not_taken_for_a_torn_tail(bench: Any) -> None:
+    """The tail mark of the last write says where it began: what lies before had been synced."""
+
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        first = bench.append(store, *[b"durable" * 20] * 8)
+        await bench.flushed(store)
+        bench.append(store, *[b"the last write" * 10] * 8)
+        await bench.flushed(store)
+        bench.kill()
+        assert not bench.disk.exists("/data/dledger/checkpoint")
+        bench.flip(first[5].pos + 90)
+        error = await refused(bench)
+        assert error.offset_bytes == first[5].pos
+
+    bench(scenario, data_segment_size_bytes=8192)
+
+
+def test_log_of_a_wrong_segment_size_is_refused(bench: Any) -> None:
+    async def scenario(bench: Any) -> dict[str, bytes]:
+        await filled(bench)
+        return {path: bytes(bench.disk.inode(path).cache) for path in bench.disk.paths()}
+
+    files = bench(scenario)
+
+    async def other(bench: Any) -> None:
+        for path, content in files.items():
+            bench.disk.put(path, content)
+        with pytest.raises(SegmentError, match="another segment size"):
+            await bench.open()
+
+    bench(other, data_segment_size_bytes=8192 + 32)
+
+
+def test_only_the_newest_part_of_a_long_log_is_scanned(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        entries = await filled(bench, count=200)
+        bench.flip(entries[3].pos + 60)
+        store = bench.on("n1", lambda: DLedgerStore(bench.config, bench.runtime))
+        recovered = await bench.run("n1", lambda: recover(store._files, scan_size_bytes=8000))
+        assert (recovered.begin_index, recovered.last) == (0, entries[-1])
+        store._adopt(recovered)
+        assert [store.get(index) for index in range(4, 200)] == entries[4:]
+        with pytest.raises(LedgerCorrupt):
+            store.get(3)
+
+    bench(scenario)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    groups=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 700)), min_size=1, max_size=8),
+    last=st.tuples(st.integers(1, 12), st.integers(0, 700)),
+    seed=st.integers(0, 10_000),
+)
+def test_a_power_cut_in_the_middle_of_a_write_loses_at_most_that_write(
+    bench: Any, groups: list[tuple[int, int]], last: tuple[int, int], seed: int
+) -> None:
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        entries = []
+        for count, size_bytes in groups:
+            entries += bench.append(store, *[bytes(size_bytes)] * count)
+            await bench.flushed(store)
+        durable = len(entries)
+        bench.disk.stall(("sync",))
+        entries += bench.append(store, *[b"\xff" * last[1]] * last[0])
+        await bench.until(lambda: store.writer.stalled_ms > 1)
+        bench.power_fail()
+        bench.disk.heal()
+        again = await bench.open()
+        found = [again.get(index) for index in range(again.ledger_end_index + 1)]
+        assert len(found) >= durable
+        assert found == entries[: len(found)]
+        added = bench.append(again, b"goes on", term=9)
+        await bench.flushed(again)
+        bench.power_fail()
+        assert (await bench.open()).get(len(found)) == added[0]
+
+    bench(scenario, seed=seed, data_segment_size_bytes=8192)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1), bit=st.integers(0, 7), seed=st.integers(0, 100))
+def test_any_single_flipped_bit_is_found_or_lies_where_nothing_is(
+    bench: Any, place: float, bit: int, seed: int
+) -> None:
+    async def scenario(bench: Any) -> None:
+        entries = await filled(bench, count=40)
+        position = int(place * (entries[-1].end_pos - 1))
+        bench.flip(position, bit)
+        try:
+            store = await bench.open()
+        except LedgerCorrupt:
+            return
+        assert [store.get(index) for index in range(40)] == entries
+        assert not any(entry.pos <= position < entry.end_pos for entry in entries)
+
+    bench(scenario, seed=seed)
