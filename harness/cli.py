@@ -44,6 +44,16 @@ def _positive_seed(text: str) -> int:
     return seed
 
 
+def _positive_count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
 def _setting(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator or not key:
@@ -89,6 +99,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--set", dest="settings", action="append", type=_setting, default=[], metavar="KEY=VALUE",
         help="an option of the system under test, such as read_mode=unsafe; repeatable",
     )  # fmt: skip
+    run.add_argument(
+        "--test-count", type=_positive_count, default=1, metavar="N", help="runs, each with a seed of its own (default: 1)"
+    )
+    run.add_argument("--matrix", metavar="FILE", help="TOML with lists of options, all combinations of which are run")
     run.add_argument("--operation-timeout", type=float, default=3.0, metavar="SECONDS", help="(default: 3)")
     run.add_argument("--checker-timeout", type=float, default=60.0, metavar="SECONDS", help="(default: 60)")
     run.add_argument("--checker-memory", type=int, default=2048, metavar="MB", help="(default: 2048)")

@@ -53,8 +53,11 @@ NONCE_BYTES = 16
 MAX_DATAGRAMS_PER_WAKE = 256
 """Reads in one go, so that a flood cannot hold up the loop."""
 START_TIMEOUT_S = 20.0
+RELAY_PATIENCE_S = 5.0
+"""For an agent that has just been started to listen; one that does not by then has ended."""
 KILL_TIMEOUT_S = 10.0
 NO_AGENT_STATUS = 3
+UNDO_FILE = "undo.json"
 _PR_SET_PDEATHSIG = 1
 _ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 
@@ -134,8 +137,7 @@ class Agent:
 
     async def _answer(self, request: Message, writer: asyncio.StreamWriter) -> None:
         ident = str(request["id"])
-        task = self._remembered.get(ident)
-        if task is None:
+        if (task := self._remembered.get(ident)) is None:
             task = asyncio.ensure_future(self._perform(request))
             if request["op"] not in ("read", "hello", "list"):  # big, or as good when done again
                 self._remembered[ident] = task
@@ -318,7 +320,7 @@ class Agent:
         commands.pop(key, None)
         if argv is not None:
             commands[key] = {"argv": argv, "stdin": stdin}
-        path = _undo_path(self._directory)
+        path = os.path.join(self._directory, UNDO_FILE)
         with open(path + ".new", "w", encoding="utf-8") as file:
             json.dump(commands, file)
         os.replace(path + ".new", path)
@@ -329,13 +331,9 @@ def _socket_path(directory: str) -> str:
     return os.path.join(directory, "agent.sock")
 
 
-def _undo_path(directory: str) -> str:
-    return os.path.join(directory, "undo.json")
-
-
 def _undo_commands(directory: str) -> dict[str, Message]:
     try:
-        with open(_undo_path(directory), encoding="utf-8") as file:
+        with open(os.path.join(directory, UNDO_FILE), encoding="utf-8") as file:
             return dict(json.load(file))
     except (FileNotFoundError, ValueError):
         return {}
@@ -399,11 +397,12 @@ def _start_command(base: str, run_id: str, source: str) -> int:
 def _relay_command(directory: str) -> int:
     """Carry bytes both ways until either side ends."""
     with socket.socket(socket.AF_UNIX) as connection:
-        try:
-            connection.connect(_socket_path(directory))
-        except OSError:
-            os.write(1, b'{"event":"gone"}\n')
-            return NO_AGENT_STATUS
+        deadline = time.monotonic() + RELAY_PATIENCE_S
+        while connection.connect_ex(_socket_path(directory)) != 0:
+            if time.monotonic() > deadline:
+                os.write(1, b'{"event":"gone"}\n')
+                return NO_AGENT_STATUS
+            time.sleep(0.02)
         ways = {0: lambda data: connection.sendall(data), connection.fileno(): lambda data: _write_all(1, data)}
         while True:
             for descriptor in select.select(list(ways), [], [])[0]:

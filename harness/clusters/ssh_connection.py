@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shlex
 from pathlib import Path
@@ -54,6 +55,7 @@ def _open(host: SshHost) -> paramiko.SSHClient:
                 f"(ssh-keyscan {where} >> {host.known_hosts})"
             )
 
+    logging.getLogger("paramiko").setLevel(logging.WARNING)
     client = paramiko.SSHClient()
     known_hosts = os.path.expanduser(host.known_hosts)
     try:

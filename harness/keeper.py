@@ -1,0 +1,278 @@
+"""The process that keeps a cluster up between `harness cluster up` and `harness cluster down`.
+
+A cluster lives as long as the harness that made it: that is what makes cleaning up sure. So `up` starts this process
+behind itself; it makes the cluster, starts the system, and then answers requests on a Unix socket in the cluster's
+directory, one JSON line each way. It is the harness of its run: `harness clean` leaves it alone while it lives, and
+removes what it leaves when it is killed.
+
+    python -m harness.keeper SPEC     SPEC is a Spec as JSON; the first line printed says that it is up, or why not
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness import registry
+from harness.clusters.base import NAME_SERVER_HOST, Program
+from harness.errors import HarnessError, OperatorError, SystemUnderTestError
+from harness.run_state import RunState
+from nemesis.mechanisms.shell import ShellError
+
+__all__ = ["CONTROL", "DESCRIPTION", "MAX_MESSAGE_BYTES", "NO_SYSTEM", "Keeper", "Spec", "connect_control"]
+
+CONTROL = "control.sock"
+DESCRIPTION = "cluster.json"
+NO_SYSTEM = "none"
+
+MAX_MESSAGE_BYTES = 8 << 20
+"""One request or answer: the output of a command at most, which agents cut at a mebibyte or two."""
+
+EXEC_TIMEOUT_S = 600.0
+"""For a command of `cluster exec`."""
+
+STATUS_TIMEOUT_S = 2.0
+_OPERATION_TIMEOUT_S = 3.0
+_BACKLOG = 16
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What is to be kept up; `directory` holds the control socket, `work_dir` the hosts' files of this time."""
+
+    name: str
+    directory: str
+    work_dir: str
+    cluster: str
+    reason: str
+    nodes: int
+    system: str
+    options: Mapping[str, str]
+
+
+def connect_control(directory: str) -> socket.socket:
+    """A connection to the keeper of the cluster in `directory`. Raises OSError when there is none."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        with _short(directory) as path:
+            connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextlib.contextmanager
+def _short(directory: str) -> Any:
+    """A path of the socket that fits into an address (107 bytes), however deep the directory lies."""
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{CONTROL}"
+    finally:
+        os.close(descriptor)
+
+
+class Keeper:
+    """A cluster with a system on it, and the requests about it."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._cluster: Any = None
+        self._system: Any = None
+        self._down = asyncio.Event()
+        self._commands = 0
+
+    async def keep(self) -> None:
+        """Bring everything up, say so, serve until `down` or SIGTERM, take everything down.
+
+        Raises OperatorError or SystemUnderTestError when it cannot be brought up, HarnessError when something could
+        not be taken down.
+        """
+        spec = self._spec
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._down.set)
+        system_class = None if spec.system == NO_SYSTEM else registry.load("systems", spec.system)
+        state = RunState.create(f"{spec.name}-{secrets.token_hex(3)}")
+        server: asyncio.Server | None = None
+        try:
+            self._cluster = registry.load("clusters", spec.cluster)(
+                node_count=spec.nodes,
+                run=state,
+                work_dir=spec.work_dir,
+                ports=system_class.ports if system_class is not None else (10911,),
+                **spec.options,
+            )
+            try:
+                await self._cluster.start()
+                if system_class is not None:
+                    self._system = system_class(
+                        cluster=self._cluster,
+                        settings={},
+                        keys=1,
+                        log_dir=spec.work_dir,
+                        operation_timeout_s=_OPERATION_TIMEOUT_S,
+                    )
+                    await self._system.start()
+                server = await self._listen()
+                self._describe(state.run_id)
+                print(json.dumps({"up": await self._status()}), flush=True)
+                await self._down.wait()
+            finally:
+                await self._take_down()
+        finally:
+            if server is not None:
+                server.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(spec.directory, CONTROL))
+            state.close()
+
+    async def _take_down(self) -> None:
+        problems = []
+        for work in (self._system, self._cluster):
+            if work is not None:
+                try:
+                    await work.stop()
+                except Exception as error:
+                    logger.exception("taking down")
+                    problems.append(str(error))
+        if problems:
+            raise HarnessError("; ".join(problems))
+
+    async def _listen(self) -> asyncio.Server:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.setblocking(False)
+        with _short(self._spec.directory) as path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            listener.bind(path)
+        os.chmod(os.path.join(self._spec.directory, CONTROL), 0o600)
+        return await asyncio.start_unix_server(self._serve, sock=listener, limit=MAX_MESSAGE_BYTES, backlog=_BACKLOG)
+
+    def _describe(self, run_id: str) -> None:
+        with open(os.path.join(self._spec.directory, DESCRIPTION), "w", encoding="utf-8") as file:
+            json.dump({**dataclasses.asdict(self._spec), "run_id": run_id, "pid": os.getpid()}, file, indent=2)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            line = await reader.readline()
+            if line:
+                answer = await self._answer(json.loads(line))
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        except (OSError, ValueError) as error:
+            logger.info("a request could not be answered: %s", error)
+        finally:
+            writer.close()
+
+    async def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            match request.get("op"):
+                case "status":
+                    return await self._status()
+                case "down":
+                    self._down.set()
+                    return {"pid": os.getpid(), "work_dir": self._spec.work_dir}
+                case "logs":
+                    return await self._logs(str(request["host"]))
+                case "exec":
+                    return await self._exec(str(request["host"]), [str(word) for word in request["argv"]])
+                case other:
+                    return {"error": f"unknown request {other!r}"}
+        except (OperatorError, ShellError, OSError, ValueError) as error:
+            return {"error": str(error)}
+        except Exception as error:
+            logger.exception("a request failed")
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    @property
+    def _hosts(self) -> list[str]:
+        return [*self._cluster.hosts, NAME_SERVER_HOST]
+
+    def _known(self, host: str) -> str:
+        if host not in self._hosts:
+            raise OperatorError(f"there is no host {host}; known: {', '.join(self._hosts)}")
+        return host
+
+    async def _status(self) -> dict[str, Any]:
+        """Every host: its address, whether its program runs, what it says of itself."""
+        system = self._system
+
+        async def one(host: str) -> dict[str, Any]:
+            row: dict[str, Any] = {"host": host, "address": self._cluster.bind_address(host), "program": None}
+            if system is None or (process := system.process(host)) is None:
+                return row
+            status = process.exit_status()
+            row["program"] = "runs" if status is None else f"ended with status {status}"
+            if host in self._cluster.hosts and status is None:
+                said = await system.status(host, timeout_s=STATUS_TIMEOUT_S)
+                row |= {"role": said.get("role"), "term": said.get("term")} if said else {"role": "no answer"}
+            return row
+
+        rows = await asyncio.gather(*(one(host) for host in self._hosts))
+        return {**dataclasses.asdict(self._spec), "pid": os.getpid(), "hosts": rows}
+
+    async def _logs(self, host: str) -> dict[str, Any]:
+        """Where the logs of a host are on this machine, fetched where that is needed."""
+        self._known(host)
+        if hasattr(self._cluster, "fetch"):
+            problems = await self._cluster.fetch()
+            if problems:
+                raise OperatorError(f"not everything could be fetched: {problems[0]}")
+        directory = os.path.join(self._spec.work_dir, host)
+        names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+        paths = [os.path.join(directory, name) for name in names]
+        return {"paths": [path for path in paths if os.path.isfile(path)]}
+
+    async def _exec(self, host: str, argv: list[str]) -> dict[str, Any]:
+        """Run a command on a host: as root where hosts have an agent, else as a program beside the others."""
+        self._known(host)
+        if hasattr(self._cluster, "agent"):
+            status, output, errors = await self._cluster.run(host, argv, timeout_s=EXEC_TIMEOUT_S)
+            return {"status": status, "stdout": output, "stderr": errors}
+        self._commands += 1
+        name = f"exec-{self._commands}"
+        process = await self._cluster.spawn(host, Program(name=name, argv=argv, log_name=f"{name}.log"))
+        try:
+            async with asyncio.timeout(EXEC_TIMEOUT_S):
+                status = await process.wait()
+        except TimeoutError:
+            await process.kill()
+            status = -9
+        path = os.path.join(self._spec.work_dir, host, f"{name}.log")
+        with open(path, encoding="utf-8", errors="replace") as file:
+            output = file.read(MAX_MESSAGE_BYTES // 4)
+        os.unlink(path)
+        return {"status": status, "stdout": output, "stderr": ""}
+
+
+def main(arguments: list[str]) -> int:
+    """Keep what the specification says; returns 0 when it was taken down in order, 1 otherwise."""
+    spec = Spec(**json.loads(arguments[0]))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        asyncio.run(Keeper(spec).keep())
+    except (OperatorError, SystemUnderTestError, HarnessError) as error:
+        kind = "operator" if isinstance(error, OperatorError) else "harness"
+        with contextlib.suppress(BrokenPipeError):  # whoever asked for it to be up has gone long ago
+            print(json.dumps({"error": str(error), "fault": kind}), flush=True)
+        logger.error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
