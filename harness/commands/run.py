@@ -6,6 +6,8 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -26,11 +28,43 @@ from harness.workloads.base import Workload
 from nemesis.forms import expand_variant
 from nemesis.protocol import Nemesis
 
-__all__ = ["run_command"]
+__all__ = ["Prepared", "announce", "enter_namespace", "prepare", "run_command"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A test with everything that its names stand for; nothing has been started or written."""
+
+    parts: Parts
+    left_out: Sequence[str]
+    """What of the nemeses cannot be had on this cluster, in words."""
+    in_user_namespace: bool
+    """Whether the command has to run itself again as root of a user namespace."""
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Make the test, run it, judge it, report it. Returns the exit status of the verdict."""
+    """Make the test, run it, judge it, report it. Returns the exit status of the verdict.
+
+    With --matrix or --test-count a series of runs, see `harness.commands.series`.
+    """
+    if arguments.matrix is not None or arguments.test_count != 1:
+        from harness.commands.series import series_command
+
+        return series_command(arguments)
+    prepared = prepare(arguments)
+    store = Store(arguments.store)
+    enter_namespace(prepared, arguments)
+    console = Console(stderr=True)
+    announce(prepared, console)
+    run_dir, results = perform(prepared.parts, store, console)
+    print_summary(results, console, test=prepared.parts.test.to_json(), report_path=run_dir.report_path)
+    if arguments.json:
+        print(json.dumps(results, indent=2, sort_keys=True))
+    return exit_status_of(results)
+
+
+def prepare(arguments: argparse.Namespace) -> Prepared:
+    """The test that the arguments describe, checked against what can be had here. Raises OperatorError."""
     test = _test_from(arguments)
     workload_class = registry.load("workloads", test.workload)
     system_class = registry.load("systems", test.system)
@@ -46,14 +80,6 @@ def run_command(arguments: argparse.Namespace) -> int:
     test = dataclasses.replace(test, cluster=choice.name)
     cluster_class = registry.load("clusters", test.cluster)
     require_cluster(cluster_class, test.cluster_options)
-    schedule = plan_faults(test, nemeses, cluster_class)
-    store = Store(arguments.store)
-    if choice.in_user_namespace:  # runs this command again as root of a user namespace, and does not return
-        reexec([sys.executable, "-m", "harness", *arguments.words])
-    console = Console(stderr=True)
-    console.print(f"cluster {choice.name}: {choice.reason}", highlight=False)
-    for line in left_out(test, nemeses, cluster_class):
-        console.print(f"left out: {line}", highlight=False, markup=False)
     parts = Parts(
         test=test,
         cluster_class=cluster_class,
@@ -61,13 +87,27 @@ def run_command(arguments: argparse.Namespace) -> int:
         system_class=system_class,
         workload=workload,
         nemeses=nemeses,
-        schedule=schedule,
+        schedule=plan_faults(test, nemeses, cluster_class),
     )
-    run_dir, results = perform(parts, store, console)
-    print_summary(results, console, test=test.to_json(), report_path=run_dir.report_path)
-    if arguments.json:
-        print(json.dumps(results, indent=2, sort_keys=True))
-    return exit_status_of(results)
+    return Prepared(
+        parts=parts,
+        left_out=left_out(test, nemeses, cluster_class),
+        in_user_namespace=choice.in_user_namespace,
+    )
+
+
+def enter_namespace(prepared: Prepared, arguments: argparse.Namespace) -> None:
+    """Run this command again as root of a user namespace, where the cluster needs one; does not return then."""
+    if prepared.in_user_namespace:
+        reexec([sys.executable, "-m", "harness", *arguments.words])
+
+
+def announce(prepared: Prepared, console: Console) -> None:
+    """Say which cluster it is, why, and what cannot be had on it."""
+    parts = prepared.parts
+    console.print(f"cluster {parts.test.cluster}: {parts.cluster_reason}", highlight=False)
+    for line in prepared.left_out:
+        console.print(f"left out: {line}", highlight=False, markup=False)
 
 
 def _test_from(arguments: argparse.Namespace) -> Test:

@@ -1,0 +1,205 @@
+"""A series of runs made by one command: repetitions, and all combinations of a matrix of options.
+
+    harness run --matrix modes.toml --test-count 10 --time-limit 20
+
+    # modes.toml
+    nemesis = ["partition", "kill"]
+    [set]
+    read_mode = ["read_index", "unsafe"]
+
+makes 2 x 2 configurations, ten runs each. Repetitions are the outer loop, so that a series that is stopped half-way
+leaves about as many runs of each configuration. The runs of one repetition share a seed, derived from --seed: the
+same faults at the same times for every configuration, which makes them comparable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.cli import EXIT_HARNESS_FAILED, build_parser, random_seed
+from harness.commands.run import Prepared, announce, enter_namespace, prepare
+from harness.errors import OperatorError, SystemUnderTestError, nearest
+from harness.execution import exit_status_of, perform
+from harness.report.units import plural
+from harness.store import Store
+
+__all__ = ["MAX_RUNS", "combinations", "derived_seed", "series_command"]
+
+MAX_RUNS = 10_000
+"""Runs of one series: days of work, so more is a mistake in the matrix."""
+
+MAX_FAILED_STARTS = 3
+"""Runs in a row whose system did not come up, after which the next will not either."""
+
+OPTIONS = (
+    "cluster", "inventory", "image", "system", "nodes", "workload", "nemesis", "nemesis-interval",
+    "nemesis-schedule", "time-limit", "concurrency", "rate", "operation-timeout", "checker-timeout",
+    "checker-memory",
+)  # fmt: skip
+"""Options of `harness run` that a matrix may list; the others are the series's own."""
+
+_VERDICTS = {True: "valid", False: "invalid"}
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a series has come to so far."""
+
+    by_label: dict[str, Counter[str]] = field(default_factory=dict)
+    statuses: list[int] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, label: str, verdict: str, status: int) -> None:
+        self.by_label.setdefault(label, Counter())[verdict] += 1
+        self.statuses.append(status)
+
+    @property
+    def worst(self) -> int:
+        """1 where any run was invalid, then 255 (one did not start), then 2, then 0."""
+        return next((status for status in (1, EXIT_HARNESS_FAILED, 2) if status in self.statuses), 0)
+
+
+def series_command(arguments: argparse.Namespace) -> int:
+    """Make every run of the series and a summary. Returns the worst verdict's exit status.
+
+    Everything is checked before the first run starts. An error of the operator's in a run ends the series with a
+    line that says which; a system that does not come up is counted, and ends it when that keeps happening.
+    """
+    base_seed = random_seed() if arguments.seed is None else arguments.seed
+    options = [[]] if arguments.matrix is None else combinations(arguments.matrix)
+    total = len(options) * arguments.test_count
+    if total > MAX_RUNS:
+        raise OperatorError(f"{total:,} runs are asked for, and a series has at most {MAX_RUNS:,}")
+    console = Console(stderr=True)
+    parser = build_parser()
+    plan: list[tuple[str, Prepared]] = []
+    for repetition, words in itertools.product(range(arguments.test_count), options):
+        seed = str(derived_seed(base_seed, repetition))
+        one = parser.parse_args([*arguments.words, *words, "--seed", seed, "--test-count", "1"])
+        label = _label(words)
+        try:
+            plan.append((label, prepare(one)))
+        except OperatorError as error:
+            raise OperatorError(f"{label}: {error}") from None
+    enter_namespace(plan[0][1], arguments)
+    announce(plan[0][1], console)
+    console.print(f"{plural(total, 'run')} of {plural(len(options), 'configuration')}, base seed {base_seed}")
+    tally = _Tally()
+    try:
+        _perform_all(plan, Store(arguments.store), console, tally)
+    finally:
+        _print_summary(tally, console)
+    if arguments.json:
+        print(json.dumps(tally.results, indent=2, sort_keys=True))
+    return tally.worst
+
+
+def _perform_all(plan: Sequence[tuple[str, Prepared]], store: Store, console: Console, tally: _Tally) -> None:
+    failed_starts = 0
+    for number, (label, prepared) in enumerate(plan, 1):
+        head = f"run {number} of {len(plan)}, {label}, seed {prepared.parts.test.seed}"
+        try:
+            run_dir, results = perform(prepared.parts, store, console)
+        except OperatorError as error:
+            raise OperatorError(f"{head}: {error} (the {plural(number - 1, 'run')} before it are kept)") from None
+        except SystemUnderTestError as error:
+            console.print(f"{head}: [red]did not start[/]: {error}", highlight=False, soft_wrap=True)
+            tally.add(label, "not started", EXIT_HARNESS_FAILED)
+            failed_starts += 1
+            if failed_starts == MAX_FAILED_STARTS:
+                raise SystemUnderTestError(f"{failed_starts} runs in a row did not start; the last: {error}") from None
+            continue
+        failed_starts = 0
+        verdict = _VERDICTS.get(results["valid"], "unknown")
+        tally.add(label, verdict, exit_status_of(results))
+        tally.results.append({"run": run_dir.name, **results})
+        style = {"valid": "green", "invalid": "red", "unknown": "magenta"}[verdict]
+        console.print(f"{head}: [{style}]{verdict}[/]  {run_dir.name}", highlight=False, soft_wrap=True)
+        if results.get("interrupted") is not None:
+            console.print(f"stopped by {results['interrupted']}; {len(plan) - number} runs are left", highlight=False)
+            return
+
+
+def _print_summary(tally: _Tally, console: Console) -> None:
+    if not tally.by_label:
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("configuration", overflow="fold")
+    names = [name for name in ("valid", "invalid", "unknown", "not started")
+             if name != "not started" or any(name in counts for counts in tally.by_label.values())]  # fmt: skip
+    for name in names:
+        table.add_column(name, justify="right")
+    for label, counts in tally.by_label.items():
+        table.add_row(label, *(str(counts[name]) for name in names))
+    console.print(table)
+
+
+def derived_seed(base_seed: int, repetition: int) -> int:
+    """The seed of a repetition; the first keeps the base seed, so that a series of one is that run."""
+    if repetition == 0:
+        return base_seed
+    digest = hashlib.sha256(f"{base_seed}/run/{repetition}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")
+
+
+def combinations(path: str) -> list[list[str]]:
+    """Every combination of a matrix file's lists, as words of the command line.
+
+    Keys are options of `harness run` without their dashes; the table `set` holds options of the system. A single
+    value stands for a list of one. Raises OperatorError naming the file and what is wrong with it.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = tomllib.load(file)
+    except OSError as error:
+        raise OperatorError(f"--matrix {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OperatorError(f"--matrix {path}: not TOML: {error}") from None
+    axes: list[list[list[str]]] = []
+    for key, value in data.items():
+        name = key.replace("_", "-")
+        if name == "set" and isinstance(value, dict):
+            axes += [[["--set", f"{s}={_word(path, s, v)}"] for v in _values(path, s, vs)] for s, vs in value.items()]
+        elif name in OPTIONS:
+            axes.append([[f"--{name}", _word(path, key, item)] for item in _values(path, key, value)])
+        else:
+            raise OperatorError(
+                f"--matrix {path}: {key!r} is none of {', '.join((*OPTIONS, 'set'))}{nearest(name, OPTIONS)}"
+            )
+    if not axes:
+        raise OperatorError(f"--matrix {path}: it lists no options")
+    return [list(itertools.chain.from_iterable(choice)) for choice in itertools.product(*axes)]
+
+
+def _values(path: str, key: str, value: Any) -> list[Any]:
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise OperatorError(f"--matrix {path}: {key} is an empty list")
+    if len({str(item) for item in values}) != len(values):
+        raise OperatorError(f"--matrix {path}: {key} names a value twice")
+    return values
+
+
+def _word(path: str, key: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float, str)):
+        return str(value)
+    raise OperatorError(f"--matrix {path}: {key} must list words or numbers, not {value!r}")
+
+
+def _label(words: Sequence[str]) -> str:
+    """What a configuration is called: its own options, without dashes."""
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return ", ".join(text if option == "--set" else f"{option[2:]}={text}" for option, text in pairs) or "as given"
