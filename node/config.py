@@ -32,6 +32,7 @@ from node.config_reader import (
     one_of,
     split_address,
 )
+from node.security import AclConfig, TlsConfig, read_acl, read_tls
 
 __all__ = [
     "DEFAULT_PERM",
@@ -127,6 +128,14 @@ class BrokerConfig:
     """Member id -> address at which clients reach it, for the hint "ask that one"; may be empty."""
     topics: tuple[TopicConfig, ...]
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    auto_create_topics: bool = True
+    """Whether a message to an unknown topic makes it, when its client names TBW102 as the example (R)."""
+    auto_create_groups: bool = True
+    """Whether a consumer group is made by its first heartbeat (R)."""
+    acl: AclConfig | None = None
+    """Who may do what; None lets everybody do everything."""
+    tls: TlsConfig | None = None
+    """TLS on the port that clients use; None means plain text."""
 
     @property
     def slave_broker_id(self) -> int:
@@ -141,6 +150,8 @@ class NameServerConfig:
     listen: str
     uvloop: str
     log_level: str
+    tls: TlsConfig | None = None
+    """TLS on its port; None means plain text."""
 
 
 def check_topic_name(name: str) -> str:
@@ -152,6 +163,12 @@ def check_topic_name(name: str) -> str:
     if not _TOPIC_NAME.fullmatch(name):
         raise ValueError(f"topic name {name!r} may hold letters, digits, %, _ and - only")
     return name
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"must be true or false, not {value!r}")
+    return value
 
 
 def _topic_name(value: Any) -> str:
@@ -223,6 +240,8 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         client_addresses=ledger.take("clients", check_member_addresses, {}),
         topics=_topics(reader),
         limits=_limits(limits_reader),
+        acl=read_acl(reader.optional_table("acl")),
+        tls=read_tls(reader.optional_table("tls"), dials=True),
     )
     ledger.finish()
     reader.finish()
@@ -270,6 +289,7 @@ def parse_name_server_config(text: str, overrides: Sequence[str] = ()) -> NameSe
         listen=reader.take("listen", check_address),
         uvloop=reader.take("uvloop", one_of(SWITCHES), "auto"),
         log_level=reader.take("log_level", one_of(LOG_LEVELS), "info"),
+        tls=read_tls(reader.optional_table("tls"), dials=False),
     )
     reader.finish()
     if problems:

@@ -100,6 +100,10 @@ class ConfigReader:
         value = self.take(key, check_table, {})
         return ConfigReader(value, self._problems, f"{self._prefix}{key}.")
 
+    def optional_table(self, key: str) -> ConfigReader | None:
+        """A reader of a sub-table that switches something on by being there; None when it is absent."""
+        return self.table(key) if key in self._table else self.take(key, check_table, None)
+
     def tables(self, key: str) -> list[ConfigReader]:
         """Readers of an array of tables."""
         values = self.take(key, check_tables, [])

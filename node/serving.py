@@ -11,7 +11,7 @@ import logging
 
 from node.broker.controller import BrokerController
 from node.config import BrokerConfig, NameServerConfig, split_address
-from node.nameserver import NameServer
+from node.nameserver import NameServer, NameServerOptions
 from node.runtime import Runtime
 
 __all__ = ["serve_broker", "serve_name_server"]
@@ -54,7 +54,8 @@ async def _until_stopped(stop: asyncio.Event, broker: BrokerController) -> str:
 async def serve_name_server(config: NameServerConfig, runtime: Runtime, stop: asyncio.Event) -> None:
     """Run a name server until `stop` is set. Raises OSError or ValueError when it cannot start."""
     host, port = split_address(config.listen)
-    server = NameServer(host, port, runtime)
+    tls = config.tls.server_context() if config.tls else None
+    server = NameServer(host, port, runtime, options=NameServerOptions(tls=tls))
     await server.start()
     logger.info("READY nameserver listen=%s:%d", host, server.port)
     await stop.wait()

@@ -13,6 +13,7 @@ from node.client.errors import (
     OutcomeUnknown,
 )
 from node.client.results import BrokerGroup, PullResult, PullStatus, Route, SendResult, SendStatus
+from node.remoting import Credentials
 from node.store.record import Message
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "BrokerGroup",
     "BrokerRefused",
     "ClientError",
+    "Credentials",
     "Message",
     "NoRoute",
     "NotLeader",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -18,7 +19,9 @@ from node.client.results import BrokerGroup, PullResult, PullStatus, Route, Send
 from node.remoting import (
     ClientLimits,
     Command,
+    Credentials,
     FieldValue,
+    Processor,
     RemotingClient,
     RemotingError,
     RequestCode,
@@ -58,7 +61,8 @@ class BrokerClient:
     `translate` maps an address that a broker advertises to the one that this client must dial (where every
     link goes through a proxy); addresses in routes and leader hints are translated already, and an `address`
     argument is dialled as it is. Without one, a call goes to the master in the topic's route.
-    `client_id` is what brokers know this client by (its group name). Times are in milliseconds.
+    `client_id` is what brokers know this client by (its group name). Times are in milliseconds. `tls` encrypts
+    every connection, to name servers too; `credentials` sign every request.
 
     A connection on which two requests in a row time out with nothing received is given up, and the next call
     dials anew. Use as `async with BrokerClient(...) as client`, or call `close`.
@@ -74,6 +78,8 @@ class BrokerClient:
         translate: Callable[[str], str] = _identity,
         client_id: str = "splitbrain",
         serializer: Serializer = "json",
+        tls: ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self._name_servers = list(name_servers)
         self._clock = runtime.clock
@@ -82,7 +88,8 @@ class BrokerClient:
         self._client_id = client_id
         self._serializer: Serializer = serializer
         limits = ClientLimits(connect_timeout_ms=connect_timeout_ms, max_connections=MAX_CONNECTIONS)
-        self._remoting = RemotingClient(limits, name="client")
+        sign = credentials.sign if credentials is not None else None
+        self._remoting = RemotingClient(limits, name="client", tls=tls, sign=sign)
         self._routes: dict[str, tuple[int, Route]] = {}
 
     async def __aenter__(self) -> BrokerClient:
@@ -115,13 +122,31 @@ class BrokerClient:
         )
 
     async def cluster_groups(self, *, timeout_ms: int | None = None) -> tuple[BrokerGroup, ...]:
-        """Every broker name that the first answering name server knows. Raises NoRoute."""
-        reply, address = await self._ask_name_servers(Command.request(RequestCode.GET_BROKER_CLUSTER_INFO), timeout_ms)
+        """Every broker name that any name server knows; they are all asked, and what the first in line says of a
+        name counts. Raises NoRoute when none of them answers."""
+        asked = [self._cluster_groups_at(address, timeout_ms) for address in self._name_servers]
+        groups: dict[str, BrokerGroup] = {}
+        failures: list[NoRoute] = []
+        for answer in await asyncio.gather(*asked):
+            if isinstance(answer, NoRoute):
+                failures.append(answer)
+                continue
+            for group in answer:
+                groups.setdefault(group.name, group)
+        if len(failures) == len(asked):
+            raise failures[0] if failures else NoRoute("no name server is configured")
+        return tuple(groups.values())
+
+    async def _cluster_groups_at(self, address: str, timeout_ms: int | None) -> tuple[BrokerGroup, ...] | NoRoute:
         try:
+            reply = await self.invoke(address, Command.request(RequestCode.GET_BROKER_CLUSTER_INFO), timeout_ms)
+            self._expect_success(reply, None, address)
             table = json.loads(reply.body)["brokerAddrTable"]
             route = Route.from_body("", {"queueDatas": [], "brokerDatas": list(table.values())})
+        except ClientError as error:
+            return NoRoute(f"no name server helps: {error.remark}", address=address, code=error.code)
         except _READ_ERRORS as error:
-            raise NoRoute(f"the cluster info cannot be read: {error!r}", address=address) from None
+            return NoRoute(f"the cluster info cannot be read: {error!r}", address=address)
         return tuple(replace(group, addresses=self._dialled(group.addresses)) for group in route.groups)
 
     # Messages
@@ -236,7 +261,7 @@ class BrokerClient:
 
     async def runtime_info(self, address: str, *, timeout_ms: int | None = None) -> dict[str, str]:
         """What the broker at `address` says of itself (code 28). Raises ClientError."""
-        reply = await self._invoke(address, Command.request(RequestCode.GET_BROKER_RUNTIME_INFO), timeout_ms)
+        reply = await self.invoke(address, Command.request(RequestCode.GET_BROKER_RUNTIME_INFO), timeout_ms)
         self._expect_success(reply, None, address)
         try:
             return {str(name): str(value) for name, value in json.loads(reply.body)["table"].items()}
@@ -271,8 +296,33 @@ class BrokerClient:
                     "perm": perm, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": False,
                 },
             )  # fmt: skip
-            self._expect_success(await self._invoke(master, request, timeout_ms), None, master)
+            self._expect_success(await self.invoke(master, request, timeout_ms), None, master)
         self._routes.pop(topic, None)
+
+    # Any request
+
+    async def invoke(self, address: str, request: Command, timeout_ms: float | None = None) -> Command:
+        """One request to `address`, one reply of whatever code. Raises NotSent or OutcomeUnknown."""
+        request.serializer = self._serializer
+        if timeout_ms is None:
+            timeout_ms = self._request_timeout_ms
+        try:
+            return await self._remoting.invoke(address, request, timeout_ms=timeout_ms)
+        except RemotingError as error:
+            kind = NotSent if error.is_definite else OutcomeUnknown
+            raise kind(str(error), address=address) from error
+
+    async def send_oneway(self, address: str, request: Command) -> None:
+        """One request to `address` that nobody answers. Raises NotSent; returning says nothing of its arrival."""
+        request.serializer = self._serializer
+        try:
+            await self._remoting.send_oneway(address, request)
+        except RemotingError as error:
+            raise NotSent(str(error), address=address) from error
+
+    def register(self, code: int, processor: Processor) -> None:
+        """Have `processor` called with requests of `code` that brokers send to this client."""
+        self._remoting.register(code, processor)
 
     # Inside
 
@@ -295,7 +345,7 @@ class BrokerClient:
     ) -> tuple[Command, str]:
         """The reply, whatever its code, and who gave it: `address`, or the master of the topic's route."""
         if address is not None:
-            return await self._invoke(address, request, timeout_ms), address
+            return await self.invoke(address, request, timeout_ms), address
         if timeout_ms is None:
             timeout_ms = self._request_timeout_ms
         loop = asyncio.get_running_loop()
@@ -305,7 +355,7 @@ class BrokerClient:
         if left_ms <= 0:
             raise NotSent(f"no time was left of {timeout_ms} ms after asking for the route", address=address)
         try:
-            return await self._invoke(address, request, left_ms), address
+            return await self.invoke(address, request, left_ms), address
         except ClientError:
             self._routes.pop(topic, None)  # the master may be another one by now
             raise
@@ -334,7 +384,7 @@ class BrokerClient:
         for position, address in enumerate(list(self._name_servers)):
             share_ms = (deadline_s - loop.time()) * 1000 / (len(self._name_servers) - position)
             try:
-                reply = await self._invoke(address, request, max(share_ms, 1.0))
+                reply = await self.invoke(address, request, max(share_ms, 1.0))
                 self._expect_success(reply, None, address)
             except ClientError as error:
                 if failure is None or error.code is not None:  # "does not exist" says more than "no answer"
@@ -347,17 +397,6 @@ class BrokerClient:
         if failure is None:
             raise NoRoute("no name server is configured")
         raise NoRoute(f"no name server helps: {failure.remark}", address=failure.address, code=failure.code)
-
-    async def _invoke(self, address: str, request: Command, timeout_ms: float | None) -> Command:
-        """One request, one reply of any code; errors of the connection become NotSent or OutcomeUnknown."""
-        request.serializer = self._serializer
-        if timeout_ms is None:
-            timeout_ms = self._request_timeout_ms
-        try:
-            return await self._remoting.invoke(address, request, timeout_ms=timeout_ms)
-        except RemotingError as error:
-            kind = NotSent if error.is_definite else OutcomeUnknown
-            raise kind(str(error), address=address) from error
 
     def _expect_success(self, reply: Command, topic: str | None, address: str) -> None:
         if reply.code != ResponseCode.SUCCESS:

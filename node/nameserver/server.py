@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -44,6 +45,8 @@ class NameServerOptions:
     kv_config_path: str | None = None
     """File of the key-value configuration; None keeps it in memory."""
     limits: ServerLimits = field(default_factory=ServerLimits)
+    tls: ssl.SSLContext | None = None
+    """Encrypts every connection; None means plain text."""
 
 
 class NameServer:
@@ -53,7 +56,7 @@ class NameServer:
         self._options = options or NameServerOptions()
         self.routes = RouteTable(runtime.clock.monotonic_ns, expiry_s=self._options.broker_expiry_s)
         self._kv = KvConfig(runtime.disk, self._options.kv_config_path)
-        self._server = RemotingServer(host, port, limits=self._options.limits, name="nameserver")
+        self._server = RemotingServer(host, port, limits=self._options.limits, name="nameserver", tls=self._options.tls)
         self._scan_timer: asyncio.TimerHandle | None = None
         for code, processor in (
             (RequestCode.REGISTER_BROKER, self._register),

@@ -18,6 +18,7 @@ from node.remoting.errors import (
 )
 from node.remoting.limits import ClientLimits, ServerLimits
 from node.remoting.server import RemotingServer
+from node.remoting.signature import Credentials
 
 __all__ = [
     "ClientLimits",
@@ -25,6 +26,7 @@ __all__ = [
     "ConnectFailed",
     "Connection",
     "ConnectionLost",
+    "Credentials",
     "FieldValue",
     "FrameError",
     "FrameParser",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Callable
 
 from node.remoting.command import FLAG_ONEWAY, Command
 from node.remoting.connection import Connection
-from node.remoting.endpoint import Endpoint
+from node.remoting.endpoint import Endpoint, tls_options
 from node.remoting.errors import ConnectFailed
 from node.remoting.limits import ClientLimits
 
@@ -26,13 +28,25 @@ class RemotingClient(Endpoint):
 
     Connections are made when first needed, shared by all requests to an address, and made again after they
     were lost. Nothing is sent twice: a request whose fate is unknown ends in an indefinite error.
+
+    With `tls` every connection is encrypted. `sign` is called with each request before it is sent, to put the
+    fields in that say who asks.
     """
 
     limits: ClientLimits
 
-    def __init__(self, limits: ClientLimits | None = None, *, name: str = "client") -> None:
+    def __init__(
+        self,
+        limits: ClientLimits | None = None,
+        *,
+        name: str = "client",
+        tls: ssl.SSLContext | None = None,
+        sign: Callable[[Command], None] | None = None,
+    ) -> None:
         self._client_limits = limits or ClientLimits()
         super().__init__(self._client_limits, name)
+        self._tls_options = tls_options(tls, self._client_limits)
+        self._sign = sign
         self._connections: dict[str, Connection] = {}
         self._dials: dict[str, asyncio.Task[Connection | str]] = {}
         self._closed = False
@@ -48,6 +62,8 @@ class RemotingClient(Endpoint):
         Sets `command.opaque`. Raises ConnectFailed, PeerOverloaded, FrameError (definite: nothing was sent),
         ConnectionLost, RequestTimeout (indefinite). The time includes connecting.
         """
+        if self._sign is not None:
+            self._sign(command)
         connection = self._connections.get(address)
         if connection is None or connection.is_closing:
             loop = asyncio.get_running_loop()
@@ -62,6 +78,8 @@ class RemotingClient(Endpoint):
         Raises ConnectFailed or FrameError, both definite. That it returns says nothing of arrival.
         """
         command.flag |= FLAG_ONEWAY
+        if self._sign is not None:
+            self._sign(command)
         connection = self._connections.get(address)
         if connection is None or connection.is_closing:
             connection = await self._connect(address, self._client_limits.connect_timeout_ms)
@@ -117,7 +135,7 @@ class RemotingClient(Endpoint):
         timeout_ms = self._client_limits.connect_timeout_ms
         try:
             _, connection = await asyncio.wait_for(
-                loop.create_connection(lambda: Connection(self), host, port), timeout_ms / 1000
+                loop.create_connection(lambda: Connection(self), host, port, **self._tls_options), timeout_ms / 1000
             )
         except TimeoutError:
             return f"no connection to {address} within {timeout_ms} ms"

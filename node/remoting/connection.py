@@ -25,7 +25,7 @@ from node.remoting.errors import ConnectionLost, FrameError, PeerOverloaded, Req
 if TYPE_CHECKING:
     from node.remoting.endpoint import Endpoint
 
-__all__ = ["Connection", "Processor"]
+__all__ = ["Connection", "Guard", "Processor"]
 
 _MAX_REMARK_CHARS = 256
 """Length of the remark made of an exception: enough for its sentence, too little to leak a data dump."""
@@ -277,6 +277,8 @@ class Connection(asyncio.Protocol):
         if processor is None:
             processor = self._endpoint.default_processor
         try:
+            if self._endpoint.guard is not None:
+                self._endpoint.guard(command, self)
             result = processor(command, self)
         except Exception as error:
             result = self._failure_reply(command, error)
@@ -480,3 +482,5 @@ def _size_of(command: Command) -> int:
 
 
 Processor = Callable[[Command, Connection], Command | Awaitable[Command | None] | None]
+Guard = Callable[[Command, Connection], None]
+"""Raises a RequestError where a request may not be processed."""

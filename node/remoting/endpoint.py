@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable
+from typing import Any
 
 from node.remoting.accounting import ByteAccount
 from node.remoting.codes import ResponseCode
 from node.remoting.command import Command
 from node.remoting.complaints import Complaints
-from node.remoting.connection import Connection, Processor
+from node.remoting.connection import Connection, Guard, Processor
 from node.remoting.limits import ConnectionLimits
 
-__all__ = ["Endpoint"]
+__all__ = ["Endpoint", "tls_options"]
+
+
+def tls_options(context: ssl.SSLContext | None, limits: ConnectionLimits) -> dict[str, Any]:
+    """What the loop's create_server and create_connection are told of TLS: nothing at all where there is none."""
+    if context is None:
+        return {}
+    return {
+        "ssl": context,
+        "ssl_handshake_timeout": limits.tls_handshake_timeout_s,
+        "ssl_shutdown_timeout": limits.close_linger_s,
+    }
 
 
 def _not_supported(command: Command, connection: Connection) -> Command:
@@ -33,6 +46,7 @@ class Endpoint:
         self.limits = limits
         self.processors: dict[int, Processor] = {}
         self.default_processor: Processor = _not_supported
+        self.guard: Guard | None = None
         self.complaints = Complaints(
             logging.getLogger(f"node.remoting.{name}"), lambda: asyncio.get_running_loop().time()
         )
@@ -50,6 +64,10 @@ class Endpoint:
     def register_default(self, processor: Processor) -> None:
         """Answer requests of every other code with `processor` instead of REQUEST_CODE_NOT_SUPPORTED."""
         self.default_processor = processor
+
+    def register_guard(self, guard: Guard) -> None:
+        """Let `guard` look at every request before its processor does; what it raises is the answer."""
+        self.guard = guard
 
     # Called by connections
 

@@ -56,6 +56,8 @@ class ConnectionLimits:
     max_silent_timeouts: int = 2
     """Requests that may time out with not one byte received since before the connection is given up: after a
     partition the old connection sits in the kernel's retransmission back-off while a new one works at once."""
+    tls_handshake_timeout_s: float = 10.0
+    """How long a TLS handshake may take, as long as a frame of plain text."""
     close_linger_s: float = 1.0
     """How long a closing connection may take to get its last bytes out to a peer that reads slowly."""
 

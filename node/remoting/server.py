@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 
 from node.remoting.connection import Connection
-from node.remoting.endpoint import Endpoint
+from node.remoting.endpoint import Endpoint, tls_options
 from node.remoting.limits import ServerLimits
 
 __all__ = ["RemotingServer"]
 
 
 class RemotingServer(Endpoint):
-    """Serves the remoting protocol on one address. `name` appears in its log lines.
+    """Serves the remoting protocol on one address, inside TLS when given a context. `name` appears in its log lines.
 
     `register(code, processor)` before or after `start`. A processor is called with the request and its
     connection, inside the loop, and returns the reply, None for no reply (or a later one by
@@ -23,11 +24,20 @@ class RemotingServer(Endpoint):
     limits: ServerLimits
     stops_reading_when_unread = True
 
-    def __init__(self, host: str, port: int, *, limits: ServerLimits | None = None, name: str = "remoting") -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        limits: ServerLimits | None = None,
+        name: str = "remoting",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._server_limits = limits or ServerLimits()
         super().__init__(self._server_limits, name)
         self._host = host
         self._port = port
+        self._tls_options = tls_options(tls, self._server_limits)
         self._server: asyncio.Server | None = None
         self._connections: dict[Connection, None] = {}
         self._silent: dict[Connection, None] = {}
@@ -49,7 +59,11 @@ class RemotingServer(Endpoint):
         loop = asyncio.get_running_loop()
         self._stopping = False
         self._server = await loop.create_server(
-            lambda: Connection(self), self._host, self._port, backlog=self._server_limits.accept_backlog
+            lambda: Connection(self),
+            self._host,
+            self._port,
+            backlog=self._server_limits.accept_backlog,
+            **self._tls_options,
         )
         if self._port == 0:
             self._port = int(self._server.sockets[0].getsockname()[1])

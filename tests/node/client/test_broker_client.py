@@ -461,3 +461,20 @@ def test_a_closed_client_sends_nothing() -> None:
             assert caught.value.is_definite
 
     run(scenario)
+
+
+def test_every_name_server_is_asked_for_groups_and_masters() -> None:
+    """Independent name servers may each know some brokers; topics are created on all of them."""
+
+    async def scenario() -> None:
+        async with staged(name_servers=2, dead_name_server=True) as s, staged() as other:
+            await s.register(s.name_servers[0], s.address)
+            await s.register(s.name_servers[1], other.address, brokerName="b2")
+            groups = await s.client.cluster_groups()
+            assert {group.name: group.master_address for group in groups} == {"b": s.address, "b2": other.address}
+            for each in (s, other):
+                each.answer(17, {"code": 0})
+            await s.client.create_topic("U")
+            assert len(s.requests) == len(other.requests) == 1
+
+    run(scenario)

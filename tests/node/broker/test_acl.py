@@ -1,0 +1,214 @@
+"""Access control: signatures, permissions and addresses, request by request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from node.broker.acl import AccessControl, own_signature
+from node.config import ConfigError, parse_broker_config
+from node.remoting import Command, Credentials, RequestError
+from node.security import AddressPattern
+
+BASE = """
+self_id = "n1"
+listen = "127.0.0.1:0"
+data_dir = "/tmp/nowhere"
+[dledger]
+listen = "127.0.0.1:0"
+"""
+ACL = """
+[acl]
+white_addresses = ["10.1.*.*"]
+[[acl.accounts]]
+access_key = "operator"
+secret_key = "operator-secret"
+admin = true
+[[acl.accounts]]
+access_key = "service"
+secret_key = "service-secret"
+white_address = "10.2.0.1"
+default_topic_perm = "DENY"
+default_group_perm = "SUB"
+topics = { orders = "PUB|SUB", prices = "SUB", audit = "PUB" }
+groups = { billing = "SUB", locked = "DENY" }
+"""
+
+
+class Peer:
+    def __init__(self, remote_address: str = "10.3.0.7:4711") -> None:
+        self.remote_address = remote_address
+
+
+def checked(
+    command: Command, *, key: str | None = "service", secret: str | None = None, peer: str = "10.3.0.7:1"
+) -> bool:
+    """Whether the request passes, signed as asked."""
+    acl = parse_broker_config(BASE + ACL).acl
+    assert acl is not None
+    if key is not None:
+        Credentials(access_key=key, secret_key=secret or f"{key}-secret").sign(command)
+    try:
+        AccessControl(acl).check(command, Peer(peer))  # type: ignore[arg-type]
+    except RequestError as error:
+        assert error.code == 16 and error.remark
+        return False
+    return True
+
+
+def heartbeat(group: str, topics: Sequence[str]) -> Command:
+    subscriptions = [{"topic": topic, "subString": "*"} for topic in topics]
+    body = {"clientID": "c", "consumerDataSet": [{"groupName": group, "subscriptionDataSet": subscriptions}]}
+    return Command.request(34, {}, json.dumps(body).encode())
+
+
+def pull(topic: str, group: str) -> Command:
+    return Command.request(11, {"topic": topic, "consumerGroup": group, "queueId": 0})
+
+
+def test_without_the_table_there_is_no_access_control() -> None:
+    assert parse_broker_config(BASE).acl is None
+
+
+def test_nobody_without_a_key_reads_or_writes_anything() -> None:
+    for code in range(1, 400):
+        assert not checked(Command.request(code, {"topic": "orders", "consumerGroup": "billing"}), key=None), code
+
+
+def test_a_key_needs_its_secret() -> None:
+    assert checked(pull("orders", "billing"))
+    assert not checked(pull("orders", "billing"), secret="service-secreT")
+    assert not checked(pull("orders", "billing"), key="stranger")
+    request = pull("orders", "billing")
+    Credentials(access_key="service", secret_key="service-secret").sign(request)
+    assert checked(request, key=None)
+    for change in ({"topic": "prices"}, {"AccessKey": "operator"}, {"Signature": ""}, {"more": "x"}):
+        changed = Command.request(11, request.ext_fields | change)
+        assert not checked(changed, key=None), change
+    assert not checked(Command.request(11, request.ext_fields, b"body"), key=None)
+
+
+def test_the_field_that_old_clients_add_after_signing_is_forgiven() -> None:
+    request = Command.request(12, {"topic": "orders", "key": "k"})
+    Credentials(access_key="service", secret_key="service-secret").sign(request)
+    request.ext_fields["_UNIQUE_KEY_QUERY"] = "true"
+    assert checked(request, key=None)
+
+
+def test_white_listed_addresses_need_no_key() -> None:
+    assert checked(pull("anything", "any"), key=None, peer="10.1.2.3:999")
+    assert not checked(pull("orders", "billing"), key=None, peer="10.2.0.1:999")
+    named = Command.request(17, {"topic": "new", "AccessKey": "service"})
+    assert checked(named, key=None, peer="10.2.0.1:999")
+    assert not checked(Command.request(17, named.ext_fields), key=None, peer="10.2.0.2:999")
+
+
+@pytest.mark.parametrize(
+    ("request_", "allowed"),
+    [
+        (Command.request(10, {"topic": "orders"}), True),
+        (Command.request(10, {"topic": "prices"}), False),
+        (Command.request(10, {"topic": "audit"}), True),
+        (Command.request(10, {"topic": "unknown"}), False),
+        (Command.request(310, {"b": "orders"}), True),
+        (Command.request(310, {"b": "prices"}), False),
+        (Command.request(10, {"topic": "orders", "b": "prices"}), False),  # the store would take "b"
+        (Command.request(320, {"b": "orders", "m": "true"}), True),
+        (Command.request(310, {"b": "%RETRY%billing"}), True),
+        (Command.request(310, {"b": "%RETRY%locked"}), False),
+        (Command.request(310, {"b": "RMQ_SYS_TRANS_HALF_TOPIC"}), False),
+        (pull("orders", "billing"), True),
+        (pull("orders", "other"), True),
+        (pull("orders", "locked"), False),
+        (pull("audit", "billing"), False),
+        (pull("%RETRY%billing", "billing"), True),
+        (pull("%DLQ%locked", "billing"), False),
+        (pull("SCHEDULE_TOPIC_XXXX", "billing"), False),
+        (Command.request(12, {"topic": "prices"}), True),
+        (Command.request(12, {"topic": "audit"}), False),
+        (Command.request(15, {"topic": "prices", "consumerGroup": "billing"}), True),
+        (Command.request(15, {"topic": "prices", "consumerGroup": "locked"}), False),
+        (Command.request(30, {"topic": "prices"}), True),
+        (Command.request(30, {"topic": "audit"}), False),
+        (Command.request(33, {"offset": "0"}), False),
+        (Command.request(36, {"group": "billing"}), True),
+        (Command.request(36, {"group": "locked"}), False),
+        (Command.request(35, {"clientID": "c", "producerGroup": "p"}), True),
+        (Command.request(35, {"clientID": "c", "consumerGroup": "locked"}), False),
+        (Command.request(38, {"consumerGroup": "billing"}), True),
+        (Command.request(38, {"consumerGroup": "locked"}), False),
+        (Command.request(41, {}, b'{"consumerGroup":"billing"}'), True),
+        (Command.request(41, {}, b'{"consumerGroup":"locked"}'), False),
+        (Command.request(41, {}, b"no json"), False),
+        (heartbeat("billing", ["orders", "prices", "%RETRY%billing"]), True),
+        (heartbeat("billing", ["orders", "audit"]), False),
+        (heartbeat("locked", ["orders"]), False),
+        (Command.request(34, {}, b'{"consumerDataSet":[7]}'), False),
+        (Command.request(34, {}, b"[]"), False),
+        (Command.request(34, {}, b'{"clientID":"c","producerDataSet":[{"groupName":"p"}]}'), True),
+        (Command.request(37, {"producerGroup": "p"}), True),
+        (Command.request(28), True),
+        (Command.request(17, {"topic": "orders"}), False),
+        (Command.request(43), False),
+        (Command.request(9999), False),
+    ],
+)
+def test_permissions(request_: Command, allowed: bool) -> None:
+    again = Command.request(request_.code, request_.ext_fields, request_.body)
+    assert checked(request_) is allowed
+    assert checked(again, key="operator"), "an admin may do everything"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside", "outside"),
+    [
+        ("*", ["1.2.3.4", "::1"], []),
+        ("10.0.0.1", ["10.0.0.1", "::ffff:10.0.0.1"], ["10.0.0.2", "::1"]),
+        ("10.0.0.0/8", ["10.9.9.9"], ["11.0.0.0"]),
+        ("192.168.0.*", ["192.168.0.255"], ["192.168.1.0"]),
+        ("192.168.*.*", ["192.168.7.255"], ["192.169.1.0"]),
+        ("192.168.1-3.*", ["192.168.1.1", "192.168.3.9"], ["192.168.0.1", "192.168.4.1"]),
+        ("192.168.0.{1,7}", ["192.168.0.1", "192.168.0.7"], ["192.168.0.2", "::1"]),
+        ("fe80::/10", ["fe80::1%eth0"], ["10.0.0.1", "::1"]),
+    ],
+)
+def test_address_patterns(pattern: str, inside: list[str], outside: list[str]) -> None:
+    assert [host for host in inside + outside if AddressPattern(pattern).matches(host)] == inside
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", "10.0.0", "10.*", "10.0.0.{}", "10.0.0.9-1", "300.1.1.*", "10.0.0.0/40", "host"]
+)
+def test_what_is_no_address_pattern(pattern: str) -> None:
+    with pytest.raises(ValueError):
+        AddressPattern(pattern)
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_broker_config(BASE + text)
+    return list(caught.value.problems)
+
+
+def test_every_problem_of_the_table_is_named() -> None:
+    text = (
+        ACL.replace('"service"', '"op"', 1).replace("PUB|SUB", "PUT").replace("admin", "admim").replace("10.1.", "x.")
+    )
+    problems = "\n".join(problems_of(text))
+    for part in ("access_key: must have at least 7", "topics: 'PUT' is no permission", "admim", "white_addresses:"):
+        assert part in problems
+    assert any("there are none" in problem for problem in problems_of("[acl]\n"))
+    assert any("given twice" in problem for problem in problems_of(ACL.replace('"service"', '"operator"', 1)))
+    assert any("array" in problem for problem in problems_of('[acl]\nwhite_addresses = "*"\n'))
+
+
+def test_brokers_sign_their_own_requests_as_the_first_admin() -> None:
+    acl: Any = parse_broker_config(BASE + ACL).acl
+    sign = own_signature(acl)
+    assert sign is not None and own_signature(None) is None
+    request = Command.request(43)
+    sign(request)
+    assert checked(request, key=None)
