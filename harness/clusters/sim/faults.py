@@ -65,6 +65,7 @@ class SimDisks:
         self._hosts = hosts
         self._directories = directories
         self._faults: dict[str, dict[str, DiskFault]] = {}
+        self._lost: dict[str, dict[str, PowerCut]] = {}
         self._abandoned: dict[asyncio.Task[Any], None] = {}
         """Steps of probes that time was up for; they end when the disk lets them."""
 
@@ -79,12 +80,14 @@ class SimDisks:
         self._apply()
 
     async def release(self, fault_id: str) -> None:
-        """Undo one fault. Idempotent."""
+        """Undo one fault; what a power cut took stays lost. Idempotent."""
+        self._lost.pop(fault_id, None)
         if self._faults.pop(fault_id, None) is not None:
             self._apply()
 
     async def release_all(self) -> None:
         """Undo every fault. Idempotent."""
+        self._lost.clear()
         self._faults.clear()
         self._apply()
 
@@ -111,7 +114,13 @@ class SimDisks:
         if self._hosts[host].is_running:
             raise RuntimeError(f"the power of {host} cannot be cut while its replica runs: it would not notice")
         lost_bytes = self._hosts[host].disk.power_fail()
-        return PowerCut(lost_operations=None, lost_bytes=lost_bytes, detail=f"{lost_bytes} bytes are not as they were")
+        cut = PowerCut(lost_operations=None, lost_bytes=lost_bytes, detail=f"{lost_bytes} bytes")
+        self._lost.setdefault(fault_id, {})[host] = cut
+        return cut
+
+    def lost(self, fault_id: str) -> Mapping[str, PowerCut]:
+        """What the power cuts of a fault took, by host; until it is released."""
+        return self._lost.get(fault_id, {})
 
     async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:
         """Write, sync and read a small file beside the replica's data."""

@@ -162,7 +162,7 @@ class Inode:
     def power_fail(self, rng: random.Random) -> int:
         """Lose, keep or tear every block that was not durable, and the change of length, each on its own.
 
-        Returns the size of what is not as it was before, in bytes, counted in blocks.
+        Returns how many bytes are not as they were before, counted in blocks.
         """
         if self.is_durable:
             self.layers = self.layers[:1]
@@ -185,12 +185,12 @@ class Inode:
                 elif outcome >= 0.45:
                     cut = rng.randrange(0, BLOCK_BYTES, SECTOR_BYTES)
                     _put_block(content, block, new[:cut].ljust(cut, b"\0") + old[cut:])
-        changed_bytes = abs(len(cache) - len(content)) + sum(
-            BLOCK_BYTES
-            for block in self.unsynced_blocks()
-            if (start := block * BLOCK_BYTES) < len(content)
-            and content[start : start + BLOCK_BYTES] != cache[start : start + BLOCK_BYTES]
-        )
+        common = min(len(cache), len(content))
+        changed_bytes = max(len(cache), len(content)) - common
+        for block in self.unsynced_blocks():
+            start, end = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, common)
+            if start < end and content[start:end] != cache[start:end]:
+                changed_bytes += end - start
         self.cache = content
         self.make_durable()
         return changed_bytes

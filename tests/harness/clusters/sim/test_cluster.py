@@ -1,0 +1,304 @@
+"""The node itself in simulation: whole runs, the faults on it, and that they repeat."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness import registry
+from harness.clusters.base import NAME_SERVER_HOST, Program
+from harness.clusters.sim.cluster import SimCluster
+from harness.clusters.sim.errors import NotSimulated, SimulationError
+from harness.clusters.sim.guard import guarded
+from harness.execution import Parts, perform, plan_faults
+from harness.store import Store
+from harness.test import NemesisChoice, Test
+from nemesis.target import ABILITIES, PAUSED, RUNNING, ClockSkew, DiskFault, Link, LinkShape
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def run(main: Callable[[SimCluster], Coroutine[Any, Any, Any]], tmp_path: Path, *, seed: int = 1) -> Any:
+    """Run `main(cluster)` on a started cluster of three replicas."""
+
+    async def whole() -> Any:
+        cluster = SimCluster(node_count=3, run=None, work_dir=str(tmp_path), ports=[9876])
+        await cluster.start()
+        try:
+            return await main(cluster)
+        finally:
+            await cluster.stop()
+            await cluster.stop()
+
+    return SimCluster.run_harness(whole(), seed=seed)
+
+
+def name_server(address: str) -> Program:
+    return Program(
+        name="nameserver",
+        argv=[sys.executable, "-m", "node", "nameserver", "--listen", address],
+        log_name="nameserver.log",
+    )
+
+
+def perform_test(
+    tmp_path: Path, *, nemesis: str, seed: int, workload: str = "register"
+) -> tuple[bytes, dict[str, Any]]:
+    """A whole run as `harness run` does it; returns its history and results."""
+    choices = tuple(NemesisChoice.parse(word) for word in nemesis.split(",") if word)
+    test = Test(
+        system="broker",
+        cluster="sim",
+        nodes=5,
+        workload=workload,
+        nemesis=choices,
+        nemesis_interval_s=2.0,
+        time_limit_s=14.0,
+        concurrency=5,
+        rate=50,
+        seed=seed,
+    )
+    nemeses = {choice.name: registry.load("nemeses", choice.name) for choice in choices}
+    parts = Parts(
+        test=test,
+        cluster_class=SimCluster,
+        cluster_reason="asked for",
+        system_class=registry.load("systems", "broker"),
+        workload=registry.load("workloads", workload)(),
+        nemeses=nemeses,
+        schedule=plan_faults(test, nemeses, SimCluster),
+    )
+    run_dir, results = perform(parts, Store(tmp_path / "store"), Console(file=io.StringIO()))
+    return Path(run_dir.history_path).read_bytes(), results
+
+
+@pytest.mark.parametrize(("workload", "nemesis"), [("register", "partition,kill"), ("log", "pause,power")])
+def test_a_run_under_faults_is_valid_and_touches_nothing_real(tmp_path: Path, workload: str, nemesis: str) -> None:
+    with guarded() as guard:
+        history, results = perform_test(tmp_path, nemesis=nemesis, seed=3, workload=workload)
+    assert guard.violations == []
+    assert results["valid"] is True, results
+    assert results["checks"]["replicas"]["valid"] is True and results["checks"]["leaders"]["valid"] is True
+    assert history.count(b'"process":"nemesis"') >= 8
+
+
+def _history_in_a_process(tmp_path: Path, name: str, hash_seed: str) -> str:
+    store = tmp_path / name
+    command = ["run", "--cluster", "sim", "--seed", "5", "--time-limit", "12", "--rate", "50", "--store", str(store)]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *command, "--nemesis", "partition,kill,pause", "--nemesis-interval", "2"],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    (history,) = store.glob("*/2*/history.jsonl")
+    return hashlib.sha256(history.read_bytes()).hexdigest()
+
+
+def test_the_same_seed_gives_the_same_history_in_every_process(tmp_path: Path) -> None:
+    assert _history_in_a_process(tmp_path, "one", "0") == _history_in_a_process(tmp_path, "two", "4711")
+
+
+def test_another_seed_gives_another_history(tmp_path: Path) -> None:
+    first, _ = perform_test(tmp_path / "1", nemesis="", seed=1)
+    other, _ = perform_test(tmp_path / "2", nemesis="", seed=2)
+    assert first != other
+
+
+def test_programs_start_pause_end_and_leave_their_logs(tmp_path: Path) -> None:
+    async def main(cluster: SimCluster) -> None:
+        address = f"{cluster.bind_address(NAME_SERVER_HOST)}:9876"
+        process = await cluster.spawn(NAME_SERVER_HOST, name_server(address))
+        assert process.host == NAME_SERVER_HOST and process.pid is None and process.exit_status() is None
+        await asyncio.sleep(1)
+        await process.pause()
+        assert await process.state() == PAUSED
+        assert await process.terminate(grace_s=1) == -9  # a stopped process does not hear SIGTERM
+        again = await cluster.spawn(NAME_SERVER_HOST, name_server(address))
+        await asyncio.sleep(1)
+        await again.resume()
+        assert await again.state() == RUNNING
+        assert await again.terminate() == 0
+        assert await again.terminate() == 0
+        third = await cluster.spawn(NAME_SERVER_HOST, name_server(address))
+        await third.kill()
+        assert third.exit_status() == -9
+        wrong = await cluster.spawn(NAME_SERVER_HOST, name_server("10.9.9.9:9876"))
+        await asyncio.sleep(1)
+        assert wrong.exit_status() == 1
+
+    run(main, tmp_path)
+    log = (tmp_path / NAME_SERVER_HOST / "nameserver.log").read_text()
+    assert log.count("READY nameserver") == 2
+    assert "2026-01-01T00:00:02" in log and "cannot assign" in log
+
+
+def test_only_the_node_runs_here(tmp_path: Path) -> None:
+    async def main(cluster: SimCluster) -> None:
+        for argv in (["sleep", "1"], ["python", "-m", "http.server"], ["python", "-m", "node", "zookeeper"]):
+            with pytest.raises(NotSimulated):
+                await cluster.spawn("n1", Program(name="x", argv=argv, log_name="x.log"))
+        await cluster.put_file("n1", "/n1/data/bad.toml", b"nonsense = 1\n")
+        argv = ["python", "-m", "node", "broker", "--config", "/n1/data/bad.toml"]
+        process = await cluster.spawn("n1", Program(name="broker", argv=argv, log_name="broker.log"))
+        await asyncio.sleep(1)
+        assert process.exit_status() == 254
+
+    run(main, tmp_path)
+    assert "bad.toml: " in (tmp_path / "n1" / "broker.log").read_text()
+
+
+def test_files_of_hosts_come_out_at_the_end(tmp_path: Path) -> None:
+    async def main(cluster: SimCluster) -> str:
+        path = f"{cluster.data_dir('n2')}/x/y"
+        await cluster.put_file("n2", path, b"content")
+        assert cluster.address_from("n1", "n2", 9876) == "10.77.0.2:9876"
+        with pytest.raises(ValueError, match="not announced"):
+            cluster.address_from("n1", "n2", 1)
+        with pytest.raises(KeyError):
+            cluster.data_dir("n9")
+        assert list(cluster.hosts) == ["n1", "n2", "n3"]
+        return cluster.local_path("n2", path)
+
+    assert Path(run(main, tmp_path)).read_bytes() == b"content"
+
+
+def test_it_lives_on_a_simulated_loop_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        SimCluster(node_count=3, run=None, work_dir=str(tmp_path), ports=[1])
+
+    with pytest.raises(SimulationError, match="simulated loop"):
+        asyncio.run(main())
+    with pytest.raises(ValueError, match="replicas"):
+        SimCluster.run_harness(_too_many(tmp_path), seed=1)
+
+
+async def _too_many(tmp_path: Path) -> None:
+    SimCluster(node_count=1000, run=None, work_dir=str(tmp_path), ports=[1])
+
+
+def test_it_has_every_ability() -> None:
+    assert all(SimCluster.missing(kind, ability) is None for kind, names in ABILITIES.items() for ability in names)
+    with pytest.raises(KeyError):
+        SimCluster.missing("links", "colour")
+
+
+def test_clocks_of_hosts_are_skewed_and_released(tmp_path: Path) -> None:
+    async def main(cluster: SimCluster) -> None:
+        clocks = [cluster.machine(host).clock for host in cluster.hosts]
+        await cluster.clocks.skew("f1", {"n1": ClockSkew(offset_ms=1000), "n2": ClockSkew(offset_ms=-1000)})
+        await cluster.clocks.skew("f2", {"n1": ClockSkew(offset_ms=500)})
+        assert [clock.offset_ms for clock in clocks] == [1500, -1000, 0]
+        await cluster.clocks.release("f1")
+        assert [clock.offset_ms for clock in clocks] == [500, 0, 0]
+        await cluster.clocks.release_all()
+        assert [clock.offset_ms for clock in clocks] == [0, 0, 0]
+        with pytest.raises(KeyError):
+            await cluster.clocks.skew("f3", {"n9": ClockSkew(offset_ms=1)})
+
+    run(main, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "write", "sync", "read"),
+    [
+        (DiskFault(kind="stall"), "no answer", "not tried", "not tried"),
+        (DiskFault(kind="stall-fsync"), "ok", "no answer", "not tried"),
+        (DiskFault(kind="slow", delay_ms=100), "ok", "ok", "ok"),
+        (DiskFault(kind="full"), "ENOSPC", "ENOSPC", "ENOENT"),
+        (DiskFault(kind="error-write"), "EIO", "ok", "ok"),
+        (DiskFault(kind="error-fsync"), "ok", "EIO", "ok"),
+        (DiskFault(kind="error-read"), "ok", "ok", "EIO"),
+    ],
+)
+def test_disk_faults_show_in_a_probe(tmp_path: Path, fault: DiskFault, write: str, sync: str, read: str) -> None:
+    async def main(cluster: SimCluster) -> None:
+        await cluster.disks.impair("f1", {"n1": fault})
+        probe = await cluster.disks.probe("n1", timeout_s=1)
+        assert (probe.write.outcome, probe.sync.outcome, probe.read.outcome) == (write, sync, read)
+        if fault.kind == "slow":
+            assert 0.1 < probe.write.seconds < 0.11 and 0.1 < probe.sync.seconds < 0.2
+        await cluster.disks.impair("f2", {"n1": fault, "n2": fault})
+        await cluster.disks.release("f1")
+        assert (await cluster.disks.probe("n1", timeout_s=1)).write.outcome == write
+        await cluster.disks.release_all()
+        for host in ("n1", "n2"):
+            probe = await cluster.disks.probe(host, timeout_s=1)
+            assert (probe.write.outcome, probe.sync.outcome, probe.read.outcome) == ("ok", "ok", "ok")
+        assert await cluster.disks.reaches("n1", None) is None
+        with pytest.raises(ValueError, match="no fault 'haunted'"):
+            await cluster.disks.impair("f3", {"n1": DiskFault(kind="haunted")})
+        with pytest.raises(KeyError):
+            await cluster.disks.impair("f3", {"n9": fault})
+
+    run(main, tmp_path)
+
+
+def test_a_power_cut_takes_what_was_not_synced(tmp_path: Path) -> None:
+    async def main(cluster: SimCluster) -> tuple[int, bytes]:
+        async def program(process: Any) -> None:
+            file = await process.runtime.disk.create("/n1/data/f")
+            await file.write(0, b"s" * 4096, sync=True)
+            await file.write(4096, b"u" * 4096)
+            await process.stop_requested.wait()
+
+        machine = cluster.machine("n1")
+        machine.on_end = None
+        machine.start(program)
+        await asyncio.sleep(1)
+        with pytest.raises(RuntimeError, match="while its replica runs"):
+            await cluster.disks.cut_power("f1", "n1")
+        machine.kill()
+        cut = await cluster.disks.cut_power("f1", "n1")
+        assert cluster.disks.lost("f1") == {"n1": cut}
+        await cluster.disks.release("f1")
+        assert cluster.disks.lost("f1") == {}
+        return cut.lost_bytes or 0, bytes(machine.disk.inode("/n1/data/f").cache)
+
+    lost = []
+    for seed in range(30):
+        lost_bytes, content = run(main, tmp_path, seed=seed)
+        assert content[:4096] == b"s" * 4096
+        assert (lost_bytes == 0) == (content[4096:] == b"u" * 4096)
+        lost.append(lost_bytes)
+    assert 0 in lost and 4096 in lost
+
+
+def test_links_are_measured_as_they_were_shaped(tmp_path: Path) -> None:
+    async def main(cluster: SimCluster) -> None:
+        good, bad = Link("n1", "n2"), Link("n2", "n1")
+
+        async def measure() -> Any:
+            found = await cluster.links.measure([good, bad], count=200, size_bytes=100, timeout_s=2)
+            assert found[good].received == found[good].sent == 200 and found[good].duplicates == 0
+            assert max(found[good].delays_ms) < 50
+            return found[bad]
+
+        shape = LinkShape(delay_ms=40, jitter_ms=5, loss_percent=20, duplicate_percent=20, reorder_percent=20)
+        await cluster.links.shape("f1", {bad: shape})
+        seen = await measure()
+        assert 120 < seen.received < 190 and seen.duplicates > 10 and seen.out_of_order > 10
+        assert 30 < sorted(seen.delays_ms)[len(seen.delays_ms) // 2] < 50
+        await cluster.links.release("f1")
+        await cluster.links.shape("f2", {bad: LinkShape(rate_bytes_per_s=10_000)})
+        assert (await measure()).seconds == pytest.approx(2, rel=0.1)
+        await cluster.links.release_all()
+        assert max((await measure()).delays_ms) < 50
+        await cluster.network.cut("f3", {"n1": frozenset({"n2"})})
+        assert (await measure()).received == 0
+        with pytest.raises(ValueError, match="no link"):
+            await cluster.links.shape("f4", {Link("n1", "n9"): shape})
+
+    run(main, tmp_path)
