@@ -73,7 +73,7 @@ def check_transaction_visibility(events: Events) -> Result:
 
     Operations, each with the message as its value: ``prepare``, ``commit``, ``rollback``; and ``receive`` with a
     message or a list.  Counts ``rolled-back-seen``, ``prepared-seen`` (received before any commit was invoked, or
-    without one) and ``committed-lost`` (a commit was acknowledged, a receive began later, and none ever showed the message).
+    without one) and ``committed-lost`` (a commit was acknowledged, a receive began later, and none ever showed it).
     """
     history = History.of(events)
     tally = Tally(

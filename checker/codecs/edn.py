@@ -20,6 +20,7 @@ __all__ = ["parse_edn", "read_edn_text"]
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|;[^\n]*|#_|#\{|#\^?[\w.$/-]+|\\\S[\w]*|[\[\](){}]|[^\s,\[\](){}";]+')
 _STRING_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\", "b": "\b", "f": "\f"}
 _CLOSERS = {"]": "[", ")": "(", "}": "{"}
+_CONSTANTS: dict[str, Any] = {"nil": None, "true": True, "false": False}
 _NAMED_CHARS = {"newline": "\n", "space": " ", "tab": "\t", "return": "\r"}
 #: Atoms remembered while parsing: histories repeat few keywords and small numbers; times never repeat.
 _MAX_REMEMBERED = 1 << 16
@@ -50,6 +51,8 @@ def _atom(token: str) -> Any:
         return token[1:]
     if first == '"':
         return re.sub(r"\\(.)", lambda m: _STRING_ESCAPES.get(m[1], m[1]), token[1:-1], flags=re.S)
+    if first == "[":
+        return [_atom(part) for part in token[1:-1].replace(",", " ").split()]
     if first == "\\":
         name = token[1:]
         return _NAMED_CHARS.get(name, name)
@@ -61,12 +64,11 @@ def _atom(token: str) -> Any:
                 return float(token[:-1] if token[-1] == "M" else token)
             except ValueError:
                 return token
-    return token
+    return _CONSTANTS.get(token, token)
 
 
 def _new_atoms() -> _Atoms:
     atoms = _Atoms()
-    atoms.update({"nil": None, "true": True, "false": False})
     return atoms
 
 
@@ -178,6 +180,11 @@ def _events(text: str) -> Iterator[tuple[dict[str, Any], int]]:
         line = raw.strip()
         if not pending and line[:1] == "{" and line[-1:] == "}":
             body = line[1:-1]
+            if _FLAT.fullmatch(body):
+                event = {name: atoms[token] for name, token in _PAIR.findall(body)}
+                event.setdefault("process", 0)
+                yield event, number
+                continue
             if not _NESTED.search(body):
                 tokens = body.replace(",", " ").split()
                 if len(tokens) % 2 == 0:
@@ -222,6 +229,10 @@ def _without_outer(text: str) -> str:
 
 #: A vector or list that opens before the first event, behind comments.
 _OUTER = re.compile(r"(?:\s|;[^\n]*\n)*([\[(])(?=(?:\s|;[^\n]*\n)*[{#\[(])")
+#: Names with atoms, plain strings or vectors of atoms: most lines of most histories.
+_VALUE = r'"[^"\\]*"|\[[^\[\]{}()"#\\;]*\]|[^\s,{}\[\]()"#\\;]+'
+_FLAT = re.compile(rf"(?::[\w*+!?<>=/.-]+\s+(?:{_VALUE})[\s,]*)+")
+_PAIR = re.compile(rf":([\w*+!?<>=/.-]+)\s+({_VALUE})")
 _NESTED = re.compile(r'[\[\](){}";#\\]')
 #: Most text that is looked at again and again for the end of a form that spans lines.
 _MAX_REBALANCED_CHARS = 1 << 14

@@ -73,6 +73,12 @@ class Budget:
             self._base_bytes = now
         return max(0, now - self._base_bytes)
 
+    def late(self) -> str | None:
+        """The time limit alone, which is quick to look at."""
+        if self.timeout_s is not None and self.elapsed_s() > self.timeout_s:
+            return f"the time limit of {self.timeout_s:g} s was reached"
+        return None
+
     def exhausted(self) -> str | None:
         """Which limit is passed, in words, or ``None``."""
         if self.timeout_s is not None and self.elapsed_s() > self.timeout_s:

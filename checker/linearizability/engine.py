@@ -127,7 +127,7 @@ def _search_in_rounds(history: History, waiting: list[KeyOutcome], model: Model,
     while waiting:
         left: list[KeyOutcome] = []
         for outcome in waiting:
-            stopped = stopped or budget.exhausted()
+            stopped = stopped or budget.late() or (budget.exhausted() if steps > FIRST_ROUND_STEPS else None)
             if stopped:
                 left.append(outcome)
                 continue

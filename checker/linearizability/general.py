@@ -30,8 +30,17 @@ _STATE_BITS = 32
 #: How far a configuration on the stack has been expanded; ``_FIRST + n`` is "candidate n comes next".
 _ROOT, _FRESH, _OWN_TAKEN, _FIRST = range(4)
 
-#: Steps without passing another return after which the search begins again in another order; then twice as many.
-PATIENCE_STEPS = 1000
+#: Steps without passing another return after which the search begins again in another order; each time by one part in
+#: ``PATIENCE_GROWTH`` more, so that every search ends.
+PATIENCE_STEPS = 600
+PATIENCE_GROWTH = 2
+
+
+def _hashable(value: Any) -> Any:
+    """``freeze``, with a short way for the flat pairs that compare-and-sets carry."""
+    if value.__class__ is list and len(value) == 2 and value[0].__class__ is int and value[1].__class__ is int:
+        return value[0], value[1]
+    return freeze(value)
 
 
 class _Space:
@@ -94,7 +103,7 @@ class Search:
         self._stack: list[tuple[int, int, int, int, int]] = list(self._roots)
         self._shuffle: random.Random | None = None
         self._enabling = True
-        self._restarts = self._stuck = 0
+        self._restarts = self._stuck = self._reached = 0
         self._patience = PATIENCE_STEPS
 
     @staticmethod
@@ -126,7 +135,7 @@ class Search:
                 number = ids.get(kind)
                 token: Any = kind
             except TypeError:
-                token = (f, freeze(kind[1]), freeze(kind[2]))
+                token = (f, _hashable(kind[1]), _hashable(kind[2]))
                 number = ids.get(token)
             if number is None:
                 if functions and f not in functions:
@@ -276,8 +285,8 @@ class Search:
         self._enabling = self._restarts % 2 == 0
         if self._restarts > 1:
             self._shuffle = random.Random(self._restarts)
-        self._stuck = 0
-        self._patience *= 2
+        self._stuck = self._reached = 0
+        self._patience += self._patience // PATIENCE_GROWTH + 1
 
     def run(self, max_steps: int) -> bool | None:
         """Search on for at most ``max_steps`` stops.
@@ -286,12 +295,13 @@ class Search:
         """
         while max_steps > 0:
             before = self.steps
-            reached = self.deepest
+            reached = self._reached
             done = self._run(min(max_steps, self._patience - self._stuck))
+            self.deepest = max(self.deepest, self._reached)
             if done is not None:
                 return done
             max_steps -= self.steps - before
-            if self.deepest > reached:
+            if self._reached > reached:
                 self._stuck = 0
                 continue
             self._stuck += self.steps - before
@@ -305,7 +315,7 @@ class Search:
         candidates_at, available_at, closing = self._candidates, self._available, self._closing
         end = len(return_bit)
         enabling = self._enabling
-        deepest = self.deepest
+        deepest = self._reached
         steps = 0
         pop, push = stack.pop, stack.append
         if end == 0:
@@ -325,7 +335,7 @@ class Search:
                         at += 1
                         if at == end:
                             self.steps += steps
-                            self.deepest = end
+                            self._reached = end
                             return True
                         for fresh, row in new_pure[at]:
                             if row[state] == state:
@@ -368,7 +378,7 @@ class Search:
                     if steps >= max_steps:
                         push((at, state, mask, used, _FRESH))
                         self.steps += steps
-                        self.deepest = deepest
+                        self._reached = deepest
                         return None
                     choice = _FRESH
                 if choice == _FRESH:
@@ -442,5 +452,5 @@ class Search:
                         continue
                 break
         self.steps += steps
-        self.deepest = deepest
+        self._reached = deepest
         return False

@@ -38,7 +38,7 @@ def test_pairs_ok_fail_info_and_open_operations(events) -> None:
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ([(0, "invoke", "read", None), (0, "invoke", "read", None)], "process 0 invokes 'read' while its 'read' is open"),
+        ([(0, "invoke", "read", None)] * 2, "process 0 invokes 'read' while its 'read' is open"),
         ([(0, "ok", "read", 1)], "process 0 completes 'read', but has no operation open"),
         ([(0, "done", "read", 1)], "type must be invoke, ok, fail or info, not 'done'"),
     ],
@@ -73,7 +73,7 @@ def test_jsonl_round_trip_and_truncated_last_line(tmp_path: Path, events) -> Non
         ('{"type": "ok", "process": 7}\n', 3, "no operation open"),
     ],
 )
-def test_a_bad_line_in_the_middle_names_file_line_and_reason(tmp_path, events, bad: str, line: int, reason: str) -> None:
+def test_a_bad_line_names_file_line_and_reason(tmp_path, events, bad: str, line: int, reason: str) -> None:
     lines = [json.dumps(event) + "\n" for event in events((0, "invoke", "write", 1), (0, "ok", "write", 1))]
     path = write(tmp_path, "bad.jsonl", "".join(lines) + bad + "".join(lines))
     with pytest.raises(FormatError) as error:

@@ -73,7 +73,8 @@ def test_order_of_time_and_of_processes(done) -> None:
 
 
 def test_unobserved_appends_come_after_the_longest_read(done) -> None:
-    history = done(txn(0, ("append", "x", 1)), txn(1, ("r", "x", [1])), txn(2, ("append", "x", 2)), txn(3, ("r", "x", [1])))
+    reads = [txn(process, ("r", "x", [1])) for process in (1, 3)]
+    history = done(txn(0, ("append", "x", 1)), reads[0], txn(2, ("append", "x", 2)), reads[1])
     assert "G-single-realtime" in check_transactions(history).stats["anomalies"]
 
 

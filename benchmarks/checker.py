@@ -1,0 +1,211 @@
+"""Every figure the checker is held to, in one table.
+
+    python benchmarks/checker.py [--quick] [--corpora DIR]
+
+Times are processor time of ``check`` alone (everything after parsing, without explaining) unless the row says
+otherwise, one process, best of several runs: on an idle machine that is the time it takes, and on a busy one nearly
+so.  Each large row runs in a process of its own, so that its peak memory is its own.  ``--quick`` divides the large sizes by ten (and their bars too).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from checker import CASRegister, FIFOQueue, KeyValue, Log, Model, MultiRegister, Register, check, check_transactions
+from checker.cli import main as check_command
+from checker.codecs import read
+from checker.testing.large import large_history
+
+ROOT = Path(__file__).resolve().parent.parent
+CORPORA = Path(os.environ.get("SPLITBRAIN_CORPORA", ROOT.parent / "shared" / "corpora"))
+MODELS: dict[str, Model] = {
+    "cas-register": CASRegister(),
+    "register": Register(),
+    "log": Log(),
+    "fifo-queue": FIFOQueue(),
+}
+
+
+def model_of(name: str) -> Model:
+    """The model that an ``expected.json`` names."""
+    if name.startswith("cas-register"):
+        return CASRegister(initial=0 if "init 0" in name else None)
+    if name.startswith("multi-register"):
+        return MultiRegister(initial={"x": 0, "y": 0})
+    return KeyValue() if name.startswith("kv") else Register()
+
+
+def search_ms(history: Any, model: Model, runs: int = 3) -> tuple[float, Any]:
+    """Best search time of some runs in ms, and the verdict."""
+    times = []
+    for _ in range(runs):
+        begun = time.process_time()
+        result = check(history, model, explained=False, timeout_s=60)
+        times.append(time.process_time() - begun)
+    return min(times) * 1000, result.valid
+
+
+def corpus_rows(corpora: Path) -> list[tuple[str, str, str, bool]]:
+    """Totals over the recorded histories, with every verdict compared."""
+    rows = []
+    for title, folder, chosen, bar_ms, most_ms in (
+        ("52 etcd logs", "porcupine", "jepsen/", 13.0, 3.0),
+        ("61 Knossos histories", "knossos", "", 20.0, None),
+        ("kv c50-ok", "porcupine", "kv/c50-ok", 15.0, None),
+        ("kv, all five", "porcupine", "kv/", 25.0, None),
+        ("4 Redis Sentinel runs", "redis-sentinel-jepsen", "", None, None),
+    ):
+        expected = json.loads((corpora / folder / "expected.json").read_text())
+        times, wrong = [], 0
+        for name, about in expected.items():
+            if name.startswith(chosen):
+                took, verdict = search_ms(read(corpora / folder / name), model_of(about["model"]), runs=5)
+                times.append(took)
+                wrong += verdict is not about["linearizable"]
+        total, most = sum(times), max(times)
+        fine = not wrong and (bar_ms is None or total <= bar_ms) and (most_ms is None or most <= most_ms)
+        bar = "-" if bar_ms is None else f"{bar_ms:.0f} ms" + (f", each {most_ms:.0f}" if most_ms else "")
+        rows.append((title, f"{total:.1f} ms, max {most:.2f}, {wrong} wrong", bar, fine))
+    return rows
+
+
+def _large(
+    kind: str, operations: int, clients: int, crash: float, timeout_s: float | None, seed: int
+) -> dict[str, Any]:
+    history = large_history(kind, operations, clients, seed=seed, crash=crash)
+    if crash:
+        reads = [row for row in range(operations) if history.f[row] == "read" and history.status[row] == "ok"]
+        history.result[reads[len(reads) * 9 // 10]] = "never written"
+    started = time.perf_counter()
+    times, results = [], []
+    for _ in range(1 if timeout_s else 3):
+        begun = time.process_time()
+        if kind == "list-append":
+            results.append(check_transactions(history))
+        else:
+            results.append(check(history, MODELS[kind], explained=False, timeout_s=timeout_s, memory_mb=900))
+        times.append(time.process_time() - begun)
+    return {
+        "s": min(times),
+        "wall_s": time.perf_counter() - started,
+        "verdict": str(results[0].verdict),
+        "engine": ", ".join(results[0].stats["engines"]),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's answer from a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+def large_rows(scale: int) -> list[tuple[str, str, str, bool]]:
+    """Random valid histories of growing size."""
+    rows = []
+    for kind, operations, clients, bar_s in (
+        ("cas-register", 10_000, 5, 0.035),
+        ("cas-register", 10_000, 10, 0.060),
+        ("cas-register", 10_000, 20, 0.250),
+        ("cas-register", 1_000, 50, 0.030),
+        ("cas-register", 100_000, 5, 0.700),
+        ("register", 1_000_000, 5, 0.700),
+        ("fifo-queue", 1_000_000, 5, 1.200),
+        ("log", 1_000_000, 5, 0.600),
+        ("list-append", 100_000, 5, 1.200),
+    ):
+        big = operations >= 100_000
+        size, bar = (operations // scale, bar_s / scale) if big else (operations, bar_s)
+        seeds = range(1, 8) if clients == 50 else (1,)
+        outs = sorted((alone(_large, kind, size, clients, 0.0, None, seed) for seed in seeds), key=lambda o: o["s"])
+        out = outs[len(outs) // 2]
+        fine = out["verdict"] == "valid" and out["s"] <= bar and out["peak_mib"] <= 1024
+        told = f"{out['s'] * 1000:.0f} ms, {out['verdict']}, peak {out['peak_mib']:.0f} MiB, {out['engine']}"
+        if len(outs) > 1:
+            told += f" (median of {len(outs)} seeds; slowest {outs[-1]['s'] * 1000:.0f} ms)"
+        rows.append((f"{kind}, {size:,} operations, {clients} clients", told, f"{bar * 1000:.0f} ms, 1024 MiB", fine))
+    out = alone(_large, "cas-register", 10_000, 10, 0.01, 20.0, 1)
+    fine = out["wall_s"] <= 22 and out["verdict"] in ("invalid", "unknown") and out["peak_mib"] <= 1024
+    told = f"{out['wall_s']:.1f} s, {out['verdict']}, peak {out['peak_mib']:.0f} MiB"
+    rows.append(("CAS, one false read, 1 % crashed, 10 clients, 20 s and 900 MiB allowed", told, "within budget", fine))
+    return rows
+
+
+def _write_jsonl(path: str, operations: int) -> None:
+    history = large_history("register", operations, 5)
+    with open(path, "w", encoding="utf-8") as file:
+        events = [(position, row, 0) for row, position in enumerate(history.invoked)]
+        events += [(position, row, 1) for row, position in enumerate(history.returned)]
+        events.sort()
+        for index, (_, row, returned) in enumerate(events):
+            event = {"index": index, "time": index * 1000, "process": history.process[row]}
+            event |= {"type": "ok" if returned else "invoke", "f": history.f[row]}
+            event["value"] = history.result[row] if returned else history.value[row]
+            file.write(json.dumps(event) + "\n")
+
+
+def _command(path: str) -> tuple[float, float, int]:
+    started = time.perf_counter()
+    status = check_command([path, "--model", "register"])
+    return time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, status
+
+
+def _parse(path: str) -> float:
+    started = time.perf_counter()
+    history = read(path)
+    return 2 * len(history) / (time.perf_counter() - started)
+
+
+def end_to_end_rows(scale: int, corpora: Path) -> list[tuple[str, str, str, bool]]:
+    """The command on a large file, and parsing alone."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "history.jsonl")
+        operations = 1_000_000 // scale
+        alone(_write_jsonl, path, operations)
+        took, peak, status = alone(_command, path)
+        told = f"{took:.2f} s, peak {peak:.0f} MiB, status {status}"
+        fine = took <= 6 and peak <= 1536 and status == 0
+        rows.append((f"harness check, register, {operations:,} operations of JSONL", told, "6 s, 1536 MiB", fine))
+        speed = max(alone(_parse, path) for _ in range(2))
+        rows.append(("parsing JSONL", f"{speed:,.0f} events/s", "400,000 events/s", speed >= 400_000))
+    if corpora.is_dir():
+        edn = corpora / "redis-sentinel-jepsen"
+        largest = max(edn.rglob("*.edn"), key=lambda file: file.stat().st_size)
+        speed = max(_parse(str(largest)) for _ in range(5))
+        rows.append(("parsing EDN", f"{speed:,.0f} events/s", "150,000 events/s", speed >= 150_000))
+    return rows
+
+
+def main() -> int:
+    """Print the table; status 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(description="Benchmarks of the checker")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the large sizes")
+    parser.add_argument("--corpora", type=Path, default=CORPORA, help="folder of recorded histories")
+    options = parser.parse_args()
+    scale = 10 if options.quick else 1
+    rows = corpus_rows(options.corpora) if options.corpora.is_dir() else []
+    if not rows:
+        print(f"no recorded histories at {options.corpora}: those rows are left out")
+    rows += large_rows(scale)
+    rows += end_to_end_rows(scale, options.corpora)
+    width = max(len(row[0]) for row in rows)
+    for what, seen, bar, fine in rows:
+        print(f"{'ok  ' if fine else 'MISS'}  {what:<{width}}  {seen}  (bar: {bar})")
+    return 0 if all(row[3] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Budgets, reasons, keys, explanations, drawings and the command."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checker import ILLEGAL, UNKNOWN, CASRegister, History, Model, ModelError, Register, Verdict, check, parse_model
+from checker.cli import main
+from checker.drawing import html, svg
+from checker.testing.large import large_history
+
+
+def spoiled(operations: int, clients: int, crash: float) -> History:
+    """A CAS history with crashes whose last read is impossible."""
+    history = large_history("cas-register", operations, clients, seed=4, crash=crash)
+    reads = [row for row in range(operations) if history.f[row] == "read" and history.status[row] == "ok"]
+    history.result[reads[-1]] = "never written"
+    return history
+
+
+def test_a_budget_of_time_ends_in_unknown_and_says_how_far() -> None:
+    result = check(spoiled(3000, 12, 0.05), CASRegister(), timeout_s=0.4)
+    assert result.verdict is Verdict.UNKNOWN
+    assert "time limit of 0.4 s" in result.reason and "returns explained" in result.reason
+
+
+def test_a_budget_of_memory_ends_in_unknown() -> None:
+    result = check(spoiled(3000, 12, 0.05), CASRegister(), timeout_s=60, memory_mb=20)
+    assert result.verdict is Verdict.UNKNOWN and "memory limit of 20 MiB" in result.reason
+
+
+def test_stats_say_which_engine_and_why_not_another(done) -> None:
+    result = check(done((0, "write", 1, 1), (0, "write", 1, 1)), Register())
+    assert result.stats["engines"] == {"A1 just-in-time search": 1}
+    assert result.stats["not_applicable"] == {"A3 register zones": {"two writes write the same value": 1}}
+    json.dumps(result.to_json())
+
+
+def test_keys_are_independent_and_shared_among_processes(events) -> None:
+    rows: list[tuple[Any, ...]] = []
+    for key in range(6):
+        rows += [(key, "invoke", "write", 1, key), (key, "ok", "write", 1, key), (key, "invoke", "read", None, key)]
+        rows += [(key, "ok", "read", 9 if key == 4 else 1, key)]
+    for jobs in (1, 2):
+        result = check(events(*rows), "cas-register", jobs=jobs)
+        assert result.verdict is Verdict.INVALID
+        assert result.stats["first_invalid_keys"] == [4] and result.witness is not None and result.witness.key == 4
+
+
+def test_a_model_of_ones_own_in_ten_lines(done) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Toggle(Model):
+        def start(self) -> bool:
+            return False
+
+        def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
+            return (not state) if result is UNKNOWN or result == (not state) else ILLEGAL
+
+    assert check(done((0, "toggle", None, True), (1, "toggle", None, False)), Toggle()).verdict is Verdict.VALID
+    assert check(done((0, "toggle", None, True), (1, "toggle", None, True)), Toggle()).verdict is Verdict.INVALID
+
+
+def test_models_by_name() -> None:
+    assert parse_model("cas-register:initial=0") == CASRegister(initial=0)
+    assert parse_model('multi-register:initial={"x": 0, "y": 1}').start() == frozenset({("x", 0), ("y", 1)})
+    for name, hint in (("registr", "did you mean register"), ("register:colour=1", "no field 'colour'")):
+        with pytest.raises(ModelError, match=hint):
+            parse_model(name)
+
+
+def test_an_operation_the_model_lacks_is_an_error(done) -> None:
+    with pytest.raises(ModelError, match="knows read, write; the history has 'cas'"):
+        check(done((0, "cas", [1, 2], [1, 2])), Register())
+
+
+def test_explanations_name_processes_values_and_times(done) -> None:
+    noise = [(process, "write", 100 + process, 100 + process) for process in range(40)]
+    history = done(*noise, (1, "write", 1, 1), (2, "write", 2, 2), (3, "read", None, 1))
+    for model in (Register(), CASRegister()):
+        result = check(history, model)
+        assert result.witness is not None and len(result.witness.operations) <= 3
+        assert "process 3's read() -> 1 (0.084000 s to 0.085000 s)" in result.reason
+        assert "process 2's write(2)" in result.reason
+        assert len(json.dumps(result.to_json())) < 5000
+
+
+def test_drawings_are_small_and_well_formed(done) -> None:
+    result = check(done((0, "write", "<&>", "<&>"), (1, "write", 2, 2), (2, "read", None, "<&>")), Register())
+    assert result.witness is not None
+    root = ElementTree.fromstring(svg(result.witness))
+    assert len(root.findall(".//{http://www.w3.org/2000/svg}rect")) == len(result.witness.operations)
+    page = html(result)
+    assert "invalid" in page and "<&>" not in page and len(page) < 20_000
+
+
+def write(path: Path, history: list[dict[str, Any]], extra: str = "") -> str:
+    path.write_text("".join(json.dumps(event) + "\n" for event in history) + extra)
+    return str(path)
+
+
+def test_the_command(tmp_path: Path, done, capsys: pytest.CaptureFixture[str]) -> None:
+    good = write(tmp_path / "good.jsonl", done((0, "write", 1, 1), (1, "read", None, 1)))
+    bad = write(tmp_path / "bad.jsonl", done((0, "write", 1, 1), (1, "read", None, None)))
+    assert main([good, "--model", "register"]) == 0
+    assert main([bad, good, "--model", "register", "--jobs", "2"]) == 1
+    assert "decided by A3 register zones" in capsys.readouterr().out
+    assert main([bad, "--model", "register", "--json", "--html", str(tmp_path / "page.html")]) == 1
+    assert json.loads(capsys.readouterr().out)["valid"] is False
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert main([bad, "--model", "sequential:register"]) == 0
+    assert main([good, "--model", "log-losses"]) == 254
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{good}"], "--model"),
+        (["{good}", "--model", "registr"], "did you mean register"),
+        (["{good}", "--model", "register", "--jobs", "0"], "--jobs must be positive"),
+        (["{good}", "--model", "register", "--format", "xml"], "invalid choice"),
+        (["missing.jsonl", "--model", "register"], "missing.jsonl: No such file"),
+        (["{broken}", "--model", "register"], "broken.jsonl:3: not JSON"),
+    ],
+)
+def test_bad_arguments_end_in_254_with_one_line(tmp_path, done, capsys, arguments: list[str], message: str) -> None:
+    history = done((0, "write", 1, 1))
+    good = write(tmp_path / "good.jsonl", history)
+    broken = write(tmp_path / "broken.jsonl", history, "{oops\n")
+    assert main([argument.format(good=good, broken=broken) for argument in arguments]) == 254
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

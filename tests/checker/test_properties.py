@@ -1,0 +1,169 @@
+"""Checkers beside linearizability: what each counts, on histories small enough to read."""
+
+from __future__ import annotations
+
+import pytest
+
+from checker import (
+    Register,
+    Verdict,
+    VersionedRegister,
+    check,
+    check_bank,
+    check_consumer_progress,
+    check_counter,
+    check_delay,
+    check_exclusion,
+    check_long_fork,
+    check_replicas,
+    check_sequential,
+    check_sessions,
+    check_set,
+    check_set_full,
+    check_total_queue,
+    check_transaction_visibility,
+    check_unique_ids,
+    worst,
+)
+
+
+def test_worst_of_verdicts() -> None:
+    assert worst([]) is Verdict.VALID
+    assert worst([Verdict.VALID, Verdict.UNKNOWN]) is Verdict.UNKNOWN
+    assert worst([Verdict.UNKNOWN, Verdict.INVALID]) is Verdict.INVALID
+    assert [verdict.exit_status for verdict in Verdict] == [0, 1, 2]
+
+
+def test_total_queue(events, done) -> None:
+    puts = [(0, "enqueue", value, value) for value in (1, 2, 3)]
+    good = check_total_queue(done(*puts, (1, "dequeue", None, 2), (1, "drain", None, [1, 3])))
+    assert good.verdict is Verdict.VALID and good.stats["acknowledged"] == 3
+    bad = check_total_queue(done(*puts, (1, "dequeue", None, 2), (1, "drain", None, [2, 9])))
+    assert bad.stats["counts"] == {"lost": 2, "unexpected": 1, "recovered": 0, "duplicated": 1}
+    twice = done(puts[0], (1, "dequeue", None, 1), (2, "dequeue", None, 1))
+    assert check_total_queue(twice).verdict is Verdict.VALID
+    assert check_total_queue(twice, allow_duplicates=False).verdict is Verdict.INVALID
+    assert check_total_queue(done(*puts)).verdict is Verdict.UNKNOWN
+    recovered = events((0, "invoke", "enqueue", 1), (0, "info", "enqueue", 1), (1, "invoke", "dequeue", None),
+                       (1, "ok", "dequeue", 1))
+    assert check_total_queue(recovered).stats["counts"]["recovered"] == 1
+
+
+def test_set(done) -> None:
+    adds = [(0, "add", value, value) for value in (1, 2)]
+    assert check_set(done(*adds, (1, "read", None, [1, 2]))).verdict is Verdict.VALID
+    counts = check_set(done(*adds, (1, "read", None, [1, 7]))).stats["counts"]
+    assert (counts["lost"], counts["unexpected"]) == (1, 1)
+    assert check_set(done(*adds)).verdict is Verdict.UNKNOWN
+
+
+def test_set_full(done) -> None:
+    add = (0, "add", 1, 1)
+    lost = check_set_full(done(add, (1, "read", None, [1]), (1, "read", None, [])))
+    assert lost.verdict is Verdict.INVALID and lost.stats["counts"]["lost"] == 1
+    stale = done(add, (1, "read", None, []), (1, "read", None, [1]))
+    assert check_set_full(stale).verdict is Verdict.VALID
+    assert check_set_full(stale).stats["visible_ms"]["max"] == 3.0
+    assert check_set_full(stale, linearizable=True).verdict is Verdict.INVALID
+    assert check_set_full(done(add)).verdict is Verdict.UNKNOWN
+    assert check_set_full(done(add, (1, "read", None, [1, 1]))).stats["counts"]["duplicated"] == 1
+
+
+def test_unique_ids_and_counter(done) -> None:
+    assert check_unique_ids(done((0, "generate", None, 1), (1, "generate", None, 2))).verdict is Verdict.VALID
+    assert check_unique_ids(done((0, "generate", None, 1), (1, "generate", None, 1))).verdict is Verdict.INVALID
+    assert check_counter(done((0, "add", 2, 2), (1, "read", None, 2))).verdict is Verdict.VALID
+    assert check_counter(done((0, "add", 2, 2), (1, "read", None, 1))).verdict is Verdict.INVALID
+
+
+def test_exclusion(events) -> None:
+    both = events((0, "invoke", "acquire", None), (0, "ok", "acquire", None), (1, "invoke", "acquire", None),
+                  (1, "ok", "acquire", None), (0, "invoke", "release", None), (0, "ok", "release", None))
+    assert check_exclusion(both).stats["counts"]["overlapping"] == 1
+    one = both[:2] + both[4:] + events((1, "invoke", "acquire", None), (1, "ok", "acquire", None))
+    assert check_exclusion(one).verdict is Verdict.VALID
+
+
+def test_bank_and_long_fork(done) -> None:
+    first = (0, "read", None, {"a": 5, "b": 5})
+    assert check_bank(done(first, (0, "read", None, {"a": 4, "b": 6}))).verdict is Verdict.VALID
+    assert check_bank(done(first, (0, "read", None, {"a": 4, "b": 5}))).verdict is Verdict.INVALID
+    assert check_bank(done((0, "read", None, {"a": 12, "b": -2}))).stats["counts"]["negative"] == 1
+    views = [[["r", 0, 1], ["r", 1, None]], [["r", 0, None], ["r", 1, 1]]]
+    assert check_long_fork(done(*[(i, "read", None, view) for i, view in enumerate(views)])).verdict is Verdict.INVALID
+    assert check_long_fork(done((0, "read", None, views[0]))).verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize(
+    ("received_ms", "kind"), [(50, "early"), (5000, "late"), (110, None), (None, "lost")]
+)
+def test_delay(received_ms: int | None, kind: str | None) -> None:
+    def at(ms: int, process: int, type: str, f: str, value: object) -> dict[str, object]:
+        return {"time": ms * 1_000_000, "process": process, "type": type, "f": f, "value": value}
+
+    message = {"message": "m", "delay_ms": 100}
+    history = [at(0, 0, "invoke", "send", message), at(1, 0, "ok", "send", message)]
+    if received_ms is not None:
+        history += [at(2, 1, "invoke", "receive", None), at(received_ms, 1, "ok", "receive", ["m"])]
+    history += [at(9000, 2, "invoke", "receive", None), at(9001, 2, "ok", "receive", [])]
+    result = check_delay(history)
+    assert [name for name in ("lost", "early", "late") if result.stats["counts"][name]] == ([kind] if kind else [])
+
+
+def test_transaction_visibility(done) -> None:
+    base = [(0, "prepare", "a", "a"), (0, "prepare", "b", "b"), (0, "prepare", "c", "c"), (0, "commit", "a", "a"),
+            (0, "rollback", "b", "b")]
+    good = check_transaction_visibility(done(*base, (1, "receive", None, ["a"])))
+    assert good.verdict is Verdict.VALID
+    bad = check_transaction_visibility(done(*base, (1, "receive", None, ["b", "c"])))
+    counts = bad.stats["counts"]
+    assert (counts["committed-lost"], counts["rolled-back-seen"], counts["prepared-seen"]) == (1, 1, 1)
+
+
+def test_consumer_progress(done) -> None:
+    def op(process: int, f: str, offset: int) -> tuple:
+        return process, f, {"group": "g", "queue": 0, "offset": offset}, {"group": "g", "queue": 0, "offset": offset}
+
+    assert check_consumer_progress(done(op(0, "commit", 3), op(1, "fetch", 3))).verdict is Verdict.VALID
+    assert check_consumer_progress(done(op(0, "commit", 3), op(1, "fetch", 2))).stats["counts"]["regression"] == 1
+    assert check_consumer_progress(done(op(0, "commit", 3), op(0, "commit", 1))).stats["counts"]["backward"] == 1
+
+
+def test_replicas() -> None:
+    assert check_replicas({"n1": [1, 2, 3], "n2": [1, 2]}).verdict is Verdict.VALID
+    differ = check_replicas({"n1": [1, 2, 3], "n2": [1, 9]})
+    assert differ.verdict is Verdict.INVALID and "index 1" in differ.reason
+    assert check_replicas({"n1": [1, 2, 3], "n2": [1, 9]}, {"n1": 3, "n2": 1}).verdict is Verdict.VALID
+    assert check_replicas({"n1": [1]}, {"n1": 2}).stats["counts"]["missing"] == 1
+    assert check_replicas({}).verdict is Verdict.UNKNOWN
+
+
+def test_sequential_is_weaker_than_linearizable(done) -> None:
+    stale = done((0, "write", 1, 1), (1, "read", None, None))
+    assert check(stale, Register()).verdict is Verdict.INVALID
+    assert check_sequential(stale, Register()).verdict is Verdict.VALID
+    back = done((0, "write", 1, 1), (1, "read", None, 1), (1, "read", None, None))
+    result = check_sequential(back, Register())
+    assert result.verdict is Verdict.INVALID and result.witness is not None
+
+
+@pytest.mark.parametrize(
+    ("operations", "kind"),
+    [
+        ([(0, "read", None, [2, "b"]), (0, "read", None, [1, "a"])], "monotonic-reads"),
+        ([(0, "write", "a", 1), (0, "read", None, [0, None])], "read-your-writes"),
+        ([(0, "write", "a", 2), (0, "write", "b", 1)], "monotonic-writes"),
+        ([(0, "read", None, [2, "b"]), (0, "write", "c", 1)], "writes-follow-reads"),
+    ],
+)
+def test_sessions(done, operations: list[tuple], kind: str) -> None:
+    counts = check_sessions(done(*operations)).stats["counts"]
+    assert [name for name, count in counts.items() if count] == [kind]
+    apart = [(process, *rest) for process, (_, *rest) in enumerate(operations)]
+    assert check_sessions(done(*apart)).verdict is Verdict.VALID
+
+
+def test_versions_are_checked_by_rank(done) -> None:
+    history = done((0, "write", "a", 1), (1, "read", None, [1, "a"]), (2, "read", None, [0, None]))
+    result = check(history, VersionedRegister())
+    assert result.verdict is Verdict.INVALID and "A5 ranks from versions" in result.stats["engines"]
