@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 SETUP := $(VENV)/.setup-done
 NODE_SOURCES := $(shell find node -name '*.py' 2>/dev/null)
 
+SPARK := $(VENV)/.spark-done
+
 .PHONY: help setup host demo test lint bench node clean
 
 help:
@@ -24,6 +26,11 @@ $(SETUP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
 	@touch $(SETUP)
 
+# Spark and a Java for it: for the tests, and for harness report. The demo does without.
+$(SPARK): $(SETUP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint,spark]'
+	@touch $(SPARK)
+
 # What only root can add to the host (nftables, iproute2); without it the run uses link proxies.
 host:
 	@sh scripts/setup-host.sh
@@ -37,7 +44,7 @@ demo: $(SETUP) host
 	$(BIN)/harness run --nemesis partition --nemesis-interval 2.5 --time-limit 30
 
 # Parallel where safe; those that need the machine to themselves run after the others.
-test: $(SETUP) host
+test: $(SPARK) host
 	$(BIN)/python -m pytest -n 2 -m "not serial" -q
 	$(BIN)/python -m pytest -m serial -q
 
@@ -45,7 +52,7 @@ lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(SETUP) host
+bench: $(SPARK) host
 	$(BIN)/python -m benchmarks
 
 clean:
