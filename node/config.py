@@ -240,6 +240,8 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         client_addresses=ledger.take("clients", check_member_addresses, {}),
         topics=_topics(reader),
         limits=_limits(limits_reader),
+        auto_create_topics=reader.take("auto_create_topics", _boolean, True),
+        auto_create_groups=reader.take("auto_create_groups", _boolean, True),
         acl=read_acl(reader.optional_table("acl")),
         tls=read_tls(reader.optional_table("tls"), dials=True),
     )

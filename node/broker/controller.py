@@ -13,20 +13,27 @@ clients' connections are closed, queues and log are flushed.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
 import node
+from node.broker.acl import AccessControl, own_signature
 from node.broker.admin import AdminProcessor
+from node.broker.client_manager import ClientManager
+from node.broker.client_processor import ClientProcessor
+from node.broker.consumer_offsets import ConsumerOffsets
 from node.broker.dispatcher import Dispatcher, Queue
 from node.broker.ledger import Ledger, ReadMode
 from node.broker.message_store import MessageStore
 from node.broker.pull import PullHolds, PullProcessor
 from node.broker.reads import ReadGate
+from node.broker.rebalance_locks import RebalanceLocks
 from node.broker.registration import Identity, NameServerRegistrar, registration_body
 from node.broker.role import RoleChangeHandler
 from node.broker.send import SendProcessor
-from node.broker.topics import TopicTable, topic_json
+from node.broker.subscription_groups import SubscriptionGroups
+from node.broker.topics import TopicTable
 from node.config import BrokerConfig, split_address
 from node.dledger import TIMINGS, DLedgerConfig, DLedgerRequestCode, DLedgerServer
 from node.remoting import (
@@ -89,9 +96,19 @@ class BrokerController:
         self.ledger: Ledger = (make_ledger or new_dledger)(config, runtime)
         host, port = split_address(config.listen)
         self._server = RemotingServer(
-            host, port, limits=ServerLimits(max_connections=config.limits.max_connections), name="broker"
+            host,
+            port,
+            limits=ServerLimits(max_connections=config.limits.max_connections),
+            name="broker",
+            tls=config.tls.server_context() if config.tls else None,
         )
-        self._client = RemotingClient(name="broker")
+        if config.acl is not None:
+            self._server.register_guard(AccessControl(config.acl).check)
+        self._client = RemotingClient(
+            name="broker",
+            tls=config.tls.dialling_context() if config.tls else None,
+            sign=own_signature(config.acl),
+        )
         self.topics = TopicTable(runtime.disk, f"{config.data_dir}/topics.json", config.topics)
         self.queues = QueueStore(
             runtime.disk, f"{config.data_dir}/consumequeue", units_per_file=config.limits.queue_file_units
@@ -114,8 +131,19 @@ class BrokerController:
             mode=ReadMode(config.read_mode),
             not_leader_remark=self.not_leader_remark,
         )
+        self.offsets = ConsumerOffsets(runtime.disk, f"{config.data_dir}/consumerOffset.json")
+        self.groups = SubscriptionGroups(runtime.disk, f"{config.data_dir}/subscriptionGroup.json")
+        self.clients = ClientManager(may_notify=self._may_notify)
         self._pulls = PullProcessor(
-            gate=self._gate, log=self.ledger.store, queues=self.queues, topics=self.topics, holds=self._holds
+            gate=self._gate,
+            log=self.ledger.store,
+            queues=self.queues,
+            topics=self.topics,
+            holds=self._holds,
+            groups=self.groups,
+            clients=self.clients,
+            offsets=self.offsets,
+            auto_create_groups=config.auto_create_groups,
         )
         self._started = False
 
@@ -149,6 +177,8 @@ class BrokerController:
         await self._server.start()
         self._runtime.disk.make_dirs(self.config.data_dir)
         self.topics.load()
+        self.groups.load()
+        self.offsets.load()
         self.ledger.add_commit_listener(self.dispatcher.notify)
         await self.ledger.start()
         await self.dispatcher.start()
@@ -165,6 +195,8 @@ class BrokerController:
             store_host=self.address,
             max_message_size_bytes=self.config.limits.max_message_size_bytes,
             not_leader_remark=self.not_leader_remark,
+            auto_create_topics=self.config.auto_create_topics,
+            on_topics_changed=self._registrar.announce,
         )
         admin = AdminProcessor(
             gate=self._gate,
@@ -181,6 +213,20 @@ class BrokerController:
         server.register(RequestCode.GET_MIN_OFFSET, admin.min_offset)
         server.register(RequestCode.GET_BROKER_RUNTIME_INFO, admin.runtime_info)
         server.register(RequestCode.UPDATE_AND_CREATE_TOPIC, admin.update_topic)
+        client_processor = ClientProcessor(
+            gate=self._gate,
+            queues=self.queues,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=self.offsets,
+            clients=self.clients,
+            locks=RebalanceLocks(asyncio.get_running_loop().time),
+            delay_offsets=lambda: {"offsetTable": {}},
+            on_topics_changed=self._registrar.announce,
+            auto_create_groups=self.config.auto_create_groups,
+        )
+        for client_code, processor in client_processor.processors().items():
+            server.register(client_code, processor)
         server.register_default(self._not_supported)
 
     def _not_ready(self, command: Command, connection: Connection) -> Command:
@@ -199,8 +245,11 @@ class BrokerController:
         if self._started:
             self._started = False
             await self._sends.drain(DRAIN_TIMEOUT_S)
+        self.clients.stop()
         await self._server.stop()
         await self._client.close()
+        await self.offsets.stop()
+        await self.groups.stop()
         await self.dispatcher.stop()
         await self.ledger.stop()
 
@@ -208,6 +257,10 @@ class BrokerController:
         """Return, once the broker cannot go on serving, why: one line that names what was found."""
         await self.dispatcher.failed.wait()
         return f"the commit log below {self.config.data_dir} is damaged: {self.dispatcher.failure}"
+
+    def _may_notify(self, group: str) -> bool:
+        known = self.groups.get(group)
+        return known is None or known.notify_changes
 
     def _messages_arrived(self, queues: Iterable[Queue]) -> None:
         self._holds.wake(queues)
@@ -240,8 +293,7 @@ class BrokerController:
             "brokerId": self.broker_id,
             "dledgerTerm": self.ledger.member_state.term,
         }
-        table = {topic.name: topic_json(topic) for topic in self.topics}
-        return fields, registration_body(table, self.topics.data_version)
+        return fields, registration_body(self.topics.announced(), self.topics.data_version)
 
     def runtime_table(self) -> dict[str, object]:
         """What code 28 tells about this node, about this very moment."""
@@ -275,5 +327,8 @@ class BrokerController:
             "heldPulls": self._holds.count,
             "connections": self._server.connection_count,
             "topics": len(self.topics),
+            "producers": self.clients.producer_count,
+            "consumers": self.clients.consumer_count,
+            "subscriptionGroups": len(self.groups),
             "nameServersRegistered": sum(self._registrar.registered.values()),
         }

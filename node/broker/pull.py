@@ -18,9 +18,12 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from node.broker.client_manager import ClientManager
+from node.broker.consumer_offsets import ConsumerOffsets, TooManyOffsets
 from node.broker.dispatcher import Queue
 from node.broker.ledger import LedgerStore
 from node.broker.reads import ReadGate
+from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.topics import TopicTable
 from node.logs import LogLimiter
 from node.remoting import Command, Connection, RequestError, ResponseCode
@@ -45,6 +48,7 @@ MAX_SUBSCRIPTION_CHARACTERS = 8192
 
 _STATE_KEY = "held_pulls"
 
+SYS_FLAG_COMMIT_OFFSET = 1
 SYS_FLAG_SUSPEND = 2
 SYS_FLAG_SUBSCRIPTION = 4
 
@@ -86,24 +90,70 @@ class _PullRequest:
     max_messages: int
     suspend_ms: int
     tag_filter: TagFilter
+    group: str
+    commit_offset: int
 
     @classmethod
-    def of(cls, command: Command) -> _PullRequest:
+    def of(cls, command: Command, groups: _Groups) -> _PullRequest:
         flags = command.get_int("sysFlag", 0)
-        expression = command.get_str("subscription", "*") if flags & SYS_FLAG_SUBSCRIPTION else "*"
-        if command.get_str("expressionType", "TAG") not in ("TAG", ""):
+        group, topic = command.get_str("consumerGroup", ""), command.get_str("topic")
+        groups.check(group)
+        expression, expression_type = "*", "TAG"
+        if flags & SYS_FLAG_SUBSCRIPTION:
+            expression = command.get_str("subscription", "*")
+            expression_type = command.get_str("expressionType", "") or "TAG"
+        elif group:
+            expression, expression_type = groups.subscription(group, topic, command.get_int("subVersion", 0))
+        if expression_type != "TAG":
             raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "only tag expressions are supported")
         if len(expression) > MAX_SUBSCRIPTION_CHARACTERS:
             raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the tag expression is too long")
         suspend_ms = command.get_int("suspendTimeoutMillis", 0) if flags & SYS_FLAG_SUSPEND else 0
         return cls(
-            topic=command.get_str("topic"),
+            topic=topic,
             queue_id=command.get_int("queueId"),
             offset=command.get_int("queueOffset"),
             max_messages=min(max(command.get_int("maxMsgNums", MAX_BATCH_MESSAGES), 1), MAX_BATCH_MESSAGES),
             suspend_ms=min(max(suspend_ms, 0), MAX_SUSPEND_MS),
             tag_filter=TagFilter(expression),
+            group=group,
+            commit_offset=command.get_int("commitOffset", -1) if flags & SYS_FLAG_COMMIT_OFFSET else -1,
         )
+
+
+class _Groups:
+    """What pulls need to know of consumer groups."""
+
+    def __init__(self, groups: SubscriptionGroups, clients: ClientManager, auto_create: bool) -> None:
+        self._groups = groups
+        self._clients = clients
+        self._auto_create = auto_create
+
+    def check(self, name: str) -> None:
+        """Refuse a group that must not consume here (R: PullMessageProcessor)."""
+        group = self._groups.get(name)
+        if group is None:
+            if name and not self._auto_create:
+                raise RequestError(
+                    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {name!r} does not exist, create it first"
+                )
+        elif not group.consume_enable:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"group {name!r} may not consume")
+
+    def subscription(self, name: str, topic: str, version: int) -> tuple[str, str]:
+        """Expression and its type that a group's heartbeats gave for `topic`, for a pull that brings none."""
+        consumers = self._clients.consumer_group(name)
+        known = consumers.subscriptions.get(topic) if consumers is not None else None
+        if known is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"group {name!r} has not said what it wants of topic {topic!r}"
+            )
+        if known.version < version:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"the subscription of group {name!r} here is of version {known.version}, not {version}",
+            )
+        return known.expression, known.expression_type
 
 
 class _Unreadable(RequestError):
@@ -177,8 +227,20 @@ class PullProcessor:
     """Answers pulls from the consume queues and the log."""
 
     def __init__(
-        self, *, gate: ReadGate, log: LedgerStore, queues: QueueStore, topics: TopicTable, holds: PullHolds
+        self,
+        *,
+        gate: ReadGate,
+        log: LedgerStore,
+        queues: QueueStore,
+        topics: TopicTable,
+        holds: PullHolds,
+        groups: SubscriptionGroups,
+        clients: ClientManager,
+        offsets: ConsumerOffsets,
+        auto_create_groups: bool = True,
     ) -> None:
+        self._groups = _Groups(groups, clients, auto_create_groups)
+        self._offsets = offsets
         self._gate = gate
         self._log = log
         self._queues = queues
@@ -190,7 +252,7 @@ class PullProcessor:
 
     async def process(self, command: Command, connection: Connection) -> Command | None:
         """Answer now, or later where the pull may be held; None when its connection is gone by then."""
-        request = _PullRequest.of(command)
+        request = _PullRequest.of(command, self._groups)
         topic = self._topics.get(request.topic)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {request.topic!r} does not exist")
@@ -202,6 +264,11 @@ class PullProcessor:
                 f"queue {request.queue_id} of topic {request.topic!r}, which has {topic.queues}",
             )
         await self._gate.enter()
+        if request.commit_offset >= 0:
+            try:
+                self._offsets.commit(request.group, request.topic, request.queue_id, request.commit_offset)
+            except TooManyOffsets as error:
+                self._complaints.warning(logger, "offsets", "%s", error)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + request.suspend_ms / 1000
         while True:

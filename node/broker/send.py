@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from node.broker.internal_topics import AUTO_CREATE_TOPIC, RETRY_PREFIX, is_internal
 from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError
 from node.broker.message_store import MessageStore, NotWritable, PendingPut
-from node.broker.topics import TopicTable
+from node.broker.topics import TopicTable, TopicTableFull
 from node.config import TopicConfig
 from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
 from node.runtime import Runtime
@@ -41,12 +42,15 @@ REGION_ID = "DefaultRegion"
 _V2_NAMES = {
     "producerGroup": "a",
     "topic": "b",
+    "defaultTopic": "c",
+    "defaultTopicQueueNums": "d",
     "queueId": "e",
     "sysFlag": "f",
     "bornTimestamp": "g",
     "flag": "h",
     "properties": "i",
     "reconsumeTimes": "j",
+    "maxReconsumeTimes": "l",
     "batch": "m",
 }
 _V1_NAMES = {name: name for name in _V2_NAMES}
@@ -129,9 +133,13 @@ class SendProcessor:
         store_host: str,
         max_message_size_bytes: int,
         not_leader_remark: Callable[[], str],
+        auto_create_topics: bool = True,
+        on_topics_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._topics = topics
+        self._auto_create_topics = auto_create_topics
+        self._on_topics_changed = on_topics_changed
         self._random = runtime.random
         self._store_host = store_host
         self._max_message_size_bytes = max_message_size_bytes
@@ -144,11 +152,48 @@ class SendProcessor:
             await asyncio.wait(list(self._under_way), timeout=timeout_s)
             await asyncio.sleep(0)  # the replies are handed to their connections after the futures are done
 
-    def process(self, command: Command, connection: Connection) -> Command | asyncio.Future[Command | None]:
-        """Check, append, and answer when the message is committed. The answer is a future without a task."""
+    def process(self, command: Command, connection: Connection) -> Command | Awaitable[Command | None]:
+        """Check, append, and answer when the message is committed. The answer is a future without a task, unless the
+        message makes its topic."""
         if not self._store.is_master:
             return self._refuse_not_master(command)
         header = SendHeader.of(command)
+        if self._topics.get(header.topic) is None:
+            model = self._model(command, header)
+            if model is not None:
+                return self._create_and_send(model, command, header, connection)
+        return self._send(command, header, connection)
+
+    def _model(self, command: Command, header: SendHeader) -> TopicConfig | None:
+        """The topic that this message makes; None when it must exist already."""
+        names = _V2_NAMES if "b" in command.ext_fields else _V1_NAMES
+        if header.topic.startswith(RETRY_PREFIX):
+            default_topic, queues = AUTO_CREATE_TOPIC, 1
+        elif self._auto_create_topics:
+            default_topic = command.get_str(names["defaultTopic"], "")
+            queues = command.get_int(names["defaultTopicQueueNums"], 4)
+        else:
+            return None
+        return self._topics.model(header.topic, default_topic, queues)
+
+    async def _create_and_send(
+        self, model: TopicConfig, command: Command, header: SendHeader, connection: Connection
+    ) -> Command | None:
+        try:
+            if self._topics.get(model.name) is None:
+                await self._topics.put(model)
+                self._on_topics_changed()
+        except (OSError, TopicTableFull) as error:
+            remark = f"topic {model.name!r} could not be made: {error}"
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, remark) from error
+        if not self._store.is_master:
+            return self._refuse_not_master(command)
+        result = self._send(command, header, connection)
+        return result if isinstance(result, Command) else await result
+
+    def _send(
+        self, command: Command, header: SendHeader, connection: Connection
+    ) -> Command | asyncio.Future[Command | None]:
         topic = self._check_topic(header)
         if len(command.body) > self._max_message_size_bytes:
             size = len(command.body)
@@ -172,7 +217,7 @@ class SendProcessor:
         topic = self._topics.get(name)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name!r} does not exist, create it first")
-        if not topic.writable:
+        if not topic.writable or is_internal(name):
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name!r} is not writable")
         if header.queue_id >= topic.queues:
             raise RequestError(

@@ -1,16 +1,18 @@
 """The topics of a broker: those of its configuration and those created while it runs.
 
 Created topics are kept in `topics.json`, replaced as a whole on every change, in the shape of RocketMQ's
-topic table (R: TopicConfigManager). The configuration wins over the file for the topics it names.
+topic table (R: TopicConfigManager). The configuration wins over the file for the topics it names. Topics that
+the broker needs for itself (`internal_topics.py`) are always there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from node.broker.internal_topics import PERM_INHERIT, is_internal, system_topics
 from node.config import MAX_QUEUES, MAX_TOPICS, TopicConfig, check_topic_name
 from node.runtime import Disk
 
@@ -27,24 +29,39 @@ class TopicTable:
     def __init__(self, disk: Disk, path: str, configured: Iterable[TopicConfig]) -> None:
         self._disk = disk
         self._path = path
-        self._configured = {topic.name: topic for topic in configured}
+        self._configured = {topic.name: topic for topic in (*system_topics(), *configured)}
         self._topics: dict[str, TopicConfig] = {}
         self._changing = asyncio.Lock()
         self.data_version = 0
 
     def load(self) -> None:
         """Read the created topics. Raises OSError, and ValueError when the file is not a topic table."""
-        created: dict[str, TopicConfig] = {}
-        if self._disk.exists(self._path):
-            try:
-                content = json.loads(self._disk.read_file(self._path))
-                for entry in content["topicConfigTable"].values():
-                    topic = _topic(entry)
-                    created[topic.name] = topic
-                self.data_version = int(content["dataVersion"]["counter"])
-            except (KeyError, TypeError, AttributeError, ValueError) as error:
-                raise ValueError(f"{self._path} is no topic table: {error}") from error
-        self._topics = created | self._configured
+        if not self._disk.exists(self._path):
+            self._topics = dict(self._configured)
+            return
+        try:
+            self._adopt(json.loads(self._disk.read_file(self._path)))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{self._path} is no topic table: {error}") from error
+
+    def _adopt(self, content: Mapping[str, Any]) -> None:
+        created = [_topic(entry) for entry in content["topicConfigTable"].values()]
+        version = int(content["dataVersion"]["counter"])
+        self._topics = {topic.name: topic for topic in created} | self._configured
+        self.data_version = version
+
+    async def replace(self, content: Mapping[str, Any]) -> bool:
+        """Take over another broker's table, as a slave does from its master (S3); whether anything changed.
+
+        Raises OSError; ValueError, KeyError, TypeError or AttributeError when `content` is no topic table.
+        """
+        async with self._changing:
+            before = self._topics
+            self._adopt(content)
+            if self._topics == before:
+                return False
+            await self._write(self._topics, self.data_version)
+            return True
 
     def get(self, name: str) -> TopicConfig | None:
         """The topic, or None when it does not exist."""
@@ -59,16 +76,57 @@ class TopicTable:
     async def put(self, topic: TopicConfig) -> None:
         """Create or change a topic; durable on return. Raises OSError (nothing changed), TopicTableFull."""
         async with self._changing:
-            if topic.name not in self._topics and len(self._topics) >= MAX_TOPICS:
+            if topic.name not in self._topics and len(self._topics) >= MAX_TOPICS + len(system_topics()):
                 raise TopicTableFull(f"{len(self._topics)} topics exist, no more are possible")
             topics = self._topics | {topic.name: topic}
-            content = {
-                "topicConfigTable": {name: topic_json(each) for name, each in topics.items()},
-                "dataVersion": {"counter": self.data_version + 1},
-            }
-            await self._disk.write_file_atomic(self._path, json.dumps(content, indent=1).encode())
+            await self._write(topics, self.data_version + 1)
             self._topics = topics
             self.data_version += 1
+
+    async def remove(self, name: str) -> None:
+        """Forget a created topic; durable on return. What its queues hold stays. Raises OSError; ValueError for a
+        topic that the configuration names or the broker needs."""
+        async with self._changing:
+            if name in self._configured:
+                raise ValueError(f"topic {name!r} is configured and cannot be removed")
+            topics = {other: topic for other, topic in self._topics.items() if other != name}
+            await self._write(topics, self.data_version + 1)
+            self._topics = topics
+            self.data_version += 1
+
+    def model(self, name: str, default_topic: str, queues: int) -> TopicConfig | None:
+        """The topic that a message to the unknown `name` would make, after the example of `default_topic`.
+
+        None when that one is unknown or must not be followed, or `name` is no topic name. A client asks for
+        `queues`; it gets at most as many as the example has (R: createTopicInSendMessageMethod).
+        """
+        example = self._topics.get(default_topic)
+        if example is None or not example.perm & PERM_INHERIT:
+            return None
+        try:
+            check_topic_name(name)
+        except ValueError:
+            return None
+        return TopicConfig(name=name, queues=max(1, min(queues, example.queues)), perm=example.perm & ~PERM_INHERIT)
+
+    async def _write(self, topics: Mapping[str, TopicConfig], version: int) -> None:
+        content = _document(topics, version)
+        await self._disk.write_file_atomic(self._path, json.dumps(content, indent=1).encode())
+
+    def document(self) -> dict[str, Any]:
+        """The table as it is written and sent (code 21)."""
+        return _document(self._topics, self.data_version)
+
+    def announced(self) -> dict[str, Any]:
+        """The topics that name servers are told of: those that clients may use."""
+        return {name: topic_json(topic) for name, topic in self._topics.items() if not is_internal(name)}
+
+
+def _document(topics: Mapping[str, TopicConfig], version: int) -> dict[str, Any]:
+    return {
+        "topicConfigTable": {name: topic_json(topic) for name, topic in topics.items()},
+        "dataVersion": {"timestamp": 0, "counter": version},
+    }
 
 
 def topic_json(topic: TopicConfig) -> dict[str, Any]:

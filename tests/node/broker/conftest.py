@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from node.broker.client_manager import ClientManager
+from node.broker.consumer_offsets import ConsumerOffsets
+from node.broker.controller import BrokerController
 from node.broker.dispatcher import Dispatcher
 from node.broker.ledger import DLedgerCode, DLedgerError, ReadMode, Role
 from node.broker.message_store import MessageStore
 from node.broker.pull import PullHolds
 from node.broker.reads import ReadGate
 from node.broker.role import RoleChangeHandler
+from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.topics import TopicTable
-from node.config import TopicConfig
-from node.remoting import Command
+from node.config import TopicConfig, parse_broker_config
+from node.remoting import Command, RemotingClient
 from node.runtime import Runtime
 from node.store.queue_store import QueueStore
 
@@ -293,6 +298,9 @@ class Parts:
             ],
         )
         self.topics.load()
+        self.groups = SubscriptionGroups(self.runtime.disk, f"{data_dir}/subscriptionGroup.json")
+        self.offsets = ConsumerOffsets(self.runtime.disk, f"{data_dir}/consumerOffset.json")
+        self.clients = ClientManager(may_notify=lambda group: True)
         self.connection = FakeConnection()
         self.ledger.add_commit_listener(self.dispatcher.notify)
 
@@ -338,3 +346,96 @@ def helpers() -> Any:
         PlainDisk=PlainDisk,
         new_runtime=new_runtime,
     )
+
+
+class Case:
+    """A started broker and a client of it. `clock` is the broker's wall clock, which stands still."""
+
+    def __init__(self, broker: BrokerController, ledger: Any, client: RemotingClient, clock: ManualClock) -> None:
+        self.broker, self.ledger, self.client, self.clock = broker, ledger, client, clock
+
+    async def ask(self, code: int, fields: dict[str, Any] | None = None, body: bytes = b"") -> Command:
+        address = f"127.0.0.1:{self.broker.port}"
+        return await self.client.invoke(address, Command.request(code, fields or {}, body), timeout_ms=5000)
+
+    async def send(self, body: bytes = b"x", topic: str = "t", queue_id: int = 0) -> Command:
+        return await self.ask(310, {"b": topic, "e": queue_id}, body)
+
+    async def pull(self, offset: int = 0, topic: str = "t", queue_id: int = 0, **fields: Any) -> Command:
+        return await self.ask(11, {"topic": topic, "queueId": queue_id, "queueOffset": offset, **fields})
+
+    async def table(self) -> dict[str, str]:
+        table: dict[str, str] = json.loads((await self.ask(28)).body)["table"]
+        return table
+
+
+CONFIG = """
+self_id = "n3"
+listen = "127.0.0.1:0"
+data_dir = "{data_dir}"
+name_servers = [{name_servers}]
+read_mode = "{read_mode}"
+[dledger]
+listen = "127.0.0.1:20911"
+[dledger.peers]
+n2 = "127.0.0.1:20912"
+n3 = "127.0.0.1:20911"
+[dledger.clients]
+n2 = "192.0.2.2:10911"
+[[topics]]
+name = "t"
+queues = 2
+"""
+
+
+@pytest.fixture
+def new_broker(tmp_path: Any) -> Callable[..., tuple[BrokerController, Any]]:
+    """Makes a broker, and the log that it believes in."""
+
+    def make(
+        *,
+        read_mode: str = "read_index",
+        name_servers: str = "",
+        ledger: Any = None,
+        clock: ManualClock | None = None,
+        **changes: str,
+    ) -> tuple[BrokerController, Any]:
+        text = CONFIG.format(data_dir=tmp_path / "data", read_mode=read_mode, name_servers=name_servers)
+        ledger = ledger or FakeLedger()
+        ledger.member_state.self_id = "n3"
+        config = parse_broker_config(text, [f"{key}={value}" for key, value in changes.items()])
+        runtime = new_runtime(clock)
+        return BrokerController(config, runtime, make_ledger=lambda *_: ledger), ledger
+
+    return make
+
+
+@pytest.fixture
+def run_case(new_broker: Any) -> Callable[..., None]:
+    def runner(
+        scenario: Callable[[Case], Awaitable[None]],
+        *,
+        read_mode: str = "read_index",
+        master: bool = True,
+        ledger: Any = None,
+        clock: ManualClock | None = None,
+        **changes: str,
+    ) -> None:
+        async def main() -> None:
+            shown = clock or ManualClock()
+            broker, log = new_broker(read_mode=read_mode, ledger=ledger, clock=shown, **changes)
+            client = RemotingClient()
+            await broker.start()
+            try:
+                if master:
+                    log.become(Role.LEADER, log.member_state.term + 1)
+                    await until(lambda: broker.store.is_master)
+                await scenario(Case(broker, log, client, shown))
+            finally:
+                await client.close()
+                await broker.stop()
+                assert log.stopped
+
+        asyncio.run(main())
+
+    return runner

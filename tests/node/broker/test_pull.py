@@ -28,6 +28,9 @@ def run(make_parts: Any) -> Callable[..., None]:
                 queues=parts.queues,
                 topics=parts.topics,
                 holds=parts.holds,
+                groups=parts.groups,
+                clients=parts.clients,
+                offsets=parts.offsets,
             )
             try:
                 await scenario(parts, processor)
@@ -47,9 +50,7 @@ def put(parts: Any, *bodies: bytes, tag: str = "", queue_id: int = 0) -> None:
 
 
 def request(offset: int = 0, *, topic: str = "t", queue_id: int = 0, **fields: Any) -> Command:
-    return Command.request(
-        11, {"consumerGroup": "g", "topic": topic, "queueId": queue_id, "queueOffset": offset, **fields}
-    )
+    return Command.request(11, {"topic": topic, "queueId": queue_id, "queueOffset": offset, **fields})
 
 
 async def pull(parts: Any, processor: PullProcessor, command: Command) -> Command:

@@ -1,0 +1,201 @@
+"""The clients that are here: producers and consumers by group, each with the connection it is reached over.
+
+A client belongs to its groups from its first heartbeat until it says goodbye, its connection closes, or nothing was
+heard of it for two minutes (R: ClientHousekeepingService, 120 s). Whenever the consumers of a group or what
+they subscribe to change, every consumer of the group is told (code 40), so that it rebalances at once instead of
+at its next turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from node.broker.heartbeat import ConsumerData, Heartbeat, Subscription
+from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
+
+__all__ = ["CLIENT_EXPIRY_S", "MAX_REGISTRATIONS", "ClientManager", "ConsumerGroup"]
+
+logger = logging.getLogger("node.broker")
+
+CLIENT_EXPIRY_S = 120.0
+"""R: channelExpiredTimeout; heartbeats come every 30 s."""
+MAX_REGISTRATIONS = 50_000
+"""Clients times their groups. Each costs about half a kilobyte."""
+
+_STATE_KEY = "client_registrations"
+
+
+@dataclass(slots=True)
+class _Client:
+    client_id: str
+    connection: Connection
+    seen_s: float
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    """What the consumers of one group have in common."""
+
+    consume_type: str
+    message_model: str
+    consume_from: str
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    clients: dict[str, _Client] = field(default_factory=dict)
+
+
+class ClientManager:
+    """Who is here. `may_notify(group)` says whether a group's consumers are to be told of changes."""
+
+    def __init__(self, *, may_notify: Callable[[str], bool]) -> None:
+        self._may_notify = may_notify
+        self._producers: dict[str, dict[str, _Client]] = {}
+        self._consumers: dict[str, ConsumerGroup] = {}
+        self._count = 0
+        self._turns: dict[str, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def producer_count(self) -> int:
+        return sum(map(len, self._producers.values()))
+
+    @property
+    def consumer_count(self) -> int:
+        return sum(len(group.clients) for group in self._consumers.values())
+
+    def consumer_group(self, group: str) -> ConsumerGroup | None:
+        """A group that has a consumer here, or None."""
+        return self._consumers.get(group)
+
+    def consumer_groups(self) -> Iterable[tuple[str, ConsumerGroup]]:
+        """Every group that has a consumer here."""
+        return self._consumers.items()
+
+    def consumer_ids(self, group: str) -> list[str]:
+        """The client ids of a group's consumers, in the order in which they came."""
+        found = self._consumers.get(group)
+        return list(found.clients) if found is not None else []
+
+    def next_producer(self, group: str) -> Connection | None:
+        """A connection to a producer of `group`, another one each time (R: round robin); None when there is none."""
+        clients = [client for client in self._producers.get(group, {}).values() if not client.connection.is_closing]
+        if not clients:
+            return None
+        turn = self._turns.get(group, -1) + 1
+        self._turns[group] = turn % len(clients)
+        return clients[turn % len(clients)].connection
+
+    def heartbeat(self, beat: Heartbeat, connection: Connection) -> None:
+        """A client tells what it takes part in. Raises RequestError (SYSTEM_BUSY) when too many are here."""
+        self._watch(connection)
+        now = asyncio.get_running_loop().time()
+        for group in beat.producer_groups:
+            self._seen(self._producers.setdefault(group, {}), beat.client_id, connection, now)
+        for data in beat.consumers:
+            self._consumer_seen(data, beat.client_id, connection, now)
+        if self._timer is None and self._count:
+            self._timer = asyncio.get_running_loop().call_later(CLIENT_EXPIRY_S, self._expire)
+
+    def _seen(self, clients: dict[str, _Client], client_id: str, connection: Connection, now: float) -> bool:
+        """Note that a client was heard of; whether it is new."""
+        client = clients.get(client_id)
+        if client is not None:
+            client.connection, client.seen_s = connection, now
+            return False
+        if self._count >= MAX_REGISTRATIONS:
+            raise RequestError(ResponseCode.SYSTEM_BUSY, f"{self._count} clients are registered, no more are taken")
+        clients[client_id] = _Client(client_id, connection, now)
+        self._count += 1
+        return True
+
+    def _consumer_seen(self, data: ConsumerData, client_id: str, connection: Connection, now: float) -> None:
+        group = self._consumers.get(data.group)
+        if group is None:
+            group = ConsumerGroup(data.consume_type, data.message_model, data.consume_from)
+            self._consumers[data.group] = group
+        changed = self._seen(group.clients, client_id, connection, now)
+        group.consume_type, group.message_model = data.consume_type, data.message_model
+        group.consume_from = data.consume_from
+        wanted: dict[str, Subscription] = {}
+        for subscription in data.subscriptions:
+            known = group.subscriptions.get(subscription.topic)
+            newer = known is None or subscription.version > known.version
+            changed |= newer
+            wanted[subscription.topic] = subscription if newer or known is None else known
+        if wanted:
+            changed |= wanted.keys() != group.subscriptions.keys()
+            group.subscriptions = wanted
+        if changed:
+            self._notify(data.group)
+
+    def _watch(self, connection: Connection) -> None:
+        if _STATE_KEY not in connection.state:
+            connection.state[_STATE_KEY] = True
+            connection.on_close(self._connection_closed)
+
+    def unregister(self, client_id: str, producer_group: str, consumer_group: str) -> None:
+        """A client leaves a producer group, a consumer group, or both; an empty name is none."""
+        if producer_group:
+            self._remove_producers(producer_group, lambda client: client.client_id == client_id)
+        if consumer_group:
+            self._remove_consumers(consumer_group, lambda client: client.client_id == client_id)
+
+    def _connection_closed(self, connection: Connection) -> None:
+        self._remove(lambda client: client.connection is connection)
+
+    def _expire(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        latest = loop.time() - CLIENT_EXPIRY_S
+        self._remove(lambda client: client.seen_s <= latest)
+        times = [client.seen_s for clients in self._producers.values() for client in clients.values()]
+        times += [client.seen_s for group in self._consumers.values() for client in group.clients.values()]
+        if times:
+            self._timer = loop.call_at(min(times) + CLIENT_EXPIRY_S, self._expire)
+
+    def _remove(self, is_gone: Callable[[_Client], bool]) -> None:
+        for name in list(self._producers):
+            self._remove_producers(name, is_gone)
+        for name in list(self._consumers):
+            self._remove_consumers(name, is_gone)
+
+    def _remove_producers(self, name: str, is_gone: Callable[[_Client], bool]) -> None:
+        clients = self._producers.get(name, {})
+        self._drop(clients, is_gone)
+        if not clients:
+            self._producers.pop(name, None)
+            self._turns.pop(name, None)
+
+    def _remove_consumers(self, name: str, is_gone: Callable[[_Client], bool]) -> None:
+        group = self._consumers.get(name)
+        if group is None or not self._drop(group.clients, is_gone):
+            return
+        if group.clients:
+            self._notify(name)
+        else:
+            del self._consumers[name]
+
+    def _drop(self, clients: dict[str, _Client], is_gone: Callable[[_Client], bool]) -> bool:
+        gone = [client_id for client_id, client in clients.items() if is_gone(client)]
+        for client_id in gone:
+            del clients[client_id]
+        self._count -= len(gone)
+        return bool(gone)
+
+    def _notify(self, name: str) -> None:
+        if not self._may_notify(name):
+            return
+        notice = Command.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name}, oneway=True)
+        for client in self._consumers[name].clients.values():
+            client.connection.send(notice)
+
+    def stop(self) -> None:
+        """Tell nobody anything any more."""
+        self._consumers.clear()
+        self._producers.clear()
+        self._count = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,107 @@
+"""Consumer offsets: how far each group has consumed each queue.
+
+Kept in memory, written every few seconds to `consumerOffset.json` in RocketMQ's shape (R: ConsumerOffsetManager): a
+table from "topic@group" to {queue id: offset}. A broker that dies loses the last seconds of it, and a new master
+may know less than the old one did: consumers then get messages again, which is legal, but none is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from node.broker.lazy_file import LazyFile
+from node.runtime import Disk
+
+__all__ = ["MAX_CONSUMER_OFFSETS", "ConsumerOffsets", "TooManyOffsets"]
+
+PERSIST_INTERVAL_S = 5.0
+"""R: flushConsumerOffsetInterval."""
+MAX_CONSUMER_OFFSETS = 500_000
+"""Offsets kept, one for each group and queue; about 100 bytes each, written whole with every change."""
+MAX_GROUP_CHARACTERS = 255
+"""R: Validators.CHARACTER_MAX_LENGTH."""
+
+_SEPARATOR = "@"
+
+
+class TooManyOffsets(Exception):
+    """No further queue of a group can be remembered."""
+
+
+class ConsumerOffsets:
+    """Offsets by topic, group and queue."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._table: dict[str, dict[int, int]] = {}
+        self._count = 0
+        self._file = LazyFile(disk, path, delay_s=PERSIST_INTERVAL_S, render=self.document)
+
+    def load(self) -> None:
+        """Read the file. Raises OSError, ValueError when it is damaged."""
+        content = self._file.load()
+        if content is not None:
+            try:
+                self._adopt(content)
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                raise self._file.damaged(error) from error
+
+    def replace(self, content: Mapping[str, Any]) -> None:
+        """Take over another broker's table, as a slave does from its master (S3).
+
+        Raises ValueError, KeyError, TypeError or AttributeError when `content` is no such table.
+        """
+        self._adopt(content)
+        self._file.touch()
+
+    def _adopt(self, content: Mapping[str, Any]) -> None:
+        table = {
+            str(key): {int(queue_id): int(offset) for queue_id, offset in queues.items()}
+            for key, queues in content["offsetTable"].items()
+        }
+        count = sum(map(len, table.values()))
+        if count > MAX_CONSUMER_OFFSETS:
+            raise ValueError(f"{count} offsets, at most {MAX_CONSUMER_OFFSETS} are kept")
+        self._table, self._count = table, count
+
+    def document(self) -> dict[str, Any]:
+        """The table as it is written and sent (code 43)."""
+        return {
+            "offsetTable": {
+                key: {str(queue_id): offset for queue_id, offset in queues.items()}
+                for key, queues in self._table.items()
+            }
+        }
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Remember that `group` wants to go on at `offset`. A negative offset, which some clients send before they
+        know theirs, changes nothing. Raises TooManyOffsets."""
+        if offset < 0 or not group or len(group) > MAX_GROUP_CHARACTERS:
+            return
+        key = f"{topic}{_SEPARATOR}{group}"
+        queues = self._table.get(key)
+        if queues is None or queue_id not in queues:
+            if self._count >= MAX_CONSUMER_OFFSETS:
+                raise TooManyOffsets(f"{self._count} consumer offsets are kept, no more are possible")
+            self._count += 1
+            if queues is None:
+                queues = self._table[key] = {}
+        elif queues[queue_id] == offset:
+            return
+        queues[queue_id] = offset
+        self._file.touch()
+
+    def find(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The offset at which `group` goes on; None when it never said."""
+        queues = self._table.get(f"{topic}{_SEPARATOR}{group}")
+        return None if queues is None else queues.get(queue_id)
+
+    def forget_group(self, group: str) -> None:
+        """Drop every offset of `group`."""
+        for key in [key for key in self._table if key.rpartition(_SEPARATOR)[2] == group]:
+            self._count -= len(self._table.pop(key))
+            self._file.touch()
+
+    async def stop(self) -> None:
+        """Write what is pending."""
+        await self._file.stop()

@@ -1,0 +1,73 @@
+"""Topics that the broker itself makes: their names, and which of them clients may touch.
+
+Names are RocketMQ's (R: TopicValidator, MixAll); tools know them.
+"""
+
+from __future__ import annotations
+
+from node.config import PERM_READ, PERM_WRITE, TopicConfig
+
+__all__ = [
+    "AUTO_CREATE_TOPIC",
+    "DELAY_LEVELS_MS",
+    "DLQ_PREFIX",
+    "HALF_TOPIC",
+    "OP_TOPIC",
+    "PERM_INHERIT",
+    "RETRY_PREFIX",
+    "SCHEDULE_TOPIC",
+    "dlq_topic",
+    "is_internal",
+    "retry_topic",
+    "system_topics",
+]
+
+AUTO_CREATE_TOPIC = "TBW102"
+"""Its permission 7 says that a topic may be made after its example by sending to it (R)."""
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+"""Where delayed messages wait; queue n holds level n + 1."""
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+"""Where messages of open transactions wait."""
+OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+"""One message for each transaction that ended without a message of its own."""
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+
+PERM_INHERIT = 1
+AUTO_CREATE_QUEUES = 8
+"""R: defaultTopicQueueNums of the broker."""
+
+_S, _M, _H = 1000, 60_000, 3_600_000
+DELAY_LEVELS_MS = (
+    1 * _S, 5 * _S, 10 * _S, 30 * _S,
+    1 * _M, 2 * _M, 3 * _M, 4 * _M, 5 * _M, 6 * _M, 7 * _M, 8 * _M, 9 * _M, 10 * _M, 20 * _M, 30 * _M,
+    1 * _H, 2 * _H,
+)  # fmt: skip
+"""The delay of level 1, 2, ... in milliseconds (R: messageDelayLevel)."""
+
+_INTERNAL = frozenset((SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC))
+
+
+def retry_topic(group: str) -> str:
+    """The topic of messages that a consumer of `group` could not handle."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """The topic of messages that `group` gave up on."""
+    return DLQ_PREFIX + group
+
+
+def is_internal(topic: str) -> bool:
+    """Whether clients may not send to `topic`, because the broker gives its messages a meaning."""
+    return topic in _INTERNAL
+
+
+def system_topics() -> tuple[TopicConfig, ...]:
+    """The topics that exist on every broker."""
+    return (
+        TopicConfig(name=AUTO_CREATE_TOPIC, queues=AUTO_CREATE_QUEUES, perm=PERM_READ | PERM_WRITE | PERM_INHERIT),
+        TopicConfig(name=SCHEDULE_TOPIC, queues=len(DELAY_LEVELS_MS), perm=PERM_READ),
+        TopicConfig(name=HALF_TOPIC, queues=1, perm=0),
+        TopicConfig(name=OP_TOPIC, queues=1, perm=0),
+    )

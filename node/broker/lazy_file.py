@@ -1,0 +1,94 @@
+"""A small JSON file that follows a table in memory: written a while after a change, replaced as a whole.
+
+RocketMQ writes its tables every few seconds whether they changed or not (R: ConfigManager, 5 s for consumer
+offsets). Here the first change arms one timer and everything that changes until it fires goes into one write, so
+an idle broker does nothing. What is not yet written is lost with the machine; each table says what that means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from node.runtime import Disk
+
+__all__ = ["LazyFile"]
+
+logger = logging.getLogger("node.broker")
+
+
+class LazyFile:
+    """Keeps the file at `path` up to date with `render()`, at most `delay_s` seconds behind."""
+
+    def __init__(self, disk: Disk, path: str, *, delay_s: float, render: Callable[[], Any]) -> None:
+        self._disk = disk
+        self._path = path
+        self._delay_s = delay_s
+        self._render = render
+        self._dirty = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+        self._stopped = False
+
+    def load(self) -> Any:
+        """The file's content, None when there is no file. Raises OSError, ValueError when it is not JSON."""
+        if not self._disk.exists(self._path):
+            return None
+        try:
+            return json.loads(self._disk.read_file(self._path))
+        except ValueError as error:
+            raise ValueError(f"{self._path} is damaged: {error}; restore it, or remove it to start empty") from error
+
+    def damaged(self, error: Exception) -> ValueError:
+        """What to raise when the content is JSON and yet not this table."""
+        return ValueError(f"{self._path} is damaged: {error!r}; restore it, or remove it to start empty")
+
+    def touch(self) -> None:
+        """The table has changed: write it within the delay."""
+        self._dirty = True
+        if self._timer is None and self._task is None and not self._stopped:
+            self._timer = asyncio.get_running_loop().call_later(self._delay_s, self._begin)
+
+    def _begin(self) -> None:
+        self._timer = None
+        self._task = asyncio.get_running_loop().create_task(self._write_and_go_on())
+
+    async def _write_and_go_on(self) -> None:
+        try:
+            await self.flush()
+        except OSError as error:
+            logger.error("%s could not be written: %s", self._path, error)
+        finally:
+            self._task = None
+        if self._dirty:
+            self.touch()
+
+    async def flush(self) -> None:
+        """Write now what has changed; durable on return. Raises OSError, and the change then stays pending."""
+        async with self._writing:
+            if not self._dirty:
+                return
+            self._dirty = False
+            try:
+                content = json.dumps(self._render(), separators=(",", ":"))
+                await self._disk.write_file_atomic(self._path, content.encode())
+            except BaseException:
+                self._dirty = True
+                raise
+
+    async def stop(self) -> None:
+        """Write what is pending, for the last time; a failure is logged."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            await self.flush()
+        except OSError as error:
+            logger.error("%s could not be written: %s", self._path, error)
