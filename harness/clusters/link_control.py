@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import harness
@@ -45,17 +46,25 @@ class LinkProxyHandle:
         self._reading = asyncio.create_task(self._read(reader))
 
     @classmethod
-    async def start(cls, processes: Processes) -> LinkProxyHandle:
-        """Start the proxy as a child. Raises OperatorError when it cannot be run."""
+    async def start(
+        cls,
+        processes: Processes,
+        *,
+        module: str = "harness.clusters.link_proxy",
+        name: str = "link proxy",
+        argv_prefix: Sequence[str] = (),
+    ) -> LinkProxyHandle:
+        """Start the proxy as a child, or another program that speaks as it does: `module`, called `name`, its
+        command line after `argv_prefix`. Raises OperatorError when it cannot be run."""
         ours, theirs = socket.socketpair()
         program = Program(
-            name="link proxy",
-            argv=[sys.executable, "-m", "harness.clusters.link_proxy"],
-            log_name="link-proxy.log",
+            name=name,
+            argv=[sys.executable, "-m", module],
+            log_name=f"{name.replace(' ', '-')}.log",
             environment={"PYTHONPATH": _import_path()},
         )
         try:
-            child = await processes.spawn("", program, stdin=theirs.fileno())
+            child = await processes.spawn("", program, argv_prefix=argv_prefix, stdin=theirs.fileno())
         except BaseException:
             ours.close()
             raise
@@ -88,11 +97,11 @@ class LinkProxyHandle:
             self._writer.write(json.dumps({"id": number, "op": op, **fields}).encode() + b"\n")
             reply: dict[str, Any] = await asyncio.wait_for(reply_future, REQUEST_TIMEOUT_S)
         except TimeoutError:
-            raise HarnessError(f"the link proxy did not answer within {REQUEST_TIMEOUT_S:g} s") from None
+            raise HarnessError(f"the {self._child.name} did not answer within {REQUEST_TIMEOUT_S:g} s") from None
         finally:
             self._replies.pop(number, None)
         if not reply["ok"]:
-            raise LinkProxyRefused(f"link proxy: {reply['error']}", reply)
+            raise LinkProxyRefused(f"{self._child.name}: {reply['error']}", reply)
         return reply
 
     async def stop(self) -> None:
@@ -120,7 +129,7 @@ class LinkProxyHandle:
                     future.set_exception(HarnessError(self._obituary()))
 
     def _obituary(self) -> str:
-        return f"the link proxy has ended; see {self._child.log_path}"
+        return f"the {self._child.name} has ended; see {self._child.log_path}"
 
 
 def _import_path() -> str:

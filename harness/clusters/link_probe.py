@@ -20,12 +20,15 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import cast
 
-from nemesis.target import Link, ProbeResult
+from nemesis.target import Link, LinkMeasure, ProbeResult
 
 __all__ = ["LinkProbe"]
 
 NONCE_BYTES = 8
 """A nonce is a counter: unique within one harness, which is the only one that its connections reach."""
+
+_BLOCK_BYTES = 32 * NONCE_BYTES
+"""Bytes that are looked at together, so that filler is passed over quickly."""
 
 OPEN_TIMEOUT_S = 10.0
 """How long the kept connections may take to be made, all together, on a very busy machine."""
@@ -99,6 +102,48 @@ class LinkProbe:
                 self._keep_or_close(connection)
             for arrival in itertools.chain(*sent.values()):
                 arrival.cancel()
+
+    async def time_link(
+        self, link: Link, *, count: int, size_bytes: int, spacing_s: float, timeout_s: float
+    ) -> LinkMeasure:
+        """Send `count` lots of about `size_bytes` over the kept connection of a link and time their last bytes.
+
+        Streams lose and double nothing, so only delays and the time for all say anything. Nothing is received
+        where there is no kept connection.
+        """
+        loop = asyncio.get_running_loop()
+        kept = [self._kept[pair] for pair in self._ways(link) if self._is_kept(pair)]
+        arrived_s: dict[int, float] = {}
+        sent_s: list[float] = []
+        arrivals: list[asyncio.Future[None]] = []
+
+        def note(number: int, arrival: asyncio.Future[None]) -> None:
+            if not arrival.cancelled():
+                arrived_s[number] = loop.time()
+
+        try:
+            for number in range(count if kept else 0):
+                sent_s.append(loop.time())
+                kept[0].send_filler(link, size_bytes - NONCE_BYTES)
+                arrival = self._send(kept[0], link)
+                arrival.add_done_callback(partial(note, number))
+                arrivals.append(arrival)
+                if spacing_s:
+                    await asyncio.sleep(spacing_s)
+            if arrivals:
+                await asyncio.wait(arrivals, timeout=timeout_s)
+        finally:
+            for arrival in arrivals:
+                arrival.cancel()
+        return LinkMeasure(
+            link=link,
+            sent=count,
+            received=len(arrived_s),
+            duplicates=0,
+            out_of_order=0,
+            delays_ms=[(at_s - sent_s[number]) * 1000 for number, at_s in sorted(arrived_s.items())],
+            seconds=max(arrived_s.values()) - sent_s[0] if arrived_s else 0.0,
+        )
 
     async def close(self) -> None:
         """Close every connection. Idempotent."""
@@ -238,6 +283,11 @@ class _Connection:
         endpoint = self._near if link == self.pair else self._far
         endpoint.send(nonce)
 
+    def send_filler(self, link: Link, size_bytes: int) -> None:
+        """Send about so many bytes that mean nothing in the direction of `link`."""
+        endpoint = self._near if link == self.pair else self._far
+        endpoint.send_filler(size_bytes)
+
     def stop_listening(self) -> None:
         """No far end is waited for any more."""
         if self._listener is not None:
@@ -291,14 +341,22 @@ class _Endpoint(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         data = self._rest + data
         whole_bytes = len(data) - len(data) % NONCE_BYTES
-        for (nonce,) in struct.iter_unpack(">Q", data[:whole_bytes]):
-            self._arrived(nonce)
+        for begin in range(0, whole_bytes, _BLOCK_BYTES):
+            block = data[begin : min(begin + _BLOCK_BYTES, whole_bytes)]
+            if block.count(0) < len(block):  # else filler, which nobody waits for
+                for (nonce,) in struct.iter_unpack(">Q", block):
+                    self._arrived(nonce)
         self._rest = data[whole_bytes:]
 
     def send(self, nonce: int) -> None:
         """Send a nonce, if there is a connection."""
         if self._transport is not None:
             self._transport.write(nonce.to_bytes(NONCE_BYTES, "big"))
+
+    def send_filler(self, size_bytes: int) -> None:
+        """Send zeros: nonces that nobody waits for."""
+        if self._transport is not None:
+            self._transport.write(bytes(size_bytes - size_bytes % NONCE_BYTES))
 
     def close(self) -> None:
         """Close the connection, if there is one."""

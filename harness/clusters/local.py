@@ -24,6 +24,7 @@ from itertools import permutations
 from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, ClusterUnavailable, HostProcess, Program
 from harness.clusters.link_control import LinkProxyHandle, LinkProxyRefused
 from harness.clusters.link_probe import LinkProbe
+from harness.clusters.local_links import LINKS_MISSING, LocalLinks
 from harness.clusters.processes import Processes, raise_descriptor_limit
 from harness.errors import HarnessError
 from harness.faults.shim_hosts import ShimHosts, shim_missing
@@ -42,14 +43,6 @@ RESERVATION_PORT = 2127
 
 _NAME_SERVER_NUMBER = 250
 _CLIENTS_NUMBER = 251
-
-
-_STREAMS = "the proxies of the local cluster carry streams, in which no packet can be {}: use --cluster netns"
-_LINKS_MISSING = {
-    "loss": _STREAMS.format("lost"),
-    "duplicate": _STREAMS.format("sent twice"),
-    "reorder": _STREAMS.format("out of order"),
-}
 
 
 class LocalNetwork:
@@ -155,6 +148,7 @@ class LocalCluster:
         self._net = 0
         self._needs: frozenset[tuple[str, str]] = frozenset()
         self._shim: ShimHosts | None = None
+        self._links: LocalLinks | None = None
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -174,7 +168,7 @@ class LocalCluster:
         if interface in ("clocks", "disks"):
             return shim_missing(interface, ability)
         if interface == "links":
-            return _LINKS_MISSING.get(ability)
+            return LINKS_MISSING.get(ability)
         return None
 
     def equip(self, needs: Collection[tuple[str, str]]) -> None:
@@ -190,6 +184,11 @@ class LocalCluster:
     def disks(self) -> ShimDisks | None:
         """The disks of the replicas; None unless `equip` was told of them."""
         return None if self._shim is None else self._shim.disks
+
+    @property
+    def links(self) -> LocalLinks | None:
+        """The quality of the links between hosts, from `start` on."""
+        return self._links
 
     async def start(self) -> None:
         """Take a loopback network, start the proxy and make the probes' connections.
@@ -208,6 +207,9 @@ class LocalCluster:
                 announce=self._announce,
             )
             self._network = LocalNetwork(self._proxy, self._probe, self._pairs)
+            self._links = LocalLinks(
+                shape=self._network.shape_links, unshape=self._network.unshape_links, probe=self._probe
+            )
             await self._probe.keep(Link(a, b) for a, b in permutations(self._hosts, 2))
         except OSError as error:
             await self.stop()
@@ -222,6 +224,7 @@ class LocalCluster:
             with contextlib.suppress(HarnessError):  # the proxy is gone, and all cuts with it
                 await self._network.heal_all()
             self._network = None
+        self._links = None
         if self._shim is not None:  # first, because a replica that waits for its disk does not end in order
             await self._shim.close()
             self._shim = None

@@ -26,6 +26,7 @@ from harness.clusters.netns_calls import (
     open_current_namespace,
     remove_namespace,
 )
+from harness.clusters.netns_links import NetnsLinks
 from harness.clusters.netns_probe import LinkProbe
 from harness.clusters.netns_shell import NamespaceShell, run_command
 from harness.clusters.netns_trial import PROGRAMS
@@ -102,6 +103,7 @@ class NetnsCluster:
         self._home = -1
         self._needs: frozenset[tuple[str, str]] = frozenset()
         self._shim: ShimHosts | None = None
+        self._links: NetnsLinks | None = None
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -135,6 +137,11 @@ class NetnsCluster:
     def disks(self) -> ShimDisks | None:
         """The disks of the replicas; None unless `equip` was told of them."""
         return None if self._shim is None else self._shim.disks
+
+    @property
+    def links(self) -> NetnsLinks | None:
+        """The quality of the links between hosts, from `start` on."""
+        return self._links
 
     async def start(self) -> None:
         """Create namespaces, bridge and rules, and enter the clients' namespace.
@@ -185,6 +192,15 @@ class NetnsCluster:
                 raise outcome
         self._probe.open()
         self._network = NetnsNetwork(cuts, self._probe)
+        self._links = NetnsLinks(
+            shell=self._shell,
+            bridge_host=_BRIDGE_HOST,
+            nft=programs["nft"],
+            namespaces={host: namespace_path(self._names[host]) for host in self._addresses},
+            addresses=self._addresses,
+            processes=self._processes,
+            seed=self._run.run_id,
+        )
         self._enter_clients()
 
     async def _batch(self, ip: Sequence[str], lines: Sequence[str]) -> None:
@@ -218,6 +234,9 @@ class NetnsCluster:
             if self._shim is not None:  # first, because a replica that waits for its disk does not end in order
                 await self._shim.close()
                 self._shim = None
+            if self._links is not None:
+                await self._links.close()
+                self._links = None
             await self._processes.stop_all()
         finally:
             self._probe.close()

@@ -1,0 +1,250 @@
+"""The nemesis `link`: links between hosts that are late, lossy, doubled, out of order or narrow.
+
+The links are those between a victim and every other replica host, in both directions or in one. What is proved is what
+probe packets of the harness meet on them, while on all other links they meet nothing of the kind. Client traffic is
+not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import permutations
+from typing import Any
+
+from nemesis.forms import Form, FormNemesis, split_variant
+from nemesis.protocol import Injection, Proof
+from nemesis.target import Link, LinkMeasure, Links, LinkShape, Target
+
+__all__ = ["LINK", "LinkNemesis"]
+
+PROBE_COUNT = 100
+PROBE_BYTES = 64
+BURST_COUNT = 50
+BURST_BYTES = 1000
+"""Packets that measure a rate, sent back to back: 50 kB take half a second at the highest rate, and next to nothing
+without one."""
+
+WAIT_S = 1.5
+"""For the last probe packet, beyond the longest delay."""
+
+MIN_DELAY_MS, MAX_DELAY_MS = 60.0, 160.0
+"""A delay that no busy machine has by itself, up to one between continents."""
+
+HEAL_DEADLINE_S = 8.0
+
+Check = Callable[[LinkMeasure, LinkShape], str | None]
+
+
+class LinkNemesis(FormNemesis):
+    """Shapes links. See the module's text."""
+
+    name = "link"
+    description = "makes links between hosts late, lossy, doubled, out of order or narrow"
+    forms: Mapping[str, Form] = {
+        name: Form(name=name, description=description, needs=(("links", ability),), targets=targets)
+        for name, description, ability, targets in (
+            ("delay", "60 to 160 ms of latency, give or take a quarter, in both directions", "delay",
+             ("leader", "one", "minority", "all")),
+            ("delay-out", "the same, only for what the victims send", "delay", ("leader", "one")),
+            ("delay-in", "the same, only for what the victims receive", "delay", ("leader", "one")),
+            ("loss", "10 to 40 % of the packets are lost, in both directions", "loss", ("leader", "minority", "all")),
+            ("loss-out", "the same, only for what the victims send", "loss", ("leader", "one")),
+            ("loss-in", "the same, only for what the victims receive", "loss", ("leader", "one")),
+            ("duplicate", "20 to 60 % of the packets arrive twice", "duplicate", ("all", "leader")),
+            ("reorder", "20 to 50 % of the packets overtake others by 10 to 30 ms", "reorder", ("all", "leader")),
+            ("rate", "32 to 96 kB a second", "rate", ("leader", "minority")),
+        )
+    }  # fmt: skip
+
+    def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
+        links = [
+            link
+            for link in (Link(source, destination) for source, destination in permutations(target.hosts, 2))
+            if (link.source in hosts and not form.name.endswith("-in"))
+            or (link.destination in hosts and not form.name.endswith("-out"))
+        ]
+        return {"links": [f"{link.source}->{link.destination}" for link in links], "shape": _shape(form.name, rng)}
+
+    async def inject(self, target: Target, injection: Injection) -> None:
+        """Shape the links."""
+        if injection.problem is None:
+            shape = LinkShape(**injection.value["shape"])
+            await _links(target).shape(injection.fault_id, dict.fromkeys(_links_of(injection), shape))
+
+    async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """Probe packets meet the fault on its links and not on the others. Links that other faults cut are left out."""
+        if injection.problem is not None:
+            return Proof(proven=False, detail=injection.problem)
+        shaped = sorted(set(_links_of(injection)) - _cut(in_force))
+        if not shaped:
+            return Proof(proven=False, detail="another fault cuts all of these links: nothing can be seen of it")
+        others = set(_all_links(target)) - set(_links_of(injection)) - _cut(in_force) - _shaped(in_force)
+        shape, form = LinkShape(**injection.value["shape"]), split_variant(injection.variant)[0]
+        measures = await _measure(target, [*shaped, *sorted(others)], form, shape)
+        effect = _EFFECTS[_kind(form)]
+        failed = [f"{_name(link)}: {problem}" for link in shaped if (problem := effect(measures[link], shape))]
+        failed += [
+            f"{_name(link)} should be well: {_seen(measures[link])}"
+            for link in sorted(others)
+            if measures[link].received == 0 or effect(measures[link], shape) is None
+        ]
+        detail = f"{len(shaped)} links: {_seen(measures[shaped[0]])}; {len(others)} others are well"
+        return Proof(
+            proven=not failed, detail="; ".join(failed[:3]) if failed else detail, checked=len(measures), failed=failed
+        )
+
+    async def heal(self, target: Target, injection: Injection) -> None:
+        """Undo the shaping. Idempotent."""
+        await _links(target).release(injection.fault_id)
+
+    async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """Probe packets meet nothing of the fault on its links any more, except where another fault does the same."""
+        mended = sorted(set(_links_of(injection)) - _cut(in_force) - _shaped(in_force))
+        shape, form = LinkShape(**injection.value["shape"]), split_variant(injection.variant)[0]
+        effect = _EFFECTS[_kind(form)]
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + HEAL_DEADLINE_S
+        failed: list[str] = []
+        while mended:
+            measures = await _measure(target, mended, form, shape)
+            failed = [
+                f"{_name(link)}: {_seen(measure)}"
+                for link, measure in measures.items()
+                if measure.received == 0 or effect(measure, shape) is None
+            ]
+            if not failed or loop.time() > deadline_s:
+                break
+            await asyncio.sleep(0.2)
+        detail = "; ".join(failed[:3]) if failed else f"{len(mended)} links are well"
+        return Proof(proven=not failed, detail=detail, checked=len(mended), failed=failed)
+
+
+def _shape(form: str, rng: random.Random) -> dict[str, float]:
+    """What the links become, as the history has it."""
+    kind = _kind(form)
+    if kind == "delay":
+        delay_ms = round(rng.uniform(MIN_DELAY_MS, MAX_DELAY_MS), 1)
+        return {"delay_ms": delay_ms, "jitter_ms": round(delay_ms / 4, 1)}
+    if kind == "loss":
+        return {"loss_percent": round(rng.uniform(10, 40), 1)}
+    if kind == "duplicate":
+        return {"duplicate_percent": round(rng.uniform(20, 60), 1)}
+    if kind == "reorder":
+        return {"delay_ms": round(rng.uniform(10, 30), 1), "reorder_percent": round(rng.uniform(20, 50), 1)}
+    return {"rate_bytes_per_s": float(rng.randrange(32_000, 96_001, 1000))}
+
+
+def _kind(form: str) -> str:
+    return form.removesuffix("-in").removesuffix("-out")
+
+
+# What tells a link with the fault from one without: None when the measure shows the fault.
+
+
+def _is_late(measure: LinkMeasure, shape: LinkShape) -> str | None:
+    if not measure.delays_ms:
+        return "nothing arrived"
+    median_ms = statistics.median(measure.delays_ms)
+    return None if median_ms >= shape.delay_ms - shape.jitter_ms else f"{median_ms:.1f} ms late"
+
+
+def _is_lossy(measure: LinkMeasure, shape: LinkShape) -> str | None:
+    lost = measure.sent - measure.received
+    if not measure.received:
+        return "nothing arrived"
+    return None if lost >= _least(measure.sent, shape.loss_percent) else f"{lost} of {measure.sent} lost"
+
+
+def _is_doubled(measure: LinkMeasure, shape: LinkShape) -> str | None:
+    least = _least(measure.received, shape.duplicate_percent)
+    return None if measure.duplicates >= least else f"{measure.duplicates} of {measure.received} came twice"
+
+
+def _is_disordered(measure: LinkMeasure, shape: LinkShape) -> str | None:
+    # A packet that overtakes shows as one or more that come after it, so this is far below what is expected.
+    least = max(1.0, measure.received * shape.reorder_percent / 100 / 10)
+    return None if measure.out_of_order >= least else f"{measure.out_of_order} of {measure.received} out of order"
+
+
+def _is_narrow(measure: LinkMeasure, shape: LinkShape) -> str | None:
+    # What the nodes send takes its share of the rate; it can only make the probe slower. A full buffer drops the rest.
+    least_s = 0.5 * measure.received * BURST_BYTES / shape.rate_bytes_per_s
+    if measure.received and measure.seconds >= least_s:
+        return None
+    return f"{measure.received} packets of {BURST_BYTES} bytes in {measure.seconds:.3f} s"
+
+
+_EFFECTS: Mapping[str, Check] = {
+    "delay": _is_late,
+    "loss": _is_lossy,
+    "duplicate": _is_doubled,
+    "reorder": _is_disordered,
+    "rate": _is_narrow,
+}
+
+
+def _least(count: int, percent: float) -> float:
+    """The fewest of `count` that `percent` hits in all but one case in a million (five deviations), at least 1."""
+    share = percent / 100
+    return max(1.0, count * share - 5 * math.sqrt(count * share * (1 - share)))
+
+
+async def _measure(target: Target, links: Collection[Link], form: str, shape: LinkShape) -> Mapping[Link, LinkMeasure]:
+    is_rate = _kind(form) == "rate"
+    longest_s = (shape.delay_ms + shape.jitter_ms) / 1000
+    if is_rate:
+        longest_s = 1.5 * BURST_COUNT * BURST_BYTES / shape.rate_bytes_per_s
+    return await _links(target).measure(
+        links,
+        count=BURST_COUNT if is_rate else PROBE_COUNT,
+        size_bytes=BURST_BYTES if is_rate else PROBE_BYTES,
+        timeout_s=longest_s + WAIT_S,
+    )
+
+
+def _seen(measure: LinkMeasure) -> str:
+    median_ms = statistics.median(measure.delays_ms) if measure.delays_ms else 0.0
+    return (
+        f"{measure.received} of {measure.sent} arrived, {median_ms:.1f} ms late, "
+        f"{measure.duplicates} twice, {measure.out_of_order} out of order, in {measure.seconds:.2f} s"
+    )
+
+
+def _links(target: Target) -> Links:
+    if target.links is None:
+        raise ValueError("this cluster has no links to act on")
+    return target.links
+
+
+def _all_links(target: Target) -> list[Link]:
+    return [Link(source, destination) for source, destination in permutations(target.hosts, 2)]
+
+
+def _links_of(injection: Injection) -> list[Link]:
+    return [Link(*name.split("->")) for name in injection.value.get("links", ())]
+
+
+def _cut(in_force: Sequence[Injection]) -> set[Link]:
+    """Links that partitions cut."""
+    return {
+        Link(source, destination)
+        for fault in in_force
+        for destination, sources in fault.value.get("grudge", {}).items()
+        for source in sources
+    }
+
+
+def _shaped(in_force: Sequence[Injection]) -> set[Link]:
+    return {link for fault in in_force if fault.nemesis == "link" for link in _links_of(fault)}
+
+
+def _name(link: Link) -> str:
+    return f"{link.source}->{link.destination}"
+
+
+LINK = LinkNemesis()
+"""The one instance that the registry hands out; it holds no state."""
