@@ -1,0 +1,146 @@
+"""Term and vote outlive the process, or the process does not start."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from node.dledger import LedgerCorrupt, MemberState, Role
+
+PATH = "/data/dledger/member_state"
+
+
+def state_of(bench: Any) -> MemberState:
+    state: MemberState = bench.on("n1", lambda: MemberState(bench.config, bench.runtime))
+    bench.on("n1", state.load)
+    return state
+
+
+async def change(bench: Any, state: MemberState, term: int, vote: str | None) -> None:
+    async def both() -> None:
+        async with state.lock:
+            await state.change_term(term)
+            if vote is not None:
+                await state.record_vote(vote)
+
+    await bench.run("n1", both)
+
+
+def test_a_new_member_has_no_past(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        state = state_of(bench)
+        assert (state.term, state.voted_for, state.is_new, state.role) == (0, None, True, Role.CANDIDATE)
+        await change(bench, state, 1, None)
+        assert not state.is_new
+
+    bench(scenario)
+
+
+@pytest.mark.parametrize("vote", ["n2", None])
+def test_term_and_vote_survive_a_power_cut(bench: Any, vote: str | None) -> None:
+    async def scenario(bench: Any) -> None:
+        await change(bench, state_of(bench), 7, vote)
+        bench.power_fail()
+        state = state_of(bench)
+        assert (state.term, state.voted_for, state.is_new, state.known_max_term) == (7, vote, False, 7)
+
+    for seed in range(5):
+        bench(scenario, seed=seed)
+
+
+def test_a_newer_term_forgets_the_vote_and_the_leader(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        state = state_of(bench)
+        await change(bench, state, 3, "n2")
+        state.become_follower(3, "n2")
+        await change(bench, state, 4, None)
+        assert (state.term, state.voted_for, state.leader_id) == (4, None, None)
+        await change(bench, state, 2, None)  # an older term is no change
+        assert state.term == 4
+
+    bench(scenario)
+
+
+def test_memory_changes_only_when_the_disk_has_it(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        state = state_of(bench)
+        await change(bench, state, 3, "n2")
+        bench.disk.stall()
+        task = bench.on("n1", lambda: asyncio.get_running_loop().create_task(change(bench, state, 4, "n1")))
+        await asyncio.sleep(1)
+        assert (state.term, state.voted_for, state.is_settling) == (3, "n2", True)
+        bench.disk.unstall()
+        await task
+        assert (state.term, state.voted_for, state.is_settling) == (4, "n1", False)
+        bench.disk.fail("sync")
+        with pytest.raises(OSError):
+            await change(bench, state, 5, "n2")
+        assert (state.term, state.voted_for) == (4, "n1")
+
+    bench(scenario)
+
+
+def test_damage_is_refused(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        await change(bench, state_of(bench), 3, "n2")
+        size = len(bench.disk.inode(PATH).cache)
+        for offset in range(size - 1):
+            bench.disk.flip_bit(PATH, offset)
+            with pytest.raises(LedgerCorrupt, match="member_state is damaged"):
+                state_of(bench)
+            bench.disk.flip_bit(PATH, offset)
+        assert state_of(bench).term == 3
+
+    bench(scenario)
+
+
+def test_a_log_from_the_future_means_that_the_state_was_lost(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        state = state_of(bench)
+        state.check_against_log(-1)
+        state.check_against_log(0)
+        with pytest.raises(LedgerCorrupt, match="says term 0, but the log has entries of term 2"):
+            state.check_against_log(2)
+
+    bench(scenario)
+
+
+def test_roles_belong_to_the_current_term(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        state = state_of(bench)
+        await change(bench, state, 3, None)
+        with pytest.raises(RuntimeError, match="the current term is 3, not 2"):
+            state.become_leader(2)
+        state.become_leader(3)
+        assert (state.is_leader, state.leader_id) == (True, "n1")
+        with pytest.raises(RuntimeError, match="must step down"):
+            await change(bench, state, 4, None)
+        state.become_candidate()
+        assert (state.is_candidate, state.leader_id) == (True, None)
+
+    bench(scenario)
+
+
+def test_listeners_hear_of_changes_and_one_that_fails_stops_nobody(
+    bench: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(bench: Any) -> None:
+        caplog.set_level("INFO")
+        state = state_of(bench)
+        heard: list[tuple[int, Role]] = []
+
+        def fail(term: int, role: Role) -> None:
+            raise ValueError("a bug")
+
+        state.add_role_listener(fail)
+        state.add_role_listener(lambda term, role: heard.append((term, role)))
+        await change(bench, state, 5, None)
+        state.become_leader(5)
+        state.announce()
+        assert heard == [(5, Role.LEADER)]
+        lines = [record.getMessage() for record in caplog.records if record.name == "node.dledger.role"]
+        assert lines == ["role_change self=n1 role=LEADER term=5", "a role listener failed"]
+
+    bench(scenario)

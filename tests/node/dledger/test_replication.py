@@ -1,0 +1,395 @@
+"""Dispatchers and handlers together, over the simulated network, with pushes lost, delayed and refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from node.dledger import DLedgerCode, DLedgerError, DLedgerServer
+from node.dledger.dispatcher import Quota
+from node.dledger.messages import HeartBeatResponse, PushEntryRequest, PushEntryResponse, VoteResponse
+from node.dledger.peers import PeerClient, PeerError, RemotingPeerClient
+from node.dledger.rpc import PushType
+
+PushFilter = Callable[[str, PushEntryRequest], Any]
+
+
+class FilteredPeers:
+    """A peer client that shows every push to the test first: None lets it pass, an answer replaces it, an
+    exception is raised in its place."""
+
+    push_filter: PushFilter | None = None
+
+    def __init__(self, inner: PeerClient) -> None:
+        self._inner = inner
+
+    async def vote(self, peer: str, request: Any) -> VoteResponse:
+        return await self._inner.vote(peer, request)
+
+    async def heartbeat(self, peer: str, request: Any) -> HeartBeatResponse:
+        return await self._inner.heartbeat(peer, request)
+
+    async def push(self, peer: str, request: PushEntryRequest) -> PushEntryResponse:
+        if FilteredPeers.push_filter is not None:
+            outcome = FilteredPeers.push_filter(peer, request)
+            if isinstance(outcome, PeerError):
+                raise outcome
+            if outcome is not None:
+                return outcome  # type: ignore[no-any-return]
+        return await self._inner.push(peer, request)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class FilteredServer(DLedgerServer):
+    def make_peers(self) -> PeerClient:
+        return FilteredPeers(RemotingPeerClient(self.config))
+
+
+@pytest.fixture
+def replicate(simulate: Any) -> Any:
+    """Run `scenario(group, watch)`; `watch(filter)` puts a push filter in place, for all members."""
+
+    def run(scenario: Any, **options: Any) -> Any:
+        def watch(push_filter: PushFilter | None) -> None:
+            FilteredPeers.push_filter = push_filter
+
+        async def main(group: Any) -> Any:
+            try:
+                return await scenario(group, watch)
+            finally:
+                FilteredPeers.push_filter = None
+
+        return simulate(main, server=FilteredServer, **options)
+
+    return run
+
+
+def answer_to(request: PushEntryRequest, code: DLedgerCode, **fields: Any) -> PushEntryResponse:
+    return PushEntryResponse(
+        group="g", remote_id=request.local_id, local_id=request.remote_id, term=request.term, code=code, **fields
+    )
+
+
+def test_the_first_push_of_a_term_is_compare(replicate: Any) -> None:
+    async def scenario(group: Any, watch: Any) -> None:
+        seen: list[tuple[str, int, PushType]] = []
+        watch(lambda peer, request: seen.append((peer, request.term, request.type)))
+        await group.start()
+        for _ in range(2):
+            leader = await group.leader()
+            await group.append_all(leader, b"entry")
+            await group.converged(*group.members)
+            group.kill(leader)
+        first: dict[tuple[str, int], PushType] = {}
+        for peer, term, push_type in seen:
+            first.setdefault((peer, term), push_type)
+        assert len(first) >= 4 and set(first.values()) == {PushType.COMPARE}
+
+    replicate(scenario)
+
+
+def test_every_third_push_lost_and_everything_commits(replicate: Any) -> None:
+    async def scenario(group: Any, watch: Any) -> None:
+        count = 0
+
+        def drop(peer: str, request: PushEntryRequest) -> PeerError | None:
+            nonlocal count
+            count += request.type is PushType.APPEND
+            return PeerError("dropped") if request.type is PushType.APPEND and count % 3 == 0 else None
+
+        await group.start()
+        leader = await group.leader()
+        watch(drop)
+        for number in range(30):
+            await group.append_all(leader, b"%d" % number, b"and %d" % number)
+        await group.converged()
+        assert len(group.log(leader)) == 61
+        assert "repeating" in group.lines(leader)
+
+    replicate(scenario)
+
+
+def test_unacknowledged_entries_are_bounded_and_the_rest_follows(replicate: Any) -> None:
+    async def scenario(group: Any, watch: Any) -> None:
+        pushed: list[int] = []
+
+        def swallow(peer: str, request: PushEntryRequest) -> PeerError | None:
+            if peer != slow or request.type is not PushType.APPEND:
+                return None
+            pushed.append(len(request.entries))
+            return PeerError("swallowed")
+
+        await group.start()
+        leader = await group.leader()
+        slow = next(name for name in group.names if name != leader)
+        watch(swallow)
+        for _ in range(20):
+            await group.append_all(leader, *[b"x" * 10] * 200)
+        dispatcher = group[leader].pusher.dispatchers[slow]
+        other = next(each for peer, each in group[leader].pusher.dispatchers.items() if peer != slow)
+        assert 200 < dispatcher.pending_count <= 1000
+        assert other.pending_count == 0  # nobody waits for the slow one
+        watch(None)
+        await group.converged()
+        assert dispatcher.pending_count == 0
+
+    replicate(scenario, data_segment_size_bytes=1 << 20, index_segment_size_bytes=32000)
+
+
+def test_an_answer_that_says_inconsistent_leads_to_compare(replicate: Any) -> None:
+    async def scenario(group: Any, watch: Any) -> None:
+        seen: list[PushType] = []
+
+        def once(peer: str, request: PushEntryRequest) -> PushEntryResponse | None:
+            if peer != victim:
+                return None
+            seen.append(request.type)
+            is_first = request.type is PushType.APPEND and seen.count(PushType.APPEND) == 1
+            return answer_to(request, DLedgerCode.INCONSISTENT_STATE) if is_first else None
+
+        await group.start()
+        leader = await group.leader()
+        await group.converged()
+        victim = next(name for name in group.names if name != leader)
+        await asyncio.sleep(0.3)
+        watch(once)
+        await group.append_all(leader, b"entry")
+        await group.converged()
+        order = [push_type for push_type in seen if push_type is not PushType.COMMIT]
+        # refused; asked at the leader's end, which is not there, then at the follower's; sent again
+        assert order == [PushType.APPEND, PushType.COMPARE, PushType.COMPARE, PushType.APPEND]
+
+    replicate(scenario)
+
+
+@pytest.mark.parametrize("code", [DLedgerCode.DISK_ERROR, DLedgerCode.REPEATED_PUSH, DLedgerCode.FALL_BEHIND_TOO_MUCH])
+def test_other_answers_are_waited_out(replicate: Any, code: DLedgerCode) -> None:
+    async def scenario(group: Any, watch: Any) -> None:
+        seen: list[PushType] = []
+
+        def refuse(peer: str, request: PushEntryRequest) -> PushEntryResponse | None:
+            if peer != victim or request.type is not PushType.APPEND:
+                return None
+            seen.append(request.type)
+            return answer_to(request, code) if len(seen) <= 2 else None
+
+        await group.start()
+        leader = await group.leader()
+        await group.converged()
+        victim = next(name for name in group.names if name != leader)
+        watch(refuse)
+        started_s = group.loop.time()
+        await group.append_all(leader, b"entry")
+        assert group.loop.time() - started_s < 0.2  # the other follower suffices
+        await group.converged()
+        assert 0.75 < group.loop.time() - started_s < 2.0  # two repetitions after push_timeout_ms
+
+    replicate(scenario)
+
+
+def test_a_follower_that_refuses_what_continues_its_log_is_not_hammered(replicate: Any) -> None:
+    async def scenario(group: Any, watch: Any) -> None:
+        seen: list[float] = []
+
+        def refuse(peer: str, request: PushEntryRequest) -> PushEntryResponse | None:
+            if peer != victim or request.type is not PushType.APPEND:
+                return None
+            seen.append(group.loop.time())
+            return answer_to(request, DLedgerCode.INCONSISTENT_STATE)
+
+        await group.start()
+        leader = await group.leader()
+        await group.converged()
+        victim = next(name for name in group.names if name != leader)
+        watch(refuse)
+        await group.append_all(leader, b"entry")
+        await asyncio.sleep(5)
+        assert 10 < len(seen) < 120  # error_backoff_ms is 50
+        watch(None)
+        await group.converged()
+
+    replicate(scenario)
+
+
+def test_committed_index_reaches_followers_when_traffic_stops(simulate: Any, with_timing: Any) -> None:
+    async def scenario(group: Any) -> None:
+        await group.start()
+        leader = await group.leader()
+        await group.append_all(leader, b"one", b"two")
+        stopped_s = group.loop.time()
+        await group.until(lambda: all(member.store.committed_index == 2 for member in group.members.values()))
+        assert group.loop.time() - stopped_s < 1.2
+
+    simulate(scenario, timing=with_timing(commit_interval_ms=1000))
+
+
+def test_an_idle_group_is_quiet(replicate: Any) -> None:
+    async def scenario(group: Any, watch: Any) -> None:
+        seen: list[PushType] = []
+        await group.start()
+        await group.converged()
+        await asyncio.sleep(5)
+        watch(lambda peer, request: seen.append(request.type))
+        await asyncio.sleep(60)
+        assert set(seen) == {PushType.COMMIT}
+        assert len(seen) == pytest.approx(2 * 60 / 0.5, rel=0.1)  # five commit intervals
+
+    replicate(scenario)
+
+
+def test_a_wiped_follower_is_refilled_although_nothing_is_appended(simulate: Any) -> None:
+    """dledger#61. (Its vote is kept here: losing that as well is beyond what a quorum can bear.)"""
+
+    async def scenario(group: Any) -> None:
+        await group.start()
+        leader = await group.leader()
+        await group.append_all(leader, *[b"%d" % number for number in range(50)])
+        await group.converged()
+        victim = next(name for name in group.names if name != leader)
+        group.kill(victim)
+        disk = group.hosts[victim].disk
+        for path in disk.paths():
+            if not path.endswith("member_state"):
+                disk.unlink(path)
+        await group.start(victim)
+        await group.converged()
+        assert group.log(victim) == group.log(leader)
+
+    simulate(scenario)
+
+
+def test_a_late_follower_catches_up_across_files(simulate: Any) -> None:
+    async def scenario(group: Any) -> None:
+        await group.start("n1", "n2")
+        leader = await group.leader()
+        for number in range(40):
+            await group.append_all(leader, *[b"%d" % number * 20] * 10)
+        await group.start("n3")
+        await group.converged()
+        assert len(group.log("n3")) == 401
+
+    simulate(scenario, max_cached_bytes=3000)
+
+
+def test_a_far_behind_follower_is_held_to_its_quota_the_others_are_not(simulate: Any) -> None:
+    async def scenario(group: Any) -> float:
+        await group.start("n1", "n2")
+        leader = await group.leader()
+        for _ in range(40):
+            await group.append_all(leader, *[bytes(1000)] * 50)  # 2 MB
+        await group.start("n3")
+        started_s: float = group.loop.time()
+        behind = group["n3"].store
+        await group.until(lambda: behind.end_pos > 1_000_000)
+        taken_s = group.loop.time() - started_s
+        appended_s = group.loop.time()
+        await group.append_all(leader, b"live")
+        assert group.loop.time() - appended_s < 0.1
+        await group.converged()
+        return float(taken_s)
+
+    big = {"data_segment_size_bytes": 1 << 20, "index_segment_size_bytes": 32000}
+    throttled_s = simulate(
+        scenario, **big, peer_push_throttle_point_bytes=500_000, peer_push_quota_bytes=200_000, max_push_bytes=50_000
+    )
+    free_s = simulate(scenario, **big, peer_push_throttle_point_bytes=5_000_000, max_push_bytes=50_000)
+    assert free_s < 1.0 and 2.0 < throttled_s < 6.0
+
+
+def test_quota_counts_by_the_second() -> None:
+    now_ns = 5_300_000_000
+    quota = Quota(1000, lambda: now_ns)
+    assert quota.wait_ns() == 0
+    quota.use(999)
+    assert quota.wait_ns() == 0
+    quota.use(1)
+    assert quota.wait_ns() == 700_000_000
+    now_ns = 6_000_000_000
+    assert quota.wait_ns() == 0
+
+
+def test_pushes_of_a_deposed_leader_stop(replicate: Any) -> None:
+    async def scenario(group: Any, watch: Any) -> None:
+        await group.start()
+        old = await group.leader()
+        others = [name for name in group.names if name != old]
+        await group.cut(old, " ".join(others))
+        doubtful = group.append(old, b"never committed")
+        new = await group.leader(*others)
+        await group.append_all(new, b"committed")
+        with pytest.raises(DLedgerError) as caught:
+            await doubtful
+        assert caught.value.code is DLedgerCode.TERM_CHANGED
+        await group.until(lambda: group.leaders() == [new])
+        seen: list[str] = []
+        watch(lambda peer, request: seen.append(request.local_id))
+        await group.heal()
+        await group.converged()
+        await asyncio.sleep(3)
+        assert set(seen) == {new}
+        assert b"never committed" not in [body for _, body in group.log(old)]
+
+    replicate(scenario)
+
+
+DIVERGENT: dict[str, tuple[list[int], ...]] = {
+    "equal": ([1, 1, 2], [1, 1, 2], [1, 1, 2]),
+    "one is empty": ([1, 1, 2], [], [1, 1, 2]),
+    "one is shorter": ([1, 1, 2, 2], [1], [1, 1, 2, 2]),
+    "one is longer in an old term": ([1, 1, 3], [1, 1, 2, 2, 2], [1, 1, 3]),
+    "all differ": ([1, 2, 2, 2], [1, 3, 3], [1, 4]),
+    "nothing in common": ([1, 1, 1], [2, 2], [3]),
+    "figure 7 of the Raft paper": (
+        [1, 1, 1, 4, 4, 5, 5, 6, 6, 6],
+        [1, 1, 1, 4, 4, 5, 5, 6, 6],
+        [1, 1, 1, 4],
+        [1, 1, 1, 4, 4, 5, 5, 6, 6, 6, 6],
+        [1, 1, 1, 4, 4, 5, 5, 6, 6, 6, 7, 7],
+        [1, 1, 1, 4, 4, 4, 4],
+        [1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3],
+    ),
+    "far apart": ([1] * 40 + [9] * 60, [1] * 40 + [2] * 90, [1] * 70),
+}
+
+
+@pytest.mark.parametrize("case", DIVERGENT)
+def test_divergent_logs_converge_byte_for_byte(simulate: Any, case: str) -> None:
+    logs = DIVERGENT[case]
+
+    async def scenario(group: Any) -> None:
+        for name, terms in zip(group.names, logs, strict=True):
+            await put_log(group, name, terms)
+        await group.start()
+        leader = await group.leader()
+        await group.append_all(leader, b"after")
+        await group.converged()
+        kept = logs[group.names.index(leader)]
+        assert [term for term, _ in group.log(leader)][: len(kept)] == kept
+        for index, (term, body) in enumerate(group.log(leader)[: len(kept)]):
+            assert body == b"%d in %d" % (index, term)
+
+    for seed in range(3):
+        simulate(scenario, size=len(logs), seed=seed)
+
+
+async def put_log(group: Any, name: str, terms: list[int]) -> None:
+    """Give a member that does not run a log with entries of these terms, and a term that fits."""
+    member = group.on(name, lambda: group.server(group.configs[name], group.process(name).runtime))
+
+    async def fill() -> None:
+        member.member_state.load()
+        await member.store.open()
+        for index, term in enumerate(terms):
+            body = b"%d in %d" % (index, term)
+            member.store.append_as_leader(term, len(body), lambda _, body=body: body)
+        async with member.member_state.lock:
+            await member.member_state.change_term(max(terms, default=0) + 1)
+        await member.store.close()
+
+    await group.run(name, fill)
+    group.hosts[name].kill()
