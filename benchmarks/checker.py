@@ -4,7 +4,9 @@
 
 Times are processor time of ``check`` alone (everything after parsing, without explaining) unless the row says
 otherwise, one process, best of several runs: on an idle machine that is the time it takes, and on a busy one nearly
-so.  Each large row runs in a process of its own, so that its peak memory is its own.  ``--quick`` divides the large sizes by ten (and their bars too).
+so.  Each large row runs in a process of its own, so that its peak memory is its own.
+
+``--quick`` divides the large sizes, and their bars, by ten.
 """
 
 from __future__ import annotations

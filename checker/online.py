@@ -89,8 +89,8 @@ class OnlineRegister(_Pairs):
 
     Two values contradict each other when each has a return before the other's last invocation (see
     ``linearizability.register``).  Few values are ever kept, so each new return is compared with all of them: a value
-    is forgotten when another certainly followed it before the oldest open operation began, for whoever still returns it is
-    wrong.  A key on which a value is written twice is no longer judged.
+    is forgotten when another certainly followed it before the oldest open operation began, for whoever still returns
+    it is wrong.  A key on which a value is written twice is no longer judged.
     """
 
     def __init__(self, *, initial: Any = None) -> None:

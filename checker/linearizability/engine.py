@@ -17,7 +17,7 @@ from checker.linearizability.general import Search
 from checker.linearizability.log import check_log_order
 from checker.linearizability.numbered import check_fetch_and_add, check_grow_only_set, check_versions
 from checker.linearizability.outcome import NotApplicable, Undecidable, Violation
-from checker.linearizability.register import check_register
+from checker.linearizability.register import check_register, impossible_read
 from checker.models.base import Model, ModelError
 from checker.models.collections import FIFOQueue, GrowOnlySet, UnorderedQueue
 from checker.models.counters import Counter, FetchAndAdd
@@ -28,6 +28,9 @@ from checker.verdict import Verdict
 __all__ = ["GENERAL", "KeyOutcome", "decide"]
 
 GENERAL = "A1 just-in-time search"
+
+#: Decides keys that the general search does not decide at once, for one kind of violation.
+IMPOSSIBLE_READ = "A1 just-in-time search, a read out of nowhere"
 
 #: Stops of the general search in a key's first round; each next round has twice as many.
 FIRST_ROUND_STEPS = 1 << 12
@@ -145,8 +148,11 @@ def _search_in_rounds(history: History, waiting: list[KeyOutcome], model: Model,
                     stopped = budget.exhausted()
             outcome.steps = outcome.search.steps
             if done is None:
-                left.append(outcome)
-                continue
+                outcome.violation = _quick_violation(history, outcome, model) if steps == FIRST_ROUND_STEPS else None
+                if outcome.violation is None:
+                    left.append(outcome)
+                    continue
+                outcome.engine, outcome.search, done = IMPOSSIBLE_READ, None, False
             outcome.verdict = Verdict.VALID if done else Verdict.INVALID
             if done:
                 outcome.search = None
@@ -156,6 +162,13 @@ def _search_in_rounds(history: History, waiting: list[KeyOutcome], model: Model,
             return
         waiting = left
         steps *= 2
+
+
+def _quick_violation(history: History, outcome: KeyOutcome, model: Model) -> Violation | None:
+    """A read that nothing before its return can explain, looked for where the search does not end at once."""
+    if isinstance(model, Register) and type(model) in (Register, CASRegister):
+        return impossible_read(history, outcome.rows, model)
+    return None
 
 
 def _how_far(outcome: KeyOutcome, stopped: str) -> str:

@@ -20,7 +20,7 @@ from checker.models.registers import Register
 from checker.verdict import Edge
 from checker.words import named_row, short
 
-__all__ = ["check_register", "zone_conflict"]
+__all__ = ["check_register", "columns", "impossible_read", "zone_conflict"]
 
 #: Position of the write that gave the register its initial value: before every event.
 BEFORE_ALL = -1
@@ -96,6 +96,40 @@ def _check(history: History, rows: Sequence[int], initial: Hashable, none_counts
             return _from_future(history, rows, value)
     conflict = zone_conflict(first_return, last_invoke)
     return None if conflict is None else _conflict(history, rows, initial, *conflict)
+
+
+def impossible_read(history: History, rows: Sequence[int], model: Register) -> Violation | None:
+    """A read of a value that nothing invoked before its return could have written, whatever else happened.
+
+    Holds for values written any number of times, by writes or compare-and-sets.  Linear time.
+    """
+    earliest: dict[Any, int] = {model.initial: BEFORE_ALL}
+    try:
+        for row in rows:
+            f, value = history.f[row], history.value[row]
+            if f == "read" or history.status[row] == FAIL:
+                continue
+            earliest.setdefault(value[1] if f == "cas" else value, history.invoked[row])
+        for row in rows:
+            if history.f[row] != "read" or history.status[row] != OK:
+                continue
+            seen = history.result[row]
+            if seen is None and not model.reads_of_none_count():
+                continue
+            if earliest.get(seen, NEVER) > history.returned[row]:
+                text = f"{named_row(history, row)} returned {short(seen)}, which nobody had asked to write by then."
+                later = [r for r in rows if history.status[r] != FAIL and _writes(history, r, seen)]
+                return Violation(rows=(row, *later[:1]), text=text)
+    except TypeError:
+        return None
+    return None
+
+
+def _writes(history: History, row: int, value: Any) -> bool:
+    asked = history.value[row]
+    if history.f[row] == "read":
+        return False
+    return bool((asked[1] if history.f[row] == "cas" else asked) == value)
 
 
 def zone_conflict(first_return: dict[Any, int], last_invoke: dict[Any, int]) -> tuple[Any, Any] | None:

@@ -10,18 +10,40 @@ from typing import Any
 
 import pytest
 
-from checker import ILLEGAL, UNKNOWN, CASRegister, History, Model, ModelError, Register, Verdict, check, parse_model
+from checker import (
+    ILLEGAL,
+    UNKNOWN,
+    CASRegister,
+    History,
+    Model,
+    ModelError,
+    Operation,
+    Register,
+    Verdict,
+    check,
+    parse_model,
+)
 from checker.cli import main
 from checker.drawing import html, svg
 from checker.testing.large import large_history
 
 
 def spoiled(operations: int, clients: int, crash: float) -> History:
-    """A CAS history with crashes whose last read is impossible."""
-    history = large_history("cas-register", operations, clients, seed=4, crash=crash)
-    reads = [row for row in range(operations) if history.f[row] == "read" and history.status[row] == "ok"]
-    history.result[reads[-1]] = "never written"
-    return history
+    """A CAS history with crashes that ends in a stale read: every way to order the rest leads there in vain."""
+    history = [*large_history("cas-register", operations, clients, seed=4, crash=crash)]
+    end = 2 * operations
+    for f, value, result in (("write", 77, 77), ("write", 78, 78), ("read", None, 77)):
+        history.append(Operation(process=-1, f=f, value=value, result=result, invoked=end, returned=end + 1))
+        end += 2
+    return History.from_operations(history)
+
+
+def test_a_read_out_of_nowhere_is_found_where_the_search_would_not_end() -> None:
+    history = large_history("cas-register", 3000, 12, seed=4, crash=0.05)
+    row = max(row for row in range(3000) if history.f[row] == "read" and history.status[row] == "ok")
+    history.result[row] = "never written"
+    result = check(history, CASRegister(), timeout_s=20)
+    assert result.verdict is Verdict.INVALID and "'never written', which nobody" in result.reason
 
 
 def test_a_budget_of_time_ends_in_unknown_and_says_how_far() -> None:
@@ -31,8 +53,8 @@ def test_a_budget_of_time_ends_in_unknown_and_says_how_far() -> None:
 
 
 def test_a_budget_of_memory_ends_in_unknown() -> None:
-    result = check(spoiled(3000, 12, 0.05), CASRegister(), timeout_s=60, memory_mb=20)
-    assert result.verdict is Verdict.UNKNOWN and "memory limit of 20 MiB" in result.reason
+    result = check(spoiled(3000, 12, 0.05), CASRegister(), timeout_s=60, memory_mb=3)
+    assert result.verdict is Verdict.UNKNOWN and "memory limit of 3 MiB" in result.reason
 
 
 def test_stats_say_which_engine_and_why_not_another(done) -> None:
