@@ -55,9 +55,11 @@ class Op(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Nothing to do before `until_ns` (nanoseconds since the test began)."""
+    """Nothing to do before `until_ns` (nanoseconds since the test began). With `everyone` that is true of every
+    thread, so that not each of them has to ask again then."""
 
     until_ns: int
+    everyone: bool = False
 
 
 @dataclass(slots=True)
@@ -142,7 +144,7 @@ class TimeLimit:
             return None, self
         step, inner = self.inner.next(context)
         if isinstance(step, Wait) and step.until_ns > end_ns:
-            step = Wait(end_ns)
+            step = step._replace(until_ns=end_ns)
         return step, TimeLimit(self.seconds, inner, end_ns)
 
     def update(self, context: Context, event: Event) -> Generator:
@@ -166,7 +168,7 @@ class Stagger:
         now_ns = context.time_ns
         due_ns = self.due_ns if self.due_ns is not None else now_ns
         if due_ns > now_ns:
-            return Wait(due_ns), self
+            return Wait(due_ns, everyone=True), self
         step, inner = self.inner.next(context)
         if isinstance(step, Op):
             gap_ns = int(context.random.expovariate(self.rate) * 1e9)
@@ -192,6 +194,7 @@ class Mix:
             index = _pick(choices, context.random.random())
             weight, inner = choices[index]
             step, after = inner.next(context)
+            step = _for_this_thread(step)
             if step is not None:
                 if after is inner:
                     return step, self if choices is self.choices else Mix(choices)
@@ -203,6 +206,11 @@ class Mix:
         updated = tuple((weight, inner.update(context, event)) for weight, inner in self.choices)
         unchanged = all(new[1] is old[1] for new, old in zip(updated, self.choices, strict=True))
         return self if unchanged else Mix(updated)
+
+
+def _for_this_thread(step: Step) -> Step:
+    """A wait of one of several generators says nothing about threads that another one of them may serve."""
+    return step._replace(everyone=False) if isinstance(step, Wait) and step.everyone else step
 
 
 def _pick(choices: tuple[tuple[float, Generator], ...], fraction: float) -> int:
@@ -225,7 +233,7 @@ class FlipFlop:
         step, after = self.inner[self.index].next(context)
         inner = (*self.inner[: self.index], after, *self.inner[self.index + 1 :])
         index = (self.index + 1) % len(inner) if isinstance(step, Op) else self.index
-        return step, FlipFlop(inner, index)
+        return _for_this_thread(step), FlipFlop(inner, index)
 
     def update(self, context: Context, event: Event) -> Generator:
         return replace(self, inner=tuple(g.update(context, event) for g in self.inner))
@@ -275,7 +283,7 @@ class EachThread:
 
     def next(self, context: Context) -> tuple[Step, Generator]:
         step, after = self.copies.get(context.thread, self.template).next(context)
-        return step, EachThread(self.template, {**self.copies, context.thread: after})
+        return _for_this_thread(step), EachThread(self.template, {**self.copies, context.thread: after})
 
     def update(self, context: Context, event: Event) -> Generator:
         current = self.copies.get(context.thread, self.template)
@@ -296,9 +304,9 @@ class Reserve:
     def next(self, context: Context) -> tuple[Step, Generator]:
         if context.thread < self.count:
             step, after = self.reserved.next(context)
-            return step, replace(self, reserved=after)
+            return _for_this_thread(step), replace(self, reserved=after)
         step, after = self.rest.next(context)
-        return step, replace(self, rest=after)
+        return _for_this_thread(step), replace(self, rest=after)
 
     def update(self, context: Context, event: Event) -> Generator:
         if context.thread < self.count:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -85,12 +86,17 @@ class Workers:
     _stopping: bool = False
     _context: Context = field(init=False)
     _next_process: int = field(init=False)
-    _wake: asyncio.Event = field(init=False)
+    _sleepers: dict[asyncio.Future[None], None] = field(default_factory=dict)
+    """Threads that wait for a time of their own."""
+    _line: deque[asyncio.Future[None]] = field(default_factory=deque)
+    """Threads that wait for a time that is the same for everyone; the first is called then, and calls the next
+    when it has asked. With a hundred threads and one operation every few milliseconds, waking all for each of
+    them would cost more than the operations."""
+    _line_timer: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
         self._context = Context(random=self.random, threads=self.threads)
         self._next_process = self.first_process + self.threads
-        self._wake = asyncio.Event()
 
     @property
     def next_process(self) -> int:
@@ -100,7 +106,12 @@ class Workers:
     def stop(self) -> None:
         """Ask for no further operations; those open are waited for."""
         self._stopping = True
-        self._wake.set()
+        for waiter in (*self._sleepers, *self._line):
+            _wake(waiter)
+        self._line.clear()
+        if self._line_timer is not None:
+            self._line_timer.cancel()
+            self._line_timer = None
 
     async def run(self) -> None:
         """Run every thread until the generator is exhausted for it or `stop` was called."""
@@ -114,6 +125,11 @@ class Workers:
         try:
             while not self._stopping:
                 step = self._ask(thread, process)
+                if isinstance(step, Wait) and step.everyone:
+                    await self._stand_in_line(step.until_ns)
+                    continue
+                if self._line and self._line_timer is None:
+                    self._call_next()
                 if step is None:
                     return
                 if isinstance(step, Wait):
@@ -160,15 +176,31 @@ class Workers:
         self.generator = self.generator.update(context, event)
 
     async def _sleep_until(self, until_ns: int) -> None:
-        delay_s = (until_ns - self.now_ns()) / 1e9
-        if delay_s <= 0:
-            await asyncio.sleep(0)
-            return
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(max(0.0, (until_ns - self.now_ns()) / 1e9), _wake, waiter)
+        self._sleepers[waiter] = None
         try:
-            async with asyncio.timeout(delay_s):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+            await waiter
+        finally:
+            timer.cancel()
+            del self._sleepers[waiter]
+
+    async def _stand_in_line(self, until_ns: int) -> None:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._line.append(waiter)
+        if self._line_timer is None:
+            self._line_timer = loop.call_later(max(0.0, (until_ns - self.now_ns()) / 1e9), self._call_next)
+        await waiter  # one that is cancelled here is passed over when it would be called
+
+    def _call_next(self) -> None:
+        self._line_timer = None
+        while self._line:
+            waiter = self._line.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
 
     async def _open_and_invoke(self, client: Client, op: Op) -> Outcome:
         try:
@@ -199,6 +231,11 @@ class Workers:
                 return
             logger.error("unexpected error of a client", exc_info=error)
         self.unexpected_errors[text] = self.unexpected_errors.get(text, 0) + 1
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def _describe(error: BaseException) -> str:

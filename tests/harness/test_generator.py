@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,7 +74,21 @@ def test_time_limit_starts_with_the_first_question() -> None:
 def test_time_limit_cuts_a_wait_short() -> None:
     generator = TimeLimit(1.0, Stagger(1.0, READS, due_ns=10_000_000_000))
     step, _ = generator.next(context(time_ns=0))
-    assert step == Wait(1_000_000_000)
+    assert step == Wait(1_000_000_000, everyone=True)
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        Mix(((1.0, Stagger(1.0, READS, due_ns=9)),)),
+        FlipFlop((Stagger(1.0, READS, due_ns=9),)),
+        EachThread(Stagger(1.0, READS, due_ns=9)),
+        Reserve(1, Stagger(1.0, READS, due_ns=9), READS),
+        Reserve(0, READS, Stagger(1.0, READS, due_ns=9)),
+    ],
+)
+def test_a_wait_of_one_of_several_is_not_for_everyone(several: Generator) -> None:
+    assert several.next(context(time_ns=0))[0] == Wait(9)
 
 
 def test_stagger_keeps_its_rate_over_time() -> None:

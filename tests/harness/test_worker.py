@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.generator import Calls, Generator, Limit, Op, Stagger
+from harness.clusters.sim.simulation import run_simulated
+from harness.generator import Calls, Context, Generator, Limit, Op, Stagger, TimeLimit
 from harness.worker import Client, Outcome, Workers
 
 
@@ -175,3 +176,41 @@ def test_stop_ends_a_run_that_is_waiting() -> None:
 
     assert asyncio.run(main()) < 5
     assert recorder.events == []
+
+
+def test_many_idle_threads_do_not_all_ask_for_each_operation() -> None:
+    """Fifty threads share a slow stream: each operation is asked for about twice, and all of them get some."""
+    recorder = Recorder()
+    asked = 0
+
+    class Counting:
+        def __init__(self, inner: Generator) -> None:
+            self.inner = inner
+
+        def next(self, context: Context) -> Any:
+            nonlocal asked
+            asked += 1
+            step, inner = self.inner.next(context)
+            return step, Counting(inner)
+
+        def update(self, context: Context, event: Any) -> Any:
+            return Counting(self.inner.update(context, event))
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        workers = Workers(
+            generator=TimeLimit(20.0, Counting(Stagger(100.0, Calls(lambda context: Op("read"))))),
+            threads=50,
+            make_client=lambda process, thread: ScriptedClient(lambda op: Outcome("ok")),
+            recorder=recorder,
+            now_ns=lambda: int(loop.time() * 1e9),
+            random=random.Random(0),
+            operation_timeout_s=1.0,
+        )
+        await workers.run()
+
+    run_simulated(main(), seed=1)
+    operations = [event["process"] for event in recorder.events if event["type"] == "invoke"]
+    assert 1800 < len(operations) < 2200
+    assert len(set(operations)) == 50
+    assert asked < 2.2 * len(operations) + 100
