@@ -179,7 +179,7 @@ def test_stop_ends_a_run_that_is_waiting() -> None:
 
 
 def test_many_idle_threads_do_not_all_ask_for_each_operation() -> None:
-    """Fifty threads share a slow stream: each operation is asked for about twice, and all of them get some."""
+    """Fifty threads share a slow stream: each operation takes three questions, and all of them get some."""
     recorder = Recorder()
     asked = 0
 
@@ -213,4 +213,4 @@ def test_many_idle_threads_do_not_all_ask_for_each_operation() -> None:
     operations = [event["process"] for event in recorder.events if event["type"] == "invoke"]
     assert 1800 < len(operations) < 2200
     assert len(set(operations)) == 50
-    assert asked < 2.2 * len(operations) + 100
+    assert asked < 3.2 * len(operations) + 100  # the thread that does it, the one behind it, and the first again
