@@ -1,8 +1,8 @@
 """The whole analysis of one place: list, read, and every table.
 
-    with open_session() as session:
-        result = analyse(session.spark, "store", Options())
-    for row in result.table("rates").rows: ...
+with open_session() as session:
+    result = analyse(session.spark, "store", Options())
+for row in result.table("rates").rows: ...
 """
 
 from __future__ import annotations
@@ -208,5 +208,7 @@ def since_text(text: str, *, now: datetime | None = None) -> str:
         else:
             moment = datetime.fromisoformat(text.strip())
     except (ValueError, OverflowError):
-        raise AnalysisError(f"--since is a time such as 2026-01-31T12:00 or an age such as 36h or 7d, not {text!r}") from None
+        raise AnalysisError(
+            f"--since is a time such as 2026-01-31T12:00 or an age such as 36h or 7d, not {text!r}"
+        ) from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).isoformat()

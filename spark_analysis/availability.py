@@ -70,7 +70,9 @@ def outcome_rates(runs: DataFrame) -> Table:
                 **{name: row[name] for name in (*GROUP, "f", "in_fault", "ok", "fail", "info")},
                 "phase_ns": phase_ns,
                 "ok_share": row.ok / total if total else None,
-                **{f"{name}_per_s": row[name] * 1e9 / phase_ns if phase_ns else None for name in ("ok", "fail", "info")},
+                **{
+                    f"{name}_per_s": row[name] * 1e9 / phase_ns if phase_ns else None for name in ("ok", "fail", "info")
+                },
             }
         )
     table.rows.sort(key=lambda row: group_key(row, (*GROUP, "f", "in_fault")))
@@ -87,9 +89,9 @@ def measures(runs: DataFrame) -> Table:
         F.when(F.col("timed"), F.expr("aggregate(spans, 0L, (sum, s) -> sum + s.end_ns - s.start_ns)")).alias(
             "unavailable_ns"
         ),
-        F.when(
-            F.col("timed"), F.expr("coalesce(array_max(transform(spans, s -> s.end_ns - s.start_ns)), 0L)")
-        ).alias("longest_unavailable_ns"),
+        F.when(F.col("timed"), F.expr("coalesce(array_max(transform(spans, s -> s.end_ns - s.start_ns)), 0L)")).alias(
+            "longest_unavailable_ns"
+        ),
         F.when(F.col("timed"), F.size("spans").cast("long")).alias("unavailabilities"),
         "lost",
         "duplicated",

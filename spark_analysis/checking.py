@@ -11,6 +11,7 @@ from __future__ import annotations
 
 __all__ = ["CHECKS_BY_WORKLOAD", "CheckPlan", "check_runs", "checks_table", "run_verdicts"]
 
+import itertools
 import json
 import pickle
 import time
@@ -184,7 +185,7 @@ def _keys_of(run: RunData, run_dir: str) -> Iterator[dict[str, Any]]:
     order = np.argsort(run.key.codes, kind="stable")
     codes = run.key.codes[order]
     edges = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist(), len(codes)]
-    groups = [order[start:end] for start, end in zip(edges, edges[1:], strict=False) if end > start]
+    groups = [order[start:end] for start, end in itertools.pairwise(edges) if end > start]
     groups.sort(key=lambda rows: int(rows[0]))
     columns = _columns(run)
     for place, rows in enumerate(groups):
@@ -232,7 +233,7 @@ def _value(text: str) -> Any:
 
 
 def _object_array(values: list[Any]) -> Any:
-    array = np.empty(len(values), object)
+    array: Any = np.empty(len(values), object)
     array[:] = values
     return array
 

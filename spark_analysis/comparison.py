@@ -25,6 +25,7 @@ from spark_analysis.statistics import (
     mann_whitney,
     nearest_rank,
     odds_ratio,
+    rank_of,
 )
 from spark_analysis.tables import Table, group_key
 
@@ -107,8 +108,10 @@ def per_run_figures(runs: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     def ranks(contents: Any) -> list[int] | None:
-        values = np.sort(np.concatenate([np.frombuffer(content, "<i8") for content in contents] or [np.empty(0)]))
-        return [int(nearest_rank(values, permille)) for permille in (500, 990)] if len(values) else None
+        if not contents:
+            return None
+        values = np.sort(np.concatenate([np.frombuffer(content, "<i8") for content in contents]))
+        return [int(values[rank_of(permille, len(values)) - 1]) for permille in (500, 990)]
 
     def total(outcomes: str) -> str:
         return f"aggregate(counts, 0L, (sum, c) -> sum + {outcomes})"
@@ -148,9 +151,7 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-def compare_groups(
-    first: Groups, second: Groups, *, by: Sequence[str], alpha: float, min_effect: float
-) -> Comparison:
+def compare_groups(first: Groups, second: Groups, *, by: Sequence[str], alpha: float, min_effect: float) -> Comparison:
     """Compare runs that are grouped already; see `compare`."""
     table = Table(name="comparison", columns={**dict.fromkeys(by, "string"), **_COLUMNS})
     common = sorted(first.keys() & second.keys(), key=repr)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 __all__ = ["PHASES", "RUN_TYPE", "digest", "phases_of", "spans_of"]
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,9 +168,7 @@ def _completion_positions(run: RunData, ended: Any) -> Any:
 
 def _fault_row(fault: Any, spans: list[Span]) -> dict[str, Any]:
     end_ns = fault.end_ns
-    first = next(
-        (s for s in spans if s.end_ns > fault.start_ns and (end_ns is None or s.start_ns < end_ns)), None
-    )
+    first = next((s for s in spans if s.end_ns > fault.start_ns and (end_ns is None or s.start_ns < end_ns)), None)
     at_heal = None
     if end_ns is not None:
         at_heal = next((s for s in spans if s.start_ns <= end_ns < s.end_ns), None)
@@ -206,7 +205,7 @@ def _latencies(run: RunData, phase: Any) -> list[dict[str, Any]]:
     latency_ns = (run.completed_ns[rows] - run.invoked_ns[rows])[order].astype("<i8")
     edges = [0, *(np.flatnonzero(code[1:] != code[:-1]) + 1).tolist(), len(code)]
     found = []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         rest, status = divmod(int(code[start]), len(STATUS_NAMES))
         rest, p = divmod(rest, len(PHASES))
         f, node = divmod(rest, nodes)

@@ -287,7 +287,7 @@ def _digest_rows(path: str, content: Any, unavailable_after_ns: int) -> Iterator
     compacted = fnmatch.fnmatch(name, COMPACTED)
     whole = run_dir_of(path)
     source = "compacted" if compacted else "foreign" if whole == path else "store"
-    unusable = {"run_dir": whole, "source": source, "notes": [], "identity": None, "run": None}
+    unusable: dict[str, Any] = {"run_dir": whole, "source": source, "notes": [], "identity": None, "run": None}
     try:
         for run in read_runs(name, content if name.endswith(".parquet") else content.to_pybytes()):
             yield {
@@ -324,5 +324,3 @@ def _outcome_row(path: str, content: bytes) -> dict[str, Any]:
         return {"run_dir": folder, "file": name, "problem": None, "outcome": outcome}
     except UnreadableRunError as error:
         return {"run_dir": folder, "file": name, "problem": str(error), "outcome": None}
-
-

@@ -22,10 +22,9 @@ __all__ = [
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 OK, FAIL, INFO = 0, 1, 2
 STATUS_NAMES = ("ok", "fail", "info")
@@ -33,7 +32,8 @@ STATUS_NAMES = ("ok", "fail", "info")
 NEVER = -1
 """`completed_ns` and `completed` of an operation that nobody saw the end of."""
 
-Ints = npt.NDArray[np.int64]
+Ints: TypeAlias = Any
+"""A NumPy array of int64. NumPy comes with the extra, so that types cannot speak of it."""
 
 
 class UnreadableRunError(Exception):
@@ -44,7 +44,7 @@ class UnreadableRunError(Exception):
 class Names:
     """A column of repeated strings: codes into a list; code -1 is null."""
 
-    codes: npt.NDArray[np.int32]
+    codes: Any
     names: list[str]
 
     def take(self, rows: Any) -> Names:
@@ -91,7 +91,8 @@ class RunData:
 
     `invoked` and `completed` are positions among the client events; `end_ns` is the time of the last event of a
     client. `values` and `results` are Arrow arrays of JSON text, or lists of what a codec of the checker made of
-    a foreign history; `errors` is an Arrow array of text. They are present only when asked for. A key is the text of a number, a string as it is, or JSON of anything else, as in the store's Parquet.
+    a foreign history; `errors` is an Arrow array of text. They are present only when asked for. A key is the text
+    of a number, a string as it is, or JSON of anything else, as in the store's Parquet.
     """
 
     identity: Identity
@@ -99,7 +100,7 @@ class RunData:
     f: Names
     key: Names
     node: Names
-    status: npt.NDArray[np.int8]
+    status: Any
     invoked_ns: Ints
     completed_ns: Ints
     invoked: Ints
@@ -122,7 +123,7 @@ class RunData:
         return len(self.process)
 
 
-def pair(process: Ints, is_invoke: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
+def pair(process: Ints, is_invoke: Any) -> tuple[Ints, Ints]:
     """Rows of the invocations in order, and for each the row of its completion (`NEVER` where there is none).
 
     Takes the client events of a run in order. A process has one operation open at most, so in a stable sort by
@@ -143,7 +144,7 @@ def pair(process: Ints, is_invoke: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
     if doubled.any():
         row = int(order[doubled].min())
         raise UnreadableRunError(f"process {process[row]} invokes an operation while another is open (event {row})")
-    completion = np.full(len(process), NEVER, np.int64)
+    completion: Ints = np.full(len(process), NEVER, np.int64)
     has_completion = np.concatenate((sorted_invoke[:-1] & same_as_next, [False]))[: len(process)]
     places = np.flatnonzero(has_completion)
     completion[order[places]] = order[places + 1]

@@ -55,11 +55,13 @@ def outcome_of_test(content: bytes) -> dict[str, Any]:
     configuration = {"nodes": str(test.get("nodes", "")), **(settings if isinstance(settings, dict) else {})}
     nemesis = "+".join(map(str, nemeses)) if isinstance(nemeses, list) else ""
     system, workload = str(test.get("system") or ""), str(test.get("workload") or "")
-    faults = "+".join(str(text).partition("=")[0] for text in nemeses) if isinstance(nemeses, list) else ""
+    bases = "+".join(str(text).partition("=")[0] for text in nemeses) if isinstance(nemeses, list) else ""
+    if test.get("nemesis_schedule") is not None:
+        nemesis = bases = "schedule"
     seed = test.get("seed")
     return {
         **_empty(),
-        "test_name": f"{system}-{workload}-{faults or 'none'}",
+        "test_name": f"{system}-{workload}-{bases or 'none'}",
         "system": system,
         "workload": workload,
         "nemesis": nemesis or "none",

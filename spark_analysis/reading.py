@@ -9,6 +9,7 @@ from __future__ import annotations
 
 __all__ = ["FOREIGN_SUFFIXES", "SCHEMA_VERSION", "read_runs"]
 
+import itertools
 import json
 import os
 import tempfile
@@ -80,7 +81,7 @@ def _read_parquet(content: bytes, with_values: bool) -> Iterator[RunData]:
     codes = _names(table, "run_id").codes
     edges = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist(), table.num_rows]
     seen: set[int] = set()
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         if int(codes[start]) in seen:
             raise UnreadableRunError("the events of one run do not stand together in the file")
         seen.add(int(codes[start]))
@@ -292,9 +293,7 @@ def _faults(events: Iterator[tuple[str, str, int, Any]]) -> list[Fault]:
             fault["proven"] = proven
         elif kind != "invoke":
             fault["end_ns"], fault["healed"] = time_ns, proven
-    return [
-        Fault(fault_id=fault_id, **fault) for fault_id, fault in found.items() if fault["start_ns"] is not None
-    ]
+    return [Fault(fault_id=fault_id, **fault) for fault_id, fault in found.items() if fault["start_ns"] is not None]
 
 
 def _json_or_none(text: str | None) -> Any:

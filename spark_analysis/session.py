@@ -128,7 +128,9 @@ def _start(
             return builder.getOrCreate()
     except Exception as error:
         _end_gateway()
-        raise AnalysisError(f"Spark did not start ({master or 'local'}): {_complaint(log) or one_line(error)}") from None
+        raise AnalysisError(
+            f"Spark did not start ({master or 'local'}): {_complaint(log) or one_line(error)}"
+        ) from None
 
 
 def _submitted() -> bool:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 __all__ = [
     "CONFIDENCE",
-    "Z",
     "QUANTILES",
     "Interval",
     "RankTest",
+    "Z",
     "difference_interval",
     "fisher_exact",
     "holm",

@@ -185,9 +185,7 @@ def _write_page(spark: SparkSession, out: str, page: str) -> str:
 def _summary(result: Analysis, console: Console) -> None:
     rates = result.table("rates").rows
     labels, common = labels_of(tuple(str(row[name]) for name in GROUP) for row in rates)
-    measures = {
-        (*(str(row[name]) for name in GROUP), row["measure"]): row for row in result.table("availability").rows
-    }
+    measures = {(*(str(row[name]) for name in GROUP), row["measure"]): row for row in result.table("availability").rows}
     console.print(f"{plural(result.runs, 'run')}, {plural(result.operations, 'operation')}", highlight=False)
     if common:
         console.print(f"[dim]{common}[/]", highlight=False, soft_wrap=True)

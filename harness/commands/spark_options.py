@@ -15,11 +15,15 @@ def add_spark_commands(commands: Any) -> None:
     """Add `report` and `compare` to the command line's subparsers."""
     report = commands.add_parser("report", help="anomaly rates, availability and latency over every run (Spark)")
     report.add_argument("place", metavar="STORE", help="a store's directory or any URI that Hadoop knows")
-    report.add_argument("--out", metavar="DIR", help="where tables and report.html go, a path or URI (default: ./report)")
+    report.add_argument(
+        "--out", metavar="DIR", help="where tables and report.html go, a path or URI (default: ./report)"
+    )
     report.add_argument("--csv", action="store_true", help="write the tables as CSV too")
     report.add_argument("--json", action="store_true", help="print the tables as JSON on standard output")
     report.add_argument("--check", action="store_true", help="check every history again inside Spark, key by key")
-    report.add_argument("--model", metavar="MODEL", help="check against this model whatever the workload (harness check)")
+    report.add_argument(
+        "--model", metavar="MODEL", help="check against this model whatever the workload (harness check)"
+    )
     report.add_argument("--checker-timeout", type=float, default=60.0, metavar="SECONDS", help="per key (default: 60)")
     report.add_argument("--checker-memory", type=int, default=1024, metavar="MB", help="per key (default: 1024)")
     _add_common(report)
@@ -35,7 +39,9 @@ def add_spark_commands(commands: Any) -> None:
         "--by", default="system,configuration,workload,nemesis,cluster", metavar="COLUMNS",
         help="what must be equal for runs to be compared; leave one out to compare across it (default: all five)",
     )  # fmt: skip
-    compare.add_argument("--alpha", type=float, default=0.05, help="adjusted p that counts as a difference (default: 0.05)")
+    compare.add_argument(
+        "--alpha", type=float, default=0.05, help="adjusted p that counts as a difference (default: 0.05)"
+    )
     compare.add_argument(
         "--min-effect", type=float, default=0.0, metavar="E",
         help="smallest effect that counts: a difference of shares, or Cliff's delta (default: 0)",

@@ -142,7 +142,8 @@ def _axis_end(rates: Sequence[Row]) -> float:
 def _forest(row: Row, end: float) -> Markup:
     """One interval: a line from low to high, a dot at the rate."""
     marks = [
-        element("line", x1=percent(at), x2=percent(at), y1=0, y2="100%", class_="grid") for at in (0, 0.25, 0.5, 0.75, 1)
+        element("line", x1=percent(at), x2=percent(at), y1=0, y2="100%", class_="grid")
+        for at in (0, 0.25, 0.5, 0.75, 1)
     ]
     if row["rate"] is not None:
         low, high, rate = (min(1.0, row[name] / end) for name in ("rate_low", "rate_high", "rate"))
@@ -243,7 +244,9 @@ def _recovery(row: Row | None, longest_ns: int) -> dict[str, Any] | None:
         return None
     if not row["n"]:
         return {"words": f"never in {plural(row['missing'], 'fault')}", "svg": None}
-    words = "at once" if row["max"] == 0 else f"{duration(row['p50'])} · {duration(row['p90'])} · {duration(row['max'])}"
+    words = (
+        "at once" if row["max"] == 0 else f"{duration(row['p50'])} · {duration(row['p90'])} · {duration(row['max'])}"
+    )
     if row["missing"]:
         words += f"; never in {row['missing']} of {row['n'] + row['missing']}"
     if not longest_ns:
@@ -339,20 +342,24 @@ def render_fleet(data: FleetData) -> str:
     verdict, sentence, below = headline(rates)
     problems = list(data.rows("problems"))
     kept = [row for row in data.rows("notable_runs")]
-    return _environment().get_template("fleet.html").render(
-        css=Markup(_static("report.css") + _static("fleet.css")),
-        data=data,
-        verdict=verdict,
-        sentence=sentence,
-        below=below,
-        common=common,
-        rates=_rates(data, labels),
-        availability=_availability(data, labels),
-        latency=_latency(data, labels),
-        checks=_checks(data),
-        notable=kept[:MAX_ROWS],
-        labels={row["run_id"]: labels.get(_group(row), "") for row in kept},
-        left_out_runs=[row for row in problems if row["left_out"]][:MAX_ROWS],
-        remarks=[row for row in problems if not row["left_out"]][:MAX_ROWS],
-        problem_count=len(problems),
+    return (
+        _environment()
+        .get_template("fleet.html")
+        .render(
+            css=Markup(_static("report.css") + _static("fleet.css")),
+            data=data,
+            verdict=verdict,
+            sentence=sentence,
+            below=below,
+            common=common,
+            rates=_rates(data, labels),
+            availability=_availability(data, labels),
+            latency=_latency(data, labels),
+            checks=_checks(data),
+            notable=kept[:MAX_ROWS],
+            labels={row["run_id"]: labels.get(_group(row), "") for row in kept},
+            left_out_runs=[row for row in problems if row["left_out"]][:MAX_ROWS],
+            remarks=[row for row in problems if not row["left_out"]][:MAX_ROWS],
+            problem_count=len(problems),
+        )
     )

@@ -1,0 +1,60 @@
+"""One embedded Spark for all tests of this folder, and the modules beside this file."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def _beside(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"spark_tests_{name}", HERE / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def synthetic() -> ModuleType:
+    """Runs made up."""
+    return _beside("synthetic")
+
+
+@pytest.fixture(scope="session")
+def recounting() -> ModuleType:
+    """The figures again, in plain Python."""
+    return _beside("recount")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """An embedded Spark on two cores."""
+    from spark_analysis.session import open_session
+
+    with open_session(master="local[2]", memory="1g") as session:
+        yield session.spark
+
+
+CONFIGURATIONS = ("read_index", "lease", "log", "unsafe")
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) -> Path:
+    """Forty register runs of four configurations, four log runs, one run that died, one with faults at all."""
+    root = tmp_path_factory.mktemp("spark") / "store"
+    for number in range(40):
+        mode = CONFIGURATIONS[number % 4]
+        synthetic.make_run(root, number, settings={"read_mode": mode}, wrong=0.02 if mode == "unsafe" else 0.0)
+    for number in range(40, 44):
+        synthetic.make_run(root, number, workload="log", faults=number % 2, wrong=0.03 if number > 41 else 0.0)
+    died = synthetic.make_run(root, 44, settings={"read_mode": "log"}, finished=False)
+    with open(died.history_path, "a", encoding="utf-8") as file:
+        file.write('{"index":9999,"time":1')
+    return root

@@ -1,0 +1,192 @@
+"""Every figure of tables 1 to 3 against a recount in plain Python over the same runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the spark extra is not installed")
+pytestmark = [pytest.mark.java, pytest.mark.serial]
+
+GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
+
+
+def group_of(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(row[name] for name in GROUP)
+
+
+@pytest.fixture(scope="module")
+def analysis(spark: Any, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from spark_analysis.analysis import Options, analyse
+
+    out = tmp_path_factory.mktemp("out")
+    return analyse(spark, str(store), Options(), out=str(out), csv=True)
+
+
+@pytest.fixture(scope="module")
+def runs(store: Path, recounting: ModuleType) -> Any:
+    return recounting.recount(store)
+
+
+def test_rates(analysis: Any, runs: Any, recounting: ModuleType) -> None:
+    groups = recounting.grouped(runs)
+    rows = {group_of(row): row for row in analysis.table("rates").rows}
+    assert rows.keys() == groups.keys()
+    seen = set()
+    for group, members in groups.items():
+        row = rows[group]
+        tally = [sum(run.verdict == verdict for run in members) for verdict in ("valid", "invalid", "unknown")]
+        assert [row["valid"], row["invalid"], row["unknown"]] == tally
+        assert row["runs"] == len(members)
+        assert row["operations"] == sum(len(run.operations) for run in members)
+        decided = tally[0] + tally[1]
+        assert row["rate"] == (tally[1] / decided if decided else None)
+        low, high = recounting.wilson_by_search(tally[1], decided)
+        assert row["rate_low"] == pytest.approx(low, abs=1e-12)
+        assert row["rate_high"] == pytest.approx(high, abs=1e-12)
+        firsts = [run.first_anomaly() for run in members if run.first_anomaly()]
+        for at, name in ((0, "first_anomaly_ns"), (1, "first_anomaly_operations")):
+            expected = recounting.quantiles([first[at] for first in firsts])
+            assert {key: row[f"{name}_{key}"] for key in ("min", "p50", "max")} == {
+                key: expected[key] for key in ("min", "p50", "max")
+            }
+        seen |= {run.verdict for run in members}
+    assert seen == {"valid", "invalid", "unknown"}, "the store must have all three"
+
+
+def test_anomalies_by_kind(analysis: Any, runs: Any, recounting: ModuleType) -> None:
+    expected: dict[tuple[str, ...], tuple[int, int, float]] = {}
+    for group, members in recounting.grouped(runs).items():
+        judged = [run for run in members if run.results is not None]
+        operations = sum(len(run.operations) for run in judged)
+        kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for run in judged:
+            for kind, number in run.anomalies().items():
+                kinds[kind].append(number)
+        for kind, numbers in kinds.items():
+            expected[(*group, *kind)] = (len(numbers), sum(numbers), 1e6 * sum(numbers) / operations)
+    found = {
+        (*group_of(row), row["check"], row["kind"]): (row["runs"], row["count"], row["per_million_operations"])
+        for row in analysis.table("anomalies").rows
+    }
+    assert found == expected
+    assert {key[-1] for key in found} >= {"linearizable", "lost"}
+
+
+def test_outcomes_in_and_out_of_faults(analysis: Any, runs: Any, recounting: ModuleType) -> None:
+    found = {(*group_of(row), row["f"], row["in_fault"]): row for row in analysis.table("outcomes").rows}
+    wanted: set[tuple[Any, ...]] = set()
+    for group, members in recounting.grouped(runs).items():
+        inside = sum(run.during_ns() for run in members)
+        outside = sum(run.end_ns for run in members) - inside
+        for f in {op["f"] for run in members for op in run.operations}:
+            for in_fault in (False, True):
+                mine = [o for run in members for o in run.operations if o["f"] == f and o["in_fault"] == in_fault]
+                if not mine:
+                    continue
+                row = found[(*group, f, in_fault)]
+                wanted.add((*group, f, in_fault))
+                counts = {kind: sum(op["outcome"] == kind for op in mine) for kind in ("ok", "fail", "info")}
+                phase_ns = inside if in_fault else outside
+                assert {kind: row[kind] for kind in counts} == counts
+                assert row["phase_ns"] == phase_ns
+                assert row["ok_share"] == counts["ok"] / len(mine)
+                assert row["ok_per_s"] == pytest.approx(counts["ok"] / (phase_ns / 1e9), rel=1e-12)
+    assert found.keys() == wanted
+
+
+def test_availability(analysis: Any, runs: Any, recounting: ModuleType) -> None:
+    found = {(*group_of(row), row["measure"]): row for row in analysis.table("availability").rows}
+    away = 0
+    for group, members in recounting.grouped(runs).items():
+        lengths = [[b - a for a, b, _ in run.spans] for run in members]
+        away += sum(map(len, lengths))
+        starts = [value for run in members for value in run.recoveries()[0]]
+        heals = [value for run in members for value in run.recoveries()[1]]
+        expected: dict[str, list[int | None]] = {
+            "unavailable_ns": [sum(of_run) for of_run in lengths],
+            "longest_unavailable_ns": [max(of_run, default=0) for of_run in lengths],
+            "unavailabilities": [len(of_run) for of_run in lengths],
+            "lost": [run.count_of("lost") for run in members],
+            "duplicated": [run.count_of("duplicated") for run in members],
+        }
+        if starts:
+            expected |= {"recovery_after_start_ns": starts, "recovery_after_heal_ns": heals}
+        for measure, every in expected.items():
+            row = found.pop((*group, measure))
+            values = [value for value in every if value is not None]
+            assert (row["n"], row["missing"]) == (len(values), len(every) - len(values)), measure
+            assert {name: row[name] for name in recounting.quantiles([])} == recounting.quantiles(values), measure
+            assert row["mean"] == (sum(values) / len(values) if values else None)
+    assert found == {}
+    assert away > 10, "the runs must be away at times"
+
+
+def test_latency(analysis: Any, runs: Any, recounting: ModuleType) -> None:
+    expected: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for run in runs:
+        for op in run.operations:
+            if op["end"] is not None:
+                for node in {op["node"], "all"}:
+                    for phase in (op["phase"], "all"):
+                        expected[(*run.group, op["f"], op["outcome"], node, phase)].append(op["end"] - op["start"])
+    rows = analysis.table("latency").rows
+    found = {(*group_of(row), row["f"], row["outcome"], row["node"], row["phase"]): row for row in rows}
+    assert len(found) == len(rows)
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        row = found[key]
+        assert row["operations"] == len(values)
+        assert {name: row[f"{name}_ns"] for name in recounting.quantiles([])} == recounting.quantiles(values)
+        assert row["mean_ns"] == sum(values) / len(values)
+        assert row["relative_error"] == 0
+
+
+def test_large_groups_keep_their_error_bound(analysis: Any, spark: Any, store: Path) -> None:
+    from spark_analysis.analysis import Options, selected_runs
+    from spark_analysis.latency import RELATIVE_ERROR, latency_quantiles
+
+    exact = analysis.table("latency").rows
+    approximate = latency_quantiles(selected_runs(spark, str(store), Options()), exact_operations=0).rows
+    assert len(approximate) == len(exact)
+    for mine, true in zip(approximate, exact, strict=True):
+        for name in ("operations", "min_ns", "max_ns", "node", "phase"):
+            assert mine[name] == true[name]
+        assert mine["mean_ns"] == pytest.approx(true["mean_ns"], rel=1e-12)
+        assert mine["relative_error"] == RELATIVE_ERROR
+        for name in ("p50_ns", "p90_ns", "p99_ns", "p999_ns"):
+            assert abs(mine[name] - true[name]) <= RELATIVE_ERROR * true[name] + 1
+
+
+def test_a_run_that_died_is_read_and_reported(analysis: Any) -> None:
+    notes = [row for row in analysis.table("problems").rows if not row["left_out"]]
+    assert sorted(row["problem"].split(":")[0] for row in notes) == [
+        "no results",
+        "read from history.jsonl",
+        "the last line was cut short and is left out (22 bytes)",
+    ]
+
+
+def test_written_tables_hold_the_same(analysis: Any, spark: Any, store: Path, tmp_path: Path) -> None:
+    from spark_analysis.tables import write_tables
+
+    table = analysis.table("rates")
+    paths = write_tables(spark, [table], str(tmp_path / "o"), csv=True)
+    back = [row.asDict() for row in spark.read.parquet(paths[0]).collect()]
+    assert sorted(back, key=str) == sorted(table.rows, key=str)
+    lines = [line for path in Path(paths[1]).glob("*.csv") for line in path.read_text().splitlines()]
+    assert len(lines) == 1 + len(table.rows)
+
+
+def test_since_and_where(spark: Any, store: Path, runs: Any) -> None:
+    from spark_analysis.analysis import Options, selected_runs
+
+    late = selected_runs(spark, str(store), Options(since="2026-03-01T12:30"))
+    assert {row.seed for row in late.select("seed").collect()} == set(range(30, 45))
+    some = selected_runs(spark, str(store), Options(where="workload = 'log' and verdict = 'invalid'"))
+    expected = {run.test["seed"] for run in runs if run.test["workload"] == "log" and run.verdict == "invalid"}
+    assert {row.seed for row in some.select("seed").collect()} == expected != set()
