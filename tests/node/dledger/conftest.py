@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -23,6 +24,10 @@ PORT = 20911
 DATA_DIR = "/data"
 SMALL = {"data_segment_size_bytes": 4096, "index_segment_size_bytes": 640, "timing": FAST_TIMING}
 """Small files, so that every test crosses their ends, and the fast timings."""
+
+
+def _body(body: bytes, position: int) -> bytes:
+    return body
 
 
 class World:
@@ -232,6 +237,23 @@ class Group(World):
         store = self[name].store
         entries = (store.get(index) for index in range(max(store.ledger_begin_index, 0), store.ledger_end_index + 1))
         return [(entry.term, entry.body) for entry in entries if entry is not None]
+
+    async def put_log(self, name: str, terms: list[int], *, term: int | None = None) -> None:
+        """Give a member that does not run a log with entries of these terms, and a term of its own that fits."""
+        member = self.on(name, lambda: self.server(self.configs[name], self.process(name).runtime))
+
+        async def fill() -> None:
+            member.member_state.load()
+            await member.store.open()
+            for index, entry_term in enumerate(terms):
+                body = b"%d in %d" % (index, entry_term)
+                member.store.append_as_leader(entry_term, len(body), partial(_body, body))
+            async with member.member_state.lock:
+                await member.member_state.change_term(max(terms, default=0) + 1 if term is None else term)
+            await member.store.close()
+
+        await self.run(name, fill)
+        self.hosts[name].kill()
 
     async def converged(self, *names: str) -> None:
         """Wait until members hold the same log, committed and durable, byte for byte."""

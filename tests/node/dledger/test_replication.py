@@ -363,7 +363,7 @@ def test_divergent_logs_converge_byte_for_byte(simulate: Any, case: str) -> None
 
     async def scenario(group: Any) -> None:
         for name, terms in zip(group.names, logs, strict=True):
-            await put_log(group, name, terms)
+            await group.put_log(name, terms)
         await group.start()
         leader = await group.leader()
         await group.append_all(leader, b"after")
@@ -375,21 +375,3 @@ def test_divergent_logs_converge_byte_for_byte(simulate: Any, case: str) -> None
 
     for seed in range(3):
         simulate(scenario, size=len(logs), seed=seed)
-
-
-async def put_log(group: Any, name: str, terms: list[int]) -> None:
-    """Give a member that does not run a log with entries of these terms, and a term that fits."""
-    member = group.on(name, lambda: group.server(group.configs[name], group.process(name).runtime))
-
-    async def fill() -> None:
-        member.member_state.load()
-        await member.store.open()
-        for index, term in enumerate(terms):
-            body = b"%d in %d" % (index, term)
-            member.store.append_as_leader(term, len(body), lambda _, body=body: body)
-        async with member.member_state.lock:
-            await member.member_state.change_term(max(terms, default=0) + 1)
-        await member.store.close()
-
-    await group.run(name, fill)
-    group.hosts[name].kill()

@@ -1,0 +1,271 @@
+"""The same on real sockets, real files and the real clock."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.dledger import (
+    FAST_TIMING,
+    DLedgerCode,
+    DLedgerConfig,
+    DLedgerError,
+    DLedgerRequestCode,
+    DLedgerServer,
+    LedgerCorrupt,
+    ReadMode,
+)
+from node.dledger.entry import parse_entries
+from node.dledger.messages import AppendEntryRequest, AppendEntryResponse, GetEntriesRequest, GetEntriesResponse
+from node.real_runtime import RealDisk, real_runtime
+from node.remoting import Command, RemotingClient
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class RealGroup:
+    """Members in this process, each with a directory and ports of its own."""
+
+    def __init__(self, directory: Path, size: int) -> None:
+        names = [f"n{number}" for number in range(1, size + 1)]
+        self.peers = dict(zip(names, (f"127.0.0.1:{port}" for port in free_ports(size)), strict=True))
+        self.directory = directory
+        self.members: dict[str, DLedgerServer] = {}
+        self.disks: list[RealDisk] = []
+
+    async def start(self, *names: str) -> None:
+        for name in names or self.peers:
+            data_dir = self.directory / name
+            data_dir.mkdir(exist_ok=True)
+            config = DLedgerConfig(
+                group="g", self_id=name, peers=self.peers, listen=self.peers[name], data_dir=str(data_dir),
+                timing=FAST_TIMING, data_segment_size_bytes=65536,
+            )  # fmt: skip
+            runtime = real_runtime()
+            assert isinstance(runtime.disk, RealDisk)
+            self.disks.append(runtime.disk)
+            member = DLedgerServer(config, runtime)
+            await member.start()
+            self.members[name] = member
+
+    async def stop(self, *names: str) -> None:
+        for name in names or list(self.members):
+            await self.members.pop(name).stop()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        deadline_s = asyncio.get_running_loop().time() + 30
+        while not condition():
+            assert asyncio.get_running_loop().time() < deadline_s, "the condition never held"
+            await asyncio.sleep(0.01)
+
+    async def leader(self) -> str:
+        def ready() -> list[str]:
+            return [
+                name
+                for name, member in self.members.items()
+                if member.member_state.is_leader
+                and member.store.term_at(member.store.committed_index) == member.member_state.term
+            ]
+
+        await self.until(lambda: bool(ready()))
+        return ready()[0]
+
+    async def converged(self) -> None:
+        def ends() -> set[int]:
+            found: set[int] = set()
+            for store in (member.store for member in self.members.values()):
+                found |= {store.ledger_end_index, store.committed_index, store.durable_index}
+            return found
+
+        await self.until(lambda: len(ends()) == 1)
+
+    def data(self, name: str) -> bytes:
+        directory = self.directory / name / "dledger" / "data"
+        content = b"".join((directory / each).read_bytes() for each in sorted(os.listdir(directory)))
+        return content[: self.members[name].store.committed_pos]
+
+
+@asynccontextmanager
+async def group_of(directory: Path, size: int) -> AsyncIterator[RealGroup]:
+    group = RealGroup(directory, size)
+    try:
+        yield group
+    finally:
+        await group.stop()
+        for disk in group.disks:
+            disk.close()
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Callable[..., None]:
+    """Run `scenario(group)` with a group of `size` members that are not started yet."""
+
+    def run(scenario: Callable[[RealGroup], Awaitable[None]], size: int = 3) -> None:
+        async def main() -> None:
+            async with group_of(tmp_path, size) as group:
+                await scenario(group)
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_three_members_replicate_fail_over_and_hold_the_same_bytes(real: Any) -> None:
+    async def scenario(group: RealGroup) -> None:
+        await group.start()
+        old = await group.leader()
+        server = group.members[old]
+        results = await asyncio.gather(*(server.append(100, lambda _: bytes(100)) for _ in range(500)))
+        assert [result.index for result in results] == list(range(1, 501))
+        assert await server.read_barrier(ReadMode.READ_INDEX) >= 500
+        await group.stop(old)
+        new = await group.leader()
+        await group.members[new].append(5, lambda _: b"after")
+        await group.start(old)
+        await group.converged()
+        assert len({group.data(name) for name in group.peers}) == 1
+        assert group.members[old].store.get(501) is not None
+
+    real(scenario)
+
+
+def test_a_lone_member_serves(real: Any) -> None:
+    async def scenario(group: RealGroup) -> None:
+        await group.start()
+        server = group.members[await group.leader()]
+        result = await server.append(5, lambda _: b"alone")
+        assert server.store.read_bytes(result.pos + 48, 5) == b"alone"
+        await group.stop()
+        await group.start()
+        again = group.members[await group.leader()]
+        assert again.store.read_bytes(result.pos + 48, 5) == b"alone"
+        assert again.member_state.term == 2
+
+    real(scenario, size=1)
+
+
+def test_a_damaged_log_is_refused_by_name(real: Any) -> None:
+    async def scenario(group: RealGroup) -> None:
+        await group.start()
+        server = group.members[await group.leader()]
+        await asyncio.gather(*(server.append(100, lambda _: bytes(100)) for _ in range(50)))
+        await group.stop()
+        path = group.directory / "n1" / "dledger" / "data" / "00000000000000000000"
+        content = bytearray(path.read_bytes())
+        content[1000] ^= 4
+        path.write_bytes(content)
+        with pytest.raises(LedgerCorrupt) as caught:
+            await group.start()
+        assert caught.value.path == str(path) and caught.value.offset_bytes <= 1000
+        with socket.socket() as free:  # what was opened is closed again
+            free.bind(("127.0.0.1", int(group.peers["n1"].rpartition(":")[2])))
+
+    real(scenario, size=1)
+
+
+def test_a_port_in_use_is_an_error_and_leaves_nothing_behind(real: Any) -> None:
+    async def scenario(group: RealGroup) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", int(group.peers["n1"].rpartition(":")[2])))
+            taken.listen()
+            with pytest.raises(OSError, match="in use"):
+                await group.start()
+        await group.start()
+        assert await group.leader() == "n1"
+
+    real(scenario, size=1)
+
+
+def test_requests_over_the_wire(real: Any) -> None:
+    async def scenario(group: RealGroup) -> None:
+        await group.start()
+        leader = await group.leader()
+        follower = next(name for name in group.peers if name != leader)
+        client = RemotingClient()
+
+        async def ask(name: str, code: int, body: bytes) -> Any:
+            reply = await client.invoke(group.peers[name], Command.request(code, body=body), timeout_ms=5000)
+            return json.loads(reply.body)
+
+        def base(name: str) -> dict[str, Any]:
+            return {"group": "g", "remote_id": name, "local_id": "client"}
+
+        append = AppendEntryRequest(**base(leader), body=b"over the wire")
+        answer = AppendEntryResponse.from_body(
+            (await client.invoke(
+                group.peers[leader], Command.request(DLedgerRequestCode.APPEND, body=append.to_body()), timeout_ms=5000
+            )).body
+        )  # fmt: skip
+        assert answer.code is DLedgerCode.SUCCESS
+        get = GetEntriesRequest(**base(leader), begin_index=answer.index)
+        got = await client.invoke(
+            group.peers[leader], Command.request(DLedgerRequestCode.GET, body=get.to_body()), timeout_ms=5000
+        )
+        (entry,) = parse_entries(GetEntriesResponse.from_body(got.body).entries)
+        assert (entry.body, entry.pos) == (b"over the wire", answer.pos)
+        beyond = GetEntriesRequest(**base(leader), begin_index=10**9).to_body()
+        assert (await ask(leader, DLedgerRequestCode.GET, beyond))["code"] == DLedgerCode.INDEX_OUT_OF_RANGE
+        to_follower = AppendEntryRequest(**base(follower), body=b"x").to_body()
+        refused = await ask(follower, DLedgerRequestCode.APPEND, to_follower)
+        assert (refused["code"], refused["leaderId"]) == (DLedgerCode.NOT_LEADER, leader)
+        metadata = await ask(
+            leader, DLedgerRequestCode.METADATA, json.dumps({"group": "g", "remoteId": leader, "localId": "x"}).encode()
+        )
+        assert (metadata["role"], metadata["leaderId"]) == ("LEADER", leader)
+        for wrong, code in (
+            ({"group": "other", "remoteId": leader}, DLedgerCode.UNKNOWN_GROUP),
+            ({"group": "g", "remoteId": "n9"}, DLedgerCode.UNKNOWN_MEMBER),
+            ({"group": "g"}, DLedgerCode.UNEXPECTED_ARGUMENT),
+        ):
+            body = json.dumps({"localId": "x", "term": 1, "leaderId": "n2", **wrong}).encode()
+            assert (await ask(leader, DLedgerRequestCode.HEART_BEAT, body))["code"] == code
+        await client.close()
+
+    real(scenario)
+
+
+def test_garbage_for_every_request_code_leaves_the_group_working(real: Any) -> None:
+    async def scenario(group: RealGroup) -> None:
+        await group.start()
+        leader = await group.leader()
+        client = RemotingClient()
+        bodies = [b"", b"{", b"\xff" * 100, b"[[[[", b'{"group":"g"}', os.urandom(1000)]
+        good = {"group": "g", "remoteId": leader, "localId": "n2", "term": 1 << 62, "leaderId": "n2"}
+        wrongs: list[dict[str, Any]] = [
+            {"leaderId": "nobody"}, {"term": "high"}, {"type": "APPEND", "commitIndex": 1, "entries": "AAAA"},
+            {"type": "TRUNCATE", "commitIndex": -1}, {"ledgerEndIndex": [], "ledgerEndTerm": {}},
+        ]  # fmt: skip
+        bodies += [json.dumps({**good, **wrong}).encode() for wrong in wrongs]
+        for code in [*DLedgerRequestCode, 51003, 51005, 51006]:
+            for body in bodies:
+                request = Command.request(code, body=body)
+                await client.invoke(group.peers[leader], request, timeout_ms=5000)
+        await client.close()
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    server = group.members[await group.leader()]
+                    await server.append(4, lambda _: b"fine")
+                    break
+                except DLedgerError:
+                    continue
+        await group.converged()
+        assert all(member.store.get(0) is not None for member in group.members.values())
+
+    real(scenario)
