@@ -28,6 +28,7 @@ from node.config import (
 )
 from node.logs import configure_logging
 from node.real_runtime import RealDisk, real_runtime
+from node.runtime import Disk
 from node.serving import serve_broker, serve_name_server
 from node.store.segments import SegmentError
 
@@ -177,9 +178,12 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-def _lock_data_directory(path: str) -> int:
-    """Take the lock that keeps a second broker off the same files; returns its descriptor."""
-    os.makedirs(path, exist_ok=True)
+def _lock_data_directory(path: str, disk: Disk) -> int:
+    """Take the lock that keeps a second broker off the same files; returns its descriptor.
+
+    A directory that is made here is made durably: all that the broker stores is worth no more than its name.
+    """
+    disk.make_dirs(path)
     descriptor = os.open(f"{path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,8 +195,8 @@ def _lock_data_directory(path: str) -> int:
 
 async def _serve_broker(config: BrokerConfig) -> int:
     stop = _stop_on_signals()
-    lock = _lock_data_directory(config.data_dir)
     runtime = real_runtime()
+    lock = _lock_data_directory(config.data_dir, runtime.disk)
     try:
         failure = await serve_broker(config, runtime, stop)
         return _complain([failure], EXIT_FAILED) if failure else 0
