@@ -100,7 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="an option of the system under test, such as read_mode=unsafe; repeatable",
     )  # fmt: skip
     run.add_argument(
-        "--test-count", type=_positive_count, default=1, metavar="N", help="runs, each with a seed of its own (default: 1)"
+        "--test-count", type=_positive_count, default=1, metavar="N", help="runs, each with its own seed (default: 1)"
     )
     run.add_argument("--matrix", metavar="FILE", help="TOML with lists of options, all combinations of which are run")
     run.add_argument("--operation-timeout", type=float, default=3.0, metavar="SECONDS", help="(default: 3)")
@@ -130,6 +130,15 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_cluster_command(commands)
 
+    doctor = commands.add_parser("doctor", help="what every nemesis can do on every cluster of this machine")
+    doctor.add_argument("--prove", action="store_true", help="inject, prove and heal each of them once")
+    doctor.add_argument("--cluster", default="", metavar="NAME[,...]", help="only these clusters (default: all)")
+    doctor.add_argument("--nemesis", default="", metavar="NAME[,...]", help="only these nemeses (default: all)")
+    doctor.add_argument("--system", default="broker", help="what runs on the hosts meanwhile (default: broker)")
+    doctor.add_argument("--json", action="store_true", help="print the cells as JSON on standard output")
+    add_cluster_options(doctor)
+    doctor.set_defaults(action=_doctor)
+
     listing = commands.add_parser("list", help="workloads, nemeses, systems and clusters by name")
     listing.set_defaults(action=_list)
     return parser
@@ -157,6 +166,12 @@ def _clean(arguments: argparse.Namespace) -> int:
     from harness.commands.clean import clean_command
 
     return clean_command(arguments)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from harness.commands.doctor import doctor_command
+
+    return doctor_command(arguments)
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -94,6 +94,7 @@ class RunTarget:
         self._processes = ReplicaProcesses(cluster.hosts, process=system.process, restart=system.restart)
         self._clock = harness_runtime(cluster).clock
         self._natural_ms: dict[str, float] = {}
+        self._clock = harness_runtime(cluster).clock
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -145,7 +146,7 @@ class RunTarget:
         half_s = (after_s - before_s) / 2
         return ClockReading(
             offset_ms=wall_ms - (before_wall_ms + half_s * 1000) - self._natural_ms.get(host, 0.0),
-            uncertainty_ms=half_s * 1000 + 1,
+            uncertainty_ms=half_s * 1000 + 2,  # both clocks are read in whole milliseconds
             monotonic_s=monotonic_ns / 1e9,
             at_s=before_s + half_s,
         )

@@ -1,0 +1,203 @@
+"""`harness doctor`: what every nemesis can do on every cluster of this machine, and proof of it.
+
+Without `--prove` it asks: is the cluster to be had, and what does each form of each nemesis miss there. With `--prove`
+it starts a small cluster of each kind with the system on it and injects, proves and heals every form once, one
+after the other. Each cluster has a process of its own then, since some need to be entered by the whole process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from harness import registry
+from harness.cli_cluster import cluster_options_of
+from harness.clusters.base import ClusterUnavailable
+from harness.clusters.options import require_cluster
+from harness.clusters.select import choose
+from harness.clusters.user_namespace import reexec
+from harness.errors import OperatorError, SystemUnderTestError
+from harness.faults.prove import Trial, prove_variants
+from harness.faults.target import PlannedTarget
+from nemesis.protocol import Nemesis
+
+__all__ = ["Cell", "diagnose", "doctor_command"]
+
+NODES = 5
+"""As many as a run has by default: every form can be made of five hosts."""
+
+WORKS, PROVEN, FAILED, MISSING = "works", "proven", "FAILED", "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One form of one nemesis on one cluster. `reason` says what is missing, what was proven, or what failed."""
+
+    nemesis: str
+    form: str
+    cluster: str
+    state: str
+    reason: str = ""
+
+
+def doctor_command(arguments: argparse.Namespace) -> int:
+    """Print the table. Returns 0, or 255 when something that should work could not be proven."""
+    names = _split(arguments.cluster) or registry.names("clusters")
+    nemeses = {name: registry.load("nemeses", name) for name in _split(arguments.nemesis) or registry.names("nemeses")}
+    options = cluster_options_of(arguments)
+    if arguments.prove and len(names) == 1:
+        cells = _prove_here(names[0], nemeses, options, arguments)
+    elif arguments.prove:
+        cells = [cell for name in names for cell in _prove_apart(name, arguments, _options_for(name, options))]
+    else:
+        cells = [cell for name in names for cell in diagnose(name, nemeses, _options_for(name, options))]
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=1))
+    else:
+        _print(cells, names, Console())
+    return 255 if any(cell.state == FAILED for cell in cells) else 0
+
+
+def diagnose(name: str, nemeses: Mapping[str, Nemesis], options: Mapping[str, str]) -> list[Cell]:
+    """What each form of each nemesis can do on a cluster, by asking; nothing is started."""
+    try:
+        cluster_class = _usable_class(name, options)
+    except OperatorError as error:
+        return [Cell(nemesis, form, name, MISSING, str(error)) for nemesis, form, _ in _forms(nemeses)]
+    target = PlannedTarget(cluster_class, [f"n{number}" for number in range(1, NODES + 1)])
+    cells = []
+    for nemesis, form, variant in _forms(nemeses):
+        problems = nemeses[nemesis].requires(target, variant)
+        state, reason = (MISSING, "; ".join(problems)) if problems else (WORKS, "")
+        cells.append(Cell(nemesis, form, name, state, reason))
+    return cells
+
+
+def _usable_class(name: str, options: Mapping[str, str]) -> Any:
+    """The class of a cluster that this machine can host. Raises OperatorError."""
+    cluster_class = registry.load("clusters", name)
+    try:
+        choose(name)
+    except ClusterUnavailable as error:
+        raise OperatorError(str(error)) from None
+    require_cluster(cluster_class, options)
+    return cluster_class
+
+
+def _options_for(name: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Those of the given options that a cluster takes: with several clusters, each takes its own."""
+    known: Sequence[str] = getattr(registry.load("clusters", name), "options", ())
+    return {option: value for option, value in options.items() if option in known}
+
+
+def _forms(nemeses: Mapping[str, Nemesis]) -> list[tuple[str, str, str]]:
+    """(nemesis, form, the variant that stands for it) of every form there is."""
+    found = []
+    for name in sorted(nemeses):
+        forms = getattr(nemeses[name], "forms", None)
+        if forms is None:
+            found += [(name, variant, variant) for variant in nemeses[name].variants]
+        else:
+            found += [(name, form.name, f"{form.name}@{form.targets[0]}") for form in forms.values()]
+    return found
+
+
+def _prove_here(
+    name: str, nemeses: Mapping[str, Nemesis], options: Mapping[str, str], arguments: argparse.Namespace
+) -> list[Cell]:
+    """Try every form that `diagnose` says works, on a cluster in this process."""
+    cells = diagnose(name, nemeses, options)
+    usable = {(cell.nemesis, cell.form) for cell in cells if cell.state == WORKS}
+    wanted = [(nemesis, variant) for nemesis, form, variant in _forms(nemeses) if (nemesis, form) in usable]
+    if not wanted:
+        return cells
+    if choose(name).in_user_namespace:
+        reexec([sys.executable, "-m", "harness", *arguments.words])
+    console = Console(stderr=True)
+
+    def tell(trial: Trial) -> None:
+        state = "proven and healed" if trial.is_good else "FAILED"
+        line = f"{name}: {trial.nemesis}={trial.variant}: {state} in {trial.seconds:.1f} s: {trial.detail}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    try:
+        trials = asyncio.run(
+            prove_variants(
+                cluster_class=registry.load("clusters", name),
+                cluster_options=options,
+                system_class=registry.load("systems", arguments.system),
+                nemeses=nemeses,
+                variants=wanted,
+                node_count=NODES,
+                tell=tell,
+            )
+        )
+    except (OperatorError, SystemUnderTestError) as error:
+        failed = {"state": FAILED, "reason": str(error)}
+        return [dataclasses.replace(cell, **failed) if cell.state == WORKS else cell for cell in cells]
+    tried = {(trial.nemesis, trial.variant.partition("@")[0]): trial for trial in trials}
+    return [_with_trial(cell, tried.get((cell.nemesis, cell.form))) for cell in cells]
+
+
+def _with_trial(cell: Cell, trial: Trial | None) -> Cell:
+    if trial is None:
+        return cell
+    return dataclasses.replace(cell, state=PROVEN if trial.is_good else FAILED, reason=trial.detail)
+
+
+def _prove_apart(name: str, arguments: argparse.Namespace, options: Mapping[str, str]) -> list[Cell]:
+    """The same in a child process."""
+    words = ["doctor", "--prove", "--json", "--cluster", name, "--system", arguments.system]
+    if arguments.nemesis:
+        words += ["--nemesis", arguments.nemesis]
+    for option, value in options.items():
+        words += [f"--{option}", value]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    child = subprocess.run(
+        [sys.executable, "-m", "harness", *words], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        return [Cell(**entry) for entry in json.loads(child.stdout)]
+    except (ValueError, TypeError):
+        raise OperatorError(f"harness doctor --prove --cluster {name} ended with status {child.returncode}") from None
+
+
+def _print(cells: Sequence[Cell], clusters: Sequence[str], console: Console) -> None:
+    """A row for each form, a column for each cluster, and below what is missing or failed, by number."""
+    notes: dict[str, int] = {}
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("nemesis", no_wrap=True)
+    for cluster in clusters:
+        table.add_column(cluster, no_wrap=True, min_width=len(cluster))
+    rows: dict[tuple[str, str], dict[str, Cell]] = {}
+    for cell in cells:
+        rows.setdefault((cell.nemesis, cell.form), {})[cell.cluster] = cell
+    for (nemesis, form), by_cluster in rows.items():
+        shown = []
+        for cluster in clusters:
+            cell = by_cluster[cluster]
+            text = cell.state
+            if cell.state in (MISSING, FAILED):
+                number = notes.setdefault(cell.reason, len(notes) + 1)
+                text = f"{cell.state} ({number})"
+            shown.append(text)
+        table.add_row(f"{nemesis}={form}", *shown)
+    console.print(table)
+    for reason, number in notes.items():
+        console.print(f"({number}) {reason}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _split(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]

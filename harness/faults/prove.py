@@ -1,0 +1,120 @@
+"""Trying faults for their own sake: each is injected, proved, healed and proved healed on a cluster without load."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import OperatorError
+from harness.faults.target import RunTarget, equip
+from harness.judge import faults_of
+from harness.run_state import KIND_DIRECTORY, RunState
+from nemesis.driver import run_schedule
+from nemesis.forms import needs_of
+from nemesis.protocol import Nemesis
+from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
+
+__all__ = ["Trial", "prove_variants"]
+
+QUEUES = 4
+OPERATION_TIMEOUT_S = 3.0
+RECOVER_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How one variant went. `detail` is what its proof said, or why it failed."""
+
+    nemesis: str
+    variant: str
+    is_good: bool
+    detail: str
+    seconds: float
+
+
+async def prove_variants(
+    *,
+    cluster_class: Any,
+    cluster_options: Mapping[str, str],
+    system_class: Any,
+    nemeses: Mapping[str, Nemesis],
+    variants: Sequence[tuple[str, str]],
+    node_count: int,
+    tell: Callable[[Trial], None],
+    run_id: str | None = None,
+) -> list[Trial]:
+    """Try (nemesis, variant) pairs one after the other on one cluster; `tell` hears of each as it is done.
+
+    Everything that was made is removed again. Raises OperatorError or SystemUnderTestError when the cluster or the
+    system cannot be started.
+    """
+    state = RunState.create(run_id or f"doctor-{cluster_class.name}-{os.getpid()}")
+    try:
+        work_dir = state.make_temp_dir("doctor")
+        try:
+            cluster = cluster_class(
+                node_count=node_count, run=state, work_dir=work_dir, ports=system_class.ports, **cluster_options
+            )
+            equip(cluster, frozenset().union(*(needs_of(nemeses[name], [variant]) for name, variant in variants)))
+            system = system_class(
+                cluster=cluster, settings={}, keys=QUEUES, log_dir=work_dir, operation_timeout_s=OPERATION_TIMEOUT_S
+            )
+            await cluster.start()
+            try:
+                try:
+                    await system.start()
+                    return await _try_all(RunTarget(cluster, system), system, nemeses, variants, tell)
+                finally:
+                    await system.stop()
+            finally:
+                await cluster.stop()
+        finally:
+            shutil.rmtree(work_dir, ignore_errors=True)
+            state.release(KIND_DIRECTORY, work_dir)
+    finally:
+        if not state.close():
+            raise OperatorError(f"run {state.run_id} left something behind: `harness clean`")
+
+
+async def _try_all(
+    target: RunTarget,
+    system: Any,
+    nemeses: Mapping[str, Nemesis],
+    variants: Sequence[tuple[str, str]],
+    tell: Callable[[Trial], None],
+) -> list[Trial]:
+    await target.learn_clocks()
+    loop = asyncio.get_running_loop()
+    trials = []
+    try:
+        for number, (name, variant) in enumerate(variants, 1):
+            begin_s = loop.time()
+            events: list[dict[str, Any]] = []
+            fault = FaultEvent(at_s=0, action=INJECT, fault_id=f"f{number}", nemesis=name, variant=variant)
+            heal = FaultEvent(at_s=0, action=HEAL, fault_id=f"f{number}", nemesis=name, variant=variant)
+            await run_schedule(
+                Schedule((fault, heal)),
+                target=target,
+                nemeses=nemeses,
+                rng=random.Random(f"doctor/{name}={variant}"),
+                record=lambda event, events=events: events.append({**event, "time": 0}),  # type: ignore[misc]
+            )
+            trials.append(_judge(name, variant, events, loop.time() - begin_s))
+            tell(trials[-1])
+            # The next fault may ask for the leader, and should meet a cluster that is well.
+            await system.recover(timeout_s=RECOVER_TIMEOUT_S)
+    finally:
+        await target.heal_all()
+    return trials
+
+
+def _judge(name: str, variant: str, events: Sequence[Mapping[str, Any]], seconds: float) -> Trial:
+    [fault] = faults_of(events)
+    is_good = fault["proven"] and fault["healed"]
+    proof = fault["proof"] if not fault["proven"] or is_good else fault["heal_proof"]
+    return Trial(name, variant, is_good, str((proof or {}).get("detail") or "there is no proof"), seconds)
