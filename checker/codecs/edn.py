@@ -26,6 +26,10 @@ _NAMED_CHARS = {"newline": "\n", "space": " ", "tab": "\t", "return": "\r"}
 _MAX_REMEMBERED = 1 << 16
 
 
+#: Digits of numbers worth remembering: longer ones are times, which never repeat.
+_SHORT_NUMBER = 4
+
+
 class EdnError(ValueError):
     """Text that is not EDN; ``line`` counts from 1."""
 
@@ -39,6 +43,11 @@ class _Atoms(dict[str, Any]):
     """Token to value, remembered."""
 
     def __missing__(self, token: str) -> Any:
+        if token.isdecimal():
+            value: Any = int(token)
+            if len(token) <= _SHORT_NUMBER:
+                self[token] = value
+            return value
         value = _atom(token)
         if len(self) < _MAX_REMEMBERED:
             self[token] = value
@@ -180,18 +189,18 @@ def _events(text: str) -> Iterator[tuple[dict[str, Any], int]]:
         line = raw.strip()
         if not pending and line[:1] == "{" and line[-1:] == "}":
             body = line[1:-1]
+            if not _NESTED.search(body):
+                tokens = body.replace(",", " ").split()
+                if len(tokens) % 2 == 0 and ('"' not in body or _whole_strings(tokens, body)):
+                    event = {key[1:]: atoms[token] for key, token in zip(tokens[::2], tokens[1::2], strict=True)}
+                    event.setdefault("process", 0)
+                    yield event, number
+                    continue
             if _FLAT.fullmatch(body):
                 event = {name: atoms[token] for name, token in _PAIR.findall(body)}
                 event.setdefault("process", 0)
                 yield event, number
                 continue
-            if not _NESTED.search(body):
-                tokens = body.replace(",", " ").split()
-                if len(tokens) % 2 == 0:
-                    event = {key[1:]: atoms[token] for key, token in zip(tokens[::2], tokens[1::2], strict=True)}
-                    event.setdefault("process", 0)
-                    yield event, number
-                    continue
             try:
                 forms = _forms(line, atoms, number)
             except EdnError:
@@ -217,6 +226,12 @@ def _events(text: str) -> Iterator[tuple[dict[str, Any], int]]:
             yield from _event(form, _line(whole, end, pending_line))
 
 
+def _whole_strings(tokens: list[str], body: str) -> bool:
+    """Whether every string in a line split at spaces and commas is still whole."""
+    strings = [token for token in tokens if token[0] == '"']
+    return 2 * len(strings) == body.count('"') and all(len(token) > 1 and token[-1] == '"' for token in strings)
+
+
 def _without_outer(text: str) -> str:
     """The text without the one vector or list around all events, every line where it was."""
     opening = _OUTER.match(text)
@@ -233,7 +248,7 @@ _OUTER = re.compile(r"(?:\s|;[^\n]*\n)*([\[(])(?=(?:\s|;[^\n]*\n)*[{#\[(])")
 _VALUE = r'"[^"\\]*"|\[[^\[\]{}()"#\\;]*\]|[^\s,{}\[\]()"#\\;]+'
 _FLAT = re.compile(rf"(?::[\w*+!?<>=/.-]+\s+(?:{_VALUE})[\s,]*)+")
 _PAIR = re.compile(rf":([\w*+!?<>=/.-]+)\s+({_VALUE})")
-_NESTED = re.compile(r'[\[\](){}";#\\]')
+_NESTED = re.compile(r"[\[\](){};#\\]")
 #: Most text that is looked at again and again for the end of a form that spans lines.
 _MAX_REBALANCED_CHARS = 1 << 14
 

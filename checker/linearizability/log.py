@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import lt
+from itertools import accumulate, islice
+from operator import itemgetter, lt
 from typing import Any
 
 from checker.history import INFO, NEVER, OK, History
@@ -70,9 +70,10 @@ def _surely_fine(history: History, rows: Sequence[int]) -> bool:
             else:
                 if f == "read":
                     add_read(result)
-                    rank = 2 * result["tail"]
+                    rank = result["tail"]
                 else:
-                    rank = 2 * result
+                    rank = result
+                rank += rank
                 last_invoke[rank] = invoked
                 if returned < first_return[rank]:
                     first_return[rank] = returned
@@ -84,14 +85,13 @@ def _surely_fine(history: History, rows: Sequence[int]) -> bool:
         return False
     if max(last_invoke[2 * acked + 1 :]) >= 0:
         return False
-    for result in reads:
-        messages = result["messages"]
+    del last_invoke[2 * acked + 1 :], first_return[2 * acked + 1 :]
+    for messages, start, tail in map(itemgetter("messages", "offset", "tail"), reads):
         if messages:
-            start = result["offset"]
             end = start + len(messages)
-            if start < 0 or end > result["tail"] or log[start:end] != messages:
+            if log[start:end] != messages or end > tail or start < 0:
                 return False
-    return not any(map(lt, first_return[1:], accumulate(last_invoke, max)))
+    return not any(map(lt, islice(first_return, 1, None), accumulate(last_invoke, max)))
 
 
 def _check(history: History, rows: Sequence[int]) -> Violation | None:
