@@ -182,7 +182,7 @@ class AgentCluster(ABC):
     async def _stop_after_failure(self) -> None:
         try:
             await self.stop()
-        except HarnessError as error:
+        except Exception as error:
             logger.warning("after a start that failed: %s", error)
 
     async def _check_machine(self, machine: str) -> None:
@@ -259,7 +259,8 @@ class AgentCluster(ABC):
             problems += await self.fetch()
             self._network = None
         links, self._links = self._links, {}
-        await asyncio.gather(*(link.close() for link in links.values()))
+        closed = await asyncio.gather(*(link.close() for link in links.values()), return_exceptions=True)
+        problems += [outcome for outcome in closed if isinstance(outcome, Exception)]
         self._probe = None
         problems += await self._remove_hosts()
         if problems:

@@ -53,10 +53,11 @@ NONCE_BYTES = 16
 MAX_DATAGRAMS_PER_WAKE = 256
 """Reads in one go, so that a flood cannot hold up the loop."""
 START_TIMEOUT_S = 20.0
-RELAY_PATIENCE_S = 5.0
+RELAY_PATIENCE_S = 3.0
 """For an agent that has just been started to listen; one that does not by then has ended."""
 KILL_TIMEOUT_S = 10.0
 NO_AGENT_STATUS = 3
+SOCKET = "agent.sock"
 UNDO_FILE = "undo.json"
 _PR_SET_PDEATHSIG = 1
 _ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -110,10 +111,10 @@ class Agent:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
-        path = _socket_path(self._directory)
+        os.chdir(self._directory)  # the address of a socket may have 107 bytes, a directory's path may have more
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        server = await asyncio.start_unix_server(self._serve_connection, path, limit=MAX_LINE_BYTES)
+            os.unlink(SOCKET)
+        server = await asyncio.start_unix_server(self._serve_connection, SOCKET, limit=MAX_LINE_BYTES)
         try:
             await self._stopping.wait()
         finally:
@@ -166,7 +167,7 @@ class Agent:
             self._send(writer, message)
 
     async def _hello(self) -> Message:
-        return {"python": list(sys.version_info[:3]), "uid": os.geteuid(), "interpreter": sys.executable}
+        return {"python": list(sys.version_info[:3]), "interpreter": sys.executable}
 
     # Processes
 
@@ -327,10 +328,6 @@ class Agent:
         return {}
 
 
-def _socket_path(directory: str) -> str:
-    return os.path.join(directory, "agent.sock")
-
-
 def _undo_commands(directory: str) -> dict[str, Message]:
     try:
         with open(os.path.join(directory, UNDO_FILE), encoding="utf-8") as file:
@@ -374,10 +371,9 @@ def _start_command(base: str, run_id: str, source: str) -> int:
         print(json.dumps({"refused": f"the host is taken by run {owner}: if that is dead, `harness clean`"}))
         return 0
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    path = os.path.join(directory, "agent.py")
+    path, log_path = os.path.join(directory, "agent.py"), os.path.join(directory, "agent.log")
     with open(path, "w", encoding="utf-8") as file:
         file.write(source)
-    log_path = os.path.join(directory, "agent.log")
     with open(log_path, "wb") as log:
         daemon = subprocess.Popen(
             [sys.executable, path, "daemon", directory, run_id],
@@ -385,7 +381,7 @@ def _start_command(base: str, run_id: str, source: str) -> int:
             env={**os.environ, RUN_VARIABLE: run_id},
         )  # fmt: skip
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not os.path.exists(_socket_path(directory)):
+    while not os.path.exists(os.path.join(directory, SOCKET)):
         if daemon.poll() is not None or time.monotonic() > deadline:
             print(json.dumps({"refused": f"the agent did not start: {_tail(log_path)[-300:]}"}))
             return 0
@@ -394,11 +390,18 @@ def _start_command(base: str, run_id: str, source: str) -> int:
     return 0
 
 
+def _reach(connection: socket.socket, directory: str) -> bool:
+    if os.path.isdir(directory):
+        os.chdir(directory)
+        return connection.connect_ex(SOCKET) == 0
+    return False
+
+
 def _relay_command(directory: str) -> int:
     """Carry bytes both ways until either side ends."""
     with socket.socket(socket.AF_UNIX) as connection:
         deadline = time.monotonic() + RELAY_PATIENCE_S
-        while connection.connect_ex(_socket_path(directory)) != 0:
+        while not _reach(connection, directory):
             if time.monotonic() > deadline:
                 os.write(1, b'{"event":"gone"}\n')
                 return NO_AGENT_STATUS
@@ -444,8 +447,7 @@ def _marked(run_id: str) -> Iterator[int]:
 
 def _clean_command(base: str, run_id: str) -> int:
     """Remove everything of a run and print {"removed": [...], "left": [...]}."""
-    removed, left = [], []
-    directory = os.path.join(base, run_id)
+    removed, left, directory = [], [], os.path.join(base, run_id)
     commands = _undo_commands(directory)
     deadline = time.monotonic() + KILL_TIMEOUT_S
     seen: set[int] = set()

@@ -126,12 +126,17 @@ class ChannelStream:
 
     def send(self, data: bytes) -> None:
         """All of `data` to standard input. Raises OSError."""
-        self._channel.sendall(data)
+        try:
+            self._channel.sendall(data)
+        except EOFError:
+            raise BrokenPipeError("the connection has ended") from None
 
     def close(self) -> None:
         """End the connection."""
-        self._channel.close()
-        self._client.close()
+        with contextlib.suppress(OSError, EOFError):  # it may be ending by itself at this moment
+            self._channel.close()
+        with contextlib.suppress(OSError, EOFError):
+            self._client.close()
 
 
 def connect_relay(host: SshHost, directory: str) -> ChannelStream:

@@ -1,13 +1,19 @@
-"""A run state in a directory of the test's own, and waiting on conditions."""
+"""A run state in a directory of the test's own, waiting on conditions, and hosts behind SSH and Docker."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import importlib.util
+import os
+import subprocess
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harness.clusters.netns_calls import entered
 from harness.run_state import RunState
 
 
@@ -30,3 +36,80 @@ def eventually() -> Callable[[Callable[[], bool]], Awaitable[None]]:
             await asyncio.sleep(0.01)
 
     return wait_until
+
+
+LAB_PATH = Path(__file__).resolve().parents[3] / "scripts" / "lab.py"
+
+
+def _load_lab() -> Any:
+    spec = importlib.util.spec_from_file_location("splitbrain_lab", LAB_PATH)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+lab = _load_lab()
+
+
+@dataclass(frozen=True)
+class SshMachines:
+    """Machines n1..n4 behind SSH; `namespace` is the network from which they are reached."""
+
+    directory: Path
+    inventory: Path
+    namespace: str
+
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine on a loop whose thread, and whose threads' threads, are where the machines are reached."""
+        with entered(self.namespace):
+            asyncio.run(main)
+
+    def files(self, host: str) -> list[str]:
+        """What is in a machine's directory for runs."""
+        return sorted(os.listdir(self.directory / host))
+
+    def rules(self, host: str) -> str:
+        """The nftables rules of a machine."""
+        argv = ["nsenter", f"--net={self.namespace.removesuffix('-net')}-{host}", "nft", "list", "ruleset"]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="session")
+def ssh_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshMachines]:
+    directory = tmp_path_factory.mktemp("ssh-lab")
+    with lab.ssh_lab(directory, 4) as (prefix, inventory):
+        yield SshMachines(directory, inventory, prefix[1].removeprefix("--net="))
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A Docker engine of the tests' own, with the hosts' image built on a local root file system."""
+
+    url: str
+    namespace: str
+    image_log: str
+
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine where the engine's containers are reached."""
+        with entered(self.namespace):
+            asyncio.run(main)
+
+
+@pytest.fixture(scope="session")
+def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    directory = tmp_path_factory.mktemp("docker-lab")
+    lab.machine_rootfs(directory / "rootfs")
+    with lab.docker_lab(directory) as (prefix, environment):
+        before = os.environ.get("DOCKER_HOST")
+        os.environ.update(environment)
+        try:
+            build = [*prefix, str(LAB_PATH.parent / "build-image.sh"), "--rootfs", str(directory / "rootfs")]
+            built = subprocess.run(build, capture_output=True, text=True)
+            assert built.returncode == 0, built.stderr
+            yield Engine(environment["DOCKER_HOST"], prefix[1].removeprefix("--net="), built.stdout)
+        finally:
+            if before is None:
+                del os.environ["DOCKER_HOST"]
+            else:
+                os.environ["DOCKER_HOST"] = before

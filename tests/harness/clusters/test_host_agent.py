@@ -1,0 +1,282 @@
+"""The agent and the harness's link to it, on this machine and without privileges."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clusters import agent_files, host_agent
+from harness.clusters.agent_files import fetch_directory, put_file
+from harness.clusters.agent_link import AgentGone, AgentLink, ConnectFailure
+from harness.clusters.agent_processes import AgentProcesses
+from harness.clusters.base import Program
+from harness.errors import OperatorError
+from nemesis.mechanisms.shell import ShellError
+from nemesis.target import DOWN, PAUSED, RUNNING, Link
+
+AGENT = host_agent.__file__
+
+
+class Pipe:
+    """A relay as a child process."""
+
+    def __init__(self, directory: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, f"{directory}/agent.py", "relay", directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def receive(self) -> bytes:
+        assert self.process.stdout is not None
+        return os.read(self.process.stdout.fileno(), 1 << 16)
+
+    def send(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Host:
+    """An agent of a run on this machine, and a link to it whose connections the test can break."""
+
+    def __init__(self, base: Path, run_id: str) -> None:
+        self.base, self.run_id, self.directory = str(base), run_id, str(base / run_id)
+        self.pipes: list[Pipe] = []
+        self.events: list[dict[str, Any]] = []
+        self.refuse = False
+        self.link = AgentLink("n1", self._connect, self.events.append)
+
+    def _connect(self) -> Pipe:
+        if self.refuse:
+            raise ConnectFailure("n1: the test refuses")
+        self.pipes.append(Pipe(self.directory))
+        return self.pipes[-1]
+
+    def command(self, name: str) -> dict[str, Any]:
+        source = Path(AGENT).read_text()
+        launcher = (
+            "import sys; s = sys.stdin.read(); exec(compile(s, 'a', 'exec'), {'__name__': '__main__', 'SOURCE': s})"
+        )
+        argv = [sys.executable, "-c", launcher, name, self.base, self.run_id]
+        done = subprocess.run(argv, input=source, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    def break_connection(self) -> None:
+        self.pipes[-1].process.kill()
+
+
+def with_host(tmp_path: Path, scenario: Callable[[Host], Awaitable[None]]) -> Host:
+    host = Host(tmp_path / "base", f"agent{os.getpid()}-{tmp_path.name[-20:]}")
+
+    async def body() -> None:
+        answer = await asyncio.to_thread(host.command, "start")
+        assert answer["started"] is True
+        try:
+            host.link.open("test")
+            await scenario(host)
+        finally:
+            await host.link.close()
+            cleaned = await asyncio.to_thread(host.command, "clean")
+            assert cleaned["left"] == []
+        assert os.listdir(host.base) == []
+
+    asyncio.run(body())
+    return host
+
+
+def test_commands_run_once_whatever_the_connection_does(tmp_path: Path) -> None:
+    async def scenario(host: Host) -> None:
+        count = tmp_path / "count"
+        assert await host.link.run(["sh", "-c", "cat; echo err >&2; exit 3"], stdin="in") == (3, "in", "err\n")
+        slow = asyncio.ensure_future(host.link.run(["sh", "-c", f"sleep 0.5; echo x >> {count}; echo done"]))
+        await asyncio.sleep(0.2)
+        host.break_connection()
+        assert await slow == (0, "done\n", "")
+        assert count.read_text() == "x\n"
+        assert host.link.connection_count == len(host.pipes) == 2
+        assert (await host.link.run(["sleep", "60"], timeout_s=0.2))[0] == -9
+        with pytest.raises(ShellError, match="no-such-program: No such file"):
+            await host.link.run(["no-such-program"])
+        status, output, _ = await host.link.run([sys.executable, "-c", "print('y' * 3_000_000)"])
+        assert (status, len(output)) == (0, host_agent.MAX_OUTPUT_BYTES)
+
+    with_host(tmp_path, scenario)
+
+
+def test_a_host_that_cannot_be_reached_is_said_so_and_found_again(tmp_path: Path) -> None:
+    async def scenario(host: Host) -> None:
+        await host.link.request("hello")
+        host.refuse = True
+        host.break_connection()
+        with pytest.raises(ShellError, match=r"n1: .* no answer within 0\.5 s \(n1: the test refuses\)"):
+            await host.link.request("run", {"argv": ["true"]}, timeout_s=0.5)
+        host.refuse = False
+        assert (await host.link.run(["true"]))[0] == 0
+
+    with_host(tmp_path, scenario)
+
+
+def test_programs_are_watched_also_while_nobody_listens(tmp_path: Path) -> None:
+    async def scenario(host: Host) -> None:
+        programs = AgentProcesses(
+            log_path=lambda of, name: str(tmp_path / of / name),
+            remote_log_path=lambda of, name: f"{host.directory}/{of}/logs/{name}",
+        )
+        events = host.events
+        seen = 0
+
+        async def until(condition: Callable[[], bool]) -> None:
+            nonlocal seen
+            async with asyncio.timeout(20):
+                while not condition():
+                    for event in events[seen:]:
+                        programs.take_event("n1", host.link, event)
+                    seen = len(events)
+                    await asyncio.sleep(0.01)
+
+        code = "import os, time; print(os.environ['A'], os.environ['SPLITBRAIN_RUN'], flush=True); time.sleep(60)"
+        program = Program(name="p", argv=[sys.executable, "-c", code], log_name="p.log", environment={"A": "b"})
+        process = await programs.spawn("n1", "n1", host.link, program)
+        assert process.pid is None and await process.state() == RUNNING
+        await process.pause()
+        assert await process.state() == PAUSED
+        await process.resume()
+        assert await process.state() == RUNNING
+        log = Path(host.directory, "n1", "logs", "p.log")
+        await until(lambda: log.exists() and log.read_text() == f"b {host.run_id}\n")
+        host.refuse = True
+        host.break_connection()
+        os.kill(process.host_pid, signal.SIGKILL)
+        await until(lambda: not Path(f"/proc/{process.host_pid}").exists())
+        assert process.exit_status() is None
+        host.refuse = False
+        await until(lambda: process.exit_status() is not None)
+        assert (process.exit_status(), await process.state()) == (-9, DOWN)
+        await process.kill()
+        short = Program(name="q", argv=["sh", "-c", "echo last words; exit 5"], log_name="q.log")
+        ended = await programs.spawn("n1", "n1", host.link, short)
+        await until(lambda: ended.exit_status() is not None)
+        assert ended.exit_status() == 5
+        assert Path(ended.log_path).read_text() == "last words\n"
+        with pytest.raises(OperatorError, match=r"cannot run r on n1: .*no/such"):
+            await programs.spawn("n1", "n1", host.link, Program(name="r", argv=["/no/such"], log_name="r.log"))
+        assert await programs.stop_all() == []
+
+    with_host(tmp_path, scenario)
+
+
+def test_an_agent_that_has_ended_takes_its_programs_along_and_says_so(tmp_path: Path) -> None:
+    async def scenario(host: Host) -> None:
+        answer = await host.link.request("spawn", {"argv": ["sleep", "600"], "environment": {}, "log": f"{tmp_path}/l"})
+        stat = Path(f"/proc/{answer['pid']}/stat").read_text()
+        os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+        with pytest.raises(AgentGone, match="the agent on this host has ended"):
+            await host.link.request("run", {"argv": ["true"]}, timeout_s=host_agent.RELAY_PATIENCE_S + 15)
+        assert host.events[-1] == {"event": "gone"}
+        async with asyncio.timeout(20):
+            while Path(f"/proc/{answer['pid']}").exists():  # noqa: ASYNC110 - another process's end
+                await asyncio.sleep(0.02)
+
+    with_host(tmp_path, scenario)
+
+
+def test_files_go_there_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_files, "_PIECE_BYTES", 1000)
+    contents = {"empty": b"", "one/piece": b"p" * 1000, "one/more": os.urandom(4321)}
+
+    async def scenario(host: Host) -> None:
+        there = f"{host.directory}/n1/data"
+        await put_file(host.link, f"{there}/one/more", b"longer than what comes after it" * 1000)
+        for name, content in contents.items():
+            await put_file(host.link, f"{there}/{name}", content)
+        os.symlink("/etc/passwd", f"{there}/link")
+        local = tmp_path / "fetched"
+        await fetch_directory(host.link, there, str(local))
+        found = {str(path.relative_to(local)): path.read_bytes() for path in local.rglob("*") if path.is_file()}
+        assert found == contents
+        await fetch_directory(host.link, f"{there}/not-there", str(tmp_path / "nothing"))
+        assert os.listdir(tmp_path / "nothing") == []
+        with pytest.raises(ShellError, match="Is a directory"):
+            await put_file(host.link, f"{there}/one", b"")
+
+    with_host(tmp_path, scenario)
+
+
+def test_an_archive_cannot_write_beside_its_place(tmp_path: Path) -> None:
+    archive_path = tmp_path / "bad.tar.gz"
+    (tmp_path / "file").write_text("content")
+    with tarfile.open(archive_path, "w:gz") as archive:
+        for name in ("../escaped", "/escaped", "a/../../escaped", "fine"):
+            member = archive.gettarinfo(str(tmp_path / "file"))
+            member.name = name
+            with open(tmp_path / "file", "rb") as file:
+                archive.addfile(member, file)
+    target = tmp_path / "in" / "here"
+    target.mkdir(parents=True)
+    agent_files._unpack(str(archive_path), str(target))
+    assert [path.name for path in target.rglob("*")] == ["fine"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.tar.gz", "file", "in"]
+
+
+def test_probe_datagrams_carry_their_nonce(tmp_path: Path) -> None:
+    async def scenario(host: Host) -> None:
+        port = (await host.link.request("udp_open", {"address": "127.0.0.1"}))["port"]
+        assert (await host.link.request("udp_open", {"address": "127.0.0.1"}))["port"] == port
+        good, refused = "ab" * 16, "cd" * 16
+        datagrams = [[good, "127.0.0.1", port], [refused, "255.255.255.255", port], ["00", "127.0.0.1", port]]
+        answer = await host.link.request("udp_send", {"datagrams": datagrams})
+        assert list(answer["errors"]) == [refused]
+        arrived = [event for event in host.events if event["event"] == "datagram"]
+        await host.link.request("hello")
+        arrived = [event for event in host.events if event["event"] == "datagram"]
+        assert arrived == [{"event": "datagram", "nonce": good, "from": "127.0.0.1"}]
+
+    with_host(tmp_path, scenario)
+    assert Link("n1", "n2") == ("n1", "n2")
+
+
+def test_a_host_is_taken_once_and_cleaned_with_its_undo_commands(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+
+    async def scenario(host: Host) -> None:
+        other = Host(Path(host.base), f"{host.run_id}-2")
+        refusal = await asyncio.to_thread(other.command, "start")
+        assert refusal["refused"].startswith(f"the host is taken by run {host.run_id}: ")
+        assert (await asyncio.to_thread(other.command, "clean"))["removed"] == []
+        assert (await host.link.run(["true"]))[0] == 0
+        for key in ("first", "second", "dropped"):
+            argv = ["sh", "-c", f"cat >> {marks}"]
+            await host.link.request("undo", {"key": key, "argv": argv, "stdin": f"{key}\n"})
+        await host.link.request("undo", {"key": "dropped", "argv": None})
+
+    host = with_host(tmp_path, scenario)
+    assert marks.read_text() == "second\nfirst\n"
+    assert host.command("clean") == {"removed": [], "left": []}
+
+
+def test_what_cannot_be_undone_keeps_the_host_taken(tmp_path: Path) -> None:
+    able = tmp_path / "able"
+
+    async def scenario(host: Host) -> None:
+        await host.link.request("undo", {"key": "clock", "argv": ["test", "-e", str(able)]})
+        cleaned = await asyncio.to_thread(host.command, "clean")
+        assert [line.partition(":")[0] for line in cleaned["left"]] == ["clock"]
+        assert sorted(os.listdir(host.base)) == sorted([host.run_id, "owner"])
+        able.touch()
+
+    with_host(tmp_path, scenario)
+    assert able.exists()

@@ -1,0 +1,306 @@
+"""The ssh cluster on machines that are sshd in namespaces: hosts, cuts, broken connections, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cleanup import clean
+from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable, Program
+from harness.clusters.ssh import SshCluster
+from harness.clusters.ssh_connection import _why_not
+from harness.clusters.ssh_inventory import ACCEPT_NEW, SshHost, load_inventory
+from harness.errors import HarnessError
+from harness.run_state import RunState
+from nemesis.target import Link
+
+LAB = runpy.run_path(str(Path(__file__).resolve().parents[3] / "scripts" / "lab.py"))
+WHY_NOT = LAB["missing_for"]("ssh")
+on_machines = pytest.mark.skipif(WHY_NOT is not None, reason=f"no sshd in namespaces: {WHY_NOT}")
+
+pytestmark = [pytest.mark.ssh]
+
+PORT = 7000
+RUN = f"ts{os.getpid()}"
+LINKS = [Link(a, b) for a, b in permutations(("n1", "n2", "n3"), 2)]
+
+
+def make(tmp_path: Path, inventory: str | Sequence[SshHost], run_id: str = RUN, count: int = 3) -> Any:
+    run = RunState.create(run_id, state_root=str(tmp_path / "state"))
+    work_dir = str(tmp_path / run_id)
+    return run, SshCluster(node_count=count, run=run, work_dir=work_dir, ports=[PORT], inventory=inventory)
+
+
+def with_cluster(tmp_path: Path, machines: Any, scenario: Callable[[SshCluster], Awaitable[None]]) -> None:
+    """Run `scenario` on a started cluster, take it down, and see that nothing is left on any machine."""
+
+    async def body() -> None:
+        run, cluster = make(tmp_path, str(machines.inventory))
+        await cluster.start()
+        try:
+            await scenario(cluster)
+        finally:
+            await cluster.stop()
+        await cluster.stop()
+        assert run.claims == () and run.close()
+
+    machines.run(body())
+    expect_nothing_left(machines)
+
+
+def expect_nothing_left(machines: Any) -> None:
+    for host in ("n1", "n2", "n3", "n4"):
+        assert machines.files(host) == []
+        assert "splitbrain" not in machines.rules(host)
+
+
+async def passing(cluster: SshCluster, timeout_s: float = 0.25) -> set[Link]:
+    results = await cluster.network.probe(LINKS, timeout_s=timeout_s)
+    assert [result.link for result in results] == LINKS
+    return {result.link for result in results if result.passed}
+
+
+@pytest.mark.root
+@on_machines
+def test_cuts_are_one_way_and_add_up_and_heal_one_by_one(tmp_path: Path, ssh_machines: Any) -> None:
+    async def scenario(cluster: SshCluster) -> None:
+        network = cluster.network
+        assert await passing(cluster, 5.0) == set(LINKS)
+        await network.cut("f1", {"n2": frozenset({"n1"})})
+        assert await passing(cluster) == set(LINKS) - {Link("n1", "n2")}
+        await network.cut("f2", {"n2": frozenset({"n1", "n3"})})
+        await network.heal("f1")
+        await network.heal("f1")
+        assert await passing(cluster) == set(LINKS) - {Link("n1", "n2"), Link("n3", "n2")}
+        await cluster.shell.run("n2", ["nft", "flush", "chain", "inet", "splitbrain", "input"])
+        assert await passing(cluster, 5.0) == set(LINKS)
+        await network.heal_all()
+        await network.heal_all()
+        assert await passing(cluster, 5.0) == set(LINKS)
+        await network.cut("f3", {"n1": frozenset({"n2"})})  # still in force when the cluster is stopped
+        with pytest.raises(ValueError, match="n9"):
+            await network.cut("f4", {"n9": frozenset({"n1"})})
+
+    with_cluster(tmp_path, ssh_machines, scenario)
+
+
+SERVER = """
+import socket, sys
+server = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("serving", flush=True)
+while True:
+    connection, peer = server.accept()
+    connection.sendall(open(sys.argv[3], "rb").read())
+    connection.close()
+"""
+
+
+@pytest.mark.root
+@on_machines
+def test_programs_serve_the_clients_and_leave_their_files(tmp_path: Path, ssh_machines: Any) -> None:
+    async def scenario(cluster: SshCluster) -> None:
+        path = os.path.join(cluster.data_dir("n1"), "deep", "x")
+        await cluster.put_file("n1", path, b"content of n1")
+        ip, port = cluster.address_from(CLIENTS_HOST, "n1", PORT).split(":")
+        argv = [cluster.python("n1"), "-c", SERVER, ip, port, path]
+        process = await cluster.spawn("n1", Program(name="server", argv=argv, log_name="server.log"))
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    reader, writer = await asyncio.open_connection(ip, int(port))
+                    break
+                except ConnectionRefusedError:
+                    await asyncio.sleep(0.01)
+            assert await reader.read() == b"content of n1"
+            writer.close()
+        status, output, _ = await cluster.run("n2", ["sh", "-c", "hostname; id -u; cat"], stdin="in")
+        assert (status, output) == (0, "n2\n0\nin")
+        assert await cluster.fetch() == []
+        assert Path(cluster.local_path("n1", path)).read_bytes() == b"content of n1"
+        assert process.exit_status() is None
+        with pytest.raises(ValueError, match="not fetched"):
+            cluster.local_path("n1", "/etc/passwd")
+        with pytest.raises(ValueError, match="port 7001 was not announced"):
+            cluster.address_from("n1", "n2", 7001)
+
+    with_cluster(tmp_path, ssh_machines, scenario)
+    assert (tmp_path / RUN / "n1" / "server.log").read_text() == "serving\n"
+
+
+def sessions(machines: Any, host: str) -> list[int]:
+    """The sshd processes that serve connections to a machine."""
+    namespace = machines.namespace.removesuffix("-net") + f"-{host}"
+    found = subprocess.run(["ip", "netns", "pids", os.path.basename(namespace)], capture_output=True, text=True)
+    pids = []
+    for word in found.stdout.split():
+        try:
+            command = Path(f"/proc/{word}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if command.startswith(b"sshd: ") and b"listener" not in command:
+            pids.append(int(word))
+    return pids
+
+
+@pytest.mark.root
+@on_machines
+def test_a_broken_connection_changes_nothing(tmp_path: Path, ssh_machines: Any) -> None:
+    async def scenario(cluster: SshCluster) -> None:
+        program = Program(name="p", argv=["sleep", "600"], log_name="p.log")
+        process = await cluster.spawn("n1", program)
+        await cluster.network.cut("f1", {"n1": frozenset({"n2"})})
+        count = os.path.join(cluster.data_dir("n1"), "count")
+        slow = asyncio.ensure_future(cluster.run("n1", ["sh", "-c", f"sleep 1; echo x >> {count}; cat {count}"]))
+        await asyncio.sleep(0.3)
+        broken = sessions(ssh_machines, "n1")
+        assert broken
+        for pid in broken:
+            os.kill(pid, signal.SIGKILL)
+        assert await slow == (0, "x\n", "")
+        assert cluster.agent("n1").connection_count == 2
+        assert process.exit_status() is None
+        assert await passing(cluster) == set(LINKS) - {Link("n2", "n1")}
+        await process.kill()
+        assert process.exit_status() == -9
+
+    with_cluster(tmp_path, ssh_machines, scenario)
+
+
+def refusal(tmp_path: Path, machines: Any, hosts: Sequence[SshHost]) -> str:
+    """Why a cluster of these hosts does not start: one line, with nothing claimed afterwards."""
+    said = []
+
+    async def body() -> None:
+        run, cluster = make(tmp_path, hosts, f"{RUN}-bad", count=len(hosts))
+        with pytest.raises(ClusterUnavailable) as caught:
+            await cluster.start()
+        said.append(str(caught.value))
+        for claim in run.claims:
+            run.release(claim.kind, claim.ident)
+        assert run.close()
+
+    machines.run(body())
+    assert "\n" not in said[0]
+    return said[0]
+
+
+@pytest.mark.root
+@on_machines
+def test_what_stands_in_the_way_is_one_line(tmp_path: Path, ssh_machines: Any) -> None:
+    first, second, *_ = load_inventory(str(ssh_machines.inventory))
+    said = lambda **changes: refusal(tmp_path, ssh_machines, [dataclasses.replace(first, **changes)])  # noqa: E731
+    wrong = tmp_path / "known_hosts"
+    keys = (ssh_machines.directory / "known_hosts").read_text().splitlines()
+    wrong.write_text(f"{first.hostname} {keys[1].split(' ', 1)[1]}\n")
+    assert "n1: the host key of 10.78.0.1 has changed" in said(known_hosts=str(wrong))
+    assert "has changed" in said(known_hosts=str(wrong), host_keys=ACCEPT_NEW)
+    assert f"the host key of 10.78.0.1 is not in {tmp_path}/none" in said(known_hosts=str(tmp_path / "none"))
+    assert "n1: cannot connect to 10.78.0.1:23 (" in said(port=23)
+    assert "n1: cannot connect to no.such.host.invalid:22" in said(hostname="no.such.host.invalid")
+    assert "n1: there is no python9" in said(python="python9")
+    other_key = str(tmp_path / "other")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other_key], check=True)
+    assert "n1: user root was not let in at 10.78.0.1 with " + other_key in said(identity_file=other_key)
+    assert "n1 has no address in 10.99.0.0/24" in said(network="10.99.0.0/24")
+    assert "does not answer at 192.0.2.1:7000 from here" in said(address="192.0.2.1")
+    same = [dataclasses.replace(host, address="10.78.0.1") for host in (first, second)]
+    assert "n1 and n2 have the same address 10.78.0.1" in refusal(tmp_path, ssh_machines, same)
+    expect_nothing_left(ssh_machines)
+
+
+@pytest.mark.root
+@on_machines
+def test_new_keys_are_kept_and_a_machine_is_taken_once(tmp_path: Path, ssh_machines: Any) -> None:
+    known = tmp_path / "deep" / "known_hosts"
+    hosts = [
+        dataclasses.replace(host, host_keys=ACCEPT_NEW, known_hosts=str(known), network="10.78.0.0/24")
+        for host in load_inventory(str(ssh_machines.inventory))[:2]
+    ]
+
+    async def body() -> None:
+        run, cluster = make(tmp_path, hosts, f"{RUN}-one", count=1)
+        await cluster.start()
+        try:
+            assert known.read_text().startswith("10.78.0.")
+            assert cluster.bind_address("n1") == "10.78.0.1"
+            assert cluster.bind_address("ns1") == "10.78.0.2"
+            second_run, second = make(tmp_path, hosts[:1], f"{RUN}-two", count=1)
+            with pytest.raises(ClusterUnavailable, match=f"n1: the host is taken by run {RUN}-one"):
+                await second.start()
+            assert second_run.claims == ()
+            assert (await cluster.run("n1", ["true"]))[0] == 0
+        finally:
+            await cluster.stop()
+        assert run.claims == ()
+
+    ssh_machines.run(body())
+    expect_nothing_left(ssh_machines)
+
+
+@pytest.mark.root
+@on_machines
+def test_a_killed_harness_is_cleaned_up_after(tmp_path: Path, ssh_machines: Any) -> None:
+    state_root, parent = str(tmp_path / "state"), Path(__file__).with_name("hosts_parent.py")
+    run_id = f"{RUN}-dead"
+    argv = ["nsenter", f"--net={ssh_machines.namespace}", sys.executable, str(parent)]
+    argv += [run_id, state_root, str(tmp_path / "work"), str(ssh_machines.inventory)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None
+        assert json.loads(killed.stdout.readline()) == {"up": True}
+        killed.kill()
+    assert "10.78.0.1" in ssh_machines.rules("n2")
+    unreachable = clean(state_root=state_root, report=lambda line: None)  # from a network without these machines
+    assert len([line for line in unreachable.left if "ssh-host n" in line and "cannot connect" in line]) == 3
+    assert unreachable.exit_status == 255
+    reports = []
+
+    async def body() -> None:
+        reports.append(clean(state_root=state_root, report=lambda line: None))
+
+    ssh_machines.run(body())
+    assert reports[0].left == []
+    assert [line for line in reports[0].removed if "ssh-host" in line] == [
+        f"run {run_id}: ssh-host {host}" for host in ("ns1", "n2", "n1")
+    ]
+    expect_nothing_left(ssh_machines)
+    assert os.listdir(state_root) == []
+
+
+@pytest.mark.root
+@on_machines
+def test_what_cannot_be_given_back_stays_claimed(tmp_path: Path, ssh_machines: Any) -> None:
+    async def body() -> None:
+        run, cluster = make(tmp_path, str(ssh_machines.inventory), f"{RUN}-stuck")
+        await cluster.start()
+        able = tmp_path / "able"
+        await cluster.agent("n2").request("undo", {"key": "clock", "argv": ["test", "-e", str(able)]})
+        with pytest.raises(HarnessError, match="n2: left there: clock"):
+            await cluster.stop()
+        assert [claim.ident for claim in run.claims] == ["n2"]
+        able.touch()
+        await cluster.stop()
+        assert run.claims == () and run.close()
+
+    ssh_machines.run(body())
+    expect_nothing_left(ssh_machines)
+
+
+def test_the_mend_is_named_for_what_a_host_says() -> None:
+    host = SshHost(name="n1", hostname="x", user="admin")
+    assert "scripts/provision.sh --sudo admin" in _why_not(host, 1, "sudo: a password is required")
+    assert "has no sudo" in _why_not(host, 127, "bash: line 1: sudo: command not found")
+    assert "python 3.9: 3.11 or newer" in _why_not(host, 1, "python 3.9")
+    assert "set sudo = true" in _why_not(host, 1, "PermissionError: [Errno 13] Permission denied: '/var/lib/x'")
+    assert "status 9): it said nothing" in _why_not(host, 9, "")
