@@ -23,7 +23,9 @@ from node.broker.admin import AdminProcessor
 from node.broker.client_manager import ClientManager
 from node.broker.client_processor import ClientProcessor
 from node.broker.consumer_offsets import ConsumerOffsets
+from node.broker.delay import DelayProgress, DelayService
 from node.broker.dispatcher import Dispatcher, Queue
+from node.broker.internal_topics import SCHEDULE_TOPIC
 from node.broker.ledger import Ledger, ReadMode
 from node.broker.message_store import MessageStore
 from node.broker.pull import PullHolds, PullProcessor
@@ -32,6 +34,7 @@ from node.broker.rebalance_locks import RebalanceLocks
 from node.broker.registration import Identity, NameServerRegistrar, registration_body
 from node.broker.role import RoleChangeHandler
 from node.broker.send import SendProcessor
+from node.broker.send_back import RetryTopics, SendBackProcessor
 from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.topics import TopicTable
 from node.config import BrokerConfig, split_address
@@ -114,8 +117,22 @@ class BrokerController:
             runtime.disk, f"{config.data_dir}/consumequeue", units_per_file=config.limits.queue_file_units
         )
         self._holds = PullHolds(max_held=config.limits.max_held_pulls)
-        self.dispatcher = Dispatcher(self.ledger.store, self.queues, on_arrival=self._messages_arrived)
+        self.delay_progress = DelayProgress()
+        self.dispatcher = Dispatcher(
+            self.ledger.store,
+            self.queues,
+            on_arrival=self._messages_arrived,
+            derivations={"delay": self.delay_progress},
+        )
         self.store = MessageStore(ledger=self.ledger, queues=self.queues, clock=runtime.clock)
+        self.delays = DelayService(
+            store=self.store,
+            queues=self.queues,
+            log=self.ledger.store,
+            progress=self.delay_progress,
+            clock=runtime.clock,
+            store_host=lambda: self.address,
+        )
         self._roles = RoleChangeHandler(
             ledger=self.ledger, dispatcher=self.dispatcher, store=self.store, on_changed=self._role_changed
         )
@@ -188,6 +205,20 @@ class BrokerController:
         self._started = True
 
     def _register_processors(self) -> None:
+        retries = RetryTopics(
+            topics=self.topics,
+            groups=self.groups,
+            auto_create_groups=self.config.auto_create_groups,
+            on_topics_changed=self._registrar.announce,
+        )
+        send_back = SendBackProcessor(
+            store=self.store,
+            log=self.ledger.store,
+            retries=retries,
+            runtime=self._runtime,
+            store_host=self.address,
+            not_leader_remark=self.not_leader_remark,
+        )
         self._sends = SendProcessor(
             store=self.store,
             topics=self.topics,
@@ -195,6 +226,7 @@ class BrokerController:
             store_host=self.address,
             max_message_size_bytes=self.config.limits.max_message_size_bytes,
             not_leader_remark=self.not_leader_remark,
+            retries=retries,
             auto_create_topics=self.config.auto_create_topics,
             on_topics_changed=self._registrar.announce,
         )
@@ -208,6 +240,7 @@ class BrokerController:
         server = self._server
         for code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
             server.register(code, self._sends.process)
+        server.register(RequestCode.CONSUMER_SEND_MSG_BACK, send_back.process)
         server.register(RequestCode.PULL_MESSAGE, self._pulls.process)
         server.register(RequestCode.GET_MAX_OFFSET, admin.max_offset)
         server.register(RequestCode.GET_MIN_OFFSET, admin.min_offset)
@@ -221,7 +254,7 @@ class BrokerController:
             offsets=self.offsets,
             clients=self.clients,
             locks=RebalanceLocks(asyncio.get_running_loop().time),
-            delay_offsets=lambda: {"offsetTable": {}},
+            delay_offsets=self.delay_progress.document,
             on_topics_changed=self._registrar.announce,
             auto_create_groups=self.config.auto_create_groups,
         )
@@ -240,6 +273,7 @@ class BrokerController:
     async def stop(self) -> None:
         """Shut down in order, losing nothing that was acknowledged. Idempotent."""
         self._holds.close()
+        self.delays.stop()
         await self._roles.stop()
         await self._registrar.stop()
         if self._started:
@@ -264,9 +298,15 @@ class BrokerController:
 
     def _messages_arrived(self, queues: Iterable[Queue]) -> None:
         self._holds.wake(queues)
+        for topic, queue_id in queues:
+            if topic == SCHEDULE_TOPIC:
+                self.delays.arrived(queue_id)
 
     def _role_changed(self) -> None:
-        if not self.store.is_master:
+        if self.store.is_master:
+            self.delays.start()
+        else:
+            self.delays.stop()
             self._holds.wake_all()
         self._registrar.announce()
 
@@ -324,6 +364,7 @@ class BrokerController:
             "putTotal": self.store.put_total,
             "putCommittedTotal": self.store.committed_total,
             "getTotal": self._pulls.get_total,
+            "delayedDelivered": self.delays.delivered_total,
             "heldPulls": self._holds.count,
             "connections": self._server.connection_count,
             "topics": len(self.topics),

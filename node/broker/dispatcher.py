@@ -14,9 +14,10 @@ import asyncio
 import errno
 import heapq
 import logging
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
+from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 from node.broker.ledger import LedgerStore
 from node.config import check_topic_name
 from node.logs import LogLimiter
@@ -26,6 +27,7 @@ from node.store.record import (
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
     RecordError,
+    RecordSummary,
     summarize_record,
     tag_hash,
 )
@@ -33,7 +35,7 @@ from node.store.record import (
 if TYPE_CHECKING:
     from node.broker.ledger import LedgerEntry
 
-__all__ = ["DispatchFailed", "Dispatcher", "Queue"]
+__all__ = ["Derivation", "DispatchFailed", "Dispatcher", "Queue"]
 
 logger = logging.getLogger("node.broker")
 
@@ -62,10 +64,38 @@ class DispatchFailed(Exception):
     """Dispatch has stopped at an entry that is damaged or contradicts the queues; the text says which."""
 
 
-class Dispatcher:
-    """Dispatches one log into one set of queues. `on_arrival` is told which queues got messages."""
+class Derivation(Protocol):
+    """Something else that is made from the log, message by message, and saved with the queues' checkpoint."""
 
-    def __init__(self, log: LedgerStore, queues: QueueStore, *, on_arrival: Callable[[Iterable[Queue]], None]) -> None:
+    def dispatch(self, record: RecordSummary) -> None:
+        """The next message that entered a queue. Must not raise."""
+        ...
+
+    def snapshot(self) -> Any:
+        """The state as JSON values."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Go on from a snapshot; None means from the very beginning."""
+        ...
+
+
+class Dispatcher:
+    """Dispatches one log into one set of queues. `on_arrival` is told which queues got messages.
+
+    `derivations` see every message after it entered its queue.
+    """
+
+    def __init__(
+        self,
+        log: LedgerStore,
+        queues: QueueStore,
+        *,
+        on_arrival: Callable[[Iterable[Queue]], None],
+        derivations: Mapping[str, Derivation] | None = None,
+    ) -> None:
+        self._derivations = dict(derivations or {})
+        self._derive = tuple(derivation.dispatch for derivation in self._derivations.values())
         self._log = log
         self._queues = queues
         self._on_arrival = on_arrival
@@ -97,6 +127,8 @@ class Dispatcher:
     async def start(self) -> None:
         """Restore the queues to their checkpoint and go on from there. Raises OSError."""
         self._mark = await self._queues.restore(self._is_in_log)
+        for name, derivation in self._derivations.items():
+            derivation.restore(self._queues.derived.get(name))
         self._checkpointed_index = self._mark.index
         if self._mark.index < self._log.ledger_begin_index - 1:
             self._mark = DispatchMark(index=self._log.ledger_begin_index - 1, term=-1, store_timestamp_ms=0)
@@ -214,11 +246,13 @@ class Dispatcher:
             fields.queue_offset,
             physical_offset=fields.physical_offset,
             size_bytes=len(body),
-            tag_hash=tag_hash(fields.tags),
+            tag_hash=tag_hash(fields.tags) if fields.topic != SCHEDULE_TOPIC else _due_ms(fields),
             first_offset=fields.queue_offset if self._log.ledger_begin_index > 0 else 0,
         )
         if added:
             arrived[queue] = None
+            for derive in self._derive:
+                derive(fields)
         else:
             self.repeated_total += 1
             logger.error(
@@ -269,9 +303,16 @@ class Dispatcher:
         if mark.index == self._checkpointed_index:
             return True
         try:
-            await self._queues.checkpoint(mark)
+            derived = {name: derivation.snapshot() for name, derivation in self._derivations.items()}
+            await self._queues.checkpoint(mark, derived)
         except OSError as error:
             logger.error("consume queues could not be written: %s", error)
             return False
         self._checkpointed_index = mark.index
         return True
+
+
+def _due_ms(record: RecordSummary) -> int:
+    """When a delayed message may be delivered: what its unit carries instead of a hash of tags (R)."""
+    level = min(max(record.queue_id, 0), len(DELAY_LEVELS_MS) - 1)
+    return record.store_timestamp_ms + DELAY_LEVELS_MS[level]

@@ -11,16 +11,18 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from node.broker.copies import delay_level, delay_text
 from node.broker.internal_topics import AUTO_CREATE_TOPIC, RETRY_PREFIX, is_internal
 from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError
 from node.broker.message_store import MessageStore, NotWritable, PendingPut
+from node.broker.send_back import RetryTopics
 from node.broker.topics import TopicTable, TopicTableFull
 from node.config import TopicConfig
 from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
 from node.runtime import Runtime
-from node.store.properties import property_value
+from node.store.properties import DELAY_LEVEL, TRANSACTION_PREPARED, property_value
 from node.store.record import (
     MAX_PROPERTIES_SIZE_BYTES,
     MAX_TOPIC_SIZE_BYTES,
@@ -54,6 +56,9 @@ _V2_NAMES = {
     "batch": "m",
 }
 _V1_NAMES = {name: name for name in _V2_NAMES}
+
+_Place = tuple[str, int, PreparedRecord]
+"""A record with the topic and the queue that it is put into."""
 
 _BATCH_HEAD = struct.Struct(">iiiii")
 _INT16 = struct.Struct(">h")
@@ -133,6 +138,7 @@ class SendProcessor:
         store_host: str,
         max_message_size_bytes: int,
         not_leader_remark: Callable[[], str],
+        retries: RetryTopics,
         auto_create_topics: bool = True,
         on_topics_changed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -140,6 +146,7 @@ class SendProcessor:
         self._topics = topics
         self._auto_create_topics = auto_create_topics
         self._on_topics_changed = on_topics_changed
+        self._retries = retries
         self._random = runtime.random
         self._store_host = store_host
         self._max_message_size_bytes = max_message_size_bytes
@@ -158,6 +165,8 @@ class SendProcessor:
         if not self._store.is_master:
             return self._refuse_not_master(command)
         header = SendHeader.of(command)
+        if header.reconsume_times > 0 and header.topic.startswith(RETRY_PREFIX):
+            return self._send_retry(command, header, connection)
         if self._topics.get(header.topic) is None:
             model = self._model(command, header)
             if model is not None:
@@ -175,6 +184,21 @@ class SendProcessor:
         else:
             return None
         return self._topics.model(header.topic, default_topic, queues)
+
+    async def _send_retry(self, command: Command, header: SendHeader, connection: Connection) -> Command | None:
+        """A client retries by itself: its group's limit holds here too (R: handleRetryAndDLQ)."""
+        names = _V2_NAMES if "b" in command.ext_fields else _V1_NAMES
+        group = self._retries.group(header.topic.removeprefix(RETRY_PREFIX))
+        allowed = command.get_int(names["maxReconsumeTimes"], -1)
+        if allowed < 0:
+            allowed = group.retry_max_times
+        topic = await self._retries.target(group, is_dead=header.reconsume_times >= allowed)
+        if not self._store.is_master:
+            return self._refuse_not_master(command)
+        if topic.name != header.topic:
+            header = replace(header, topic=topic.name, queue_id=0)
+        result = self._send(command, header, connection)
+        return result if isinstance(result, Command) else await result
 
     async def _create_and_send(
         self, model: TopicConfig, command: Command, header: SendHeader, connection: Connection
@@ -201,11 +225,14 @@ class SendProcessor:
                 ResponseCode.MESSAGE_ILLEGAL, f"body of {size} bytes, allowed are {self._max_message_size_bytes}"
             )
         queue_id = header.queue_id if header.queue_id >= 0 else self._random.randrange(topic.queues)
-        messages = split_batch(command.body) if header.batch else [(header.flag, command.body, header.properties_text)]
-        records = [
-            self._prepare(header, queue_id, flag, body, properties, connection) for flag, body, properties in messages
-        ]
-        return self._put(command, header.topic, queue_id, records)
+        if not header.batch:
+            places = [self._prepare(header, queue_id, header.flag, command.body, header.properties_text, connection)]
+        else:
+            places = [
+                self._prepare(header, queue_id, flag, body, properties, connection)
+                for flag, body, properties in split_batch(command.body)
+            ]
+        return self._put(command, queue_id, places)
 
     def _refuse_not_master(self, command: Command) -> Command:
         return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark=self._not_leader_remark())
@@ -233,19 +260,21 @@ class SendProcessor:
         body: bytes,
         properties_text: str,
         connection: Connection,
-    ) -> PreparedRecord:
+    ) -> _Place:
         if len(properties_text) > MAX_PROPERTIES_SIZE_BYTES:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL, f"properties longer than {MAX_PROPERTIES_SIZE_BYTES} bytes"
             )
-        transactional = property_value(properties_text, "TRAN_MSG") == "true"
+        transactional = property_value(properties_text, TRANSACTION_PREPARED) == "true"
         if transactional or header.sys_flag & SYS_FLAG_TRANSACTION_MASK:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take transactional messages")
-        if (property_value(properties_text, "DELAY") or "0") != "0":
-            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "this broker does not delay messages")
+        topic = header.topic
+        delay = property_value(properties_text, DELAY_LEVEL)
+        if delay is not None:
+            topic, queue_id, properties_text = self._delayed(header, queue_id, properties_text, delay)
         try:
-            return prepare_record(
-                topic=header.topic,
+            record = prepare_record(
+                topic=topic,
                 queue_id=queue_id,
                 body=body,
                 properties_text=properties_text,
@@ -258,20 +287,31 @@ class SendProcessor:
             )
         except RecordError as error:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
+        return topic, queue_id, record
 
-    def _put(
-        self, command: Command, topic: str, queue_id: int, records: list[PreparedRecord]
-    ) -> Command | asyncio.Future[Command | None]:
+    def _delayed(self, header: SendHeader, queue_id: int, properties_text: str, delay: str) -> tuple[str, int, str]:
+        """Where a message with this DELAY property goes, and its properties there."""
+        try:
+            level = delay_level(delay)
+        except ValueError as error:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"delay level {delay[:40]!r} is no number") from error
+        if level == 0:
+            return header.topic, queue_id, properties_text
+        if header.batch:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed")
+        return delay_text(properties_text, header.topic, queue_id, level)
+
+    def _put(self, command: Command, queue_id: int, places: list[_Place]) -> Command | asyncio.Future[Command | None]:
         puts: list[PendingPut] = []
         try:
-            for record in records:
-                puts.append(self._store.put(topic, queue_id, record))
+            for topic, place_id, record in places:
+                puts.append(self._store.put(topic, place_id, record))
         except (NotWritable, DLedgerError) as error:
             if not puts:
                 return self._refuse(command, error)
             for put in puts:
                 put.committed.add_done_callback(_retrieve)
-            remark = f"batch stored in part: {len(puts)} of {len(records)} messages were appended ({error})"
+            remark = f"batch stored in part: {len(puts)} of {len(places)} messages were appended ({error})"
             return command.reply(ResponseCode.SYSTEM_ERROR, remark=remark)
         answer = _Answer(command, puts, self._store_host, queue_id, self._store).future
         self._under_way[answer] = None

@@ -9,15 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 __all__ = [
+    "DELAY_LEVEL",
     "KEYS",
     "NAME_VALUE_SEPARATOR",
+    "ORIGIN_MESSAGE_ID",
+    "PRODUCER_GROUP",
     "PROPERTY_SEPARATOR",
+    "REAL_QUEUE_ID",
+    "REAL_TOPIC",
+    "RETRY_TOPIC",
     "TAGS",
+    "TRANSACTION_PREPARED",
     "UNIQUE_KEY",
     "WAIT_STORE",
     "PropertyError",
     "decode_properties",
     "encode_properties",
+    "join_properties",
     "property_value",
 ]
 
@@ -28,6 +36,13 @@ TAGS = "TAGS"
 KEYS = "KEYS"
 UNIQUE_KEY = "UNIQ_KEY"
 WAIT_STORE = "WAIT"
+DELAY_LEVEL = "DELAY"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QUEUE_ID = "REAL_QID"
+RETRY_TOPIC = "RETRY_TOPIC"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+TRANSACTION_PREPARED = "TRAN_MSG"
+PRODUCER_GROUP = "PGROUP"
 
 
 class PropertyError(ValueError):
@@ -49,6 +64,12 @@ def encode_properties(properties: Mapping[str, str]) -> str:
                 raise PropertyError(f"property {name!r} contains a separator (\\x01 or \\x02)")
         parts.append(f"{name}{NAME_VALUE_SEPARATOR}{value}{PROPERTY_SEPARATOR}")
     return "".join(parts)
+
+
+def join_properties(properties: Mapping[str, str]) -> str:
+    """Like `encode_properties`, for properties that a store holds already: whatever a client managed to put into a
+    value is written again as it is, because a message must not be lost over it."""
+    return "".join(f"{name}{NAME_VALUE_SEPARATOR}{value}{PROPERTY_SEPARATOR}" for name, value in properties.items())
 
 
 def decode_properties(text: str) -> dict[str, str]:

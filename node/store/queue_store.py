@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from node.store.consume_queue import UNIT_SIZE_BYTES, ConsumeQueue, FileCache
 __all__ = ["NOTHING_DISPATCHED", "DispatchMark", "QueueStore"]
 
 logger = logging.getLogger("node.store")
+
+CHECKPOINT_VERSION = 2
+"""Of the checkpoint's content; another one is not read, and the queues are rebuilt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,8 @@ class QueueStore:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unflushed_bytes = 0
         self._is_trusted = True
+        self.derived: dict[str, Any] = {}
+        """After `restore`: what else the checkpoint says was derived from the log up to its mark."""
 
     @property
     def unflushed_bytes(self) -> int:
@@ -98,14 +103,17 @@ class QueueStore:
             units_per_file=self._units_per_file,
         )
 
-    async def checkpoint(self, mark: DispatchMark) -> None:
+    async def checkpoint(self, mark: DispatchMark, derived: Mapping[str, Any] | None = None) -> None:
         """Make the queues as they are now durable, and say that they hold the log up to `mark`.
+
+        `derived` is what else was made from the log up to there, as JSON values; `restore` gives it back.
 
         What is appended meanwhile stays for the next time. Raises OSError; the former checkpoint then
         stays in force. After a failed fsync it stays in force for good: the system may have dropped the
         pages that it could not write, so a later fsync that succeeds would prove nothing.
         """
         bounds: dict[str, dict[str, list[int]]] = {}
+        derived_text = json.dumps(derived or {}, separators=(",", ":"))  # as of this moment, like the bounds
         for (topic, queue_id), queue in self._queues.items():
             bounds.setdefault(topic, {})[str(queue_id)] = [queue.min_offset, queue.max_offset]
         for queue in list(self._queues.values()):
@@ -125,12 +133,13 @@ class QueueStore:
             return
         text = json.dumps(
             {
-                "version": 1,
+                "version": CHECKPOINT_VERSION,
                 "index": mark.index,
                 "term": mark.term,
                 "store_timestamp_ms": mark.store_timestamp_ms,
                 "units_per_file": self._units_per_file,
                 "queues": bounds,
+                "derived": derived_text,
             },
             separators=(",", ":"),
         ).encode()
@@ -162,9 +171,11 @@ class QueueStore:
             if not is_in_log(mark.index, mark.term):
                 logger.warning("the log does not hold entry %d of term %d any more", mark.index, mark.term)
             elif await self._restore_queues(content["queues"]):
+                self.derived = json.loads(content["derived"])
                 return mark
             logger.warning("consume queues do not fit their checkpoint or the log; rebuilding them")
         await self._delete_all()
+        self.derived = {}
         return NOTHING_DISPATCHED
 
     def _read_checkpoint(self) -> dict[str, Any] | None:
@@ -176,7 +187,7 @@ class QueueStore:
             logger.warning("%s is damaged; rebuilding the consume queues", self._checkpoint_path)
             return None
         content: dict[str, Any] = json.loads(text)
-        if content["version"] != 1 or content["units_per_file"] != self._units_per_file:
+        if content["version"] != CHECKPOINT_VERSION or content["units_per_file"] != self._units_per_file:
             return None
         return content
 

@@ -142,7 +142,7 @@ class Message:
 
 
 class RecordSummary(NamedTuple):
-    """Where a record belongs, and its tags: what building and reading a consume queue need of it."""
+    """Where a record belongs, and its tags: what building and reading queues and indexes need of it."""
 
     topic: str
     queue_id: int
@@ -151,6 +151,8 @@ class RecordSummary(NamedTuple):
     sys_flag: int
     store_timestamp_ms: int
     tags: str | None
+    properties_text: str
+    prepared_transaction_offset: int
 
 
 class PreparedRecord:
@@ -404,6 +406,8 @@ def summarize_record(data: bytes | memoryview) -> RecordSummary:
         sys_flag,
         _INT64.unpack_from(data, layout.store_timestamp_at)[0],
         property_value(properties, TAGS),
+        properties,
+        _INT64.unpack_from(data, layout.body_at - 12)[0],
     )
 
 

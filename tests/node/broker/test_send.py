@@ -11,6 +11,7 @@ import pytest
 
 from node.broker.ledger import DLedgerCode, Role
 from node.broker.send import SendHeader, SendProcessor, split_batch
+from node.broker.send_back import RetryTopics
 from node.remoting import Command, RequestError
 from node.store.record import decode_record
 
@@ -30,6 +31,9 @@ def run(make_parts: Any) -> Callable[..., Any]:
                 store_host="10.77.0.1:10911",
                 max_message_size_bytes=1000,
                 not_leader_remark=lambda: "NOT_LEADER leader=n2 addr=-",
+                retries=RetryTopics(
+                    topics=parts.topics, groups=parts.groups, auto_create_groups=True, on_topics_changed=lambda: None
+                ),
             )
             try:
                 await scenario(parts, processor)
@@ -120,7 +124,7 @@ def test_a_message_is_not_answered_before_it_is_committed(run: Any, helpers: Any
         ({"queue_id": "x"}, 1, "no whole number"),
         ({"sysFlag": 4}, 16, "transactional"),
         ({"properties": "TRAN_MSG\x01true\x02"}, 16, "transactional"),
-        ({"properties": "DELAY\x013\x02"}, 13, "does not delay"),
+        ({"properties": "DELAY\x01soon\x02"}, 13, "no number"),
         ({"bornTimestamp": 2**63}, 13, "out of range"),
     ],
 )

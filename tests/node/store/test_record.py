@@ -139,7 +139,7 @@ def test_sealing_fills_in_what_the_append_decides_and_can_be_repeated() -> None:
 
 def test_summary() -> None:
     fields = summarize_record(GOLDEN)
-    assert fields == ("T", 3, 7, 0x1000, 0, 1_700_000_000_001, "tagA")
+    assert fields == ("T", 3, 7, 0x1000, 0, 1_700_000_000_001, "tagA", "TAGS\x01tagA\x02", 0)
     with pytest.raises(RecordError, match="behind the record"):
         summarize_record(GOLDEN + b"\0")
 

@@ -1,0 +1,204 @@
+"""Delayed delivery: messages of a level wait in that level's queue and are put where they belong when they are due.
+
+A message with a delay level is stored in queue level - 1 of SCHEDULE_TOPIC_XXXX (R: ScheduleMessageService). Its unit
+in that queue carries the time at which it is due: its store timestamp plus the level's delay. All messages of a level
+wait equally long, so only the head of each queue needs a timer. RocketMQ looks every 100 ms; here one timer per
+level fires when the head is due, and an empty level has none.
+
+How far each level is delivered is derived from the log (see `copies.py`), so the numbers are exact after a restart, a
+crash and a change of masters, and there is nothing to repeat. Only the master delivers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from node.broker.copies import copy_of, delay_source, delayed_source_of
+from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC
+from node.broker.ledger import AppendResult, DLedgerError, LedgerStore
+from node.broker.message_store import MessageStore, NotWritable
+from node.logs import LogLimiter
+from node.runtime import Clock
+from node.store.consume_queue import Unit
+from node.store.properties import DELAY_LEVEL, REAL_QUEUE_ID, REAL_TOPIC
+from node.store.queue_store import QueueStore
+from node.store.record import RecordError, RecordSummary, decode_record
+
+__all__ = ["DelayProgress", "DelayService"]
+
+logger = logging.getLogger("node.broker")
+
+LEVELS = len(DELAY_LEVELS_MS)
+RECHECK_S = 1.0
+"""Longest sleep while a message waits: a wall clock that was set forward is noticed within this time."""
+RETRY_S = 10.0
+"""After a message could not be read or put (R: 10 s)."""
+BUSY_RETRY_S = 0.5
+"""After the log took no more for the moment."""
+PORTION_MESSAGES = 64
+"""Delivered in one turn of the loop."""
+MAX_IN_FLIGHT = 512
+"""Messages of one level that are put and not yet dispatched."""
+
+
+class DelayProgress:
+    """How far each level is delivered, as the log tells it: `delivered[level]` is the next offset to deliver."""
+
+    def __init__(self) -> None:
+        self.delivered = [0] * (LEVELS + 1)
+        self.on_progress: Callable[[int], None] = lambda level: None
+
+    def dispatch(self, record: RecordSummary) -> None:
+        """Note it when `record` is a delivered message."""
+        if record.prepared_transaction_offset < 0:
+            source = delayed_source_of(record.prepared_transaction_offset)
+            if source is not None:
+                level, offset = source
+                self.delivered[level] = max(self.delivered[level], offset + 1)
+                self.on_progress(level)
+
+    def snapshot(self) -> Any:
+        """The numbers by level."""
+        return self.delivered[1:]
+
+    def restore(self, state: Any) -> None:
+        """Go on from a snapshot, None: from nothing."""
+        self.delivered = [0, *state] if state is not None else [0] * (LEVELS + 1)
+
+    def document(self) -> dict[str, Any]:
+        """In RocketMQ's JSON, as code 45 answers it: {"offsetTable": {level: offset}}."""
+        return {"offsetTable": {str(level): self.delivered[level] for level in range(1, LEVELS + 1)}}
+
+
+class DelayService:
+    """Delivers while this node is master. `store_host` gives the address that records carry."""
+
+    def __init__(
+        self,
+        *,
+        store: MessageStore,
+        queues: QueueStore,
+        log: LedgerStore,
+        progress: DelayProgress,
+        clock: Clock,
+        store_host: Callable[[], str],
+    ) -> None:
+        self._store = store
+        self._queues = queues
+        self._log = log
+        self._progress = progress
+        self._clock = clock
+        self._store_host = store_host
+        self._running = False
+        self._next = [0] * (LEVELS + 1)
+        self._timers: list[asyncio.TimerHandle | asyncio.Handle | None] = [None] * (LEVELS + 1)
+        self._corrected: list[tuple[int, int]] = [(-1, 0)] * (LEVELS + 1)
+        self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
+        self.delivered_total = 0
+        """Messages put by this service since the start."""
+
+    def start(self) -> None:
+        """This node is master now: everything of the log is dispatched, so the progress is exact."""
+        self.stop()
+        self._running = True
+        self._next = list(self._progress.delivered)
+        self._progress.on_progress = self._progressed
+        for level in range(1, LEVELS + 1):
+            self._soon(level)
+
+    def stop(self) -> None:
+        """Deliver nothing any more."""
+        self._running = False
+        for timer in self._timers:
+            if timer is not None:
+                timer.cancel()
+        self._timers = [None] * (LEVELS + 1)
+
+    def arrived(self, queue_id: int) -> None:
+        """A message has entered a level's queue."""
+        if self._running and 0 <= queue_id < LEVELS and self._timers[queue_id + 1] is None:
+            self._soon(queue_id + 1)
+
+    def _progressed(self, level: int) -> None:
+        if self._running and self._timers[level] is None:
+            self._soon(level)
+
+    def _soon(self, level: int) -> None:
+        self._timers[level] = asyncio.get_running_loop().call_soon(self._run, level)
+
+    def _later(self, level: int, delay_s: float) -> None:
+        self._timers[level] = asyncio.get_running_loop().call_later(delay_s, self._run, level)
+
+    def _run(self, level: int) -> None:
+        """Deliver what is due, then wait: for the next head to be due, for a message, or for room in flight."""
+        self._timers[level] = None
+        queue = self._queues.find(SCHEDULE_TOPIC, level - 1)
+        if queue is None or not self._running:
+            return
+        self._next[level] = max(self._next[level], queue.min_offset)
+        for _ in range(PORTION_MESSAGES):
+            offset = self._next[level]
+            if offset - self._progress.delivered[level] >= MAX_IN_FLIGHT:
+                return  # the dispatch of one of them comes back here
+            try:
+                units = queue.read(offset, 1)
+                if not units:
+                    return  # the arrival of one comes back here
+                wait_ms = self._due_ms(level, offset, units[0].tag_hash) - self._clock.wall_ms()
+                if wait_ms > 0:
+                    return self._later(level, min(wait_ms / 1000, RECHECK_S))
+                self._deliver(level, offset, units[0])
+            except NotWritable:
+                return  # whoever makes this node master again starts anew
+            except DLedgerError as error:
+                self._complaints.warning(logger, "delay-put", "delay level %d waits: %s", level, error)
+                return self._later(level, BUSY_RETRY_S)
+            except (OSError, RecordError) as error:
+                self._complaints.warning(logger, "delay", "delay level %d, message %d: %s", level, offset, error)
+                return self._later(level, RETRY_S)
+            self._next[level] = offset + 1
+        self._soon(level)
+
+    def _due_ms(self, level: int, offset: int, due_ms: int) -> int:
+        """When the head is due. A time further away than the whole delay means that the clock was set back (R:
+        correctDeliverTimestamp): the message then waits its delay once more, not the hours that the clock lost."""
+        latest_ms = self._clock.wall_ms() + DELAY_LEVELS_MS[level - 1]
+        if due_ms <= latest_ms:
+            return due_ms
+        corrected_offset, corrected_ms = self._corrected[level]
+        if corrected_offset != offset or corrected_ms > latest_ms:
+            self._corrected[level] = (offset, latest_ms)
+            return latest_ms
+        return corrected_ms
+
+    def _deliver(self, level: int, offset: int, unit: Unit) -> None:
+        message, _ = decode_record(self._log.read_bytes(unit.physical_offset, unit.size_bytes))
+        if message.queue_offset != offset or message.topic != SCHEDULE_TOPIC:
+            raise RecordError(f"is number {message.queue_offset} of {message.topic}, not of this level")
+        properties = dict(message.properties)
+        properties.pop(DELAY_LEVEL, None)
+        topic, queue_id = properties.get(REAL_TOPIC), properties.get(REAL_QUEUE_ID, "")
+        if not topic or not queue_id.isdecimal():
+            logger.error("delay level %d, message %d names no place to go to; skipping it", level, offset)
+            return
+        put = self._store.put(
+            *copy_of(
+                message,
+                topic=topic,
+                queue_id=int(queue_id),
+                properties=properties,
+                store_host=self._store_host(),
+                prepared_transaction_offset=delay_source(level, offset),
+            )
+        )
+        put.committed.add_done_callback(_retrieve)
+        self.delivered_total += 1
+
+
+def _retrieve(future: asyncio.Future[AppendResult]) -> None:
+    """An append whose outcome is unknown stays in the log while this node leads, so there is nothing to repeat."""
+    if not future.cancelled():
+        future.exception()

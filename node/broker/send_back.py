@@ -1,0 +1,145 @@
+"""Messages that a consumer could not handle (code 36): another try after a while, and at last the dead letters.
+
+The message is copied into the group's retry topic with a delay that grows with each try; after the last one
+allowed it goes to the group's dead letter topic, where nobody tries again (R: AbstractSendMessageProcessor,
+consumerSendMsgBack). The same limit holds for clients that send to the retry topic themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from node.broker.copies import copy_of
+from node.broker.internal_topics import dlq_topic, retry_topic
+from node.broker.ledger import DLedgerError, LedgerStore
+from node.broker.message_store import MessageStore, NotWritable
+from node.broker.subscription_groups import SubscriptionGroup, SubscriptionGroups, TooManyGroups
+from node.broker.topics import TopicTable, TopicTableFull
+from node.config import TopicConfig, check_topic_name
+from node.remoting import Command, Connection, RequestError, ResponseCode
+from node.runtime import Runtime
+from node.store.properties import DELAY_LEVEL, ORIGIN_MESSAGE_ID, RETRY_TOPIC
+from node.store.record import Message, RecordError, decode_record
+
+__all__ = ["FIRST_RETRY_LEVEL", "RetryTopics", "SendBackProcessor", "read_message"]
+
+FIRST_RETRY_LEVEL = 3
+"""Delay level of the first retry; each further one waits a level longer (R)."""
+_RECORD_SIZE_BYTES = 4
+
+
+def read_message(log: LedgerStore, physical_offset: int) -> Message:
+    """The message whose record begins at `physical_offset`. Raises OSError, RecordError when there is none."""
+    head = log.read_bytes(physical_offset, _RECORD_SIZE_BYTES)
+    size_bytes = int.from_bytes(head, "big")
+    return decode_record(log.read_bytes(physical_offset, size_bytes))[0]
+
+
+class RetryTopics:
+    """Makes the topics for retries and dead letters of a group when they are first needed."""
+
+    def __init__(
+        self,
+        *,
+        topics: TopicTable,
+        groups: SubscriptionGroups,
+        auto_create_groups: bool,
+        on_topics_changed: Callable[[], None],
+    ) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._auto_create_groups = auto_create_groups
+        self._on_topics_changed = on_topics_changed
+
+    def group(self, name: str) -> SubscriptionGroup:
+        """The group's settings. Raises RequestError (SUBSCRIPTION_GROUP_NOT_EXIST)."""
+        try:
+            group = self._groups.find_or_create(name) if self._auto_create_groups else self._groups.get(name)
+        except (TooManyGroups, ValueError) as error:
+            raise RequestError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, str(error)) from error
+        if group is None:
+            raise RequestError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"group {name!r} does not exist")
+        return group
+
+    async def target(self, group: SubscriptionGroup, *, is_dead: bool) -> TopicConfig:
+        """The retry topic of `group`, or its dead letter topic. Raises RequestError."""
+        name = dlq_topic(group.name) if is_dead else retry_topic(group.name)
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = TopicConfig(name=name, queues=1 if is_dead else max(1, group.retry_queues))
+            try:
+                check_topic_name(name)
+                await self._topics.put(topic)
+            except (OSError, TopicTableFull, ValueError) as error:
+                raise RequestError(ResponseCode.SYSTEM_ERROR, f"topic {name!r} was not made: {error}") from error
+            self._on_topics_changed()
+        if not topic.writable:
+            raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name!r} is not writable")
+        return topic
+
+
+class SendBackProcessor:
+    """Answers code 36."""
+
+    def __init__(
+        self,
+        *,
+        store: MessageStore,
+        log: LedgerStore,
+        retries: RetryTopics,
+        runtime: Runtime,
+        store_host: str,
+        not_leader_remark: Callable[[], str],
+    ) -> None:
+        self._store = store
+        self._log = log
+        self._retries = retries
+        self._random = runtime.random
+        self._store_host = store_host
+        self._not_leader_remark = not_leader_remark
+
+    async def process(self, command: Command, connection: Connection) -> Command:
+        """Store the message for another try, or among the dead letters; answered when that is committed."""
+        if not self._store.is_master:
+            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+        group = self._retries.group(command.get_str("group"))
+        if group.retry_queues <= 0:
+            return command.reply(ResponseCode.SUCCESS)
+        offset, level = command.get_int("offset"), command.get_int("delayLevel", 0)
+        try:
+            message = read_message(self._log, offset)
+        except (OSError, RecordError) as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"no message lies at {offset}: {error}") from error
+        allowed = command.get_int("maxReconsumeTimes", -1)
+        if allowed < 0:
+            allowed = group.retry_max_times
+        is_dead = level < 0 or message.reconsume_times >= allowed
+        topic = await self._retries.target(group, is_dead=is_dead)
+        properties = dict(message.properties)
+        properties.setdefault(RETRY_TOPIC, message.topic)
+        properties.setdefault(ORIGIN_MESSAGE_ID, message.message_id)
+        properties.pop(DELAY_LEVEL, None)
+        if not is_dead:
+            properties[DELAY_LEVEL] = str(level or FIRST_RETRY_LEVEL + message.reconsume_times)
+        try:
+            copy = copy_of(
+                message,
+                topic=topic.name,
+                queue_id=self._random.randrange(topic.queues),
+                properties=properties,
+                store_host=self._store_host,
+                reconsume_times=message.reconsume_times + 1,
+            )
+            put = self._store.put(*copy)
+        except RecordError as error:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
+        except NotWritable as error:
+            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark()) from error
+        except DLedgerError as error:
+            raise RequestError(ResponseCode.SYSTEM_BUSY, f"nothing was stored: {error}") from error
+        try:
+            await put.committed
+        except DLedgerError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the outcome is unknown: {error}") from error
+        self._store.committed_total += 1
+        return command.reply(ResponseCode.SUCCESS)

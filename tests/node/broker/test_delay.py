@@ -1,0 +1,242 @@
+"""Delayed delivery, retries and dead letters, on a whole broker around a log that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from node.broker import delay as delay_module
+from node.broker.copies import delay_source, delayed_source_of
+from node.broker.internal_topics import DELAY_LEVELS_MS
+from node.broker.ledger import Role
+from node.store.record import Message, decode_records
+
+SEED_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of these tests moves by hand, so waiting is a matter of looking again."""
+    monkeypatch.setattr(delay_module, "RECHECK_S", 0.005)
+
+
+async def send_delayed(case: Any, level: int, body: bytes, queue_id: int = 1) -> None:
+    properties = f"TAGS\x01a\x02DELAY\x01{level}\x02"
+    assert (await case.ask(310, {"b": "t", "e": queue_id, "i": properties}, body)).code == 0
+
+
+async def messages(case: Any, topic: str = "t", queue_id: int = 1) -> list[Message]:
+    found: list[Message] = []
+    while True:
+        reply = await case.pull(len(found), topic=topic, queue_id=queue_id)
+        if not reply.body:
+            return found
+        found += decode_records(reply.body)
+
+
+async def arrived(case: Any, count: int, topic: str = "t", queue_id: int = 1) -> list[Message]:
+    deadline = asyncio.get_running_loop().time() + 5
+    while len(found := await messages(case, topic, queue_id)) < count:
+        assert asyncio.get_running_loop().time() < deadline, f"{len(found)} of {count} arrived"
+        await asyncio.sleep(0.002)
+    return found
+
+
+def test_the_levels_are_those_of_the_field() -> None:
+    unit_ms = {"s": 1000, "m": 60_000, "h": 3_600_000}
+    assert list(DELAY_LEVELS_MS) == [int(text[:-1]) * unit_ms[text[-1]] for text in SEED_LEVELS.split()]
+
+
+DELAY_ROW = (
+    "Delay levels 1s 5s 10s 30s 1m..10m 20m 30m 1h 2h (R); clamp to max; SCHEDULE_TOPIC, queue=level−1;"
+    " REAL_TOPIC/REAL_QID; first run 1 s, 100 ms poll, 10 s on failure; offsets persisted 10 s; clock correction"
+)
+
+
+@pytest.mark.row(DELAY_ROW)
+def test_every_level_is_delivered_when_due_and_not_before(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        began_ms = case.clock.now_ms
+        for level in (*range(18, 0, -1), 99):
+            await send_delayed(case, level, b"level %d" % level)
+        assert await messages(case) == []
+        for number, delay_ms in enumerate(DELAY_LEVELS_MS, 1):
+            case.clock.now_ms = began_ms + delay_ms - 1
+            await asyncio.sleep(0.02)
+            assert len(await messages(case)) == number - 1, "delivered early"
+            case.clock.now_ms = began_ms + delay_ms
+            found = await arrived(case, number + (number == 18))
+            assert found[number - 1].body == b"level %d" % number
+        last = found[-1]
+        assert (last.body, last.tags, last.queue_id) == (b"level 99", "a", 1)
+        assert "DELAY" not in last.properties and last.properties["REAL_TOPIC"] == "t"
+        assert (last.store_timestamp_ms, last.born_host) == (case.clock.now_ms, found[0].born_host)
+        waiting = await messages(case, "SCHEDULE_TOPIC_XXXX", 17)
+        assert [message.body for message in waiting] == [b"level 18", b"level 99"]
+
+    run_case(scenario)
+
+
+@pytest.mark.row(DELAY_ROW)
+def test_a_level_keeps_its_order_and_restarts_lose_and_double_nothing(run_case: Any, helpers: Any) -> None:
+    ledger = helpers.FakeLedger()
+    sent = [b"%d" % number for number in range(300)]
+
+    async def first(case: Any) -> None:
+        for body in sent[:100]:
+            await send_delayed(case, 2, body)
+        case.clock.now_ms += 4000
+        for body in sent[100:]:
+            await send_delayed(case, 2, body)
+        case.clock.now_ms += 1000
+        assert [message.body for message in await arrived(case, 100)] == sent[:100]
+        assert json.loads((await case.ask(45)).body)["offsetTable"]["2"] == 100
+
+    async def second(case: Any) -> None:
+        assert len(await messages(case)) == 100
+        case.clock.now_ms += 60_000
+        assert [message.body for message in await arrived(case, 300)] == sent
+
+    async def third(case: Any) -> None:
+        case.clock.now_ms += 60_000
+        await asyncio.sleep(0.05)
+        assert [message.body for message in await messages(case)] == sent
+
+    run_case(first, ledger=ledger)
+    run_case(second, ledger=ledger)
+    run_case(third, ledger=ledger)
+
+
+def test_what_was_delivered_is_known_without_the_checkpoint(run_case: Any, helpers: Any, tmp_path: Any) -> None:
+    """As after a crash, or on another member of the group: the log alone says it."""
+    ledger = helpers.FakeLedger()
+
+    async def deliver(case: Any) -> None:
+        for body in (b"a", b"b"):
+            await send_delayed(case, 1, body)
+        case.clock.now_ms += 1000
+        await arrived(case, 2)
+
+    async def look(case: Any) -> None:
+        case.clock.now_ms += 10_000
+        await asyncio.sleep(0.05)
+        assert [message.body for message in await messages(case)] == [b"a", b"b"]
+
+    run_case(deliver, ledger=ledger)
+    (tmp_path / "data" / "consumequeue.checkpoint").unlink()
+    run_case(look, ledger=ledger)
+
+
+@pytest.mark.row("CANDIDATE/FOLLOWER → changeToSlave")
+def test_a_slave_delivers_nothing_and_the_next_master_delivers_once(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        await send_delayed(case, 1, b"late")
+        case.ledger.become(Role.FOLLOWER, 2, leader_id="n2")
+        case.clock.now_ms += 5000
+        end = case.ledger.store.ledger_end_index
+        await asyncio.sleep(0.05)
+        assert case.ledger.store.ledger_end_index == end
+        case.ledger.become(Role.LEADER, 3)
+        assert [message.body for message in await arrived(case, 1)] == [b"late"]
+
+    run_case(scenario)
+
+
+def test_a_clock_that_is_set_back_delays_once_more_at_most(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        await send_delayed(case, 1, b"x")
+        case.clock.now_ms -= 3_600_000
+        await asyncio.sleep(0.03)
+        assert await messages(case) == []
+        case.clock.now_ms += 999
+        await asyncio.sleep(0.03)
+        assert await messages(case) == []
+        case.clock.now_ms += 1
+        assert len(await arrived(case, 1)) == 1
+
+    run_case(scenario)
+
+
+def test_many_messages_are_delivered_although_few_are_in_flight(run_case: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(delay_module, "MAX_IN_FLIGHT", 3)
+    monkeypatch.setattr(delay_module, "PORTION_MESSAGES", 2)
+
+    async def scenario(case: Any) -> None:
+        for number in range(40):
+            await send_delayed(case, 1, b"%d" % number)
+        case.clock.now_ms += 1000
+        assert [message.body for message in await arrived(case, 40)] == [b"%d" % number for number in range(40)]
+
+    run_case(scenario)
+
+
+def test_the_source_of_a_delivered_message_reads_back() -> None:
+    for level in (1, 7, 18):
+        for offset in (0, 1, 2**40):
+            assert delayed_source_of(delay_source(level, offset)) == (level, offset)
+    assert [delayed_source_of(number) for number in (0, 5, -31)] == [None, None, None]
+
+
+def test_batches_cannot_be_delayed(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        properties = b"DELAY\x013\x02"
+        size = 20 + 1 + 2 + len(properties)
+        numbers = (size, 0, 0, 0, 1)
+        body = b"".join(number.to_bytes(4, "big") for number in numbers) + b"x"
+        body += len(properties).to_bytes(2, "big") + properties
+        assert (await case.ask(320, {"b": "t", "e": 0, "m": "true"}, body)).code == 13
+
+    run_case(scenario)
+
+
+@pytest.mark.row("Retry/DLQ")
+def test_a_message_is_tried_sixteen_times_and_then_dead(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        await case.ask(310, {"b": "t", "e": 1, "i": "KEYS\x01k\x02TAGS\x01a\x02"}, b"poison")
+        (message,) = await messages(case)
+        original = message
+        for number in range(16):
+            fields = {"offset": message.physical_offset, "group": "g", "delayLevel": 0, "originMsgId": "x",
+                      "originTopic": "t", "unitMode": False, "maxReconsumeTimes": 16}  # fmt: skip
+            assert (await case.ask(36, fields)).code == 0
+            level = min(3 + number, 18)
+            case.clock.now_ms += DELAY_LEVELS_MS[level - 1] - 1
+            await asyncio.sleep(0.01)
+            assert len(await messages(case, "%RETRY%g", 0)) == number
+            case.clock.now_ms += 1
+            message = (await arrived(case, number + 1, "%RETRY%g", 0))[-1]
+            assert (message.body, message.reconsume_times) == (b"poison", number + 1)
+            assert message.properties["RETRY_TOPIC"] == "t"
+            assert message.properties["ORIGIN_MESSAGE_ID"] == original.message_id
+        assert (await case.ask(36, {**fields, "offset": message.physical_offset})).code == 0
+        (dead,) = await messages(case, "%DLQ%g", 0)
+        assert (dead.body, dead.properties["KEYS"], dead.tags) == (b"poison", "k", "a")
+
+    run_case(scenario)
+
+
+@pytest.mark.row("Retry/DLQ")
+def test_a_negative_level_is_a_dead_letter_at_once(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        await case.send(b"poison", queue_id=1)
+        (message,) = await messages(case)
+        assert (await case.ask(36, {"offset": message.physical_offset, "group": "g", "delayLevel": -1})).code == 0
+        assert [dead.body for dead in await messages(case, "%DLQ%g", 0)] == [b"poison"]
+        assert (await case.ask(36, {"offset": 1, "group": "g", "delayLevel": 0})).code == 1
+
+    run_case(scenario)
+
+
+@pytest.mark.row("Retry/DLQ")
+def test_a_client_that_retries_by_itself_has_the_same_limit(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        for times, maximum in ((1, 16), (15, 16), (16, 16), (2, 2)):
+            fields = {"b": "%RETRY%g", "e": 0, "j": times, "l": maximum}
+            assert (await case.ask(310, fields, b"%d" % times)).code == 0
+        assert [message.body for message in await messages(case, "%RETRY%g", 0)] == [b"1", b"15"]
+        assert [message.body for message in await messages(case, "%DLQ%g", 0)] == [b"16", b"2"]
+
+    run_case(scenario)
