@@ -124,10 +124,8 @@ class ClockFault(FormNemesis):
         """The victims' clocks say the time, and go at its rate, again."""
         held = _silenced(in_force)
         victims = [host for host in injection.value["hosts"] if host not in held]
-        checks = [_offset_problem(target, host, in_force) for host in victims]
-        if any(skew.affects_monotonic for skew in _skews_of(injection).values()):
-            checks += [_rate_problem(target, host, 1.0) for host in victims]
-        found = await asyncio.gather(*checks)
+        skews = _skews_of(injection)
+        found = await asyncio.gather(*(_healed_problem(target, host, skews[host], in_force) for host in victims))
         failed = [problem for problem in found if problem is not None]
         detail = "; ".join(failed[:3]) if failed else f"{len(victims)} clocks are right"
         return Proof(proven=not failed, detail=detail, checked=len(found), failed=failed)
@@ -227,6 +225,21 @@ async def _victim_problem(target: Target, host: str, skew: ClockSkew, in_force: 
     return problem
 
 
+async def _healed_problem(target: Target, host: str, skew: ClockSkew, in_force: Sequence[Injection]) -> str | None:
+    """Whether a clock is right, and stays right for as long as what was wrong with it needs to show."""
+    others = _others_on(host, in_force)
+    if skew.affects_monotonic:
+        return None if any(other.affects_monotonic for other in others) else await _rate_problem(target, host, 1.0)
+    problem = await _offset_problem(target, host, in_force)
+    if problem is None and skew.rate_ppm:
+        problem = await _drift_problem(target, host, ClockSkew(), in_force)
+    if problem is None and skew.strobe_ms and not any(other.strobe_ms for other in others):
+        swing = await _swing_ms(target, host, skew, readings=STROBE_READINGS // 4)
+        if swing is None or swing >= abs(skew.strobe_ms) / 2:
+            return f"the clock of {host} still swings" if swing else f"{host} does not tell its clock"
+    return problem
+
+
 async def _pair(target: Target, host: str) -> tuple[ClockReading, ClockReading] | None:
     """Two readings WATCH_S apart."""
     first = await _read(target, host)
@@ -258,7 +271,9 @@ async def _drift_problem(target: Target, host: str, skew: ClockSkew, in_force: S
     rate_ppm = skew.rate_ppm + sum(o.rate_ppm for o in _others_on(host, in_force) if not o.affects_monotonic)
     expected_ms = (second.at_s - first.at_s) * rate_ppm / 1000
     seen_ms = second.offset_ms - first.offset_ms
-    allowed_ms = 0.2 * abs(expected_ms) + first.uncertainty_ms + second.uncertainty_ms
+    # Half of what the least drift makes; a reading cannot be more certain than the round trip it takes.
+    slack_ms = MIN_DRIFT_PPM / 2000 * (second.at_s - first.at_s) if not expected_ms else 0.2 * abs(expected_ms)
+    allowed_ms = slack_ms + first.uncertainty_ms + second.uncertainty_ms
     if abs(seen_ms - expected_ms) <= allowed_ms:
         return None
     return f"the clock of {host} drifted by {seen_ms:.1f} ms while watched, not {expected_ms:.1f} ms"
@@ -266,18 +281,26 @@ async def _drift_problem(target: Target, host: str, skew: ClockSkew, in_force: S
 
 async def _strobe_problem(target: Target, host: str, skew: ClockSkew) -> str | None:
     """Readings must show the clock in both places."""
+    swing_ms = await _swing_ms(target, host, skew, readings=STROBE_READINGS)
+    if swing_ms is None:
+        return f"{host} does not tell its clock"
+    if swing_ms >= abs(skew.strobe_ms) / 2:
+        return None
+    return f"the clock of {host} swings by {swing_ms:.0f} ms, not {abs(skew.strobe_ms)} ms"
+
+
+async def _swing_ms(target: Target, host: str, skew: ClockSkew, *, readings: int) -> float | None:
+    """How far apart readings of a clock are; as soon as they are half a strobe apart, no more are taken."""
     seen: list[float] = []
-    for number in range(STROBE_READINGS):
+    for number in range(readings):
         reading = await target.read_clock(host, timeout_s=READ_TIMEOUT_S)
         if reading is not None:
             seen.append(reading.offset_ms)
             if max(seen) - min(seen) >= abs(skew.strobe_ms) / 2:
-                return None
+                break
         # Pauses of many lengths, so that they fall in with no period.
         await asyncio.sleep(skew.strobe_period_ms / 1000 * (0.1 + number % 7 / 7))
-    if not seen:
-        return f"{host} does not tell its clock"
-    return f"the clock of {host} swings by {max(seen) - min(seen):.0f} ms, not {abs(skew.strobe_ms)} ms"
+    return max(seen) - min(seen) if seen else None
 
 
 def _in_words(skew: ClockSkew) -> str:

@@ -83,7 +83,8 @@ class DiskNemesis(FormNemesis):
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """Disks that no other fault impairs work again, and the victims' replicas run and answer."""
         mended = [host for host in injection.value["hosts"] if host not in _impaired_by(in_force)]
-        found = await asyncio.gather(*(_works(target, host, tries=HEAL_TRIES) for host in mended))
+        slow_ms = self._fault_of(injection).delay_ms
+        found = await asyncio.gather(*(_works(target, host, tries=HEAL_TRIES, slow_ms=slow_ms) for host in mended))
         failed = [problem for problem in found if problem is not None]
         running = await prove_running(target, injection.value["hosts"], in_force=in_force)
         failed += running.failed
@@ -116,11 +117,15 @@ async def _unreached(target: Target, host: str, in_force: Sequence[Injection]) -
     return await disks_of(target).reaches(host, view.pid)
 
 
-async def _works(target: Target, host: str, *, tries: int = 1) -> str | None:
-    """None when a probe of the disk goes through; otherwise what it met."""
+async def _works(target: Target, host: str, *, tries: int = 1, slow_ms: int = 0) -> str | None:
+    """None when a probe of the disk goes through, its sync in less than `slow_ms` milliseconds where that is above 0;
+    otherwise what it met."""
     trouble = None
     for _ in range(tries):
-        trouble = _trouble(await disks_of(target).probe(host, timeout_s=PROBE_TIMEOUT_S))
+        probe = await disks_of(target).probe(host, timeout_s=PROBE_TIMEOUT_S)
+        trouble = _trouble(probe)
+        if trouble is None and slow_ms and probe.sync.seconds * 1000 >= slow_ms:
+            trouble = f"sync: {probe.sync.seconds * 1000:.0f} ms"
         if trouble is None:
             return None
     return f"the disk of {host} should work: {trouble}"

@@ -26,6 +26,9 @@ BACK_TIMEOUT_S = 20.0
 
 RETRY_S = 0.1
 
+SETTLE_S = 0.5
+"""Beyond the life that a crash loop gives a replica: one that outlives it by this much is left alone."""
+
 CRASH_TIMEOUT_S = 20.0
 """How long a crash loop may take to come round twice."""
 
@@ -161,8 +164,23 @@ class Kill(FormNemesis):
         await processes_of(target).release(injection.fault_id)
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The replicas run and answer."""
-        return await prove_running(target, injection.value["hosts"], in_force=in_force)
+        """The replicas run and answer. After a crash loop they must also stay up for longer than it let them live."""
+        hosts: Sequence[str] = injection.value["hosts"]
+        proof = await prove_running(target, hosts, in_force=in_force)
+        if not proof.proven or split_variant(injection.variant)[0] != "crash-loop":
+            return proof
+        processes = processes_of(target)
+        watched = [host for host in hosts if host not in _downed(in_force)]
+        before = {host: (await processes.look(host)).starts for host in watched}
+        await asyncio.sleep(injection.value["up_s"] + SETTLE_S)
+        after = {host: (await processes.look(host)).starts for host in watched}
+        failed = [f"{host} is still being killed" for host in watched if after[host] > before[host]]
+        return Proof(
+            proven=not failed,
+            detail="; ".join(failed[:3]) if failed else f"{proof.detail}, and stay up",
+            checked=proof.checked,
+            failed=failed,
+        )
 
 
 class Pause(FormNemesis):

@@ -1,0 +1,256 @@
+"""A target whose replicas, clocks, disks and links are values, with switches that make faults do nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from nemesis.protocol import Injection
+from nemesis.target import (
+    DOWN,
+    PAUSED,
+    RUNNING,
+    ClockReading,
+    ClockSkew,
+    DiskFault,
+    DiskProbe,
+    DiskStep,
+    Link,
+    LinkMeasure,
+    LinkShape,
+    PowerCut,
+    ProcessView,
+)
+
+
+class FakeProcesses:
+    """`immune` hosts feel nothing; `stuck` ones do not come back."""
+
+    def __init__(self) -> None:
+        self.down: dict[str, set[str]] = {}
+        self.paused: dict[str, set[str]] = {}
+        self.crashing: dict[str, set[str]] = {}
+        self.signals: list[str] = []
+        self.immune: set[str] = set()
+        self.stuck: set[str] = set()
+        self.ended: set[str] = set()
+        self.starts: dict[str, int] = {}
+
+    async def end(self, fault_id: str, hosts: Collection[str], *, signal_name: str = "KILL") -> None:
+        self.signals.append(signal_name)
+        self.down[fault_id] = set(hosts)
+
+    async def crash_loop(self, fault_id: str, hosts: Collection[str], *, up_s: float) -> None:
+        assert up_s > 0
+        self.crashing[fault_id] = set(hosts)
+
+    async def pause(self, fault_id: str, hosts: Collection[str]) -> None:
+        self.paused[fault_id] = set(hosts)
+
+    async def release(self, fault_id: str) -> None:
+        for held in (self.down, self.paused, self.crashing):
+            held.pop(fault_id, None)
+
+    async def release_all(self) -> None:
+        for held in (self.down, self.paused, self.crashing):
+            held.clear()
+
+    async def revive(self, hosts: Collection[str]) -> Sequence[str]:
+        back = sorted(self.ended & set(hosts))
+        self.ended -= set(hosts)
+        return back
+
+    def state(self, host: str) -> str:
+        if host in self.stuck:
+            return DOWN
+        if host not in self.immune:
+            if host in self.ended or any(host in hosts for hosts in self.down.values()):
+                return DOWN
+            if any(host in hosts for hosts in self.paused.values()):
+                return PAUSED
+        return RUNNING
+
+    async def look(self, host: str) -> ProcessView:
+        await asyncio.sleep(0.01)
+        if host not in self.immune and any(host in hosts for hosts in self.crashing.values()):
+            self.starts[host] = self.starts.get(host, 1) + 1
+        state = self.state(host)
+        return ProcessView(host, state, self.starts.get(host, 1), None if state == DOWN else 1)
+
+
+class FakeClocks:
+    """Clocks that are what the skews say at the loop's time."""
+
+    def __init__(self) -> None:
+        self.skews: dict[str, dict[str, tuple[ClockSkew, float]]] = {}
+        self.immune: set[str] = set()
+        self.wrong_by_ms: dict[str, float] = {}
+
+    async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self.skews[fault_id] = {host: (skew, now_s) for host, skew in skews.items() if host not in self.immune}
+
+    async def release(self, fault_id: str) -> None:
+        self.skews.pop(fault_id, None)
+
+    async def release_all(self) -> None:
+        self.skews.clear()
+
+    def read(self, host: str) -> ClockReading:
+        now_s = asyncio.get_running_loop().time()
+        offset_ms, monotonic_s = self.wrong_by_ms.get(host, 0.0), now_s
+        for by_host in self.skews.values():
+            if host not in by_host:
+                continue
+            skew, since_s = by_host[host]
+            if skew.affects_monotonic:
+                monotonic_s += (now_s - since_s) * skew.rate_ppm / 1e6
+                continue
+            offset_ms += skew.offset_ms + (now_s - since_s) * skew.rate_ppm / 1000
+            if skew.strobe_period_ms and int((now_s - since_s) * 2000 / skew.strobe_period_ms) % 2:
+                offset_ms += skew.strobe_ms
+        return ClockReading(offset_ms, 1.0, monotonic_s, now_s)
+
+
+class FakeDisks:
+    """Disks that do what the faults say; `unreached` replicas would not feel them."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, dict[str, DiskFault]] = {}
+        self.immune: set[str] = set()
+        self.broken: set[str] = set()
+        self.unreached: set[str] = set()
+        self.cuts: dict[str, dict[str, PowerCut]] = {}
+
+    async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
+        self.faults[fault_id] = dict(faults)
+
+    async def cut_power(self, fault_id: str, host: str) -> PowerCut:
+        cut = PowerCut(3, 100, "3 unsynced operations, 100 bytes")
+        if host not in self.immune:
+            self.cuts.setdefault(fault_id, {})[host] = cut
+        return cut
+
+    def lost(self, fault_id: str) -> Mapping[str, PowerCut]:
+        return dict(self.cuts.get(fault_id, {}))
+
+    async def release(self, fault_id: str) -> None:
+        self.faults.pop(fault_id, None)
+        self.cuts.pop(fault_id, None)
+
+    async def release_all(self) -> None:
+        self.faults.clear()
+
+    async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:
+        kinds = {faults[host].kind for faults in self.faults.values() if host in faults and host not in self.immune}
+        delay_s = sum(f[host].delay_ms for f in self.faults.values() if host in f and host not in self.immune) / 1000
+        write = sync = read = DiskStep("ok", 0.001 + delay_s)
+        if host in self.broken or "error-write" in kinds:
+            write = DiskStep("EIO")
+        if "full" in kinds:
+            write = DiskStep("ENOSPC")
+        if "error-fsync" in kinds:
+            sync = DiskStep("EIO")
+        if "error-read" in kinds:
+            read = DiskStep("EIO")
+        if "stall-fsync" in kinds:
+            sync, read = DiskStep("no answer", timeout_s), DiskStep("not tried")
+        if "stall" in kinds:
+            write, sync, read = DiskStep("no answer", timeout_s), DiskStep("not tried"), DiskStep("not tried")
+        return DiskProbe(host, write, sync, read)
+
+    async def reaches(self, host: str, pid: int | None) -> str | None:
+        return f"{host} is out of reach" if host in self.unreached else None
+
+
+class FakeLinks:
+    """Links that do to a hundred packets exactly what their shape says."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, dict[Link, LinkShape]] = {}
+        self.immune: set[Link] = set()
+        self.dead: set[Link] = set()
+        self.always: dict[Link, LinkShape] = {}
+
+    async def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
+        self.shapes[fault_id] = dict(shapes)
+
+    async def release(self, fault_id: str) -> None:
+        self.shapes.pop(fault_id, None)
+
+    async def release_all(self) -> None:
+        self.shapes.clear()
+
+    async def measure(
+        self, links: Collection[Link], *, count: int, size_bytes: int, timeout_s: float
+    ) -> Mapping[Link, LinkMeasure]:
+        await asyncio.sleep(0.1)
+        return {link: self._measure(link, count, size_bytes) for link in links}
+
+    def _measure(self, link: Link, count: int, size_bytes: int) -> LinkMeasure:
+        shape = self.always.get(link, LinkShape())
+        for shapes in self.shapes.values():
+            if link in shapes and link not in self.immune:
+                shape = shapes[link].on_top_of(shape)
+        received = 0 if link in self.dead else round(count * (1 - shape.loss_percent / 100))
+        seconds = 0.01 + (received * size_bytes / shape.rate_bytes_per_s if shape.rate_bytes_per_s else 0)
+        return LinkMeasure(
+            link=link,
+            sent=count,
+            received=received,
+            duplicates=round(received * shape.duplicate_percent / 100),
+            out_of_order=round(received * shape.reorder_percent / 100),
+            delays_ms=[0.1 + shape.delay_ms] * received,
+            seconds=seconds,
+        )
+
+
+class FaultTarget:
+    """Hosts n1..nN with everything that can be hurt; `lacks` are (interface, ability) pairs that are missing."""
+
+    def __init__(self, count: int = 5, leader: str | None = "n2") -> None:
+        self.hosts: Sequence[str] = [f"n{number}" for number in range(1, count + 1)]
+        self.network: Any = object()
+        self.processes = FakeProcesses()
+        self.clocks = FakeClocks()
+        self.disks = FakeDisks()
+        self.links = FakeLinks()
+        self.leader = leader
+        self.lacks: dict[tuple[str, str], str] = {}
+        self.mute: set[str] = set()
+        self.talkative: set[str] = set()
+
+    def missing(self, interface: str, ability: str) -> str | None:
+        return self.lacks.get((interface, ability))
+
+    async def leaders(self) -> Sequence[str]:
+        return [] if self.leader is None else [self.leader]
+
+    async def answers(self, host: str, *, timeout_s: float) -> bool:
+        is_up = host in self.talkative or (host not in self.mute and self.processes.state(host) == RUNNING)
+        await asyncio.sleep(0.001 if is_up else timeout_s)
+        return is_up
+
+    async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
+        await asyncio.sleep(0.001)
+        return None if host in self.mute else self.clocks.read(host)
+
+
+@pytest.fixture
+def make_fault_target() -> type[FaultTarget]:
+    return FaultTarget
+
+
+@pytest.fixture
+def plan_fault() -> Any:
+    """Plans one fault: `await plan_fault(nemesis, target, variant)`."""
+
+    async def plan(nemesis: Any, target: Any, variant: str, *, fault_id: str = "f1", seed: int = 1) -> Injection:
+        injection: Injection = await nemesis.plan(target, random.Random(seed), fault_id=fault_id, variant=variant)
+        return injection
+
+    return plan

@@ -1,0 +1,240 @@
+"""Every nemesis proves what it does, and says so when it did nothing; overlapping faults heal by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nemesis.clock import CLOCK
+from nemesis.disk import DISK_ERROR, DISK_FULL, DISK_SLOW, DISK_STALL
+from nemesis.link import LINK
+from nemesis.power import POWER
+from nemesis.process import BACK_TIMEOUT_S, KILL, PAUSE
+from nemesis.protocol import Injection
+from nemesis.target import Link, LinkShape
+
+ALL = [KILL, PAUSE, CLOCK, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, POWER, LINK]
+CASES = [(nemesis, variant) for nemesis in ALL for variant in nemesis.variants]
+Run = Callable[[Any], Any]
+
+
+@pytest.mark.parametrize(("nemesis", "variant"), CASES, ids=[f"{n.name}={v}" for n, v in CASES])
+def test_every_variant_is_proved_and_healed(
+    nemesis: Any, variant: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(nemesis, target, variant)
+        assert injection.problem is None and injection.value["hosts"]
+        before = await nemesis.prove(target, injection)
+        assert not before.proven, "a fault that was not injected was proven"
+        await nemesis.inject(target, injection)
+        proof = await nemesis.prove(target, injection)
+        assert proof.proven and proof.checked and not proof.failed, proof
+        unhealed = await nemesis.prove_healed(target, injection)
+        assert not unhealed.proven, "a fault in force passed for healed"
+        await nemesis.heal(target, injection)
+        await nemesis.heal(target, injection)
+        healed = await nemesis.prove_healed(target, injection)
+        assert healed.proven, healed
+
+    run_virtual(main())
+
+
+def test_a_monotonic_drift_is_proved_when_asked_for(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(CLOCK, target, "drift-monotonic@leader")
+        assert not (await CLOCK.prove(target, injection)).proven
+        await CLOCK.inject(target, injection)
+        assert (await CLOCK.prove(target, injection)).proven
+        assert not (await CLOCK.prove_healed(target, injection)).proven
+        await CLOCK.heal(target, injection)
+        assert (await CLOCK.prove_healed(target, injection)).proven
+
+    run_virtual(main())
+
+
+def spare(target: Any, injection: Injection) -> None:
+    """Make one victim feel nothing."""
+    host = injection.value["hosts"][0]
+    for interface in (target.processes, target.clocks, target.disks):
+        interface.immune.add(host)
+    target.links.immune |= {Link(*name.split("->")) for name in injection.value.get("links", ())[:1]}
+
+
+@pytest.mark.parametrize("nemesis", ALL, ids=lambda nemesis: nemesis.name)
+def test_one_victim_that_feels_nothing_fails_the_proof(
+    nemesis: Any, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        form = next(iter(nemesis.forms))
+        injection = await plan_fault(nemesis, target, f"{form}@minority")
+        spare(target, injection)
+        await nemesis.inject(target, injection)
+        proof = await nemesis.prove(target, injection)
+        spared = injection.value["hosts"][0]
+        assert not proof.proven and proof.failed
+        assert all(spared in problem for problem in proof.failed), proof.failed
+
+    run_virtual(main())
+
+
+def test_the_unhurt_are_looked_at_too(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        for nemesis, variant, hurt in (
+            (KILL, "sigkill@n1", lambda t: t.processes.ended.add("n3")),
+            (PAUSE, "sigstop@n1", lambda t: t.processes.ended.add("n3")),
+            (CLOCK, "bump@n1", lambda t: t.clocks.wrong_by_ms.update(n3=5000.0)),
+            (DISK_FULL, "full@n1", lambda t: t.disks.broken.add("n3")),
+            (LINK, "delay@n1", lambda t: t.links.always.update({Link("n3", "n4"): LinkShape(delay_ms=500)})),
+            (LINK, "loss@n1", lambda t: t.links.dead.add(Link("n3", "n4"))),
+        ):
+            target = make_fault_target(5)
+            injection = await plan_fault(nemesis, target, variant)
+            await nemesis.inject(target, injection)
+            assert (await nemesis.prove(target, injection)).proven
+            hurt(target)
+            proof = await nemesis.prove(target, injection)
+            assert not proof.proven and "n3" in proof.failed[0], (nemesis.name, proof)
+
+    run_virtual(main())
+
+
+def test_a_dead_replica_that_answers_is_no_dead_replica(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(KILL, target, "sigkill@n1")
+        await KILL.inject(target, injection)
+        target.talkative.add("n1")
+        proof = await KILL.prove(target, injection)
+        assert proof.failed == ["n1 still answers"]
+
+    run_virtual(main())
+
+
+def test_terminate_asks_politely(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+    async def main() -> list[str]:
+        target = make_fault_target(5)
+        for variant in ("terminate@n1", "sigkill@n1"):
+            await KILL.inject(target, await plan_fault(KILL, target, variant))
+        return list(target.processes.signals)
+
+    assert run_virtual(main()) == ["TERM", "KILL"]
+
+
+def test_a_replica_that_stays_down_is_not_healed(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(KILL, target, "sigkill@n1")
+        await KILL.inject(target, injection)
+        target.processes.stuck.add("n1")
+        await KILL.heal(target, injection)
+        loop = asyncio.get_running_loop()
+        begin_s = loop.time()
+        proof = await KILL.prove_healed(target, injection)
+        assert not proof.proven and proof.failed == ["n1 is down"]
+        assert loop.time() - begin_s == pytest.approx(BACK_TIMEOUT_S, abs=1)
+
+    run_virtual(main())
+
+
+def test_replicas_that_died_of_their_disk_are_started_again(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(DISK_ERROR, target, "read@n1")
+        await DISK_ERROR.inject(target, injection)
+        target.processes.ended.add("n1")
+        assert (await DISK_ERROR.prove(target, injection)).proven
+        await DISK_ERROR.heal(target, injection)
+        assert (await DISK_ERROR.prove_healed(target, injection)).proven
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("nemesis", [DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR], ids=lambda nemesis: nemesis.name)
+def test_a_replica_out_of_reach_of_its_disk_fault_fails_the_proof(
+    nemesis: Any, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(nemesis, target, nemesis.variants[0])
+        await nemesis.inject(target, injection)
+        target.disks.unreached.add(injection.value["hosts"][0])
+        assert not (await nemesis.prove(target, injection)).proven
+
+    run_virtual(main())
+
+
+def test_power_is_not_cut_where_it_would_lose_nothing(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(POWER, target, "cut@n1")
+        target.disks.unreached.add("n1")
+        with pytest.raises(RuntimeError, match="out of reach"):
+            await POWER.inject(target, injection)
+        assert target.processes.down == {}
+
+    run_virtual(main())
+
+
+def test_faults_on_the_same_hosts_heal_independently(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        plans = [
+            (KILL, await plan_fault(KILL, target, "sigkill@n1+n2", fault_id="f1")),
+            (KILL, await plan_fault(KILL, target, "sigkill@n2+n3", fault_id="f2")),
+            (PAUSE, await plan_fault(PAUSE, target, "sigstop@n3+n4", fault_id="f3")),
+            (CLOCK, await plan_fault(CLOCK, target, "bump@n4+n5", fault_id="f4")),
+            (CLOCK, await plan_fault(CLOCK, target, "bump@n5", fault_id="f5", seed=2)),
+            (DISK_FULL, await plan_fault(DISK_FULL, target, "full@n5", fault_id="f6")),
+        ]
+        in_force: list[Injection] = []
+        for nemesis, injection in plans:
+            await nemesis.inject(target, injection)
+            proof = await nemesis.prove(target, injection, in_force=tuple(in_force))
+            assert proof.proven, (injection.fault_id, proof)
+            in_force.append(injection)
+        for nemesis, injection in plans:
+            await nemesis.heal(target, injection)
+            in_force.remove(injection)
+            healed = await nemesis.prove_healed(target, injection, in_force=tuple(in_force))
+            assert healed.proven, (injection.fault_id, healed)
+        assert all(target.processes.state(host) == "running" for host in target.hosts)
+
+    run_virtual(main())
+
+
+def test_links_that_a_partition_cuts_prove_nothing(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        injection = await plan_fault(LINK, target, "delay@n1")
+        await LINK.inject(target, injection)
+        isolated = {"n1": ["n2", "n3"], "n2": ["n1"], "n3": ["n1"]}
+        cut = Injection(fault_id="p", nemesis="partition", variant="x", value={"id": "p", "grudge": isolated})
+        proof = await LINK.prove(target, injection, in_force=(cut,))
+        assert not proof.proven and "nothing can be seen" in proof.detail
+        one_way = Injection(fault_id="p", nemesis="partition", variant="x", value={"id": "p", "grudge": {"n1": ["n2"]}})
+        assert (await LINK.prove(target, injection, in_force=(one_way,))).proven
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("form", "sent", "received"), [("delay-out", 4, 0), ("delay-in", 0, 4), ("delay", 4, 4)])
+def test_directions_of_links(
+    form: str, sent: int, received: int, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    injection = run_virtual(plan_fault(LINK, make_fault_target(5), f"{form}@n2"))
+    links = [Link(*name.split("->")) for name in injection.value["links"]]
+    assert len([link for link in links if link.source == "n2"]) == sent
+    assert len([link for link in links if link.destination == "n2"]) == received
