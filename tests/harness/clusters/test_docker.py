@@ -1,0 +1,206 @@
+"""The docker cluster on an engine in a namespace of its own: hosts, cuts, runs side by side, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cleanup import clean
+from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable, Program
+from harness.clusters.docker import DockerCluster
+from harness.clusters.docker_engine import HOST_IMAGE, DockerEngine
+from harness.errors import OperatorError
+from harness.run_state import RunState
+from nemesis.target import Link
+
+LAB = runpy.run_path(str(Path(__file__).resolve().parents[3] / "scripts" / "lab.py"))
+WHY_NOT = LAB["missing_for"]("docker")
+on_engine = pytest.mark.skipif(WHY_NOT is not None, reason=f"no Docker engine can be started: {WHY_NOT}")
+
+pytestmark = [pytest.mark.docker]
+
+PORT = 7000
+RUN = f"td{os.getpid()}"
+LINKS = [Link(a, b) for a, b in permutations(("n1", "n2", "n3"), 2)]
+
+
+def make(tmp_path: Path, run_id: str = RUN, count: int = 3, image: str | None = None) -> Any:
+    run = RunState.create(run_id, state_root=str(tmp_path / "state"))
+    work_dir = str(tmp_path / run_id)
+    return run, DockerCluster(node_count=count, run=run, work_dir=work_dir, ports=[PORT], image=image)
+
+
+def with_cluster(tmp_path: Path, engine: Any, scenario: Callable[[DockerCluster], Awaitable[None]]) -> None:
+    """Run `scenario` on a started cluster, take it down, and see that nothing is left in the engine."""
+
+    async def body() -> None:
+        run, cluster = make(tmp_path)
+        await cluster.start()
+        try:
+            await scenario(cluster)
+        finally:
+            await cluster.stop()
+        await cluster.stop()
+        assert run.claims == () and run.close()
+
+    engine.run(body())
+    assert left_in(engine) == []
+
+
+def left_in(engine: Any) -> list[str]:
+    """Names of containers and networks of any run."""
+    found = []
+    for kind in (["ps", "-a", "--format", "{{.Names}}"], ["network", "ls", "--format", "{{.Name}}"]):
+        done = subprocess.run(["docker", "-H", engine.url, *kind], check=True, capture_output=True, text=True)
+        found += [name for name in done.stdout.split() if name.startswith("sb-")]
+    return sorted(found)
+
+
+async def passing(cluster: DockerCluster, timeout_s: float = 0.25) -> set[Link]:
+    results = await cluster.network.probe(LINKS, timeout_s=timeout_s)
+    return {result.link for result in results if result.passed}
+
+
+@pytest.mark.root
+@on_engine
+def test_cuts_programs_files_and_what_is_left(tmp_path: Path, docker_engine: Any) -> None:
+    async def scenario(cluster: DockerCluster) -> None:
+        network = cluster.network
+        assert await passing(cluster, 5.0) == set(LINKS)
+        await network.cut("f1", {"n2": frozenset({"n1"})})
+        await network.cut("f2", {"n2": frozenset({"n1", "n3"})})
+        await network.heal("f1")
+        assert await passing(cluster) == set(LINKS) - {Link("n1", "n2"), Link("n3", "n2")}
+        await network.heal_all()
+        assert await passing(cluster, 5.0) == set(LINKS)
+
+        await cluster.put_file("n1", os.path.join(cluster.data_dir("n1"), "x"), b"content of n1")
+        ip, port = cluster.address_from(CLIENTS_HOST, "n1", PORT).split(":")
+        code = f"import socket; s = socket.create_server(('{ip}', {port})); c, _ = s.accept(); c.send(b'served')"
+        program = Program(name="server", argv=[cluster.python("n1"), "-c", code], log_name="server.log")
+        process = await cluster.spawn("n1", program)
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    reader, writer = await asyncio.open_connection(ip, int(port))
+                    break
+                except ConnectionRefusedError:
+                    await asyncio.sleep(0.01)
+            assert await reader.read() == b"served"
+            writer.close()
+            assert await process.wait() == 0
+        assert await cluster.run("n2", ["hostname"]) == (0, "n2\n", "")
+        orphan = "(sh -c 'sleep 0.1' &) ; exit 0"  # comes to the container's first process, which must wait for it
+        await cluster.run("n2", ["sh", "-c", orphan])
+        async with asyncio.timeout(20):
+            look = ["sh", "-c", "while cat /proc/[0-9]*/stat 2>/dev/null | grep -q '(sleep)'; do :; done"]
+            assert (await cluster.run("n2", look))[0] == 0
+
+    with_cluster(tmp_path, docker_engine, scenario)
+    assert (tmp_path / RUN / "n1" / "data" / "x").read_bytes() == b"content of n1"
+    assert (tmp_path / RUN / "n1" / "server.log").exists()
+
+
+@pytest.mark.root
+@on_engine
+def test_runs_side_by_side_do_not_meet_and_a_dead_container_is_seen(tmp_path: Path, docker_engine: Any) -> None:
+    async def scenario(outer: DockerCluster) -> None:
+        run, inner = make(tmp_path, f"{RUN}-2", count=1)
+        await inner.start()
+        process = await inner.spawn("n1", Program(name="p", argv=["sleep", "600"], log_name="p.log"))
+        await outer.network.cut("f1", {"n1": frozenset({"n2"})})
+        assert await passing(outer) == set(LINKS) - {Link("n2", "n1")}
+        assert len(left_in(docker_engine)) == 4 + 1 + 2 + 1
+        kill = ["docker", "-H", docker_engine.url, "kill", inner.container("n1")]
+        await asyncio.to_thread(subprocess.run, kill, check=True)
+        async with asyncio.timeout(30):
+            assert await process.wait() == -9
+        with pytest.raises(Exception, match="the agent on this host has ended"):
+            await inner.stop()  # its data could not be fetched; it is gone all the same
+        assert run.claims == ()
+        assert len(left_in(docker_engine)) == 4 + 1
+        assert await passing(outer) == set(LINKS) - {Link("n2", "n1")}
+
+    with_cluster(tmp_path, docker_engine, scenario)
+
+
+@pytest.mark.root
+@on_engine
+def test_a_killed_harness_is_cleaned_up_after(tmp_path: Path, docker_engine: Any) -> None:
+    state_root, parent = str(tmp_path / "state"), Path(__file__).with_name("hosts_parent.py")
+    run_id = f"{RUN}-dead"
+    argv = ["nsenter", f"--net={docker_engine.namespace}", sys.executable, str(parent)]
+    argv += [run_id, state_root, str(tmp_path / "work"), "docker"]
+    foreign = ["docker", "-H", docker_engine.url, "create", "--name", f"sb-{RUN}-foreign", HOST_IMAGE, "true"]
+    subprocess.run(foreign, check=True, capture_output=True)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None
+        assert json.loads(killed.stdout.readline()) == {"up": True}
+        killed.kill()
+    assert len(left_in(docker_engine)) == 3 + 1 + 1
+    report = clean(state_root=state_root, report=lambda line: None)
+    assert report.left == []
+    assert sorted(line.split(": ", 1)[1] for line in report.removed if "sb-" in line) == [
+        f"container sb-{run_id}-n1", f"container sb-{run_id}-n2", f"container sb-{run_id}-ns1", f"network sb-{run_id}",
+    ]  # fmt: skip
+    assert left_in(docker_engine) == [f"sb-{RUN}-foreign"]
+    engine = DockerEngine(docker_engine.url)
+    try:
+        with pytest.raises(OperatorError, match=r"does not carry the label splitbrain\.run=x"):
+            engine.remove_container(f"sb-{RUN}-foreign", "x")
+        assert engine.remove_container("sb-none", "x") is False
+        assert engine.remove_network("sb-none", "x") is False
+    finally:
+        engine.close()
+    subprocess.run(["docker", "-H", docker_engine.url, "rm", f"sb-{RUN}-foreign"], check=True, capture_output=True)
+
+
+@pytest.mark.root
+@on_engine
+def test_an_image_that_is_not_there_or_lacks_what_faults_need(tmp_path: Path, docker_engine: Any) -> None:
+    with pytest.raises(ClusterUnavailable, match="there is no image no-such-image: pull it"):
+        DockerCluster.require(image="no-such-image")
+    DockerCluster.require(image=HOST_IMAGE)
+    dockerfile = f"FROM {HOST_IMAGE}\nRUN rm $(command -v nft)\n"
+    build = ["docker", "-H", docker_engine.url, "build", "-q", "-t", "sb-bare", "-"]
+    subprocess.run(build, input=dockerfile, text=True, check=True, env={**os.environ, "DOCKER_BUILDKIT": "0"})
+
+    async def body() -> None:
+        run, cluster = make(tmp_path, f"{RUN}-bare", image="sb-bare", count=1)
+        with pytest.raises(ClusterUnavailable, match=r"n1 lacks nftables: .*apt-get install nftables"):
+            await cluster.start()
+        assert run.claims == () and run.close()
+
+    docker_engine.run(body())
+    assert left_in(docker_engine) == []
+
+
+def test_an_engine_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(ClusterUnavailable, match=r"no engine answers at unix://.*none\.sock: start it") as caught:
+        DockerCluster.require()
+    assert "\n" not in str(caught.value)
+    monkeypatch.setitem(sys.modules, "docker", None)
+    with pytest.raises(ClusterUnavailable, match="pip install docker"):
+        DockerCluster.require()
+
+
+def test_an_engine_that_is_away_keeps_what_it_has_claimed(tmp_path: Path) -> None:
+    run = RunState.create(f"{RUN}-away", state_root=str(tmp_path))
+    run.claim("container", f"sb-{RUN}-away-n1", engine=f"unix://{tmp_path}/none.sock")
+    assert not run.close()
+    lines = Path(run.path).read_text().splitlines()
+    Path(run.path).write_text("\n".join([json.dumps({**json.loads(lines[0]), "start_ticks": 1}), *lines[1:]]) + "\n")
+    report = clean(state_root=str(tmp_path), report=lambda line: None)
+    assert [line for line in report.left if "no engine answers" in line]
+    assert report.exit_status == 255 and os.path.exists(run.path)

@@ -1,0 +1,98 @@
+"""`harness cluster`: a cluster that stays up between commands, and what is said when it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.process_table import find_processes, marked_with
+from harness.run_state import RUN_VARIABLE, process_start_ticks
+
+
+def harness(tmp_path: Path, *words: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "harness", *words]
+    environment = {**os.environ, "SPLITBRAIN_STATE_DIR": str(tmp_path / "state")}
+    return subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=timeout_s)
+
+
+def cluster(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return harness(tmp_path, "cluster", *words)
+
+
+def bare(tmp_path: Path) -> dict[str, object]:
+    """A cluster of two bare hosts, up; returns its description."""
+    up = cluster(tmp_path, "up", "--cluster", "local", "--nodes", "2", "--system", "none")
+    assert up.returncode == 0, up.stderr
+    return dict(json.loads((tmp_path / "clusters" / "main" / "cluster.json").read_text()))
+
+
+def test_up_status_exec_logs_down(tmp_path: Path) -> None:
+    described = bare(tmp_path)
+    try:
+        again = cluster(tmp_path, "up", "--cluster", "local")
+        assert again.returncode == 254
+        assert again.stderr == "harness: cluster main is up: harness cluster down --name main, or another --name\n"
+        status = cluster(tmp_path, "status")
+        assert status.returncode == 0
+        assert [line.split()[0] for line in status.stdout.splitlines()[2:]] == ["n1", "n2", "ns1"]
+        executed = cluster(tmp_path, "exec", "n2", "--", "sh", "-c", f"echo ${RUN_VARIABLE}; exit 7")
+        assert (executed.returncode, executed.stdout) == (7, f"{described['run_id']}\n")
+        assert cluster(tmp_path, "exec", "n2", "--", "sh", "-c", "kill -9 $$").returncode == 128 + 9
+        unknown = cluster(tmp_path, "exec", "n7", "true")
+        assert (unknown.returncode, unknown.stderr) == (254, "harness: there is no host n7; known: n1, n2, ns1\n")
+        assert "what is to be run is missing" in cluster(tmp_path, "exec", "n1").stderr
+        log = Path(str(described["work_dir"]), "n1", "some.log")
+        log.write_text("said before\n")
+        assert cluster(tmp_path, "logs", "n1").stdout == "said before\n"
+    finally:
+        down = cluster(tmp_path, "down")
+    assert down.returncode == 0, down.stderr
+    assert process_start_ticks(int(str(described["pid"]))) is None
+    after = cluster(tmp_path, "status")
+    assert (after.returncode, after.stderr) == (
+        254, "harness: cluster main is not up (harness cluster up --name main)\n",
+    )  # fmt: skip
+    assert find_processes(marked_with(RUN_VARIABLE, str(described["run_id"]))) == []
+    assert not (tmp_path / "state").exists() or os.listdir(tmp_path / "state") == []
+
+
+def test_a_killed_keeper_is_noticed_and_cleaned_up_after(tmp_path: Path) -> None:
+    described = bare(tmp_path)
+    assert "its harness still runs" in harness(tmp_path, "clean").stdout
+    assert cluster(tmp_path, "status").returncode == 0
+    os.kill(int(str(described["pid"])), signal.SIGKILL)
+    dead = cluster(tmp_path, "status")
+    assert dead.returncode == 254
+    assert "its keeper died: harness clean removes what it left" in dead.stderr
+    cleaned = harness(tmp_path, "clean")
+    assert cleaned.returncode == 0
+    assert find_processes(marked_with(RUN_VARIABLE, str(described["run_id"]))) == []
+    assert bare(tmp_path)["run_id"] != described["run_id"]
+    assert cluster(tmp_path, "down").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["up", "--cluster", "lokal"], "unknown cluster 'lokal' (did you mean local?)"),
+        (["up", "--cluster", "local", "--nodes", "0"], "--nodes must be 1 to 15, not 0"),
+        (["up", "--cluster", "local", "--system", "brokre"], "unknown system 'brokre' (did you mean broker?)"),
+        (["up", "--cluster", "local", "--inventory", "x"], "--inventory: cluster local takes no such options"),
+        (["up", "--cluster", "ssh"], "the ssh cluster needs --inventory FILE"),
+        (["up", "--cluster", "ssh", "--inventory", "none.toml"], "inventory none.toml: No such file"),
+        (["up", "--name", "../x"], "--name '../x': letters, digits"),
+        (["status", "--name", "other"], "cluster other is not up (harness cluster up --name other)"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path: Path, words: list[str], said: str) -> None:
+    refused = cluster(tmp_path, *words)
+    assert refused.returncode == 254
+    assert said in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / "clusters").exists()
