@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import Final, NoReturn
 
 from node.client.errors import BadReply, ClientError, NoRoute, NotLeader, NotSent, OutcomeUnknown, error_from_reply
+from node.client.requests import DEFAULT_TOPIC, send_request
 from node.client.results import BrokerGroup, PullResult, PullStatus, Route, SendResult, SendStatus
 from node.remoting import (
     ClientLimits,
     Command,
     Credentials,
-    FieldValue,
     Processor,
     RemotingClient,
     RemotingError,
@@ -30,7 +30,6 @@ from node.remoting import (
 )
 from node.remoting.command import Serializer
 from node.runtime import Runtime
-from node.store.properties import encode_properties
 from node.store.record import RecordError, decode_records
 
 __all__ = ["BrokerClient"]
@@ -41,9 +40,6 @@ MAX_CACHED_ROUTES: Final = 1024
 """Topics whose route is kept; beyond it the oldest goes."""
 MAX_CONNECTIONS: Final = 64
 """Open connections of one client: every broker and name server of a large test, several times over."""
-DEFAULT_TOPIC: Final = "TBW102"
-"""The topic whose settings an unknown topic would inherit (R)."""
-
 _SYS_FLAG_SUSPEND: Final = 2
 _SYS_FLAG_SUBSCRIPTION: Final = 4
 _SEND_STATUS: Final = {int(status.value): status for status in SendStatus}
@@ -161,28 +157,21 @@ class BrokerClient:
         address: str | None = None,
         timeout_ms: int | None = None,
         code: RequestCode = RequestCode.SEND_MESSAGE_V2,
+        group: str | None = None,
+        sys_flag: int = 0,
     ) -> SendResult:
-        """Append one message to a queue. `code` may be SEND_MESSAGE (10), the same with long field names.
+        """Append one message to a queue. `code` may be SEND_MESSAGE (10), the same with long field names, or
+        SEND_BATCH_MESSAGE (320), whose body holds several messages. `group` is the producer's, the client's id
+        by default.
 
         Raises ClientError; only if its `is_definite` is True is it certain that the message is not stored and
         never will be. Raises PropertyError (a ValueError) before anything is sent.
         """
-        text = encode_properties(properties or {})
-        born_ms = self._clock.wall_ms()
-        if code == RequestCode.SEND_MESSAGE_V2:
-            fields: dict[str, FieldValue] = {
-                "a": self._client_id, "b": topic, "c": DEFAULT_TOPIC, "d": 4, "e": queue_id, "f": 0, "g": born_ms,
-                "h": 0, "i": text, "j": 0, "k": False, "l": 0, "m": False,
-            }  # fmt: skip
-        elif code == RequestCode.SEND_MESSAGE:
-            fields = {
-                "producerGroup": self._client_id, "topic": topic, "defaultTopic": DEFAULT_TOPIC,
-                "defaultTopicQueueNums": 4, "queueId": queue_id, "sysFlag": 0, "bornTimestamp": born_ms, "flag": 0,
-                "properties": text, "reconsumeTimes": 0, "unitMode": False, "batch": False, "maxReconsumeTimes": 0,
-            }  # fmt: skip
-        else:
-            raise ValueError(f"code {code} sends no single message")
-        reply, address = await self._ask_broker(Command.request(code, fields, body), topic, address, timeout_ms)
+        request = send_request(
+            code, group or self._client_id, topic, queue_id, body, properties=properties or {},
+            born_ms=self._clock.wall_ms(), sys_flag=sys_flag,
+        )  # fmt: skip
+        reply, address = await self._ask_broker(request, topic, address, timeout_ms)
         status = _SEND_STATUS.get(reply.code)
         if status is None:
             self._refuse(reply, topic, address)
@@ -209,21 +198,25 @@ class BrokerClient:
         suspend_ms: int = 0,
         address: str | None = None,
         timeout_ms: int | None = None,
+        group: str | None = None,
+        expression_type: str = "TAG",
+        version: int = 0,
     ) -> PullResult:
         """Read messages of a queue from `offset` on, at most `max_messages` and what the broker gives at once.
 
         With `suspend_ms` the broker holds the request that long when there is nothing new; `timeout_ms` (by
-        default the request timeout and `suspend_ms`) must be longer. Bodies are as stored. Raises ClientError,
+        default the request timeout and `suspend_ms`) must be longer. `group` is the consumer's, the client's id by
+        default; `version` is that of its subscription. Bodies are as stored. Raises ClientError,
         a BadReply when a record in the answer is damaged.
         """
         flags = _SYS_FLAG_SUBSCRIPTION | (_SYS_FLAG_SUSPEND if suspend_ms > 0 else 0)
         request = Command.request(
             RequestCode.PULL_MESSAGE,
             {
-                "consumerGroup": self._client_id, "topic": topic, "queueId": queue_id, "queueOffset": offset,
+                "consumerGroup": group or self._client_id, "topic": topic, "queueId": queue_id, "queueOffset": offset,
                 "maxMsgNums": max_messages, "sysFlag": flags, "commitOffset": 0,
-                "suspendTimeoutMillis": suspend_ms, "subscription": subscription, "subVersion": 0,
-                "expressionType": "TAG",
+                "suspendTimeoutMillis": suspend_ms, "subscription": subscription, "subVersion": version,
+                "expressionType": expression_type,
             },
         )  # fmt: skip
         if timeout_ms is None:

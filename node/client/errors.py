@@ -9,6 +9,7 @@ Replies 10, 11 and 12 are no errors: the message is stored on the master (`SendS
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from node.remoting import ResponseCode
@@ -21,6 +22,7 @@ __all__ = [
     "NotLeader",
     "NotSent",
     "OutcomeUnknown",
+    "SendFailed",
     "error_from_reply",
 ]
 
@@ -109,6 +111,18 @@ class NotLeader(BrokerRefused):
         super().__init__(remark, address=address, code=code)
         self.leader_id = leader_id
         self.leader_address = leader_address
+
+
+class SendFailed(ClientError):
+    """A message could not be sent, by all attempts together. `attempts` holds their errors in order; it is definite
+    that the message is not stored only when every one of them was."""
+
+    def __init__(self, attempts: Sequence[ClientError]) -> None:
+        last = attempts[-1]
+        times = "" if len(attempts) == 1 else f" ({len(attempts)} attempts)"
+        super().__init__(f"{last.remark}{times}", address=last.address, code=last.code)
+        self.attempts = tuple(attempts)
+        self.is_definite = all(attempt.is_definite for attempt in attempts)
 
 
 def error_from_reply(code: int, remark: str | None, address: str) -> BrokerRefused:

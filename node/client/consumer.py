@@ -1,0 +1,309 @@
+"""A member of a consumer group: which queues are its own, where it reads on, what it commits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Final
+
+from node.client.allocation import AllocationStrategy, allocate_averagely
+from node.client.errors import ClientError, NoRoute, error_from_reply
+from node.client.messages import MessageQueue, ReceivedMessage, retry_topic
+from node.client.offsets import BrokerOffsets, OffsetStore
+from node.client.reader import QueueReader
+from node.client.requests import read_consumer_ids
+from node.client.routes import RouteBook
+from node.client.session import Session
+from node.client.subscriptions import MessageModel, SqlFilter, StartFrom, Subscription, consumer_data
+from node.config import check_topic_name
+from node.remoting import Command, FieldValue, RequestCode, RequestError, ResponseCode
+
+__all__ = ["GroupConsumer"]
+
+logger = logging.getLogger("node.client")
+
+MAX_SUBSCRIPTIONS: Final = 1000
+"""Topics of one consumer: each is in every heartbeat."""
+
+
+class GroupConsumer(ABC):
+    """What push and pull consumers have in common. Subclasses say what becomes of messages (`take`)."""
+
+    is_push = False
+
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        subscriptions: Mapping[str, str | SqlFilter],
+        *,
+        model: MessageModel = MessageModel.CLUSTERING,
+        start_from: StartFrom = StartFrom.LAST,
+        start_timestamp_ms: int = 0,
+        allocate: AllocationStrategy = allocate_averagely,
+        offsets: OffsetStore | None = None,
+    ) -> None:
+        check_topic_name(group)
+        if len(subscriptions) > MAX_SUBSCRIPTIONS:
+            raise ValueError(f"{len(subscriptions)} subscriptions, at most {MAX_SUBSCRIPTIONS} are possible")
+        if offsets is None and model is MessageModel.BROADCASTING:
+            raise ValueError("a broadcasting consumer keeps its own offsets; give it a LocalOffsets")
+        self.session = session
+        self._group = group
+        self._model = model
+        self._start_from = start_from
+        self._start_timestamp_ms = start_timestamp_ms
+        self._allocate = allocate
+        self.offsets: OffsetStore = offsets or BrokerOffsets(session, group)
+        version = session.runtime.clock.wall_ms()
+        self._subscriptions: dict[str, Subscription] = {}
+        for topic, wanted in subscriptions.items():
+            expression, is_sql = (
+                (wanted.expression, wanted.is_sql) if isinstance(wanted, Subscription) else (wanted, False)
+            )
+            self._subscriptions[topic] = Subscription(
+                topic=topic, expression=expression or "*", is_sql=is_sql, version=version
+            )
+        if self._model is MessageModel.CLUSTERING and self.is_push:
+            back = retry_topic(group)
+            self._subscriptions[back] = Subscription(topic=back, expression="*", version=version)
+        self._readers: dict[MessageQueue, QueueReader] = {}
+        self._leaving: dict[MessageQueue, asyncio.Task[None]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._rebalance_wanted = asyncio.Event()
+        self._running = False
+
+    async def __aenter__(self) -> Any:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.stop()
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+        return self._group
+
+    @property
+    def assigned(self) -> list[MessageQueue]:
+        """The queues that this member reads now, those of the retry topic included."""
+        return sorted(self._readers)
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of messages that were read and are not dealt with."""
+        return sum(reader.tracker.open_bytes for reader in self._readers.values() if reader.tracker is not None)
+
+    async def start(self) -> None:
+        """Join the group and begin. Returns at once; brokers that are not there yet are waited for in the background.
+        Raises ValueError where this client has a consumer of the group already."""
+        if self._running:
+            return
+        self._running = True
+        self.session.join(self)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._keep_balanced()), loop.create_task(self._keep_saved())]
+
+    async def stop(self) -> None:
+        """Read no more, wait for handlers at work (at most the drain timeout), commit, and leave. Idempotent."""
+        if not self._running:
+            return
+        self._running = False
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for queue in list(self._readers):
+            self._revoke(queue)
+        if self._leaving:
+            await asyncio.wait(list(self._leaving.values()), timeout=self.session.timings.drain_timeout_s)
+        await self._stopped()
+        await self.session.leave(self)
+
+    async def commit(self) -> None:
+        """Keep how far this member is, now. Raises ClientError or OSError."""
+        await self._save(self._news())
+
+    # For the session
+
+    def consumer_data(self) -> Mapping[str, Any] | None:
+        return consumer_data(
+            self._group, self._model, self._start_from, self._subscriptions.values(), is_push=self.is_push
+        )
+
+    def members_changed(self) -> None:
+        self._rebalance_wanted.set()
+
+    async def check_transaction(self, command: Command, address: str) -> None:
+        """Consumers have no transactions."""
+        return None
+
+    # For readers
+
+    async def may_read(self, reader: QueueReader) -> bool:
+        """Whether the queue may be read now. Raises ClientError."""
+        return True
+
+    @abstractmethod
+    async def take(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:
+        """Messages have arrived: deal with them, or keep them until somebody does."""
+
+    async def first_offset(self, queue: MessageQueue) -> int:
+        """Where to begin: what is kept, or what `start_from` says. Raises ClientError or OSError."""
+        kept = await self.offsets.load(queue)
+        if kept is not None:
+            return kept
+        requests = self.session.requests
+        address = self.session.routes.require_master(queue.broker_name)
+        if queue.topic == retry_topic(self._group):
+            return 0
+        if self._start_from is StartFrom.FIRST:
+            return await requests.min_offset(queue.topic, queue.queue_id, address=address)
+        if self._start_from is StartFrom.LAST:
+            return await requests.max_offset(queue.topic, queue.queue_id, address=address)
+        fields: dict[str, FieldValue] = {
+            "topic": queue.topic,
+            "queueId": queue.queue_id,
+            "timestamp": self._start_timestamp_ms,
+        }
+        reply = await requests.invoke(address, Command.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields))
+        if reply.code != ResponseCode.SUCCESS:
+            raise error_from_reply(reply.code, reply.remark, address)
+        try:
+            return reply.get_int("offset")
+        except RequestError as error:
+            raise error_from_reply(ResponseCode.SYSTEM_ERROR, error.remark, address) from None
+
+    # Inside
+
+    async def _stopped(self) -> None:
+        """Everything is revoked; subclasses end what they have running."""
+        return None
+
+    async def _released(self, reader: QueueReader) -> None:
+        """A queue is no longer read and its offset saved; subclasses give back what they hold of it."""
+        return None
+
+    async def _keep_balanced(self) -> None:
+        while True:
+            self._rebalance_wanted.clear()
+            settled = await self._rebalance()
+            pause_s = self.session.timings.rebalance_interval_s
+            if not settled:
+                pause_s = min(self.session.timings.retry_pause_s, pause_s)
+            try:
+                await asyncio.wait_for(self._rebalance_wanted.wait(), pause_s)
+            except TimeoutError:
+                pass
+
+    async def _rebalance(self) -> bool:
+        """Work out which queues are ours; False when something could not be found out and should be soon."""
+        settled = True
+        for subscription in list(self._subscriptions.values()):
+            try:
+                mine = await self._share_of(subscription.topic)
+            except ClientError as error:
+                settled = False
+                if subscription.topic == retry_topic(self._group) and error.code == ResponseCode.TOPIC_NOT_EXIST:
+                    continue  # brokers make it when they have heard of the group
+                self.session.complaints.warning(
+                    logger, f"rebalance {subscription.topic}", "group %s, topic %s: %s", self._group,
+                    subscription.topic, error,
+                )  # fmt: skip
+                continue
+            for queue in [queue for queue in self._readers if queue.topic == subscription.topic]:
+                if queue not in mine:
+                    self._revoke(queue)
+            for queue in mine:
+                if queue in self._leaving:
+                    settled = False
+                elif queue not in self._readers:
+                    reader = self._readers[queue] = QueueReader(self, queue, subscription)
+                    reader.start()
+        return settled
+
+    async def _share_of(self, topic: str) -> list[MessageQueue]:
+        route = await self.session.routes.get(topic)
+        queues = RouteBook.read_queues(route)
+        if self._model is MessageModel.BROADCASTING or not queues:
+            return queues
+        own_id = self.session.client_id
+        members = await self._member_ids([group.name for group in route.groups])
+        if own_id not in members:
+            await self.session.heartbeat()
+            members = await self._member_ids([group.name for group in route.groups])
+        return self._allocate(own_id, queues, members)
+
+    async def _member_ids(self, broker_names: list[str]) -> list[str]:
+        """The members by the first broker that tells. Raises ClientError; nobody may conclude from silence."""
+        failure: ClientError = NoRoute("no broker of the topic has a master now")
+        for name in sorted(broker_names):
+            try:
+                address = self.session.routes.require_master(name)
+                request = Command.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self._group})
+                reply = await self.session.requests.invoke(address, request)
+                if reply.code == ResponseCode.SUCCESS:
+                    return read_consumer_ids(reply)
+                if reply.code == ResponseCode.SYSTEM_ERROR:
+                    return []  # it knows no member, not even us
+                failure = error_from_reply(reply.code, reply.remark, address)
+            except ClientError as error:
+                failure = error
+            except ValueError as error:
+                failure = error_from_reply(ResponseCode.SYSTEM_ERROR, str(error), address)
+            for topic in self._subscriptions:
+                self.session.routes.failed(name, topic, failure)
+        raise failure
+
+    def _revoke(self, queue: MessageQueue) -> None:
+        reader = self._readers.pop(queue)
+        reader.dropped = True
+        task = asyncio.get_running_loop().create_task(self._let_go(reader))
+        self._leaving[queue] = task
+        task.add_done_callback(lambda _: self._left(queue))
+
+    def _left(self, queue: MessageQueue) -> None:
+        self._leaving.pop(queue, None)
+        self._rebalance_wanted.set()
+
+    async def _let_go(self, reader: QueueReader) -> None:
+        await reader.stop()
+        if reader.tracker is not None:
+            await self._save_quietly({reader.queue: reader.tracker.committed_offset})
+        await self._released(reader)
+
+    async def _keep_saved(self) -> None:
+        while True:
+            await asyncio.sleep(self.session.timings.persist_interval_s)
+            await self._save_quietly(self._news())
+
+    def _news(self) -> dict[MessageQueue, int]:
+        """Offsets that have changed since they were saved."""
+        news = {}
+        for queue, reader in self._readers.items():
+            if reader.tracker is not None and reader.tracker.committed_offset != reader.saved_offset:
+                news[queue] = reader.tracker.committed_offset
+        return news
+
+    async def _save(self, offsets: dict[MessageQueue, int]) -> None:
+        if not offsets:
+            return
+        await self.offsets.save(offsets)
+        for queue, offset in offsets.items():
+            reader = self._readers.get(queue)
+            if reader is not None:
+                reader.saved_offset = offset
+
+    async def _save_quietly(self, offsets: dict[MessageQueue, int]) -> None:
+        try:
+            await self._save(offsets)
+        except (ClientError, OSError) as error:
+            self._complain_of_saving(error)
+
+    def _complain_of_saving(self, error: Exception) -> None:
+        self.session.complaints.warning(
+            logger, f"save {self._group}", "the offsets of group %s were not kept: %s", self._group, error
+        )

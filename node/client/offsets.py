@@ -1,0 +1,112 @@
+"""How far a consumer group is: at the brokers for a group that shares its messages, in a file for one that does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from node.client.errors import BadReply, error_from_reply
+from node.client.messages import MessageQueue
+from node.client.session import Session
+from node.remoting import Command, RequestCode, RequestError, ResponseCode
+from node.runtime import Disk
+
+__all__ = ["BrokerOffsets", "LocalOffsets", "OffsetStore"]
+
+MAX_LOCAL_OFFSETS: Final = 1_000_000
+"""Queues in one file of offsets."""
+
+
+class OffsetStore(Protocol):
+    """Remembers, for one group, the offset of the next message of each queue."""
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        """The offset kept for `queue`, None when there is none. Raises ClientError or OSError."""
+        ...
+
+    async def save(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Keep these. Raises ClientError or OSError; what was kept before may or may not be replaced then."""
+        ...
+
+
+class BrokerOffsets:
+    """Offsets at the master of each queue (codes 14 and 15)."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        self._session = session
+        self._group = group
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        address = self._session.routes.require_master(queue.broker_name)
+        reply = await self._session.requests.invoke(
+            address, Command.request(RequestCode.QUERY_CONSUMER_OFFSET, self._fields(queue))
+        )
+        if reply.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        if reply.code != ResponseCode.SUCCESS:
+            raise error_from_reply(reply.code, reply.remark, address)
+        try:
+            offset = reply.get_int("offset")
+        except RequestError as error:
+            raise BadReply(error.remark, address=address, code=reply.code) from None
+        return offset if offset >= 0 else None
+
+    async def save(self, offsets: Mapping[MessageQueue, int]) -> None:
+        results = await asyncio.gather(
+            *(self._save_one(queue, offset) for queue, offset in offsets.items()), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _save_one(self, queue: MessageQueue, offset: int) -> None:
+        address = self._session.routes.require_master(queue.broker_name)
+        fields = self._fields(queue) | {"commitOffset": offset}
+        reply = await self._session.requests.invoke(
+            address, Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+        )
+        if reply.code != ResponseCode.SUCCESS:
+            raise error_from_reply(reply.code, reply.remark, address)
+
+    def _fields(self, queue: MessageQueue) -> dict[str, str | int | bool]:
+        return {"consumerGroup": self._group, "topic": queue.topic, "queueId": queue.queue_id}
+
+
+class LocalOffsets:
+    """Offsets in one JSON file, replaced as a whole. One consumer per file."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._offsets: dict[MessageQueue, int] | None = None
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        return self._all().get(queue)
+
+    async def save(self, offsets: Mapping[MessageQueue, int]) -> None:
+        merged = self._all() | dict(offsets)
+        if len(merged) > MAX_LOCAL_OFFSETS:
+            raise OSError(f"{self._path}: more than {MAX_LOCAL_OFFSETS} queues")
+        content = [[queue.topic, queue.broker_name, queue.queue_id, offset] for queue, offset in merged.items()]
+        directory = self._path.rpartition("/")[0]
+        if directory:
+            self._disk.make_dirs(directory)
+        await self._disk.write_file_atomic(self._path, json.dumps({"offsets": content}).encode())
+        self._offsets = merged
+
+    def _all(self) -> dict[MessageQueue, int]:
+        if self._offsets is None:
+            self._offsets = {}
+            if self._disk.exists(self._path):
+                try:
+                    content = json.loads(self._disk.read_file(self._path))["offsets"]
+                    self._offsets = {
+                        MessageQueue(str(topic), str(broker), int(queue_id)): int(offset)
+                        for topic, broker, queue_id, offset in content
+                    }
+                except (ValueError, KeyError, TypeError) as error:
+                    self._offsets = None
+                    raise OSError(f"{self._path} is no file of offsets: {error!r}") from error
+        return self._offsets

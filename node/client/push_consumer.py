@@ -1,0 +1,259 @@
+"""Consumers that call the program: messages in any order and many at once, or queue by queue in order.
+
+What the handler returns decides: nothing, or ConsumeResult.DONE, and the messages are dealt with; an exception or
+ConsumeResult.LATER, and they come again. Every message is delivered at least once, and more than once after a
+crash, a rebalance or a lost answer: handlers must bear that (`message_id` is the same for every copy).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
+
+from node.client.consumer import GroupConsumer
+from node.client.errors import ClientError, error_from_reply
+from node.client.messages import MessageQueue, ReceivedMessage
+from node.client.reader import QueueReader
+from node.client.requests import lock_request, read_locked, send_back_request
+from node.client.session import Session
+from node.client.subscriptions import MessageModel, SqlFilter
+from node.remoting import RequestCode, ResponseCode
+
+__all__ = ["ConsumeResult", "Handler", "PushConsumer"]
+
+logger = logging.getLogger("node.client")
+
+MAX_CONCURRENCY: Final = 1000
+MAX_RECONSUME_TIMES: Final = 16
+"""Deliveries after the first one before a message goes to the dead letters (R)."""
+RETRY_HERE_PAUSE_S: Final = 5.0
+"""Before messages are handled again that could not be given back (R)."""
+DELAY_TO_DEAD_LETTERS: Final = -1
+
+
+class ConsumeResult(Enum):
+    """What a handler has made of messages."""
+
+    DONE = "done"
+    LATER = "later"
+    """Deliver them again."""
+
+
+Handler = Callable[[Sequence[ReceivedMessage]], Awaitable[ConsumeResult | None]]
+
+
+class PushConsumer(GroupConsumer):
+    """Calls `handler` with up to `batch_size` messages of one queue at a time. Made by `Client.push_consumer`.
+
+    Not ordered: up to `concurrency` calls at once; messages that failed are given back to the broker, which delivers
+    them again after a pause that grows (10 s, 30 s, 1 min, ...), to the dead letters after `max_reconsume_times`.
+
+    Ordered: one call per queue at a time, in the order of the queue, by one member of the group at a time (brokers
+    lock queues for it); messages that failed are tried again in place after a pause, and hold their queue up
+    until they work or `max_reconsume_times` is over (then they go to the dead letters; None means never).
+
+    Broadcasting: messages that failed are not delivered again, only logged.
+    """
+
+    is_push = True
+
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        handler: Handler,
+        subscriptions: Mapping[str, str | SqlFilter],
+        *,
+        ordered: bool = False,
+        batch_size: int = 1,
+        concurrency: int = 20,
+        max_reconsume_times: int | None = MAX_RECONSUME_TIMES,
+        **options: Any,
+    ) -> None:
+        if batch_size < 1 or not 1 <= concurrency <= MAX_CONCURRENCY:
+            raise ValueError(f"batch_size must be at least 1 and concurrency from 1 to {MAX_CONCURRENCY}")
+        if max_reconsume_times is None and not ordered:
+            raise ValueError("only an ordered consumer can try for ever")
+        super().__init__(session, group, subscriptions, **options)
+        self._handler = handler
+        self._ordered = ordered
+        self._locks = ordered and self._model is MessageModel.CLUSTERING
+        self._batch_size = batch_size
+        self._concurrency = concurrency
+        self._max_reconsume_times = max_reconsume_times
+        self._work: asyncio.Queue[tuple[QueueReader, list[ReceivedMessage]]] = asyncio.Queue()
+        self._workers: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        if not self._running:
+            loop = asyncio.get_running_loop()
+            if self._locks:
+                self._workers.append(loop.create_task(self._keep_locks()))
+            if not self._ordered:
+                self._workers += [loop.create_task(self._handle_work()) for _ in range(self._concurrency)]
+        await super().start()
+
+    # Messages that have arrived
+
+    async def take(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:
+        batches = [messages[at : at + self._batch_size] for at in range(0, len(messages), self._batch_size)]
+        if not self._ordered:
+            for batch in batches:
+                self._work.put_nowait((reader, batch))  # bounded: a reader waits when it has too many open
+            return
+        for batch in batches:
+            if not await self._handle_in_order(reader, batch):
+                return
+
+    async def _handle_work(self) -> None:
+        while True:
+            reader, messages = await self._work.get()
+            if not reader.dropped:
+                await self._handle(reader, messages)
+
+    async def _handle(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:
+        reader.handling += 1
+        try:
+            if await self._call(messages):
+                reader.done(messages)
+                return
+            if self._model is MessageModel.BROADCASTING:
+                reader.done(messages)
+                return
+            results = await asyncio.gather(*(self._give_back(reader, message, 0) for message in messages))
+            reader.done([message for message, given in zip(messages, results, strict=True) if given])
+            kept = [message for message, given in zip(messages, results, strict=True) if not given]
+        finally:
+            reader.handler_left()
+        if kept:
+            self.session.spawn(self._handle_again(reader, kept))
+
+    async def _handle_again(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:
+        await asyncio.sleep(RETRY_HERE_PAUSE_S)
+        for message in messages:
+            message.reconsume_times += 1
+        self._work.put_nowait((reader, messages))
+
+    async def _handle_in_order(self, reader: QueueReader, messages: list[ReceivedMessage]) -> bool:
+        """Handle a batch until it is done; False when the queue is no longer ours."""
+        while True:
+            if reader.dropped:
+                return False
+            if self._locks and reader.locked_until_s < asyncio.get_running_loop().time():
+                reader.forget_position()
+                return False
+            reader.handling += 1
+            try:
+                succeeded = await self._call(messages)
+            finally:
+                reader.handler_left()
+            if succeeded or self._model is MessageModel.BROADCASTING:
+                reader.done(messages)
+                return True
+            for message in messages:
+                message.reconsume_times += 1
+            limit = self._max_reconsume_times
+            if limit is not None and messages[0].reconsume_times > limit:
+                given = await asyncio.gather(
+                    *(self._give_back(reader, message, DELAY_TO_DEAD_LETTERS) for message in messages)
+                )
+                if all(given):
+                    reader.done(messages)
+                    return True
+            await reader.pause(self.session.timings.retry_pause_s)
+
+    async def _call(self, messages: list[ReceivedMessage]) -> bool:
+        """Whether the handler has dealt with the messages."""
+        try:
+            return await self._handler(messages) is not ConsumeResult.LATER
+        except Exception as error:
+            self.session.complaints.warning(
+                logger, f"handler {self._group}", "the handler of group %s failed with %d messages from %s: %r",
+                self._group, len(messages), messages[0].queue, error,
+            )  # fmt: skip
+            return False
+
+    async def _give_back(self, reader: QueueReader, message: ReceivedMessage, delay_level: int) -> bool:
+        """Have the broker deliver the message again; False when it did not say that it will."""
+        limit = self._max_reconsume_times
+        request = send_back_request(
+            self._group, physical_offset=message.stored.physical_offset, message_id=message.message_id,
+            topic=message.topic, delay_level=delay_level,
+            max_reconsume_times=MAX_RECONSUME_TIMES if limit is None else limit,
+        )  # fmt: skip
+        try:
+            address = self.session.routes.require_master(reader.queue.broker_name)
+            reply = await self.session.requests.invoke(address, request)
+            if reply.code != ResponseCode.SUCCESS:
+                raise error_from_reply(reply.code, reply.remark, address)
+        except ClientError as error:
+            self.session.routes.failed(reader.queue.broker_name, reader.queue.topic, error)
+            self.session.complaints.warning(
+                logger, f"back {self._group}", "group %s could not give a message back: %s", self._group, error
+            )
+            return False
+        return True
+
+    # Locks of queues
+
+    async def may_read(self, reader: QueueReader) -> bool:
+        if not self._locks or reader.locked_until_s >= asyncio.get_running_loop().time():
+            return True
+        await self.session.routes.get(reader.queue.topic)
+        await self._lock(reader.queue.broker_name, [reader])
+        if reader.locked_until_s < asyncio.get_running_loop().time():
+            return False
+        reader.forget_position()
+        return True
+
+    async def _keep_locks(self) -> None:
+        while True:
+            await asyncio.sleep(self.session.timings.lock_interval_s)
+            by_broker: dict[str, list[QueueReader]] = {}
+            for reader in self._readers.values():
+                if reader.locked_until_s > float("-inf"):
+                    by_broker.setdefault(reader.queue.broker_name, []).append(reader)
+            for broker_name, readers in by_broker.items():
+                try:
+                    await self._lock(broker_name, readers)
+                except ClientError as error:
+                    self.session.complaints.warning(logger, f"lock {broker_name}", "locking queues: %s", error)
+
+    async def _lock(self, broker_name: str, readers: Sequence[QueueReader]) -> None:
+        """Lock queues of one broker, or renew their locks. Raises ClientError; what was locked then stays so until its
+        lease is over."""
+        asked_s = asyncio.get_running_loop().time()
+        address = self.session.routes.require_master(broker_name)
+        request = self._lock_request(RequestCode.LOCK_BATCH_MQ, readers)
+        reply = await self.session.requests.invoke(address, request)
+        if reply.code != ResponseCode.SUCCESS:
+            raise error_from_reply(reply.code, reply.remark, address)
+        try:
+            locked = read_locked(reply)
+        except ValueError as error:
+            raise error_from_reply(ResponseCode.SYSTEM_ERROR, str(error), address) from None
+        for reader in readers:
+            lease_s = self.session.timings.lock_lease_s
+            reader.locked_until_s = asked_s + lease_s if reader.queue in locked else float("-inf")
+
+    def _lock_request(self, code: RequestCode, readers: Iterable[QueueReader]) -> Any:
+        queues: list[MessageQueue] = [reader.queue for reader in readers]
+        return lock_request(code, self._group, self.session.client_id, queues)
+
+    async def _released(self, reader: QueueReader) -> None:
+        if not self._locks or reader.locked_until_s < asyncio.get_running_loop().time():
+            return
+        try:
+            address = self.session.routes.require_master(reader.queue.broker_name)
+            await self.session.requests.invoke(address, self._lock_request(RequestCode.UNLOCK_BATCH_MQ, [reader]))
+        except ClientError as error:
+            self.session.complaints.warning(logger, f"unlock {self._group}", "unlocking a queue: %s", error)
+
+    async def _stopped(self) -> None:
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)

@@ -1,0 +1,193 @@
+"""Reading one queue for a consumer: where to begin, one pull after the other, and how far the group is.
+
+A reader is a task for as long as its queue is assigned to the consumer. Messages that were handed out and not
+dealt with yet hold the committed offset back, so what is committed was dealt with whatever the order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from node.client.errors import ClientError
+from node.client.messages import MessageQueue, ReceivedMessage
+from node.client.results import PullResult, PullStatus
+from node.client.subscriptions import Subscription
+
+if TYPE_CHECKING:
+    from node.client.consumer import GroupConsumer
+
+__all__ = ["OffsetTracker", "QueueReader"]
+
+logger = logging.getLogger("node.client")
+
+MAX_OPEN_MESSAGES: Final = 1000
+"""Messages of one queue that are held and not dealt with (R: pullThresholdForQueue)."""
+MAX_OPEN_BYTES: Final = 64 * 1024 * 1024
+"""Their bytes over all queues of a consumer; beyond it a queue that holds any waits."""
+PULL_MESSAGES: Final = 32
+"""Messages asked for at once (R: pullBatchSize)."""
+
+
+class OffsetTracker:
+    """Which messages of a queue are open, and the offset below which all are dealt with."""
+
+    def __init__(self, offset: int) -> None:
+        self.next_offset = offset
+        """Where to read on."""
+        self.open_bytes = 0
+        self._open: dict[int, int] = {}
+
+    @property
+    def open_count(self) -> int:
+        """Messages handed out and not dealt with."""
+        return len(self._open)
+
+    @property
+    def committed_offset(self) -> int:
+        """Everything below was dealt with."""
+        return min(self._open, default=self.next_offset)
+
+    def is_open(self, offset: int) -> bool:
+        """Whether the message was handed out and not dealt with."""
+        return offset in self._open
+
+    def opened(self, offset: int, size_bytes: int) -> None:
+        """A message was handed out."""
+        self.open_bytes += size_bytes - self._open.get(offset, 0)
+        self._open[offset] = size_bytes
+
+    def done(self, offset: int) -> None:
+        """A message was dealt with."""
+        self.open_bytes -= self._open.pop(offset, 0)
+
+
+class QueueReader:
+    """Reads `queue` for `consumer` until it is stopped."""
+
+    def __init__(self, consumer: GroupConsumer, queue: MessageQueue, subscription: Subscription) -> None:
+        self.queue = queue
+        self.subscription = subscription
+        self.tracker: OffsetTracker | None = None
+        """None until it is known where to begin."""
+        self.dropped = False
+        self.handling = 0
+        """Calls of the program's handler with messages of this queue that are under way."""
+        self.locked_until_s = float("-inf")
+        self.saved_offset = -1
+        self._consumer = consumer
+        self._changed = asyncio.Event()
+        self._interruptible = True
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin reading."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Read no further; returns when no handler has messages of this queue any more."""
+        self.dropped = True
+        self._changed.set()
+        if self._task is not None:
+            if self._interruptible:
+                self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        while self.handling:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def seek(self, offset: int) -> None:
+        """Read on at `offset`. Messages that are out already stay out."""
+        self.tracker = OffsetTracker(offset)
+        self._changed.set()
+
+    def forget_position(self) -> None:
+        """Load the offset again before reading on: somebody else may have read meanwhile."""
+        self.tracker = None
+
+    def has_open(self, message: ReceivedMessage) -> bool:
+        """Whether the message is out and counts; not after a `seek`."""
+        return self.tracker is not None and self.tracker.is_open(message.queue_offset)
+
+    async def pause(self, pause_s: float) -> None:
+        """Wait, at most until the reader is stopped."""
+        self._changed.clear()
+        if not self.dropped:
+            try:
+                await asyncio.wait_for(self._changed.wait(), pause_s)
+            except TimeoutError:
+                pass
+
+    def done(self, messages: Iterable[ReceivedMessage]) -> None:
+        """These were dealt with."""
+        if self.tracker is not None:
+            for message in messages:
+                self.tracker.done(message.queue_offset)
+        self._changed.set()
+
+    def handler_left(self) -> None:
+        """A call of the handler is over."""
+        self.handling -= 1
+        self._changed.set()
+
+    async def _run(self) -> None:
+        consumer = self._consumer
+        session = consumer.session
+        while not self.dropped:
+            try:
+                if not await consumer.may_read(self):
+                    await asyncio.sleep(session.timings.retry_pause_s)
+                    continue
+                await session.routes.get(self.queue.topic)
+                if self.tracker is None:
+                    self.tracker = OffsetTracker(await consumer.first_offset(self.queue))
+                await self._wait_for_room(self.tracker)
+                tracker = self.tracker
+                if tracker is not None:
+                    await self._take(tracker, await self._pull(tracker.next_offset))
+            except ClientError as error:
+                session.routes.failed(self.queue.broker_name, self.queue.topic, error)
+                session.complaints.warning(logger, f"pull {self.queue}", "reading %s: %s", self.queue, error)
+                await asyncio.sleep(session.timings.retry_pause_s)
+            except OSError as error:
+                session.complaints.warning(logger, f"pull {self.queue}", "reading %s: %s", self.queue, error)
+                await asyncio.sleep(session.timings.retry_pause_s)
+
+    async def _pull(self, offset: int) -> PullResult:
+        session, subscription = self._consumer.session, self.subscription
+        return await session.requests.pull(
+            self.queue.topic, self.queue.queue_id, offset, PULL_MESSAGES,
+            subscription=subscription.expression, suspend_ms=session.timings.pull_suspend_ms,
+            address=session.routes.require_master(self.queue.broker_name), group=self._consumer.group,
+            expression_type=subscription.expression_type, version=subscription.version,
+        )  # fmt: skip
+
+    async def _take(self, tracker: OffsetTracker, result: PullResult) -> None:
+        if self.dropped or self.tracker is not tracker:
+            return
+        if result.status is PullStatus.OFFSET_ILLEGAL:
+            self._consumer.session.complaints.warning(
+                logger, f"offset {self.queue}", "offset %d of %s does not exist; going on at %d", tracker.next_offset,
+                self.queue, result.next_offset,
+            )  # fmt: skip
+        messages: list[ReceivedMessage] = []
+        for stored in result.messages:
+            if self.subscription.passes(stored):
+                tracker.opened(stored.queue_offset, len(stored.body))
+                messages.append(ReceivedMessage(stored, self.queue))
+        tracker.next_offset = result.next_offset
+        if messages:
+            self._interruptible = False
+            try:
+                await self._consumer.take(self, messages)
+            finally:
+                self._interruptible = True
+
+    async def _wait_for_room(self, tracker: OffsetTracker) -> None:
+        while tracker.open_count >= MAX_OPEN_MESSAGES or (
+            tracker.open_count and self._consumer.open_bytes >= MAX_OPEN_BYTES
+        ):
+            self._changed.clear()
+            await self._changed.wait()

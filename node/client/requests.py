@@ -1,0 +1,157 @@
+"""How requests of producers and consumers look on the wire, and how their replies are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from node.client.messages import PRODUCER_GROUP, MessageQueue
+from node.remoting import Command, FieldValue, RequestCode
+from node.store.properties import encode_properties
+from node.store.record import RecordError, decode_record
+
+__all__ = [
+    "DEFAULT_TOPIC",
+    "end_transaction_request",
+    "group_of_check",
+    "heartbeat_request",
+    "lock_request",
+    "read_consumer_ids",
+    "read_locked",
+    "send_back_request",
+    "send_request",
+]
+
+DEFAULT_TOPIC: Final = "TBW102"
+"""The topic whose settings an unknown topic would inherit (R)."""
+DEFAULT_TOPIC_QUEUES: Final = 4
+
+_V2_NAMES: Final = {
+    "producerGroup": "a", "topic": "b", "defaultTopic": "c", "defaultTopicQueueNums": "d", "queueId": "e",
+    "sysFlag": "f", "bornTimestamp": "g", "flag": "h", "properties": "i", "reconsumeTimes": "j", "unitMode": "k",
+    "maxReconsumeTimes": "l", "batch": "m",
+}  # fmt: skip
+
+
+def send_request(
+    code: int,
+    group: str,
+    topic: str,
+    queue_id: int,
+    body: bytes,
+    *,
+    properties: Mapping[str, str],
+    born_ms: int,
+    sys_flag: int = 0,
+) -> Command:
+    """A send in one of its three shapes: 10, 310, or 320 for a batch body.
+
+    Raises ValueError for another code; PropertyError (a ValueError) for properties that cannot be written.
+    """
+    if code not in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
+        raise ValueError(f"code {code} sends no message")
+    fields: dict[str, FieldValue] = {
+        "producerGroup": group,
+        "topic": topic,
+        "defaultTopic": DEFAULT_TOPIC,
+        "defaultTopicQueueNums": DEFAULT_TOPIC_QUEUES,
+        "queueId": queue_id,
+        "sysFlag": sys_flag,
+        "bornTimestamp": born_ms,
+        "flag": 0,
+        "properties": encode_properties(properties),
+        "reconsumeTimes": 0,
+        "unitMode": False,
+        "batch": code == RequestCode.SEND_BATCH_MESSAGE,
+        "maxReconsumeTimes": 0,
+    }
+    if code != RequestCode.SEND_MESSAGE:
+        fields = {_V2_NAMES[name]: value for name, value in fields.items()}
+    return Command.request(code, fields, body)
+
+
+def heartbeat_request(client_id: str, producers: Iterable[str], consumers: Sequence[Mapping[str, Any]]) -> Command:
+    """Who we are: our id, the groups we produce for, and the consumers with their subscriptions."""
+    body = {
+        "clientID": client_id,
+        "producerDataSet": [{"groupName": group} for group in producers],
+        "consumerDataSet": list(consumers),
+    }
+    return Command.request(RequestCode.HEART_BEAT, {}, json.dumps(body).encode())
+
+
+def read_consumer_ids(reply: Command) -> list[str]:
+    """The members of a group, sorted as every member sorts them. Raises ValueError."""
+    try:
+        return sorted(str(member) for member in json.loads(reply.body)["consumerIdList"])
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no list of consumers: {error!r}") from None
+
+
+def lock_request(code: int, group: str, client_id: str, queues: Iterable[MessageQueue]) -> Command:
+    """Lock (41) or unlock (42) queues of one broker for this client."""
+    body = {
+        "consumerGroup": group,
+        "clientId": client_id,
+        "mqSet": [
+            {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id} for queue in queues
+        ],
+    }
+    return Command.request(code, {}, json.dumps(body).encode())
+
+
+def read_locked(reply: Command) -> list[MessageQueue]:
+    """The queues that are locked for us now. Raises ValueError."""
+    try:
+        return [
+            MessageQueue(str(queue["topic"]), str(queue["brokerName"]), int(queue["queueId"]))
+            for queue in json.loads(reply.body)["lockOKMQSet"]
+        ]
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no list of locked queues: {error!r}") from None
+
+
+def send_back_request(
+    group: str, *, physical_offset: int, message_id: str, topic: str, delay_level: int, max_reconsume_times: int
+) -> Command:
+    """Give a message back to be delivered again: after the time of `delay_level`, 0 for one that grows with each
+    time, below 0 never again (it goes to the group's dead letters)."""
+    return Command.request(
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        {
+            "offset": physical_offset,
+            "group": group,
+            "delayLevel": delay_level,
+            "originMsgId": message_id,
+            "originTopic": topic,
+            "unitMode": False,
+            "maxReconsumeTimes": max_reconsume_times,
+        },
+    )
+
+
+def end_transaction_request(
+    group: str, *, flag: int, queue_offset: int, physical_offset: int, message_id: str, from_check: bool
+) -> Command:
+    """Commit (8), roll back (12) or leave undecided (0) the half message at these offsets."""
+    return Command.request(
+        RequestCode.END_TRANSACTION,
+        {
+            "producerGroup": group,
+            "tranStateTableOffset": queue_offset,
+            "commitLogOffset": physical_offset,
+            "commitOrRollback": flag,
+            "fromTransactionCheck": from_check,
+            "msgId": message_id,
+            "transactionId": message_id,
+        },
+    )
+
+
+def group_of_check(command: Command) -> str:
+    """The producer group that a check is meant for; "" where it cannot be read."""
+    try:
+        return decode_record(command.body)[0].properties.get(PRODUCER_GROUP, "")
+    except RecordError:
+        return ""

@@ -1,0 +1,240 @@
+"""A client: what the producers and consumers of one program share.
+
+One connection to each broker, one heartbeat for all groups, one book of routes, one place where the requests
+arrive that brokers send back (transaction checks, changes of consumer groups).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+from node.client.broker_client import BrokerClient
+from node.client.errors import ClientError
+from node.client.messages import UniqueKeys
+from node.client.requests import group_of_check, heartbeat_request
+from node.client.routes import RouteBook
+from node.logs import LogLimiter
+from node.remoting import Command, Connection, Credentials, RequestCode, ResponseCode
+from node.remoting.command import Serializer
+from node.runtime import Runtime
+
+__all__ = ["ClientTimings", "GroupMember", "Session"]
+
+logger = logging.getLogger("node.client")
+
+MAX_MEMBERS: Final = 1000
+"""Producers and consumers of one session: each is in every heartbeat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTimings:
+    """How often a client does what. Defaults are those of RocketMQ's clients (R)."""
+
+    route_interval_s: float = 30.0
+    heartbeat_interval_s: float = 30.0
+    rebalance_interval_s: float = 20.0
+    persist_interval_s: float = 5.0
+    lock_interval_s: float = 20.0
+    lock_lease_s: float = 30.0
+    """How long a lock counts after a broker has confirmed it; brokers keep it for 60 s."""
+    pull_suspend_ms: int = 15_000
+    """How long a broker holds a pull that finds nothing."""
+    retry_pause_s: float = 1.0
+    """Before a queue is pulled again after an error, and before an ordered message is handled again."""
+    drain_timeout_s: float = 10.0
+    """How long stopping waits for handlers that still work."""
+
+
+class GroupMember(Protocol):
+    """A producer or a consumer, as its session sees it."""
+
+    @property
+    def group(self) -> str: ...
+
+    def consumer_data(self) -> Mapping[str, Any] | None:
+        """What the heartbeat says of a consumer; None for a producer."""
+        ...
+
+    def members_changed(self) -> None:
+        """Somebody joined or left the group."""
+        ...
+
+    async def check_transaction(self, command: Command, address: str) -> None:
+        """A broker asks what became of a transaction of this group."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+class Session:
+    """The shared part of a client. Programs use `node.client.Client`, which adds producers and consumers."""
+
+    def __init__(
+        self,
+        name_servers: Sequence[str],
+        *,
+        runtime: Runtime,
+        client_id: str | None = None,
+        timings: ClientTimings | None = None,
+        request_timeout_ms: int = 3000,
+        connect_timeout_ms: int = 1000,
+        translate: Callable[[str], str] = lambda address: address,
+        serializer: Serializer = "json",
+        tls: ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.timings = timings or ClientTimings()
+        self.client_id = client_id or f"splitbrain@{runtime.random.getrandbits(64):016x}"
+        self.requests = BrokerClient(
+            name_servers=name_servers,
+            runtime=runtime,
+            request_timeout_ms=request_timeout_ms,
+            connect_timeout_ms=connect_timeout_ms,
+            translate=translate,
+            client_id=self.client_id,
+            serializer=serializer,
+            tls=tls,
+            credentials=credentials,
+        )
+        self.routes = RouteBook(
+            self.requests, max_age_s=self.timings.route_interval_s, on_new_address=self.heartbeat_soon
+        )
+        self.unique_keys = UniqueKeys(runtime)
+        self.complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
+        self._members: list[GroupMember] = []
+        self._greet = asyncio.Event()
+        self._heart: asyncio.Task[None] | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._greeted: dict[str, None] = {}
+        self.requests.register(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._members_changed)
+        self.requests.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_transaction)
+
+    async def __aenter__(self) -> Any:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop every consumer and producer, then close the connections. Idempotent."""
+        for member in list(self._members):
+            await member.stop()
+        tasks = [*self._tasks, *([self._heart] if self._heart is not None else [])]
+        self._heart = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.routes.close()
+        await self.requests.close()
+
+    # Members
+
+    def join(self, member: GroupMember) -> None:
+        """Have `member` in the heartbeats from now on. Raises ValueError where its group has one here already."""
+        is_consumer = member.consumer_data() is not None
+        for other in self._members:
+            if other.group == member.group and (other.consumer_data() is not None) == is_consumer:
+                kind = "consumer" if is_consumer else "producer"
+                raise ValueError(f"this client has a {kind} of group {member.group!r} already; use another client")
+        if len(self._members) >= MAX_MEMBERS:
+            raise ValueError(f"this client has {MAX_MEMBERS} producers and consumers already")
+        self._members.append(member)
+        if self._heart is None:
+            self._heart = asyncio.get_running_loop().create_task(self._beat())
+        self._greeted.clear()
+        self.heartbeat_soon()
+
+    async def leave(self, member: GroupMember) -> None:
+        """Take `member` out and tell the brokers that it is gone, as far as they can be reached."""
+        if member not in self._members:
+            return
+        self._members.remove(member)
+        field = "producerGroup" if member.consumer_data() is None else "consumerGroup"
+        fields = {"clientID": self.client_id, field: member.group}
+        farewells = [
+            self._tell(address, Command.request(RequestCode.UNREGISTER_CLIENT, fields))
+            for address in self.routes.addresses()
+        ]
+        await asyncio.gather(*farewells)
+
+    def spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        """Run something beside; it is cancelled when the session closes."""
+
+        async def run() -> None:
+            await work
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+        return task
+
+    # Heartbeats
+
+    def heartbeat_soon(self) -> None:
+        """Tell the brokers who we are as soon as possible."""
+        self._greet.set()
+
+    async def heartbeat(self, *, only_new: bool = False) -> None:
+        """Tell every known broker who we are; returns when each has answered or failed to."""
+        known = self.routes.addresses()
+        self._greeted = {address: None for address in self._greeted if address in known}
+        wanted = [address for address in known if not (only_new and address in self._greeted)]
+        if self._members and wanted:
+            await asyncio.gather(*(self._greet_one(address) for address in wanted))
+
+    async def _greet_one(self, address: str) -> None:
+        consumers = [data for member in self._members if (data := member.consumer_data()) is not None]
+        producers = [member.group for member in self._members if member.consumer_data() is None]
+        if await self._tell(address, heartbeat_request(self.client_id, producers, consumers)):
+            self._greeted[address] = None
+        else:
+            self._greeted.pop(address, None)
+
+    async def _tell(self, address: str, request: Command) -> bool:
+        try:
+            reply = await self.requests.invoke(address, request)
+        except ClientError as error:
+            self.complaints.warning(logger, f"tell {address}", "%s", error)
+            return False
+        if reply.code != ResponseCode.SUCCESS:
+            self.complaints.warning(
+                logger, f"tell {address}", "%s refuses request %d: %s", address, request.code, reply.remark
+            )
+        return reply.code == ResponseCode.SUCCESS
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while True:
+            self._greet.clear()
+            everybody = loop.time() >= due_s
+            if everybody:
+                due_s = loop.time() + self.timings.heartbeat_interval_s
+            await self.heartbeat(only_new=not everybody)
+            try:
+                await asyncio.wait_for(self._greet.wait(), max(due_s - loop.time(), 0))
+            except TimeoutError:
+                pass
+
+    # What brokers ask
+
+    def _members_changed(self, command: Command, connection: Connection) -> None:
+        group = command.get_str("consumerGroup", "")
+        for member in self._members:
+            if member.group == group:
+                member.members_changed()
+
+    async def _check_transaction(self, command: Command, connection: Connection) -> None:
+        group = group_of_check(command)
+        for member in list(self._members):
+            if member.group == group and member.consumer_data() is None:
+                await member.check_transaction(command, connection.remote_address)
