@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter as Tally
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -90,8 +89,11 @@ def summarise(
 
 
 def _stats(history: History, model: Model, outcomes: list[KeyOutcome], search_s: float) -> dict[str, Any]:
-    by_status = Tally(history.status)
-    engines = Tally(outcome.engine for outcome in outcomes)
+    count = history.status.count
+    by_status = {status: count(status) for status in ("fail", "info", "ok") if status in history.status}
+    engines: dict[str, int] = {}
+    for outcome in outcomes:
+        engines[outcome.engine] = engines.get(outcome.engine, 0) + 1
     skipped: dict[str, dict[str, int]] = {}
     for outcome in outcomes:
         for engine, reason in outcome.skipped.items():
@@ -101,9 +103,9 @@ def _stats(history: History, model: Model, outcomes: list[KeyOutcome], search_s:
     stats: dict[str, Any] = {
         "model": model.name,
         "operations": len(history),
-        "by_status": dict(sorted(by_status.items())),
+        "by_status": by_status,
         "keys": len(outcomes),
-        "engines": dict(engines),
+        "engines": engines,
         "not_applicable": skipped,
         "steps": sum(outcome.steps for outcome in outcomes),
         "search_s": round(search_s, 6),

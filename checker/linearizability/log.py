@@ -52,6 +52,7 @@ def _surely_fine(history: History, rows: Sequence[int]) -> bool:
     acked = 0
     crashed: list[Any] = []
     reads: list[Any] = []
+    tails: list[int] = []
     add_read = reads.append
     try:
         for f, value, result, status, invoked, returned in zip(
@@ -73,6 +74,7 @@ def _surely_fine(history: History, rows: Sequence[int]) -> bool:
                     rank = result["tail"]
                 else:
                     rank = result
+                    tails.append(rank)
                 rank += rank
                 last_invoke[rank] = invoked
                 if returned < first_return[rank]:
@@ -83,7 +85,7 @@ def _surely_fine(history: History, rows: Sequence[int]) -> bool:
     shown = set(log)
     if len(shown) != acked or _ABSENT in shown or not shown.isdisjoint(crashed):
         return False
-    if max(last_invoke[2 * acked + 1 :]) >= 0:
+    if max(tails, default=0) > acked:
         return False
     del last_invoke[2 * acked + 1 :], first_return[2 * acked + 1 :]
     for messages, start, tail in map(itemgetter("messages", "offset", "tail"), reads):
@@ -91,6 +93,8 @@ def _surely_fine(history: History, rows: Sequence[int]) -> bool:
             end = start + len(messages)
             if log[start:end] != messages or end > tail or start < 0:
                 return False
+        if tail > acked:
+            return False
     return not any(map(lt, islice(first_return, 1, None), accumulate(last_invoke, max)))
 
 
