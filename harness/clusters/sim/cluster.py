@@ -120,12 +120,15 @@ class SimCluster:
         """Run the coroutine that makes and uses such a cluster. See run_simulated."""
         return run_simulated(main, seed=seed)
 
-    @staticmethod
-    def missing(interface: str, ability: str) -> str | None:
-        """Nothing: everything that a fault can act on is simulated. Raises KeyError for what nothing has."""
+    @classmethod
+    def missing(cls, interface: str, ability: str) -> str | None:
+        """None: everything that a fault can act on is simulated. Raises KeyError for what nothing has."""
         if ability not in ABILITIES[interface]:
             raise KeyError(ability)
         return None
+
+    def equip(self, needs: Collection[tuple[str, str]]) -> None:
+        """Nothing to prepare: faults of every kind are there from the beginning."""
 
     def runtime(self) -> Runtime:
         """Clock, disk and randomness of the host `clients`, where the harness's own clients are."""

@@ -91,8 +91,8 @@ class SimDisk:
         return kind in self._stalled
 
     def fill_up(self) -> None:
-        """Leave no room for anything more."""
-        self.capacity_bytes = self.used_bytes()
+        """Leave no room for anything more, also when something is removed."""
+        self.capacity_bytes = 0
 
     def fail(self, kind: str, ratio: float = 1.0) -> None:
         """Let a part of the operations of one kind fail with EIO; 0 ends it."""

@@ -100,9 +100,8 @@ class SimDisks:
             stalled = {kind for fault_kind in kinds for kind in _EFFECTS[fault_kind].get("stall", ())}
             failing = {kind for fault_kind in kinds for kind in _EFFECTS[fault_kind].get("fail", ())}
             disk.delay_s = sum(fault.delay_ms for fault in faults if fault.kind == "slow") / 1000
-            if "full" not in kinds:
-                disk.capacity_bytes = None
-            elif disk.capacity_bytes is None:
+            disk.capacity_bytes = None
+            if "full" in kinds:
                 disk.fill_up()
             for kind in (READ, WRITE, SYNC):
                 disk.fail(kind, 1.0 if kind in failing else 0.0)

@@ -70,8 +70,9 @@ class SimLoop(RefusingLoop):
         self._salt = random.Random(f"{seed}/loop").getrandbits(64)
         self._now = START_S
         self._timer_numbers = 0
-        self._task_numbers = 0
-        self._future_numbers = 0
+        self.task_count = 0
+        self._future_count = 0
+        # Counted apart, because how many futures a primitive of asyncio makes differs between versions of Python.
         self._lane_numbers = 0
         self.root = Lane(self, "harness")
         self._runnable: list[Lane] = []
@@ -91,17 +92,6 @@ class SimLoop(RefusingLoop):
         """Numbers lanes in the order of their creation."""
         self._lane_numbers += 1
         return self._lane_numbers
-
-    def next_task_number(self) -> int:
-        """Numbers tasks in the order of their creation."""
-        self._task_numbers += 1
-        return self._task_numbers
-
-    def next_future_number(self) -> int:
-        """Numbers futures in the order of their creation. Apart from tasks: how many futures a primitive of
-        asyncio makes differs between versions of Python."""
-        number = self._future_numbers = self._future_numbers + 1
-        return number
 
     def current_lane(self) -> Lane:
         """The lane of the code that is running."""
@@ -415,7 +405,9 @@ class SimLoop(RefusingLoop):
     # Futures and tasks
 
     def create_future(self) -> asyncio.Future[Any]:
-        return SimFuture(self)
+        future = SimFuture(loop=self)
+        future.number = self._future_count = self._future_count + 1
+        return future
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
         if context is None:

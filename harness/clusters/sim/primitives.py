@@ -71,14 +71,13 @@ class SimTimerHandle(asyncio.TimerHandle):
 class SimFuture(asyncio.Future[Any]):
     """A future with a hash that is the same in every process."""
 
-    __slots__ = ("_number",)
+    __slots__ = ("number",)
 
-    def __init__(self, loop: SimLoop) -> None:
-        self._number = loop.next_future_number()
-        super().__init__(loop=loop)
+    number: int
+    """Set by the loop, which makes too many of these for an `__init__` of their own."""
 
     def __hash__(self) -> int:
-        return self._number
+        return self.number
 
 
 class SimTask(asyncio.Task[Any]):
@@ -87,7 +86,7 @@ class SimTask(asyncio.Task[Any]):
     __slots__ = ("lane", "number")
 
     def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: SimLoop, name: str | None, context: Context) -> None:
-        number = self.number = loop.next_task_number()
+        number = self.number = loop.task_count = loop.task_count + 1
         self.lane: Lane = context.get(LANE) or loop.root
         super().__init__(coro, loop=loop, name=name if name is not None else f"task-{number}", context=context)
 

@@ -1,0 +1,184 @@
+"""How fast the simulation is: seconds of cluster time per second of processor time, on one core.
+
+    python -m benchmarks simulation            the figures
+    python -m benchmarks.simulation --profile  where the time goes, by package and by function
+
+Five brokers, one name server and ten clients, as `harness run --cluster sim` has them, without report and checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import hashlib
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from harness.clusters.base import harness_runtime
+from harness.clusters.sim.cluster import SimCluster
+from harness.clusters.sim.loop import SimLoop
+from harness.history_writer import HistoryWriter
+from harness.runner import Run
+from harness.systems.broker import BrokerSystem
+from harness.test import Test
+from harness.workloads.register import RegisterWorkload
+from nemesis.partition import PARTITION
+from nemesis.schedule import Schedule, periodic
+
+__all__ = ["Figures", "main", "simulate"]
+
+NODES = 5
+CLIENTS = 10
+SAMPLE_S = 0.001
+"""Between two samples of the profile, in processor time."""
+
+
+class _Clock:
+    """The history's clock."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._zero_s: float | None = None
+
+    def start(self) -> None:
+        self._zero_s = self._loop.time()
+
+    def now_ns(self) -> int:
+        return 0 if self._zero_s is None else int((self._loop.time() - self._zero_s) * 1e9)
+
+
+class Figures:
+    """What one run took and did."""
+
+    def __init__(self, *, cluster_s: float, processor_s: float, steps: int, events: int, digest: str) -> None:
+        self.cluster_s = cluster_s
+        self.processor_s = processor_s
+        self.steps = steps
+        self.events = events
+        self.digest = digest
+
+    def __str__(self) -> str:
+        return (
+            f"{self.cluster_s:7.1f} s of cluster time in {self.processor_s:6.2f} s: "
+            f"{self.cluster_s / self.processor_s:6.1f} times real time; {self.steps / self.processor_s:9,.0f} steps/s; "
+            f"{self.steps / max(1, self.events / 2):6.0f} steps an operation"
+        )
+
+
+def simulate(*, seed: int, time_limit_s: float, rate: float, with_partitions: bool = False) -> Figures:
+    """One run of the register workload; `rate` in operations per second."""
+    with tempfile.TemporaryDirectory() as directory:
+        return SimCluster.run_harness(_simulate(seed, time_limit_s, rate, with_partitions, directory), seed=seed)
+
+
+async def _simulate(seed: int, time_limit_s: float, rate: float, with_partitions: bool, directory: str) -> Figures:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop)
+    cluster = SimCluster(node_count=NODES, run=None, work_dir=directory, ports=BrokerSystem.ports)
+    workload: Any = RegisterWorkload()
+    test = Test(
+        system="broker",
+        cluster="sim",
+        nodes=NODES,
+        workload="register",
+        nemesis=(),
+        nemesis_interval_s=3.0,
+        time_limit_s=time_limit_s,
+        concurrency=CLIENTS,
+        rate=rate,
+        seed=seed,
+    )
+    system = BrokerSystem(
+        cluster=cluster,
+        settings={},
+        keys=workload.keys,
+        log_dir=directory,
+        operation_timeout_s=test.operation_timeout_s,
+    )
+    schedule = Schedule(())
+    if with_partitions:
+        rng = cluster.runtime().random
+        schedule = periodic([("partition", PARTITION.variants)], rng, time_limit_s=time_limit_s, on_s=3.0, off_s=3.0)
+    clock = _Clock(loop)
+    history_path = Path(directory) / "history.jsonl"
+    with HistoryWriter(history_path, clock.now_ns) as writer:
+        run = Run(
+            test=test,
+            cluster=cluster,
+            system=system,
+            workload=workload,
+            nemeses={"partition": PARTITION},
+            schedule=schedule,
+            writer=writer,
+            clock=clock,
+            on_phase=lambda title: None,
+        )
+        began_s, loop_began_s = time.process_time(), loop.time()
+        await run.execute(wall_ms=harness_runtime(cluster).clock.wall_ms)
+        processor_s, cluster_s = time.process_time() - began_s, loop.time() - loop_began_s
+    return Figures(
+        cluster_s=cluster_s,
+        processor_s=processor_s,
+        steps=loop.steps,
+        events=writer.stats.events,
+        digest=hashlib.sha256(history_path.read_bytes()).hexdigest(),
+    )
+
+
+@contextlib.contextmanager
+def _sampled(functions: collections.Counter[str], packages: collections.Counter[str]) -> Iterator[None]:
+    """Count which function is running, every SAMPLE_S of processor time."""
+
+    def sample(number: int, frame: FrameType | None) -> None:
+        if frame is not None:
+            path = Path(frame.f_code.co_filename)
+            functions[f"{path.name}:{frame.f_code.co_name}"] += 1
+            packages[str(frame.f_globals.get("__name__", "?")).rpartition(".")[0] or path.stem] += 1
+
+    before = signal.signal(signal.SIGPROF, sample)
+    signal.setitimer(signal.ITIMER_PROF, SAMPLE_S, SAMPLE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def _profile() -> None:
+    functions: collections.Counter[str] = collections.Counter()
+    packages: collections.Counter[str] = collections.Counter()
+    with _sampled(functions, packages):
+        figures = simulate(seed=1, time_limit_s=30, rate=100)
+    print(figures)
+    total = sum(functions.values())
+    for counter in (packages, functions):
+        print()
+        for name, count in counter.most_common(30):
+            print(f"{100 * count / total:5.1f} %  {name}")
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(prog="simulation", description=__doc__.splitlines()[0])
+    parser.add_argument("--profile", action="store_true", help="where the time goes instead")
+    parser.add_argument("--digest", metavar="SEED", type=int, help="only the history's hash of a short run with faults")
+    options = parser.parse_args(sys.argv[1:])
+    if options.digest is not None:
+        print(simulate(seed=options.digest, time_limit_s=10, rate=40, with_partitions=True).digest)
+    elif options.profile:
+        _profile()
+    else:
+        print(f"100 operations/s  {simulate(seed=1, time_limit_s=30, rate=100)}")
+        print(f"idle              {simulate(seed=1, time_limit_s=600, rate=0.01)}")
+
+
+if __name__ == "__main__":
+    main()
