@@ -60,12 +60,11 @@ class GroupConsumer(ABC):
         version = session.runtime.clock.wall_ms()
         self._subscriptions: dict[str, Subscription] = {}
         for topic, wanted in subscriptions.items():
-            expression, is_sql = (
-                (wanted.expression, wanted.is_sql) if isinstance(wanted, Subscription) else (wanted, False)
-            )
-            self._subscriptions[topic] = Subscription(
-                topic=topic, expression=expression or "*", is_sql=is_sql, version=version
-            )
+            if isinstance(wanted, SqlFilter):
+                made = Subscription(topic=topic, expression=wanted.expression, is_sql=True, version=version)
+            else:
+                made = Subscription(topic=topic, expression=wanted or "*", version=version)
+            self._subscriptions[topic] = made
         if self._model is MessageModel.CLUSTERING and self.is_push:
             back = retry_topic(group)
             self._subscriptions[back] = Subscription(topic=back, expression="*", version=version)
