@@ -13,6 +13,9 @@ FlushMode = Literal["sync", "async"]
 
 MEBIBYTE = 1024 * 1024
 
+MAX_ENTRY_SIZE_BYTES = 8 * MEBIBYTE
+"""Of any entry: in base64 it must fit into a frame of 16 MiB. RocketMQ's messages are 4 MiB at most."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DLedgerTiming:
@@ -149,4 +152,4 @@ class DLedgerConfig:
     @property
     def max_entry_size_bytes(self) -> int:
         """The largest entry, header included: it must leave room for a blank in a file of its own."""
-        return self.data_segment_size_bytes - 8
+        return min(self.data_segment_size_bytes - 8, MAX_ENTRY_SIZE_BYTES)

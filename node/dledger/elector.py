@@ -329,7 +329,9 @@ class LeaderElector:
             if not state.is_candidate:
                 return None, False, False
             if self._next_outcome is VoteOutcome.WAIT_TO_VOTE_NEXT:
-                await state.change_term(max(state.term + 1, state.known_max_term))
+                term = max(state.term + 1, state.known_max_term)
+                await state.change_term(term, voted_for=state.self_id)
+                self._electable_term = term
                 self._next_outcome = VoteOutcome.WAIT_TO_REVOTE
                 state.announce()
             own_vote = await self._vote_for_self()

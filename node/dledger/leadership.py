@@ -26,6 +26,9 @@ logger = logging.getLogger("node.dledger.elector")
 MAX_WAITING_CONFIRMATIONS = 20_000
 """Reads that may wait for a round; each costs a few hundred bytes."""
 
+MAX_UNANSWERED_BEATS = 8
+"""Heartbeats under way to one peer. One that does not answer is spared the rounds of every read."""
+
 
 class Leadership:
     """One member's lead in one term, from election to the end of it.
@@ -56,6 +59,7 @@ class Leadership:
         self._answered_sent_ns: dict[str, int] = dict.fromkeys(self._others, now_ns)
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._unanswered: dict[str, int] = dict.fromkeys(self._others, 0)
         self._ended = False
         self.last_beat_ns = now_ns - config.timing.heartbeat_interval_ms * 1_000_000
 
@@ -66,7 +70,8 @@ class Leadership:
         self._round += 1
         self.last_beat_ns = self._clock.monotonic_ns()
         for peer in self._others:
-            self._send(peer, self._round, self.last_beat_ns)
+            if self._unanswered[peer] < MAX_UNANSWERED_BEATS:
+                self._send(peer, self._round, self.last_beat_ns)
         if not self._others:
             self._release()
 
@@ -150,10 +155,13 @@ class Leadership:
             term=self.term,
             leader_id=self._config.self_id,
         )
+        self._unanswered[peer] += 1
         try:
             answer = await self._peers.heartbeat(peer, request)
         except PeerError:
             return
+        finally:
+            self._unanswered[peer] -= 1
         if self._ended:
             return
         if answer.code is DLedgerCode.SUCCESS and answer.term == self.term:

@@ -146,16 +146,17 @@ class MemberState:
         """Write term and vote durably; memory is not changed. Raises OSError."""
         await self._disk.write_file_atomic(self._path, encode_document({"term": term, "voted_for": voted_for}))
 
-    async def change_term(self, term: int) -> None:
-        """Enter a newer term in which this member has not voted; forgets the leader. Holds for a member that is
-        no longer leader. The caller holds `lock`. Raises OSError; nothing has changed then.
+    async def change_term(self, term: int, *, voted_for: str | None = None) -> None:
+        """Enter a newer term, forgetting the leader, and give away this member's vote in it if `voted_for` is named.
+
+        Not for a leader: it steps down first. The caller holds `lock`. Raises OSError; nothing has changed then.
         """
         if term <= self._term:
             return
         if self._role is Role.LEADER:
             raise RuntimeError(f"the leader of term {self._term} must step down before it enters term {term}")
-        await self.persist(term, None)
-        self._term, self._voted_for = term, None
+        await self.persist(term, voted_for)
+        self._term, self._voted_for = term, voted_for
         self._leader_id = None
         self.is_new = False
         self.known_max_term = max(self.known_max_term, term)

@@ -18,7 +18,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from node.dledger.config import DLedgerConfig
-from node.dledger.entry import HEADER_SIZE_BYTES, NORMAL_MAGIC, BadEntry, Entry, encode_entry, parse_entry
+from node.dledger.entry import (
+    HEADER_SIZE_BYTES,
+    NORMAL_MAGIC,
+    BadEntry,
+    Entry,
+    blank_size_at,
+    encode_entry,
+    parse_entry,
+)
 from node.dledger.files import LedgerCorrupt, LedgerFiles
 from node.dledger.index import IndexUnit
 from node.dledger.recovery import Recovered, recover
@@ -153,20 +161,21 @@ class DLedgerStore:
         return self._cache[cached].term if cached >= 0 else self._unit(index).term
 
     def read_entries(self, first_index: int, *, max_entries: int, max_bytes: int) -> list[Entry]:
-        """Consecutive entries from `first_index` on: at least one where the log has it, else as many as fit.
-
-        Raises LedgerCorrupt, OSError.
+        """Consecutive entries from `first_index` on: at least one where the log has it, else as many as fit, at
+        most up to the end of a file or of what is only on disk. Raises LedgerCorrupt, OSError.
         """
-        entries: list[Entry] = []
+        if not self._begin_index <= first_index <= self._end_index or first_index < 0:
+            return []
+        count = min(max_entries, self._end_index - first_index + 1)
+        cached = first_index - self._end_index + len(self._cache) - 1
+        if cached < 0:
+            return self._read_row(first_index, min(count, -cached), max_bytes)
+        entries = self._cache[cached : cached + count]
         size_bytes = 0
-        for index in range(first_index, min(first_index + max_entries, self._end_index + 1)):
-            entry = self.get(index)
-            if entry is None:
-                break
+        for number, entry in enumerate(entries):
             size_bytes += len(entry.raw)
-            if entries and size_bytes > max_bytes:
-                break
-            entries.append(entry)
+            if number and size_bytes > max_bytes:
+                return entries[:number]
         return entries
 
     def read_bytes(self, position: int, size_bytes: int) -> bytes:
@@ -300,8 +309,7 @@ class DLedgerStore:
         self._committed_pos = self._cache[cached].end_pos if cached >= 0 else self._unit(index).end_pos
         self._committed_index = index
         self._changed.set()
-        for listener in self._commit_listeners:
-            listener()
+        self._tell(self._commit_listeners)
         return True
 
     def add_commit_listener(self, listener: Callable[[], None]) -> None:
@@ -388,6 +396,31 @@ class DLedgerStore:
             raise self._damaged(self._files.error_at(pos, str(error))) from error
         return entry
 
+    def _read_row(self, first_index: int, count: int, max_bytes: int) -> list[Entry]:
+        """Up to `count` entries of one file in a single read, each verified, also to continue the one before."""
+        unit = self._unit(first_index)
+        data = self._files.data
+        chunk = data.read(unit.pos, min(max(max_bytes, unit.size_bytes), data.room_at(unit.pos)))
+        entries: list[Entry] = []
+        offset, chain_crc = 0, None
+        while len(entries) < count:
+            size_bytes = int.from_bytes(chunk[offset + 4 : offset + 8], "big", signed=True)
+            if entries and (len(chunk) - offset < HEADER_SIZE_BYTES or offset + size_bytes > len(chunk)):
+                break
+            if entries and blank_size_at(chunk, offset) is not None:
+                break
+            try:
+                entry = parse_entry(chunk, offset, chain_crc)
+                if entry.pos != unit.pos + offset or entry.index != first_index + len(entries):
+                    raise BadEntry(f"entry {entry.index} of position {entry.pos} stands here")
+            except BadEntry as error:
+                if entries:
+                    break  # whoever asks for that one will be told
+                raise self._damaged(self._files.error_at(unit.pos, str(error))) from error
+            entries.append(entry)
+            offset, chain_crc = offset + len(entry.raw), entry.chain_crc
+        return entries
+
     def _damaged(self, error: LedgerCorrupt) -> LedgerCorrupt:
         self.corrupt_reads += 1
         self._complaints.warn("damage", f"the log cannot be served: {error}")
@@ -397,8 +430,14 @@ class DLedgerStore:
         self._changed.set()
         if self._index.unwritten_bytes > INDEX_WRITE_BYTES:
             self._index_full.set()
-        for listener in self._progress_listeners:
-            listener()
+        self._tell(self._progress_listeners)
+
+    def _tell(self, listeners: list[Callable[[], None]]) -> None:
+        for listener in listeners:
+            try:
+                listener()
+            except Exception:
+                logger.exception("a listener of the log failed")
 
     async def _checkpoint_forever(self) -> None:
         """A checkpoint some time after each change (3 s, R); nothing happens while nothing changes."""

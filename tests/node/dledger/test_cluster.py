@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.dledger import DEFAULT_TIMING, DLedgerCode, DLedgerError, ReadMode
+from node.dledger import DEFAULT_TIMING, DLedgerCode, DLedgerError, ReadMode, Role
 
 SAFE_MODES = [ReadMode.READ_INDEX, ReadMode.LEASE, ReadMode.LOG]
 
@@ -246,12 +246,22 @@ def test_a_new_leader_reads_nothing_before_its_own_entry_is_committed(simulate: 
         await group.start()
         old = await group.leader()
         await group.converged()
+        at_election: list[tuple[int, Any]] = []
+
+        def elected(term: int, role: Role) -> None:
+            if role is Role.LEADER:
+                (new,) = group.leaders()
+                barrier = asyncio.get_running_loop().create_task(group[new].read_barrier(ReadMode.READ_INDEX))
+                at_election.append((group[new].store.committed_index, barrier))
+
         index = (await group.append_all(old, b"acknowledged"))[-1]
         group.kill(old)  # before it has told the followers that this is committed
-        await group.until(lambda: bool(group.leaders()))
-        (new,) = group.leaders()
-        assert group[new].store.committed_index < index
-        assert await group.barrier(new, ReadMode.READ_INDEX) > index
+        for member in group.members.values():
+            member.add_role_listener(elected)
+        await group.until(lambda: bool(at_election))
+        committed_index, barrier = at_election[0]
+        assert committed_index < index
+        assert await barrier > index
 
     simulate(scenario)
 
