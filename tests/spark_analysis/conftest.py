@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -47,7 +48,13 @@ CONFIGURATIONS = ("read_index", "lease", "log", "unsafe")
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) -> Path:
-    """Forty register runs of four configurations, four log runs, one run that died, one with faults at all."""
+    """Forty register runs of four configurations, four log runs, one run that died.
+
+    SPLITBRAIN_RECOUNT_STORE names a store of real runs to recount instead.
+    """
+    real = os.environ.get("SPLITBRAIN_RECOUNT_STORE")
+    if real:
+        return Path(real)
     root = tmp_path_factory.mktemp("spark") / "store"
     for number in range(40):
         mode = CONFIGURATIONS[number % 4]

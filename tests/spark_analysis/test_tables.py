@@ -32,11 +32,18 @@ def runs(store: Path, recounting: ModuleType) -> Any:
     return recounting.recount(store)
 
 
+def test_the_runs_show_every_case(runs: Any) -> None:
+    assert {run.verdict for run in runs} == {"valid", "invalid", "unknown"}
+    assert sum(len(run.spans) for run in runs) > 10
+    assert {kind for run in runs for _, kind in run.anomalies()} >= {"linearizable", "lost"}
+    assert {op["outcome"] for run in runs for op in run.operations} == {"ok", "fail", "info"}
+    assert {op["phase"] for run in runs for op in run.operations} == {"before", "during", "after"}
+
+
 def test_rates(analysis: Any, runs: Any, recounting: ModuleType) -> None:
     groups = recounting.grouped(runs)
     rows = {group_of(row): row for row in analysis.table("rates").rows}
     assert rows.keys() == groups.keys()
-    seen = set()
     for group, members in groups.items():
         row = rows[group]
         tally = [sum(run.verdict == verdict for run in members) for verdict in ("valid", "invalid", "unknown")]
@@ -54,8 +61,6 @@ def test_rates(analysis: Any, runs: Any, recounting: ModuleType) -> None:
             assert {key: row[f"{name}_{key}"] for key in ("min", "p50", "max")} == {
                 key: expected[key] for key in ("min", "p50", "max")
             }
-        seen |= {run.verdict for run in members}
-    assert seen == {"valid", "invalid", "unknown"}, "the store must have all three"
 
 
 def test_anomalies_by_kind(analysis: Any, runs: Any, recounting: ModuleType) -> None:
@@ -74,7 +79,6 @@ def test_anomalies_by_kind(analysis: Any, runs: Any, recounting: ModuleType) -> 
         for row in analysis.table("anomalies").rows
     }
     assert found == expected
-    assert {key[-1] for key in found} >= {"linearizable", "lost"}
 
 
 def test_outcomes_in_and_out_of_faults(analysis: Any, runs: Any, recounting: ModuleType) -> None:
@@ -101,10 +105,8 @@ def test_outcomes_in_and_out_of_faults(analysis: Any, runs: Any, recounting: Mod
 
 def test_availability(analysis: Any, runs: Any, recounting: ModuleType) -> None:
     found = {(*group_of(row), row["measure"]): row for row in analysis.table("availability").rows}
-    away = 0
     for group, members in recounting.grouped(runs).items():
         lengths = [[b - a for a, b, _ in run.spans] for run in members]
-        away += sum(map(len, lengths))
         starts = [value for run in members for value in run.recoveries()[0]]
         heals = [value for run in members for value in run.recoveries()[1]]
         expected: dict[str, list[int | None]] = {
@@ -123,7 +125,6 @@ def test_availability(analysis: Any, runs: Any, recounting: ModuleType) -> None:
             assert {name: row[name] for name in recounting.quantiles([])} == recounting.quantiles(values), measure
             assert row["mean"] == (sum(values) / len(values) if values else None)
     assert found == {}
-    assert away > 10, "the runs must be away at times"
 
 
 def test_latency(analysis: Any, runs: Any, recounting: ModuleType) -> None:

@@ -1,0 +1,120 @@
+"""The arithmetic against brute force and known values."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_analysis.statistics import (
+    difference_interval,
+    fisher_exact,
+    holm,
+    mann_whitney,
+    nearest_rank,
+    odds_ratio,
+    rank_of,
+    wilson,
+)
+
+
+@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_is_where_the_score_test_turns(counts: tuple[int, int]) -> None:
+    hits, trials = counts
+    interval = wilson(hits, trials)
+    z = 1.959963984540054
+    for end, touched in ((interval.low, hits > 0), (interval.high, hits < trials)):
+        if touched:
+            assert abs(hits / trials - end) == pytest.approx(z * math.sqrt(end * (1 - end) / trials), rel=1e-9)
+    assert 0 <= interval.low <= hits / trials <= interval.high <= 1
+
+
+def test_wilson_of_nothing_seen_states_its_bound(recounting: ModuleType) -> None:
+    z_square = 1.959963984540054**2
+    assert wilson(0, 30).low == 0
+    assert wilson(0, 30).high == pytest.approx(z_square / (30 + z_square))
+    assert (wilson(0, 0).low, wilson(0, 0).high) == (0, 1)
+    assert recounting.wilson_by_search(3, 10) == pytest.approx((wilson(3, 10).low, wilson(3, 10).high))
+    with pytest.raises(ValueError, match="no proportion"):
+        wilson(2, 1)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.data())
+def test_fisher_counts_the_tables_that_are_no_likelier(of_a: int, of_b: int, data: st.DataObject) -> None:
+    a, b = data.draw(st.integers(0, of_a)), data.draw(st.integers(0, of_b))
+    hits = a + b
+    tables: dict[int, int] = {}
+    for chosen in itertools.combinations(range(of_a + of_b), hits):
+        first = sum(place < of_a for place in chosen)
+        tables[first] = tables.get(first, 0) + 1
+    expected = Fraction(sum(ways for ways in tables.values() if ways <= tables[a]), math.comb(of_a + of_b, hits))
+    assert fisher_exact(a, of_a, b, of_b) == pytest.approx(float(expected))
+
+
+def test_fisher_of_the_lady_tasting_tea() -> None:
+    assert fisher_exact(3, 4, 1, 4) == pytest.approx(0.4857142857)
+
+
+@given(st.lists(st.integers(0, 50), unique=True, min_size=2, max_size=9), st.data())
+def test_mann_whitney_counts_every_arrangement(values: list[int], data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, len(values) - 1))
+    first, second = values[:size], values[size:]
+
+    def u_of(ones: tuple[int, ...], others: list[int]) -> int:
+        return sum(b > a for a in ones for b in others)
+
+    seen = u_of(tuple(first), second)
+    every = [u_of(c, [v for v in values if v not in c]) for c in itertools.combinations(values, size)]
+    below, above = sum(u <= seen for u in every), sum(u >= seen for u in every)
+    test = mann_whitney(first, second)
+    assert test.exact
+    assert test.u == seen
+    assert test.p == pytest.approx(min(1.0, 2 * min(below, above) / len(every)))
+    assert test.effect == pytest.approx(sum((b > a) - (b < a) for a in first for b in second) / (size * len(second)))
+
+
+def test_mann_whitney_with_ties_and_large_samples() -> None:
+    # Reference values of SciPy 1.17, mannwhitneyu(..., method="asymptotic").
+    test = mann_whitney([1, 2, 2, 3, 3, 3], [2, 3, 3, 4, 4, 5])
+    assert not test.exact
+    assert test.u == 29
+    assert test.p == pytest.approx(0.07840293453326791)
+    large = mann_whitney(list(range(60)), [value + 0.5 for value in range(60)])
+    assert not large.exact
+    assert large.p == pytest.approx(0.8769515201868247)
+    assert mann_whitney([1, 1], [1, 1]).p == 1
+    assert mann_whitney([], [1]).p == 1
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_is_monotone_and_no_smaller(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    assert all(b >= a for a, b in zip(p_values, adjusted, strict=True))
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    for place, at in enumerate(order):
+        expected = max(min(1.0, (len(p_values) - i) * p_values[order[i]]) for i in range(place + 1))
+        assert adjusted[at] == pytest.approx(expected)
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=60), st.sampled_from([1, 500, 900, 990, 999, 1000]))
+def test_nearest_rank_is_the_smallest_value_that_covers(values: list[int], permille: int) -> None:
+    ordered = sorted(values)
+    value = nearest_rank(ordered, permille)
+    assert sum(v <= value for v in values) * 1000 >= permille * len(values)
+    smaller = [v for v in values if v < value]
+    assert len(smaller) * 1000 < permille * len(values)
+    assert 1 <= rank_of(permille, len(values)) <= len(values)
+
+
+def test_difference_interval_and_odds() -> None:
+    # Newcombe (1998), table II, row (a): 56/70 against 48/80, method 10: 0.0524 to 0.3339.
+    interval = difference_interval(48, 80, 56, 70)
+    assert (interval.low, interval.high) == pytest.approx((0.0524, 0.3339), abs=1e-4)
+    assert odds_ratio(1, 10, 9, 10) == pytest.approx((9.5 / 1.5) / (1.5 / 9.5))
+    with pytest.raises(ValueError, match="empty"):
+        nearest_rank([], 500)
