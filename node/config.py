@@ -43,6 +43,7 @@ __all__ = [
     "LimitsConfig",
     "NameServerConfig",
     "TopicConfig",
+    "TransactionsConfig",
     "check_topic_name",
     "parse_broker_config",
     "parse_name_server_config",
@@ -105,6 +106,20 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionsConfig:
+    """How transactions whose end does not come are asked about."""
+
+    reject: bool = False
+    """Refuse transactional messages altogether (R: rejectTransactionMessage)."""
+    timeout_s: int = 6
+    """From a half message to the first question (R: transactionTimeOut)."""
+    check_interval_s: int = 60
+    """Between two questions (R: transactionCheckInterval)."""
+    max_checks: int = 15
+    """Questions after which a transaction is given up (R: transactionCheckMax)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """Everything that one broker process is told. Addresses are "ip:port" ("[ip6]:port")."""
 
@@ -128,6 +143,7 @@ class BrokerConfig:
     """Member id -> address at which clients reach it, for the hint "ask that one"; may be empty."""
     topics: tuple[TopicConfig, ...]
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
     auto_create_topics: bool = True
     """Whether a message to an unknown topic makes it, when its client names TBW102 as the example (R)."""
     auto_create_groups: bool = True
@@ -191,6 +207,18 @@ def _topics(reader: ConfigReader) -> tuple[TopicConfig, ...]:
     return tuple(topics.values())
 
 
+def _transactions(reader: ConfigReader) -> TransactionsConfig:
+    defaults = TransactionsConfig()
+    transactions = TransactionsConfig(
+        reject=reader.take("reject", _boolean, defaults.reject),
+        timeout_s=reader.take("timeout_s", integer_in(1, 86_400), defaults.timeout_s),
+        check_interval_s=reader.take("check_interval_s", integer_in(1, 86_400), defaults.check_interval_s),
+        max_checks=reader.take("max_checks", integer_in(1, 1000), defaults.max_checks),
+    )
+    reader.finish()
+    return transactions
+
+
 def _limits(reader: ConfigReader) -> LimitsConfig:
     defaults = LimitsConfig()
     limits = LimitsConfig(
@@ -240,6 +268,7 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         client_addresses=ledger.take("clients", check_member_addresses, {}),
         topics=_topics(reader),
         limits=_limits(limits_reader),
+        transactions=_transactions(reader.table("transactions")),
         auto_create_topics=reader.take("auto_create_topics", _boolean, True),
         auto_create_groups=reader.take("auto_create_groups", _boolean, True),
         acl=read_acl(reader.optional_table("acl")),

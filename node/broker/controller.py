@@ -37,6 +37,7 @@ from node.broker.send import SendProcessor
 from node.broker.send_back import RetryTopics, SendBackProcessor
 from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.topics import TopicTable
+from node.broker.transactions import EndTransactionProcessor, OpenTransactions, TransactionChecks
 from node.config import BrokerConfig, split_address
 from node.dledger import TIMINGS, DLedgerConfig, DLedgerRequestCode, DLedgerServer
 from node.remoting import (
@@ -118,11 +119,12 @@ class BrokerController:
         )
         self._holds = PullHolds(max_held=config.limits.max_held_pulls)
         self.delay_progress = DelayProgress()
+        self.transactions = OpenTransactions(timeout_ms=config.transactions.timeout_s * 1000)
         self.dispatcher = Dispatcher(
             self.ledger.store,
             self.queues,
             on_arrival=self._messages_arrived,
-            derivations={"delay": self.delay_progress},
+            derivations={"delay": self.delay_progress, "transactions": self.transactions},
         )
         self.store = MessageStore(ledger=self.ledger, queues=self.queues, clock=runtime.clock)
         self.delays = DelayService(
@@ -151,6 +153,15 @@ class BrokerController:
         self.offsets = ConsumerOffsets(runtime.disk, f"{config.data_dir}/consumerOffset.json")
         self.groups = SubscriptionGroups(runtime.disk, f"{config.data_dir}/subscriptionGroup.json")
         self.clients = ClientManager(may_notify=self._may_notify)
+        self._checks = TransactionChecks(
+            ledger=self.ledger,
+            store=self.store,
+            clients=self.clients,
+            transactions=self.transactions,
+            clock=runtime.clock,
+            config=config.transactions,
+            store_host=lambda: self.address,
+        )
         self._pulls = PullProcessor(
             gate=self._gate,
             log=self.ledger.store,
@@ -219,6 +230,14 @@ class BrokerController:
             store_host=self.address,
             not_leader_remark=self.not_leader_remark,
         )
+        end_transaction = EndTransactionProcessor(
+            ledger=self.ledger,
+            store=self.store,
+            dispatcher=self.dispatcher,
+            transactions=self.transactions,
+            store_host=lambda: self.address,
+            not_leader_remark=self.not_leader_remark,
+        )
         self._sends = SendProcessor(
             store=self.store,
             topics=self.topics,
@@ -227,6 +246,7 @@ class BrokerController:
             max_message_size_bytes=self.config.limits.max_message_size_bytes,
             not_leader_remark=self.not_leader_remark,
             retries=retries,
+            transactions=None if self.config.transactions.reject else self.transactions,
             auto_create_topics=self.config.auto_create_topics,
             on_topics_changed=self._registrar.announce,
         )
@@ -241,6 +261,7 @@ class BrokerController:
         for code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
             server.register(code, self._sends.process)
         server.register(RequestCode.CONSUMER_SEND_MSG_BACK, send_back.process)
+        server.register(RequestCode.END_TRANSACTION, end_transaction.process)
         server.register(RequestCode.PULL_MESSAGE, self._pulls.process)
         server.register(RequestCode.GET_MAX_OFFSET, admin.max_offset)
         server.register(RequestCode.GET_MIN_OFFSET, admin.min_offset)
@@ -274,6 +295,7 @@ class BrokerController:
         """Shut down in order, losing nothing that was acknowledged. Idempotent."""
         self._holds.close()
         self.delays.stop()
+        self._checks.stop()
         await self._roles.stop()
         await self._registrar.stop()
         if self._started:
@@ -305,8 +327,10 @@ class BrokerController:
     def _role_changed(self) -> None:
         if self.store.is_master:
             self.delays.start()
+            self._checks.start()
         else:
             self.delays.stop()
+            self._checks.stop()
             self._holds.wake_all()
         self._registrar.announce()
 
@@ -364,6 +388,8 @@ class BrokerController:
             "putTotal": self.store.put_total,
             "putCommittedTotal": self.store.committed_total,
             "getTotal": self._pulls.get_total,
+            "openTransactions": len(self.transactions.halves),
+            "transactionChecks": self._checks.checks_total,
             "delayedDelivered": self.delays.delivered_total,
             "heldPulls": self._holds.count,
             "connections": self._server.connection_count,

@@ -16,6 +16,7 @@ __all__ = [
     "PERM_INHERIT",
     "RETRY_PREFIX",
     "SCHEDULE_TOPIC",
+    "UNRESOLVED_TOPIC",
     "dlq_topic",
     "is_internal",
     "retry_topic",
@@ -30,6 +31,8 @@ HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 """Where messages of open transactions wait."""
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 """One message for each transaction that ended without a message of its own."""
+UNRESOLVED_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+"""Half messages whose producers never said how their transaction ended."""
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 
@@ -70,4 +73,5 @@ def system_topics() -> tuple[TopicConfig, ...]:
         TopicConfig(name=SCHEDULE_TOPIC, queues=len(DELAY_LEVELS_MS), perm=PERM_READ),
         TopicConfig(name=HALF_TOPIC, queues=1, perm=0),
         TopicConfig(name=OP_TOPIC, queues=1, perm=0),
+        TopicConfig(name=UNRESOLVED_TOPIC, queues=1),
     )

@@ -14,19 +14,30 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from node.broker.copies import delay_level, delay_text
-from node.broker.internal_topics import AUTO_CREATE_TOPIC, RETRY_PREFIX, is_internal
+from node.broker.internal_topics import AUTO_CREATE_TOPIC, HALF_TOPIC, RETRY_PREFIX, is_internal
 from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError
 from node.broker.message_store import MessageStore, NotWritable, PendingPut
 from node.broker.send_back import RetryTopics
 from node.broker.topics import TopicTable, TopicTableFull
+from node.broker.transactions import OpenTransactions
 from node.config import TopicConfig
 from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
 from node.runtime import Runtime
-from node.store.properties import DELAY_LEVEL, TRANSACTION_PREPARED, property_value
+from node.store.properties import (
+    DELAY_LEVEL,
+    REAL_QUEUE_ID,
+    REAL_TOPIC,
+    TRANSACTION_PREPARED,
+    UNIQUE_KEY,
+    decode_properties,
+    join_properties,
+    property_value,
+)
 from node.store.record import (
     MAX_PROPERTIES_SIZE_BYTES,
     MAX_TOPIC_SIZE_BYTES,
     SYS_FLAG_TRANSACTION_MASK,
+    SYS_FLAG_TRANSACTION_PREPARED,
     PreparedRecord,
     RecordError,
     message_id,
@@ -139,6 +150,7 @@ class SendProcessor:
         max_message_size_bytes: int,
         not_leader_remark: Callable[[], str],
         retries: RetryTopics,
+        transactions: OpenTransactions | None = None,
         auto_create_topics: bool = True,
         on_topics_changed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -147,6 +159,7 @@ class SendProcessor:
         self._auto_create_topics = auto_create_topics
         self._on_topics_changed = on_topics_changed
         self._retries = retries
+        self._transactions = transactions
         self._random = runtime.random
         self._store_host = store_host
         self._max_message_size_bytes = max_message_size_bytes
@@ -232,7 +245,8 @@ class SendProcessor:
                 self._prepare(header, queue_id, flag, body, properties, connection)
                 for flag, body, properties in split_batch(command.body)
             ]
-        return self._put(command, queue_id, places)
+        transaction_id = property_value(header.properties_text, UNIQUE_KEY) or ""
+        return self._put(command, queue_id, places, transaction_id)
 
     def _refuse_not_master(self, command: Command) -> Command:
         return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark=self._not_leader_remark())
@@ -265,9 +279,9 @@ class SendProcessor:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL, f"properties longer than {MAX_PROPERTIES_SIZE_BYTES} bytes"
             )
-        transactional = property_value(properties_text, TRANSACTION_PREPARED) == "true"
-        if transactional or header.sys_flag & SYS_FLAG_TRANSACTION_MASK:
-            raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take transactional messages")
+        transactional = property_value(properties_text, TRANSACTION_PREPARED)
+        if header.sys_flag & SYS_FLAG_TRANSACTION_MASK or (transactional or "").lower() == "true":
+            return self._prepare_half(header, queue_id, body, properties_text, connection)
         topic = header.topic
         delay = property_value(properties_text, DELAY_LEVEL)
         if delay is not None:
@@ -289,6 +303,37 @@ class SendProcessor:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
         return topic, queue_id, record
 
+    def _prepare_half(
+        self, header: SendHeader, queue_id: int, body: bytes, properties_text: str, connection: Connection
+    ) -> _Place:
+        """A message whose sender will say later whether it counts: it waits where no consumer looks."""
+        properties = decode_properties(properties_text)
+        if header.sys_flag & SYS_FLAG_TRANSACTION_MASK not in (0, SYS_FLAG_TRANSACTION_PREPARED):
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "only the broker ends transactions")
+        if self._transactions is None:
+            raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take transactional messages")
+        if header.batch:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be transactional")
+        if self._transactions.is_full:
+            raise RequestError(ResponseCode.SYSTEM_BUSY, "too many transactions are open")
+        properties |= {REAL_TOPIC: header.topic, REAL_QUEUE_ID: str(queue_id)}
+        try:
+            record = prepare_record(
+                topic=HALF_TOPIC,
+                queue_id=0,
+                body=body,
+                properties_text=join_properties(properties),
+                sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
+                flag=header.flag,
+                born_timestamp_ms=header.born_timestamp_ms,
+                born_host=connection.remote_address,
+                store_host=self._store_host,
+                reconsume_times=header.reconsume_times,
+            )
+        except RecordError as error:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
+        return HALF_TOPIC, 0, record
+
     def _delayed(self, header: SendHeader, queue_id: int, properties_text: str, delay: str) -> tuple[str, int, str]:
         """Where a message with this DELAY property goes, and its properties there."""
         try:
@@ -301,7 +346,9 @@ class SendProcessor:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed")
         return delay_text(properties_text, header.topic, queue_id, level)
 
-    def _put(self, command: Command, queue_id: int, places: list[_Place]) -> Command | asyncio.Future[Command | None]:
+    def _put(
+        self, command: Command, queue_id: int, places: list[_Place], transaction_id: str
+    ) -> Command | asyncio.Future[Command | None]:
         puts: list[PendingPut] = []
         try:
             for topic, place_id, record in places:
@@ -313,7 +360,7 @@ class SendProcessor:
                 put.committed.add_done_callback(_retrieve)
             remark = f"batch stored in part: {len(puts)} of {len(places)} messages were appended ({error})"
             return command.reply(ResponseCode.SYSTEM_ERROR, remark=remark)
-        answer = _Answer(command, puts, self._store_host, queue_id, self._store).future
+        answer = _Answer(command, puts, self._store_host, queue_id, self._store, transaction_id).future
         self._under_way[answer] = None
         answer.add_done_callback(self._answered)
         return answer
@@ -339,11 +386,18 @@ def _retrieve(future: asyncio.Future[AppendResult]) -> None:
 class _Answer:
     """Completes `future` with the reply when every put of one request is committed, or the first has failed."""
 
-    __slots__ = ("_command", "_left", "_puts", "_queue_id", "_store", "_store_host", "future")
+    __slots__ = ("_command", "_left", "_puts", "_queue_id", "_store", "_store_host", "_transaction_id", "future")
 
     def __init__(
-        self, command: Command, puts: list[PendingPut], store_host: str, queue_id: int, store: MessageStore
+        self,
+        command: Command,
+        puts: list[PendingPut],
+        store_host: str,
+        queue_id: int,
+        store: MessageStore,
+        transaction_id: str,
     ) -> None:
+        self._transaction_id = transaction_id
         self._command = command
         self._puts = puts
         self._store_host = store_host
@@ -374,7 +428,7 @@ class _Answer:
                         "msgId": ids,
                         "queueId": self._queue_id,
                         "queueOffset": self._puts[0].queue_offset,
-                        "transactionId": "",
+                        "transactionId": self._transaction_id,
                         "MSG_REGION": REGION_ID,
                         "TRACE_ON": "true",
                     },

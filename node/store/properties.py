@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 __all__ = [
+    "CHECK_IMMUNITY_S",
     "DELAY_LEVEL",
     "KEYS",
     "NAME_VALUE_SEPARATOR",
@@ -43,6 +44,7 @@ RETRY_TOPIC = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 TRANSACTION_PREPARED = "TRAN_MSG"
 PRODUCER_GROUP = "PGROUP"
+CHECK_IMMUNITY_S = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 
 
 class PropertyError(ValueError):

@@ -124,6 +124,7 @@ def test_a_message_is_not_answered_before_it_is_committed(run: Any, helpers: Any
         ({"queue_id": "x"}, 1, "no whole number"),
         ({"sysFlag": 4}, 16, "transactional"),
         ({"properties": "TRAN_MSG\x01true\x02"}, 16, "transactional"),
+        ({"properties": "TRAN_MSG\x01true\x02", "sysFlag": 8}, 13, "only the broker"),
         ({"properties": "DELAY\x01soon\x02"}, 13, "no number"),
         ({"bornTimestamp": 2**63}, 13, "out of range"),
     ],

@@ -1,0 +1,381 @@
+"""Transactions: half messages, their end, and asking back when the end does not come.
+
+A half message is stored in RMQ_SYS_TRANS_HALF_TOPIC, where no consumer sees it (R, since 4.3; in S1's older scheme it
+lay in the log without a queue, with the same effect). END_TRANSACTION (37) commits it by a copy in its real topic, or
+rolls it back; either way a message in the op topic says so. A half message whose end does not come is asked about:
+one of its group's producers gets code 39 and answers with an END (S3: only the master asks).
+
+Which transactions are open is derived from the log: a half message opens one; a committed copy or an op message, each
+of which carries the half message's physical offset, closes it. So a transaction that ended is never asked about and
+never committed twice, whatever crashes in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from node.broker.client_manager import ClientManager
+from node.broker.copies import copy_of
+from node.broker.dispatcher import Dispatcher, DispatchFailed
+from node.broker.internal_topics import HALF_TOPIC, OP_TOPIC, UNRESOLVED_TOPIC
+from node.broker.ledger import AppendResult, DLedgerError, Ledger
+from node.broker.message_store import MessageStore, NotWritable
+from node.broker.send_back import read_message
+from node.config import TransactionsConfig
+from node.logs import LogLimiter
+from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
+from node.runtime import Clock
+from node.store.properties import (
+    CHECK_IMMUNITY_S,
+    PRODUCER_GROUP,
+    REAL_QUEUE_ID,
+    REAL_TOPIC,
+    TRANSACTION_PREPARED,
+    UNIQUE_KEY,
+    join_properties,
+    property_value,
+)
+from node.store.record import (
+    SYS_FLAG_TRANSACTION_COMMIT,
+    SYS_FLAG_TRANSACTION_MASK,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
+    Message,
+    PreparedRecord,
+    RecordError,
+    RecordSummary,
+    prepare_record,
+)
+
+__all__ = ["MAX_OPEN_TRANSACTIONS", "EndTransactionProcessor", "OpenTransactions", "TransactionChecks"]
+
+logger = logging.getLogger("node.broker")
+
+MAX_OPEN_TRANSACTIONS = 100_000
+"""Beyond it half messages are refused; each open one costs about 300 bytes."""
+MAX_AGE_MS = 72 * 3_600_000
+"""A half message nobody could be asked about for so long is given up (R: as long as the log is kept)."""
+RECHECK_S = 1.0
+"""Longest sleep while a transaction is open: a wall clock that was set forward is noticed within this time."""
+RETRY_MS = 10_000
+"""After a half message could not be read or the log took nothing."""
+CHECKS_PER_TURN = 64
+"""Questions sent in one turn of the loop."""
+REMOVE_TAG = "d"
+"""Tag of an op message: the half message it names is to be removed (R)."""
+
+
+@dataclass(slots=True)
+class _Half:
+    queue_offset: int
+    stored_ms: int
+    due_ms: int
+    """When to ask next."""
+    checks: int = 0
+
+
+class OpenTransactions:
+    """The open transactions by the physical offset of their half message, as the log tells it."""
+
+    def __init__(self, *, timeout_ms: int) -> None:
+        self._timeout_ms = timeout_ms
+        self.halves: dict[int, _Half] = {}
+        self.on_opened: Callable[[int], None] = lambda physical_offset: None
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.halves) >= MAX_OPEN_TRANSACTIONS
+
+    def dispatch(self, record: RecordSummary) -> None:
+        """Note a half message, or that a transaction has ended."""
+        if record.topic == HALF_TOPIC:
+            timeout_ms = self._timeout_ms
+            immunity = property_value(record.properties_text, CHECK_IMMUNITY_S)
+            if immunity is not None and immunity.isdecimal():
+                timeout_ms = min(int(immunity) * 1000, MAX_AGE_MS)
+            stored_ms = record.store_timestamp_ms
+            self.halves[record.physical_offset] = _Half(record.queue_offset, stored_ms, stored_ms + timeout_ms)
+            self.on_opened(record.physical_offset)
+        elif record.topic == OP_TOPIC or record.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_COMMIT:
+            self.halves.pop(record.prepared_transaction_offset, None)
+
+    def snapshot(self) -> Any:
+        """Everything that is open."""
+        return [
+            [offset, half.queue_offset, half.stored_ms, half.due_ms, half.checks]
+            for offset, half in self.halves.items()
+        ]
+
+    def restore(self, state: Any) -> None:
+        """Go on from a snapshot, None: from nothing."""
+        self.halves = {offset: _Half(*numbers) for offset, *numbers in state or []}
+
+
+class _Endings:
+    """Puts the messages that end a transaction."""
+
+    def __init__(self, store: MessageStore, store_host: Callable[[], str]) -> None:
+        self._store = store
+        self._store_host = store_host
+
+    def commit(self, half: Message, *, topic: str, queue_id: int) -> asyncio.Future[AppendResult]:
+        """Put the copy that consumers see, and the op message behind it."""
+        properties = dict(half.properties)
+        for name in (TRANSACTION_PREPARED, REAL_TOPIC, REAL_QUEUE_ID):
+            properties.pop(name, None)
+        copy = copy_of(
+            half,
+            topic=topic,
+            queue_id=queue_id,
+            properties=properties,
+            store_host=self._store_host(),
+            sys_flag=half.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT,
+            prepared_transaction_offset=half.physical_offset,
+        )
+        committed = self._store.put(*copy).committed
+        try:
+            self.close(half).add_done_callback(_retrieve)
+        except (NotWritable, DLedgerError):
+            pass  # the copy alone ends the transaction
+        return committed
+
+    def close(self, half: Message) -> asyncio.Future[AppendResult]:
+        """Put the op message: the half message is done with."""
+        record = prepare_record(
+            topic=OP_TOPIC,
+            queue_id=0,
+            body=str(half.queue_offset).encode(),
+            properties_text=join_properties({"TAGS": REMOVE_TAG}),
+            born_timestamp_ms=half.born_timestamp_ms,
+            store_host=self._store_host(),
+            prepared_transaction_offset=half.physical_offset,
+        )
+        return self._store.put(OP_TOPIC, 0, record).committed
+
+
+def _retrieve(future: asyncio.Future[AppendResult]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _real_place(half: Message) -> tuple[str, int]:
+    """Topic and queue that a half message is meant for. Raises RecordError when it does not say."""
+    topic, queue_id = half.properties.get(REAL_TOPIC), half.properties.get(REAL_QUEUE_ID, "")
+    if not topic or not queue_id.isdecimal():
+        raise RecordError("the half message names no place to go to")
+    return topic, int(queue_id)
+
+
+class EndTransactionProcessor:
+    """Answers code 37."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        store: MessageStore,
+        dispatcher: Dispatcher,
+        transactions: OpenTransactions,
+        store_host: Callable[[], str],
+        not_leader_remark: Callable[[], str],
+    ) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._dispatcher = dispatcher
+        self._transactions = transactions
+        self._endings = _Endings(store, store_host)
+        self._not_leader_remark = not_leader_remark
+        self._ending: dict[int, None] = {}
+
+    async def process(self, command: Command, connection: Connection) -> Command | None:
+        """Commit or roll back, answered when that is committed in the log; no answer where the producer does not
+        know (R). The request is checked against the half message: group, queue offset, physical offset."""
+        if not self._store.is_master:
+            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+        verdict = command.get_int("commitOrRollback", 0)
+        if verdict not in (SYS_FLAG_TRANSACTION_COMMIT, SYS_FLAG_TRANSACTION_ROLLBACK):
+            logger.info("a producer does not know how its transaction ended: %s", connection.remote_address)
+            return None
+        offset = command.get_int("commitLogOffset")
+        await self._catch_up()
+        if offset in self._ending or offset not in self._transactions.halves:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"no transaction is open at {offset}")
+        self._ending[offset] = None
+        try:
+            half = self._half(command, offset)
+            await self._end(half, verdict)
+        finally:
+            self._ending.pop(offset, None)
+        return command.reply(ResponseCode.SUCCESS)
+
+    async def _catch_up(self) -> None:
+        """A half message that was acknowledged a moment ago must be known here."""
+        try:
+            dispatched = self._dispatcher.wait_for(self._ledger.store.committed_index)
+            if dispatched is not None:
+                await dispatched
+        except DispatchFailed as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+
+    def _half(self, command: Command, offset: int) -> Message:
+        try:
+            half = read_message(self._ledger.store, offset)
+        except (OSError, RecordError) as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"no message lies at {offset}: {error}") from error
+        if half.properties.get(PRODUCER_GROUP) != command.get_str("producerGroup", ""):
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "the producer group is not that of the half message")
+        if half.queue_offset != command.get_int("tranStateTableOffset"):
+            raise RequestError(ResponseCode.SYSTEM_ERROR, "tranStateTableOffset is not that of the half message")
+        return half
+
+    async def _end(self, half: Message, verdict: int) -> None:
+        try:
+            if verdict == SYS_FLAG_TRANSACTION_COMMIT:
+                topic, queue_id = _real_place(half)
+                committed = self._endings.commit(half, topic=topic, queue_id=queue_id)
+            else:
+                committed = self._endings.close(half)
+        except RecordError as error:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
+        except NotWritable as error:
+            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark()) from error
+        except DLedgerError as error:
+            raise RequestError(ResponseCode.SYSTEM_BUSY, f"nothing was stored: {error}") from error
+        try:
+            await committed
+            await self._catch_up()  # until then another END for it must be recognised
+        except DLedgerError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the outcome is unknown: {error}") from error
+
+
+class TransactionChecks:
+    """Asks producers about open transactions while this node is master."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        store: MessageStore,
+        clients: ClientManager,
+        transactions: OpenTransactions,
+        clock: Clock,
+        config: TransactionsConfig,
+        store_host: Callable[[], str],
+    ) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._clients = clients
+        self._transactions = transactions
+        self._clock = clock
+        self._interval_ms = round(config.check_interval_s * 1000)
+        self._max_checks = config.max_checks
+        self._endings = _Endings(store, store_host)
+        self._running = False
+        self._due: list[tuple[int, int]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
+        self.checks_total = 0
+        """Questions sent since the start."""
+
+    def start(self) -> None:
+        """This node is master now."""
+        self.stop()
+        self._running = True
+        self._transactions.on_opened = self._opened
+        self._due = [(half.due_ms, offset) for offset, half in self._transactions.halves.items()]
+        heapq.heapify(self._due)
+        self._arm()
+
+    def stop(self) -> None:
+        """Ask nobody any more."""
+        self._running = False
+        self._due = []
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _opened(self, offset: int) -> None:
+        if self._running:
+            heapq.heappush(self._due, (self._transactions.halves[offset].due_ms, offset))
+            if self._timer is None:
+                self._arm()
+
+    def _arm(self) -> None:
+        """Sleep until the next question is due; not at all when nothing is open."""
+        self._timer = None
+        if len(self._due) > 2 * len(self._transactions.halves) + 1000:
+            self._due = [(half.due_ms, offset) for offset, half in self._transactions.halves.items()]
+            heapq.heapify(self._due)
+        while self._due and self._due[0][1] not in self._transactions.halves:
+            heapq.heappop(self._due)
+        if self._due:
+            wait_s = max(0.0, (self._due[0][0] - self._clock.wall_ms()) / 1000)
+            self._timer = asyncio.get_running_loop().call_later(min(wait_s, RECHECK_S), self._run)
+
+    def _run(self) -> None:
+        now_ms = self._clock.wall_ms()
+        for _ in range(CHECKS_PER_TURN):
+            if not self._due or self._due[0][0] > now_ms:
+                break
+            offset = heapq.heappop(self._due)[1]
+            half = self._transactions.halves.get(offset)
+            if half is None:
+                continue
+            try:
+                self._check(offset, half, now_ms)
+            except (OSError, RecordError, NotWritable, DLedgerError) as error:
+                self._complaints.warning(logger, "check", "the transaction at %d: %s", offset, error)
+                half.due_ms = now_ms + RETRY_MS
+            heapq.heappush(self._due, (half.due_ms, offset))
+        self._arm()
+
+    def _check(self, offset: int, half: _Half, now_ms: int) -> None:
+        message = read_message(self._ledger.store, offset)
+        half.due_ms = now_ms + self._interval_ms
+        if half.checks >= self._max_checks or now_ms - half.stored_ms > MAX_AGE_MS:
+            logger.warning("giving up the transaction at %d after %d questions", offset, half.checks)
+            self._endings.commit(message, topic=UNRESOLVED_TOPIC, queue_id=0).add_done_callback(_retrieve)
+            return
+        producer = self._clients.next_producer(message.properties.get(PRODUCER_GROUP, ""))
+        if producer is not None:
+            producer.send(_question(message))
+            half.checks += 1
+            self.checks_total += 1
+
+
+def _question(half: Message) -> Command:
+    """Code 39: the half message as its producer sent it (R: AbstractTransactionalMessageCheckListener)."""
+    topic, queue_id = _real_place(half)
+    key = half.properties.get(UNIQUE_KEY, "")
+    fields: dict[str, str | int | bool] = {
+        "tranStateTableOffset": half.queue_offset,
+        "commitLogOffset": half.physical_offset,
+        "msgId": key,
+        "transactionId": key,
+        "offsetMsgId": half.message_id,
+    }
+    return Command.request(RequestCode.CHECK_TRANSACTION_STATE, fields, _record_of(half, topic, queue_id), oneway=True)
+
+
+def _record_of(half: Message, topic: str, queue_id: int) -> bytes:
+    record: PreparedRecord = prepare_record(
+        topic=topic,
+        queue_id=queue_id,
+        body=half.body,
+        properties_text=join_properties(half.properties),
+        sys_flag=half.sys_flag,
+        flag=half.flag,
+        born_timestamp_ms=half.born_timestamp_ms,
+        born_host=half.born_host,
+        store_host=half.store_host,
+        reconsume_times=half.reconsume_times,
+    )
+    return record.seal(
+        queue_offset=half.queue_offset,
+        physical_offset=half.physical_offset,
+        store_timestamp_ms=half.store_timestamp_ms,
+    )

@@ -1,0 +1,263 @@
+"""Transactions on a whole broker around a log that the test plays: half messages, their end, asking back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from node.broker import transactions as transactions_module
+from node.broker.ledger import Role
+from node.remoting import Command, RemotingClient
+from node.store.record import Message, decode_record, decode_records
+
+TRANSACTION_ROW = (
+    "Transactions: prepared/rollback never queued; END checks group, tranStateTableOffset, commitLogOffset;"
+    " commit writes a copy; rollback empties body; unknown → no reply"
+)
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions_module, "RECHECK_S", 0.005)
+
+
+class Producer:
+    """A producer that notes what it is asked."""
+
+    def __init__(self, port: int) -> None:
+        self._address = f"127.0.0.1:{port}"
+        self.client = RemotingClient()
+        self.asked: list[Command] = []
+        self.client.register(39, self._note)
+
+    def _note(self, command: Command, connection: Any) -> None:
+        self.asked.append(command)
+
+    async def hello(self) -> None:
+        body = json.dumps({"clientID": "c", "producerDataSet": [{"groupName": "p"}]}).encode()
+        reply = await self.client.invoke(self._address, Command.request(34, {}, body), timeout_ms=5000)
+        assert reply.code == 0
+
+
+async def send_half(case: Any, body: bytes, extra: str = "") -> dict[str, Any]:
+    """Send a half message; returns the fields of an END for it."""
+    properties = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01KEY1\x02TAGS\x01a\x02{extra}"
+    reply = await case.ask(310, {"b": "t", "e": 1, "f": 4, "i": properties}, body)
+    assert (reply.code, reply.ext_fields["transactionId"]) == (0, "KEY1")
+    return {
+        "producerGroup": "p",
+        "tranStateTableOffset": reply.ext_fields["queueOffset"],
+        "commitLogOffset": int(reply.ext_fields["msgId"][-16:], 16),
+        "msgId": "KEY1",
+    }
+
+
+async def messages(case: Any, topic: str = "t", queue_id: int = 1) -> list[Message]:
+    reply = await case.pull(0, topic=topic, queue_id=queue_id)
+    return decode_records(reply.body)
+
+
+@pytest.mark.row(TRANSACTION_ROW)
+def test_a_half_message_is_seen_when_committed_and_only_then(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        first, second = await send_half(case, b"yes"), await send_half(case, b"no")
+        assert await messages(case) == []
+        assert (await case.ask(37, {**first, "commitOrRollback": 8})).code == 0
+        assert (await case.ask(37, {**second, "commitOrRollback": 12})).code == 0
+        (committed,) = await messages(case)
+        assert (committed.body, committed.tags, committed.sys_flag & 12) == (b"yes", "a", 8)
+        assert committed.prepared_transaction_offset == first["commitLogOffset"]
+        assert {"TRAN_MSG", "REAL_TOPIC"}.isdisjoint(committed.properties)
+        assert (await case.table())["openTransactions"] == "0"
+        assert (await case.ask(37, {**first, "commitOrRollback": 8})).code == 1
+        assert len(await messages(case)) == 1
+
+    run_case(scenario)
+
+
+@pytest.mark.row(TRANSACTION_ROW)
+@pytest.mark.parametrize(
+    "wrong", [{"producerGroup": "q"}, {"tranStateTableOffset": 7}, {"commitLogOffset": 5}, {"commitLogOffset": 10**9}]
+)
+def test_an_end_that_does_not_fit_its_half_message_is_refused(run_case: Any, wrong: dict[str, Any]) -> None:
+    async def scenario(case: Any) -> None:
+        end = await send_half(case, b"x")
+        assert (await case.ask(37, {**end, **wrong, "commitOrRollback": 8})).code == 1
+        assert await messages(case) == []
+        assert (await case.ask(37, {**end, "commitOrRollback": 8})).code == 0
+
+    run_case(scenario)
+
+
+def test_two_ends_at_once_commit_once(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        end = await send_half(case, b"x")
+        replies = await asyncio.gather(*(case.ask(37, {**end, "commitOrRollback": 8}) for _ in range(5)))
+        assert sorted(reply.code for reply in replies) == [0, 1, 1, 1, 1]
+        assert len(await messages(case)) == 1
+
+    run_case(scenario)
+
+
+@pytest.mark.row("Check-back")
+def test_producers_are_asked_about_orphans(run_case: Any, helpers: Any) -> None:
+    async def scenario(case: Any) -> None:
+        producer = Producer(case.broker.port)
+        try:
+            await producer.hello()
+            end = await send_half(case, b"orphan")
+            case.clock.now_ms += 5_999
+            await asyncio.sleep(0.03)
+            assert producer.asked == []
+            case.clock.now_ms += 1
+            await helpers.until(lambda: len(producer.asked) == 1)
+            question = producer.asked[0]
+            assert question.ext_fields["commitLogOffset"] == str(end["commitLogOffset"])
+            assert question.ext_fields["tranStateTableOffset"] == end["tranStateTableOffset"]
+            assert (question.ext_fields["transactionId"], question.is_oneway) == ("KEY1", True)
+            half, _ = decode_record(question.body)
+            assert (half.topic, half.queue_id, half.body) == ("t", 1, b"orphan")
+            case.clock.now_ms += 59_999
+            await asyncio.sleep(0.03)
+            assert len(producer.asked) == 1
+            case.clock.now_ms += 1
+            await helpers.until(lambda: len(producer.asked) == 2)
+            answer = {**end, "commitOrRollback": 8, "fromTransactionCheck": "true"}
+            assert (await case.ask(37, answer)).code == 0
+            case.clock.now_ms += 600_000
+            await asyncio.sleep(0.03)
+            assert len(producer.asked) == 2
+            assert [message.body for message in await messages(case)] == [b"orphan"]
+        finally:
+            await producer.client.close()
+
+    run_case(scenario)
+
+
+@pytest.mark.row("Check-back")
+def test_a_producer_that_never_knows_is_given_up_on(run_case: Any, helpers: Any) -> None:
+    async def scenario(case: Any) -> None:
+        producer = Producer(case.broker.port)
+        try:
+            await producer.hello()
+            await send_half(case, b"orphan")
+            for number in range(3):
+                case.clock.now_ms += 60_000
+                await helpers.until(lambda number=number: len(producer.asked) == number + 1)
+            case.clock.now_ms += 60_000
+            await helpers.until(lambda: not case.broker.transactions.halves)
+            assert await messages(case) == []
+            (given_up,) = await messages(case, "TRANS_CHECK_MAX_TIME_TOPIC", 0)
+            assert given_up.body == b"orphan"
+        finally:
+            await producer.client.close()
+
+    run_case(scenario, **{"transactions.max_checks": "3"})
+
+
+def test_open_transactions_survive_restarts_with_and_without_the_checkpoint(
+    run_case: Any, helpers: Any, tmp_path: Any
+) -> None:
+    ledger = helpers.FakeLedger()
+    ends: list[dict[str, Any]] = []
+
+    async def first(case: Any) -> None:
+        ends.extend([await send_half(case, b"a"), await send_half(case, b"b"), await send_half(case, b"c")])
+        assert (await case.ask(37, {**ends[0], "commitOrRollback": 8})).code == 0
+
+    async def second(case: Any) -> None:
+        assert (await case.table())["openTransactions"] == "2"
+        assert (await case.ask(37, {**ends[0], "commitOrRollback": 8})).code == 1
+        assert (await case.ask(37, {**ends[1], "commitOrRollback": 8})).code == 0
+
+    async def third(case: Any) -> None:
+        assert (await case.table())["openTransactions"] == "1"
+        assert [message.body for message in await messages(case)] == [b"a", b"b"]
+        producer = Producer(case.broker.port)
+        try:
+            await producer.hello()
+            case.clock.now_ms += 600_000
+            await helpers.until(lambda: len(producer.asked) == 1)
+            assert decode_record(producer.asked[0].body)[0].body == b"c"
+        finally:
+            await producer.client.close()
+
+    run_case(first, ledger=ledger)
+    run_case(second, ledger=ledger)
+    (tmp_path / "data" / "consumequeue.checkpoint").unlink()
+    run_case(third, ledger=ledger)
+
+
+@pytest.mark.row("start/shutdownProcessorByHa")
+def test_a_slave_asks_nobody(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        producer = Producer(case.broker.port)
+        try:
+            await producer.hello()
+            end = await send_half(case, b"x")
+            case.ledger.become(Role.FOLLOWER, 2, leader_id="n2")
+            case.clock.now_ms += 600_000
+            await asyncio.sleep(0.05)
+            assert producer.asked == []
+            assert (await case.ask(37, {**end, "commitOrRollback": 8})).code == 14
+        finally:
+            await producer.client.close()
+
+    run_case(scenario)
+
+
+def test_a_delayed_transaction_is_delayed_when_it_commits(run_case: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("node.broker.delay.RECHECK_S", 0.005)
+
+    async def scenario(case: Any) -> None:
+        end = await send_half(case, b"x", "DELAY\x011\x02")
+        assert (await case.ask(37, {**end, "commitOrRollback": 8})).code == 0
+        assert await messages(case) == []
+        case.clock.now_ms += 1000
+        deadline = asyncio.get_running_loop().time() + 5
+        while not (found := await messages(case)):
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.005)
+        assert [message.body for message in found] == [b"x"]
+        assert (await case.table())["openTransactions"] == "0"
+
+    run_case(scenario)
+
+
+def test_half_messages_are_bounded(run_case: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(transactions_module, "MAX_OPEN_TRANSACTIONS", 1)
+
+    async def scenario(case: Any) -> None:
+        await send_half(case, b"x")
+        assert (await case.ask(310, {"b": "t", "e": 1, "f": 4, "i": "TRAN_MSG\x01true\x02"}, b"y")).code == 2
+
+    run_case(scenario)
+
+
+@pytest.mark.row(
+    "Pre-checks: start-accept time, msgCheck, queueId<0→random, transaction-reject flag, REGION/TRACE reply fields"
+)
+def test_transactions_can_be_rejected(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        assert (await case.ask(310, {"b": "t", "e": 1, "i": "TRAN_MSG\x01true\x02"}, b"y")).code == 16
+        reply = await case.ask(310, {"b": "t", "e": -1}, b"y")
+        assert reply.code == 0 and reply.ext_fields["queueId"] in ("0", "1")
+        assert (reply.ext_fields["MSG_REGION"], reply.ext_fields["TRACE_ON"]) == ("DefaultRegion", "true")
+
+    run_case(scenario, **{"transactions.reject": "true"})
+
+
+@pytest.mark.row(TRANSACTION_ROW)
+def test_an_end_that_does_not_know_gets_no_answer(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        end = await send_half(case, b"x")
+        asking = asyncio.ensure_future(case.ask(37, {**end, "commitOrRollback": 0}))
+        assert (await case.ask(28)).code == 0  # sent later over the same connection, answered
+        assert not asking.done()
+        asking.cancel()
+        assert (await case.table())["openTransactions"] == "1"
+
+    run_case(scenario)
