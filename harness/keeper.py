@@ -45,6 +45,8 @@ EXEC_TIMEOUT_S = 600.0
 STATUS_TIMEOUT_S = 2.0
 _OPERATION_TIMEOUT_S = 3.0
 _BACKLOG = 16
+_LAST_ANSWER_TIMEOUT_S = 5.0
+"""For whoever asked for the end to take the answer."""
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +95,8 @@ class Keeper:
         self._cluster: Any = None
         self._system: Any = None
         self._down = asyncio.Event()
+        self._is_down: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self._answering: set[asyncio.Task[Any]] = set()
         self._commands = 0
 
     async def keep(self) -> None:
@@ -132,15 +136,21 @@ class Keeper:
                 print(json.dumps({"up": await self._status()}), flush=True)
                 await self._down.wait()
             finally:
-                await self._take_down()
+                problems = await self._take_down()
+                self._is_down.set_result(problems)
+            if problems:
+                raise HarnessError("; ".join(problems))
         finally:
             if server is not None:
                 server.close()
+                if self._answering:
+                    await asyncio.wait(self._answering, timeout=_LAST_ANSWER_TIMEOUT_S)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(spec.directory, CONTROL))
             state.close()
 
-    async def _take_down(self) -> None:
+    async def _take_down(self) -> list[str]:
+        """Stop everything; returns what went wrong."""
         problems = []
         for work in (self._system, self._cluster):
             if work is not None:
@@ -148,9 +158,8 @@ class Keeper:
                     await work.stop()
                 except Exception as error:
                     logger.exception("taking down")
-                    problems.append(str(error))
-        if problems:
-            raise HarnessError("; ".join(problems))
+                    problems.append(str(error) or type(error).__name__)
+        return problems
 
     async def _listen(self) -> asyncio.Server:
         listener = socket.socket(socket.AF_UNIX)
@@ -167,6 +176,10 @@ class Keeper:
             json.dump({**dataclasses.asdict(self._spec), "run_id": run_id, "pid": os.getpid()}, file, indent=2)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
         try:
             line = await reader.readline()
             if line:
@@ -185,7 +198,8 @@ class Keeper:
                     return await self._status()
                 case "down":
                     self._down.set()
-                    return {"pid": os.getpid(), "work_dir": self._spec.work_dir}
+                    problems = await asyncio.shield(self._is_down)
+                    return {"pid": os.getpid(), "work_dir": self._spec.work_dir, "problems": problems}
                 case "logs":
                     return await self._logs(str(request["host"]))
                 case "exec":
@@ -259,12 +273,16 @@ class Keeper:
         return {"status": status, "stdout": output, "stderr": ""}
 
 
+async def _keep(spec: Spec) -> None:
+    await Keeper(spec).keep()
+
+
 def main(arguments: list[str]) -> int:
     """Keep what the specification says; returns 0 when it was taken down in order, 1 otherwise."""
     spec = Spec(**json.loads(arguments[0]))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        asyncio.run(Keeper(spec).keep())
+        asyncio.run(_keep(spec))
     except (OperatorError, SystemUnderTestError, HarnessError) as error:
         kind = "operator" if isinstance(error, OperatorError) else "harness"
         with contextlib.suppress(BrokenPipeError):  # whoever asked for it to be up has gone long ago

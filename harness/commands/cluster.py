@@ -181,6 +181,8 @@ def _down(directory: str, name: str) -> int:
         if time.monotonic() > deadline_s:
             raise HarnessError(f"cluster {name} is not down within {DOWN_TIMEOUT_S:g} s: see {directory}/keeper.log")
         time.sleep(0.05)
+    if answer["problems"]:
+        raise HarnessError(f"taking cluster {name} down: {'; '.join(answer['problems'])} (harness clean tries again)")
     print(f"cluster {name} is down; its data and logs are in {answer['work_dir']}")
     return 0
 
