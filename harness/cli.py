@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from harness import __version__
 from harness.cli_cluster import add_cluster_command, add_cluster_options
+from harness.cli_options import add_exploration_commands, add_test_options, positive_count
 from harness.commands.spark_options import add_spark_commands
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 
@@ -23,7 +24,6 @@ __all__ = ["EXIT_HARNESS_FAILED", "EXIT_OPERATOR", "main"]
 
 EXIT_OPERATOR = 254
 EXIT_HARNESS_FAILED = 255
-MAX_SEED = 2**63 - 1
 
 
 class _Parser(argparse.ArgumentParser):
@@ -32,33 +32,6 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(EXIT_OPERATOR)
-
-
-def _positive_seed(text: str) -> int:
-    try:
-        seed = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}") from None
-    if not 0 <= seed <= MAX_SEED:
-        raise argparse.ArgumentTypeError(f"must be 0 to {MAX_SEED}")
-    return seed
-
-
-def _positive_count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
-
-
-def _setting(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
-    return key.strip(), value.strip()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -72,43 +45,15 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
 
     run = commands.add_parser("run", help="one test: cluster, faults, verdict, report")
-    run.add_argument("--cluster", default="auto", help="how hosts are made: auto (default), netns, local, ...")
-    run.add_argument("--system", default="broker", help="the system under test (default: broker)")
-    run.add_argument("--nodes", type=int, default=5, metavar="N", help="replicas (default: 5)")
-    run.add_argument("--workload", default="register", help="what clients do: register (default), log")
+    add_test_options(run)
     run.add_argument(
-        "--nemesis", default="none", metavar="NAME[=VARIANT][,...]",
-        help="faults: all, or names as kill, kill=sigkill, kill@leader, kill=sigkill@n1+n2; none (default)",
-    )  # fmt: skip
-    run.add_argument(
-        "--nemesis-interval", type=float, default=5.0, metavar="SECONDS",
-        help="how long a fault lasts, and the calm after it (default: 5)",
-    )  # fmt: skip
-    run.add_argument(
-        "--nemesis-schedule", metavar="FILE",
-        help="timed faults from a JSON list, such as the schedule.json that every run leaves",
-    )  # fmt: skip
-    run.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="of load (default: 60)")
-    run.add_argument("--concurrency", type=int, default=10, metavar="N", help="logical clients (default: 10)")
-    run.add_argument(
-        "--rate", type=float, default=200.0, metavar="OPS", help="operations per second, 0 for no limit (default: 200)"
-    )
-    run.add_argument("--seed", type=_positive_seed, metavar="N", help="decides everything random (default: random)")
-    run.add_argument("--store", default="store", metavar="DIR", help="where runs are kept (default: ./store)")
-    run.add_argument(
-        "--set", dest="settings", action="append", type=_setting, default=[], metavar="KEY=VALUE",
-        help="an option of the system under test, such as read_mode=unsafe; repeatable",
-    )  # fmt: skip
-    run.add_argument(
-        "--test-count", type=_positive_count, default=1, metavar="N", help="runs, each with its own seed (default: 1)"
+        "--test-count", type=positive_count, default=1, metavar="N", help="runs, each with its own seed (default: 1)"
     )
     run.add_argument("--matrix", metavar="FILE", help="TOML with lists of options, all combinations of which are run")
-    run.add_argument("--operation-timeout", type=float, default=3.0, metavar="SECONDS", help="(default: 3)")
-    run.add_argument("--checker-timeout", type=float, default=60.0, metavar="SECONDS", help="(default: 60)")
-    run.add_argument("--checker-memory", type=int, default=2048, metavar="MB", help="(default: 2048)")
     run.add_argument("--json", action="store_true", help="print results.json on standard output and nothing else there")
-    add_cluster_options(run)
     run.set_defaults(action=_run)
+
+    add_exploration_commands(commands)
 
     analyze = commands.add_parser("analyze", help="check a stored run again and rewrite its report")
     analyze.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")

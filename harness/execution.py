@@ -36,7 +36,7 @@ from nemesis.forms import VariantNames, needs_of
 from nemesis.protocol import Nemesis
 from nemesis.schedule import INJECT, Schedule, ScheduleError, load_schedule, periodic, save_schedule
 
-__all__ = ["Parts", "TestClock", "exit_status_of", "judge_run", "left_out", "perform", "plan_faults"]
+__all__ = ["Parts", "TestClock", "exit_status_of", "judge_run", "left_out", "perform", "plan_faults", "rehearse"]
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +165,17 @@ def perform(parts: Parts, store: Store, console: Console) -> tuple[RunDir, dict[
     finally:
         run_dir.release()
     return run_dir, results
+
+
+def rehearse(parts: Parts, directory: str, console: Console) -> dict[str, Any]:
+    """Run a test below `directory` and judge it; no report is made. Raises as `perform`."""
+    run_dir = Store(directory).create(parts.test.name)
+    run_id = f"rehearsal-{secrets.token_hex(6)}"
+    try:
+        observed = run_harness(parts.cluster_class, _observe(parts, run_dir, run_id, console), seed=parts.test.seed)
+        return judge_run(run_dir, parts.test, parts.workload, observed, {})
+    finally:
+        run_dir.release()
 
 
 async def _observe(parts: Parts, run_dir: RunDir, run_id: str, console: Console) -> Observed:

@@ -28,7 +28,7 @@ from harness.workloads.base import Workload
 from nemesis.forms import expand_variant
 from nemesis.protocol import Nemesis
 
-__all__ = ["Prepared", "announce", "enter_namespace", "prepare", "run_command"]
+__all__ = ["Prepared", "announce", "enter_namespace", "prepare", "run_command", "test_from"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 def prepare(arguments: argparse.Namespace) -> Prepared:
     """The test that the arguments describe, checked against what can be had here. Raises OperatorError."""
-    test = _test_from(arguments)
+    test = test_from(arguments)
     workload_class = registry.load("workloads", test.workload)
     system_class = registry.load("systems", test.system)
     nemeses = _nemeses(test)
@@ -110,7 +110,7 @@ def announce(prepared: Prepared, console: Console) -> None:
         console.print(f"left out: {line}", highlight=False, markup=False)
 
 
-def _test_from(arguments: argparse.Namespace) -> Test:
+def test_from(arguments: argparse.Namespace) -> Test:
     names = [word.strip() for word in arguments.nemesis.split(",") if word.strip()]
     chosen = () if names in ([], ["none"]) else tuple(NemesisChoice.parse(name) for name in names)
     settings: dict[str, str] = {}
@@ -169,5 +169,3 @@ def _check_settings(system_class: Any, test: Test) -> None:
             problems.append(f"{name} must be one of {', '.join(known[name].choices)}, not {value!r}")
     if problems:
         raise OperatorError(f"--set (system {test.system}): " + "; ".join(problems))
-
-

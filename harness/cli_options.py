@@ -1,0 +1,131 @@
+"""The options that describe a test, shared by the commands that run tests, and the commands that explore."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from harness.cli_cluster import add_cluster_options
+
+__all__ = ["add_exploration_commands", "add_test_options", "given_options", "positive_count"]
+
+MAX_SEED = 2**63 - 1
+
+
+def _seed(text: str) -> int:
+    try:
+        seed = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}") from None
+    if not 0 <= seed <= MAX_SEED:
+        raise argparse.ArgumentTypeError(f"must be 0 to {MAX_SEED}")
+    return seed
+
+
+def positive_count(text: str) -> int:
+    """A whole number from 1 on. Raises ArgumentTypeError."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key.strip(), value.strip()
+
+
+def add_test_options(parser: argparse.ArgumentParser) -> None:
+    """What determines a test."""
+    parser.add_argument("--cluster", default="auto", help="how hosts are made: auto (default), netns, local, ...")
+    parser.add_argument("--system", default="broker", help="the system under test (default: broker)")
+    parser.add_argument("--nodes", type=int, default=5, metavar="N", help="replicas (default: 5)")
+    parser.add_argument("--workload", default="register", help="what clients do: register (default), log")
+    parser.add_argument(
+        "--nemesis", default="none", metavar="NAME[=VARIANT][,...]",
+        help="faults: all, or names as kill, kill=sigkill, kill@leader, kill=sigkill@n1+n2; none (default)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--nemesis-interval", type=float, default=5.0, metavar="SECONDS",
+        help="how long a fault lasts, and the calm after it (default: 5)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--nemesis-schedule", metavar="FILE",
+        help="timed faults from a JSON list, such as the schedule.json that every run leaves",
+    )  # fmt: skip
+    parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="of load (default: 60)")
+    parser.add_argument("--concurrency", type=int, default=10, metavar="N", help="logical clients (default: 10)")
+    parser.add_argument(
+        "--rate", type=float, default=200.0, metavar="OPS", help="operations per second, 0 for no limit (default: 200)"
+    )
+    parser.add_argument("--seed", type=_seed, metavar="N", help="decides everything random (default: random)")
+    parser.add_argument("--store", default="store", metavar="DIR", help="where runs are kept (default: ./store)")
+    parser.add_argument(
+        "--set", dest="settings", action="append", type=_setting, default=[], metavar="KEY=VALUE",
+        help="an option of the system under test, such as read_mode=unsafe; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--operation-timeout", type=float, default=3.0, metavar="SECONDS", help="(default: 3)")
+    parser.add_argument("--checker-timeout", type=float, default=60.0, metavar="SECONDS", help="(default: 60)")
+    parser.add_argument("--checker-memory", type=int, default=2048, metavar="MB", help="(default: 2048)")
+    add_cluster_options(parser)
+
+
+def given_options(words: list[str]) -> frozenset[str]:
+    """The options that a command line gives, by the names they have in the parsed arguments."""
+    names = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    return frozenset("settings" if name == "set" else name for name in names)
+
+
+def add_exploration_commands(commands: Any) -> None:
+    """`explore`, `shrink` and `replay`."""
+    from harness.commands.durations import duration_s
+
+    explore = commands.add_parser("explore", help="many simulated seeds with random mixes of faults")
+    add_test_options(explore)
+    explore.set_defaults(time_limit=15.0, rate=100.0, concurrency=6)
+    explore.add_argument(
+        "--budget", type=duration_s, default="5m", metavar="TIME", help="such as 90s, 5m, 1h (default: 5m)"
+    )
+    explore.add_argument("--seeds", type=positive_count, metavar="N", help="at most so many, from --seed on")
+    explore.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
+    explore.add_argument("--stop-at-first", action="store_true", help="end with the first run that is not valid")
+    explore.add_argument("--json", action="store_true", help="print the tally on standard output")
+    explore.set_defaults(action=_explore)
+
+    shrink = commands.add_parser("shrink", help="cut a failing run down to what it takes to fail")
+    shrink.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
+    shrink.add_argument("--store", default="store", metavar="DIR")
+    shrink.add_argument("--budget", type=duration_s, default="2m", metavar="TIME", help="(default: 2m)")
+    shrink.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
+    shrink.add_argument("--out", metavar="FILE", help="for the schedule (default: shrunk.json in the run's directory)")
+    shrink.set_defaults(action=_shrink)
+
+    replay = commands.add_parser("replay", help="run a schedule again, on any cluster, and count how often it fails")
+    replay.add_argument("schedule", metavar="SCHEDULE", help="a schedule.json")
+    add_test_options(replay)
+    replay.add_argument("--times", type=positive_count, default=1, metavar="N", help="runs (default: 1)")
+    replay.set_defaults(action=_replay)
+
+
+def _explore(arguments: argparse.Namespace) -> int:
+    from harness.commands.explore import explore_command
+
+    return explore_command(arguments)
+
+
+def _shrink(arguments: argparse.Namespace) -> int:
+    from harness.commands.shrink import shrink_command
+
+    return shrink_command(arguments)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from harness.commands.replay import replay_command
+
+    arguments.given = given_options(arguments.words)
+    return replay_command(arguments)

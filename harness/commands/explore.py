@@ -1,0 +1,95 @@
+"""`harness explore`: many simulated seeds with random mixes of faults; failures become files."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.commands.run import test_from
+from harness.errors import OperatorError
+from harness.execution import perform
+from harness.exploration.rehearsal import SIMULATED, Rehearsal, parts_of, usable_choices
+from harness.exploration.search import Tally, explore, mix_for, summary_of
+from harness.store import Store
+from harness.test import Test
+from nemesis.schedule import save_schedule
+
+__all__ = ["explore_command"]
+
+PROGRESS_INTERVAL_S = 5.0
+MAX_KEPT_RUNS = 10
+"""Failing seeds that are run once more to be kept with history and report; the others are listed by seed."""
+
+def explore_command(arguments: argparse.Namespace) -> int:
+    """Explore seeds. Returns 1 when any run was invalid, else 2 when any was unknown, else 0."""
+    arguments.cluster = SIMULATED
+    test = test_from(arguments)
+    store = Store(arguments.store)
+    console = Console(stderr=True)
+    first = 0 if arguments.seed is None else arguments.seed
+    count = arguments.seeds if arguments.seeds is not None else None
+    seeds = itertools.count(first) if count is None else iter(range(first, first + count))
+    jobs = arguments.jobs or os.cpu_count() or 1
+    console.print(
+        f"exploring from seed {first}: {test.nodes} nodes, workload {test.workload}, {test.time_limit_s:g} s each, "
+        f"{jobs} at a time",
+        highlight=False,
+    )
+    last_said_s = began_s = time.monotonic()
+
+    def on_result(tally: Tally, rehearsal: Rehearsal) -> None:
+        nonlocal last_said_s
+        if rehearsal.valid is not True:
+            word = "INVALID" if rehearsal.valid is False else "UNKNOWN"
+            console.print(f"seed {rehearsal.seed}: {word}: {rehearsal.reason[:300]}", highlight=False, markup=False)
+        now_s = time.monotonic()
+        if now_s - last_said_s >= PROGRESS_INTERVAL_S:
+            last_said_s = now_s
+            console.print(_line(tally, now_s - began_s), highlight=False)
+
+    tally = explore(
+        test,
+        seeds=seeds,
+        jobs=jobs,
+        budget_s=arguments.budget,
+        stop_at_first=arguments.stop_at_first,
+        on_result=on_result,
+    )
+    console.print(_line(tally, time.monotonic() - began_s), highlight=False)
+    kept = [_keep(test, failure.seed, store, console) for failure in tally.failures[:MAX_KEPT_RUNS]]
+    if arguments.json:
+        print(json.dumps({**summary_of(tally), "kept": kept}, indent=2))
+    if tally.runs == 0:
+        raise OperatorError("--budget was over before the first seed had begun")
+    return 1 if tally.invalid else 2 if tally.unknown else 0
+
+
+def _line(tally: Tally, elapsed_s: float) -> str:
+    return (
+        f"{elapsed_s:6.0f} s  {tally.runs} seeds: {tally.valid} valid, {tally.invalid} invalid, "
+        f"{tally.unknown} unknown; "
+        f"{tally.operations:,} operations, {tally.faults} faults, {tally.simulated_s / 60:.1f} simulated minutes"
+    )
+
+
+def _keep(test: Test, seed: int, store: Store, console: Console) -> str:
+    """Run a failing seed once more, this time for the store; the simulation makes it the same run."""
+    seeded, schedule = mix_for(test, seed, usable_choices(test))
+    directory = Path(store.root) / "schedules"
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{test.workload}-{seed}.json"
+    save_schedule(schedule, str(path))
+    kept = dataclasses.replace(seeded, nemesis=(), nemesis_schedule=str(path))
+    run_dir, _ = perform(parts_of(kept, schedule), store, Console(file=io.StringIO(), quiet=True))
+    console.print(f"seed {seed} kept: {run_dir.report_path}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"  repeat  {kept.replay_line()}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"  shrink  harness shrink {run_dir.path}", highlight=False, markup=False, soft_wrap=True)
+    return str(run_dir.path)

@@ -1,0 +1,66 @@
+"""`harness replay SCHEDULE`: run a schedule again, in simulation or on real hosts, and count how often it fails."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.commands.run import announce, enter_namespace, prepare
+from harness.errors import OperatorError
+from harness.execution import perform
+from harness.report import print_summary
+from harness.store import Store
+from harness.test import Test, test_from_json
+
+__all__ = ["replay_command"]
+
+
+def replay_command(arguments: argparse.Namespace) -> int:
+    """Run a schedule `--times` times. Returns 1 when any run was invalid, else 2 when any was unknown, else 0.
+
+    A schedule that lies beside a test.json (in a run's directory) is run with that test's options, except for
+    those that are given.
+    """
+    arguments.nemesis, arguments.nemesis_schedule = "none", arguments.schedule
+    _take_over(arguments, arguments.given)
+    store = Store(arguments.store)
+    console = Console(stderr=True)
+    verdicts: list[bool | str] = []
+    for number in range(arguments.times):
+        prepared = prepare(arguments)
+        if number == 0:
+            enter_namespace(prepared, arguments)
+            announce(prepared, console)
+        parts = prepared.parts
+        if number:
+            seed = parts.test.seed + number
+            parts = dataclasses.replace(parts, test=dataclasses.replace(parts.test, seed=seed))
+        run_dir, results = perform(parts, store, console)
+        verdicts.append(results["valid"])
+        print_summary(results, console, test=parts.test.to_json(), report_path=run_dir.report_path)
+    hits = sum(verdict is False for verdict in verdicts)
+    print(f"invalid in {hits} of {len(verdicts)} runs")
+    return 1 if hits else 2 if any(verdict is not True for verdict in verdicts) else 0
+
+
+def _take_over(arguments: argparse.Namespace, given: Sequence[str]) -> None:
+    path = Path(arguments.schedule).parent / "test.json"
+    if not path.exists():
+        return
+    try:
+        test: Test = test_from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise OperatorError(f"{path}: {error}") from None
+    names = {
+        "system": test.system, "nodes": test.nodes, "workload": test.workload, "time_limit": test.time_limit_s,
+        "concurrency": test.concurrency, "rate": test.rate, "seed": test.seed, "settings": list(test.settings.items()),
+        "operation_timeout": test.operation_timeout_s,
+    }  # fmt: skip
+    for name, value in names.items():
+        if name not in given:
+            setattr(arguments, name, value)

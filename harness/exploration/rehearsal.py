@@ -1,0 +1,106 @@
+"""One simulated run that keeps nothing but its results."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from harness import registry
+from harness.errors import HarnessError, OperatorError, SystemUnderTestError
+from harness.execution import Parts, rehearse
+from harness.test import Test
+from nemesis.protocol import Nemesis
+from nemesis.schedule import Schedule
+
+__all__ = ["SIMULATED", "Rehearsal", "parts_of", "rehearse_test", "usable_choices"]
+
+SIMULATED = "sim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What came of one simulated run. `valid` is True, False or "unknown"."""
+
+    seed: int
+    valid: bool | str
+    reason: str
+    failed_checks: tuple[str, ...]
+    """Names of the checks that found a violation."""
+    faults: int
+    operations: int
+    took_s: float
+    violation_s: float | None = None
+    """When the last operation of the first witness had returned, seconds of the test's time."""
+
+
+def parts_of(test: Test, schedule: Schedule) -> Parts:
+    """The parts of a simulated run of `test` under `schedule`. Raises OperatorError for unknown names."""
+    nemeses: dict[str, Nemesis] = {
+        name: registry.load("nemeses", name) for name in dict.fromkeys(event.nemesis for event in schedule)
+    }
+    return Parts(
+        test=dataclasses.replace(test, cluster=SIMULATED),
+        cluster_class=registry.load("clusters", SIMULATED),
+        cluster_reason="simulated",
+        system_class=registry.load("systems", test.system),
+        workload=registry.load("workloads", test.workload)(),
+        nemeses=nemeses,
+        schedule=schedule,
+    )
+
+
+def usable_choices(test: Test) -> list[tuple[str, list[str]]]:
+    """The nemeses that a test asks for (all where it asks for none) with the variants that simulation has.
+
+    Raises OperatorError for a choice that stands for nothing there.
+    """
+    from harness.faults.target import PlannedTarget
+
+    target = PlannedTarget(registry.load("clusters", SIMULATED), [f"n{i}" for i in range(1, test.nodes + 1)])
+    asked = {choice.name: choice.variant for choice in test.nemesis if choice.name != "all"}
+    found = []
+    for name in asked or registry.names("nemeses"):
+        try:
+            usable, problems = target.usable(registry.load("nemeses", name), asked.get(name))
+        except ValueError as error:
+            raise OperatorError(str(error)) from None
+        if usable:
+            found.append((name, usable))
+        elif asked:
+            raise OperatorError(f"--nemesis {name}: {'; '.join(problems)}")
+    return found
+
+
+def rehearse_test(test: Test, schedule: Schedule) -> Rehearsal:
+    """Run a test in simulation and judge it. A run that could not even start counts as `unknown`."""
+    began_s = time.perf_counter()
+    try:
+        with tempfile.TemporaryDirectory(prefix="splitbrain-rehearsal-") as directory:
+            results = rehearse(parts_of(test, schedule), directory, Console(file=io.StringIO(), quiet=True))
+    except (SystemUnderTestError, HarnessError) as error:
+        results = {"valid": "unknown", "reason": str(error), "checks": {}, "faults": [], "ops": {}}
+    return Rehearsal(
+        seed=test.seed,
+        valid=results["valid"],
+        reason=results["reason"],
+        failed_checks=tuple(name for name, check in results["checks"].items() if check["valid"] is False),
+        faults=len(results["faults"]),
+        operations=results["ops"].get("ok", 0),
+        took_s=time.perf_counter() - began_s,
+        violation_s=_violation_s(results),
+    )
+
+
+def _violation_s(results: dict[str, Any]) -> float | None:
+    for check in results["checks"].values():
+        operations = (check.get("witness") or {}).get("operations") if check["valid"] is False else None
+        times = [op["returned_ns"] or op["invoked_ns"] for op in operations or () if op.get("invoked_ns") is not None]
+        if times:
+            return float(max(times)) / 1e9
+    return None

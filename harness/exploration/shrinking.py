@@ -1,0 +1,169 @@
+"""Cutting a failing run down to what it takes to fail.
+
+A run is decided by its schedule of faults, its time limit, its clients, their rate and the number of replicas. Each
+candidate leaves something out and is run again in simulation; it counts when one of the checks that failed at first
+fails again. Faults are removed by delta debugging (Zeller and Hildebrandt, "Simplifying and isolating
+failure-inducing input"): large parts first, then single ones, until no single fault can be left out.
+
+What a fault does at random depends on the seed and its own id only, so leaving one out does not change the
+others; the interleaving of messages does change, which is why every candidate is run and none is trusted.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import math
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from harness.errors import OperatorError
+from harness.exploration.rehearsal import Rehearsal, rehearse_test
+from harness.test import Test
+from nemesis.schedule import INJECT, Schedule
+
+__all__ = ["Shrunk", "shrink"]
+
+Listener = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shrunk:
+    """A failing run that could not be cut down further, or not within the budget."""
+
+    test: Test
+    schedule: Schedule
+    rehearsal: Rehearsal
+    runs: int
+    is_minimal: bool
+    """Whether no single fault can be left out; False when the time was used up before that was known."""
+
+
+class _Shrinker:
+    def __init__(self, test: Test, schedule: Schedule, *, jobs: int, deadline_s: float, say: Listener) -> None:
+        self.test = test
+        self.schedule = schedule
+        self.runs = 0
+        self.rehearsal = rehearse_test(test, schedule)
+        self._checks = frozenset(self.rehearsal.failed_checks)
+        self._jobs = jobs
+        self._deadline_s = deadline_s
+        self._say = say
+        self._pool = concurrent.futures.ProcessPoolExecutor(
+            max_workers=jobs, mp_context=multiprocessing.get_context("fork")
+        )
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def out_of_time(self) -> bool:
+        return time.monotonic() >= self._deadline_s
+
+    @property
+    def fails(self) -> bool:
+        return bool(self._checks)
+
+    def first_that_fails(self, candidates: Sequence[tuple[Test, Schedule]]) -> int | None:
+        """Index of the first candidate that still fails, taking it over; None when none does."""
+        for start in range(0, len(candidates), self._jobs):
+            if self.out_of_time:
+                return None
+            batch = candidates[start : start + self._jobs]
+            results = list(self._pool.map(rehearse_test, *zip(*batch, strict=True)))
+            self.runs += len(batch)
+            for offset, result in enumerate(results):
+                if result.valid is False and self._checks & set(result.failed_checks):
+                    self.test, self.schedule = batch[offset]
+                    self.rehearsal = result
+                    return start + offset
+        return None
+
+    def cut_time(self) -> None:
+        """End the load soon after the violation, and leave out the faults that had not begun by then."""
+        while self.rehearsal.violation_s is not None:
+            limit_s = float(math.ceil(self.rehearsal.violation_s + 0.5))
+            if limit_s >= self.test.time_limit_s:
+                return
+            late = frozenset(e.fault_id for e in self.schedule if e.action == INJECT and e.at_s >= limit_s)
+            shorter = dataclasses.replace(self.test, time_limit_s=limit_s)
+            if self.first_that_fails([(shorter, self.schedule.without(late))]) is None:
+                return
+            self._say(f"the load ends at {limit_s:g} s, {self._count()} faults")
+
+    def drop_faults(self) -> bool:
+        """Delta debugging over the faults. Returns whether it came to its end."""
+        parts = 2
+        while True:
+            faults = [event.fault_id for event in self.schedule if event.action == INJECT]
+            if not faults:
+                return True
+            parts = min(parts, len(faults))
+            size = math.ceil(len(faults) / parts)
+            chunks = [frozenset(faults[i : i + size]) for i in range(0, len(faults), size)]
+            candidates = [(self.test, self.schedule.without(frozenset(faults) - chunk)) for chunk in chunks]
+            if parts <= 2 or len(chunks) == 1:
+                candidates = candidates if len(chunks) > 1 else []
+            candidates += [(self.test, self.schedule.without(chunk)) for chunk in chunks]
+            found = self.first_that_fails(candidates)
+            if self.out_of_time:
+                return False
+            if found is not None:
+                left = self._count()
+                self._say(f"{left} faults left")
+                parts = 2 if left <= len(faults) // 2 else max(2, parts - 1)
+            elif parts >= len(faults):
+                return True
+            else:
+                parts *= 2
+
+    def simplify(self) -> None:
+        """Fewer replicas, clients and operations."""
+        test = self.test
+        replace = dataclasses.replace
+        if test.nodes > 3 and self._takes([replace(self.test, nodes=3)]):
+            self._say("3 replicas")
+        if self._takes([replace(self.test, concurrency=n) for n in (1, 2, 3, 5) if n < test.concurrency]):
+            self._say(f"{self.test.concurrency} clients")
+        if self._takes([replace(self.test, rate=rate) for rate in (10.0, 25.0, 50.0) if rate < test.rate]):
+            self._say(f"{self.test.rate:g} operations per second")
+
+    def _takes(self, tests: Sequence[Test]) -> bool:
+        return self.first_that_fails([(test, self.schedule) for test in tests]) is not None
+
+    def _count(self) -> int:
+        return sum(event.action == INJECT for event in self.schedule)
+
+
+def shrink(test: Test, schedule: Schedule, *, jobs: int, budget_s: float, say: Listener) -> Shrunk:
+    """The shortest run found within `budget_s` seconds that fails as `test` under `schedule` does.
+
+    `say` hears of every step. Raises OperatorError when the run does not fail in simulation.
+    """
+    deadline_s = time.monotonic() + budget_s
+    shrinker = _Shrinker(test, schedule, jobs=jobs, deadline_s=deadline_s, say=say)
+    try:
+        if not shrinker.fails:
+            raise OperatorError(
+                f"the run does not fail in simulation (it is {shrinker.rehearsal.valid}: "
+                f"{shrinker.rehearsal.reason[:200]}); there is nothing to shrink"
+            )
+        shrinker.cut_time()
+        is_minimal = shrinker.drop_faults()
+        if is_minimal:
+            before = shrinker.test
+            shrinker.simplify()
+            shrinker.cut_time()
+            if shrinker.test != before:
+                is_minimal = shrinker.drop_faults()
+        return Shrunk(
+            test=shrinker.test,
+            schedule=shrinker.schedule,
+            rehearsal=shrinker.rehearsal,
+            runs=shrinker.runs,
+            is_minimal=is_minimal,
+        )
+    finally:
+        shrinker.close()
