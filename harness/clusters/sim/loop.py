@@ -142,7 +142,7 @@ class SimLoop(RefusingLoop):
         if context is None:
             context = copy_context()
         lane = context.get(LANE) or self.root
-        handle = SimHandle(callback, args, self, context)
+        handle = SimHandle(callback, args, context)
         lane.queue.append(handle)
         if not lane.listed:
             lane.listed = True
@@ -255,7 +255,7 @@ class SimLoop(RefusingLoop):
                     self._cancelled_timers -= 1
                 else:
                     what._scheduled = False
-                    lane = what._lane
+                    lane = what._context.get(LANE) or self.root
                     lane.queue.append(what)
                     if not lane.listed:
                         lane.listed = True

@@ -21,28 +21,28 @@ __all__ = ["SimFuture", "SimHandle", "SimTask", "SimTimerHandle"]
 
 
 class SimHandle(asyncio.Handle):
-    """A callback that is ready to run."""
+    """A callback that is ready to run. Leaves out what asyncio keeps for its debug mode: very many are made."""
 
     __slots__ = ()
 
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], loop: SimLoop, context: Context) -> None:
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context) -> None:
         self._callback = callback
         self._args = args
-        self._loop = loop
         self._context = context
         self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
 
     def cancel(self) -> None:
         self._cancelled = True
         self._callback = self._args = None  # type: ignore[assignment]  # as asyncio does: lets the objects go
 
+    def __repr__(self) -> str:
+        return f"<SimHandle {'cancelled' if self._cancelled else repr(self._callback)}>"
+
 
 class SimTimerHandle(asyncio.TimerHandle):
     """A callback at a time."""
 
-    __slots__ = ("_lane",)
+    __slots__ = ()
 
     def __init__(
         self, when: float, callback: Callable[..., object], args: tuple[Any, ...], loop: SimLoop, context: Context
@@ -52,11 +52,8 @@ class SimTimerHandle(asyncio.TimerHandle):
         self._args = args
         self._loop = loop
         self._context = context
-        self._lane = context.get(LANE) or loop.root
         self._cancelled = False
         self._scheduled = True
-        self._repr = None
-        self._source_traceback = None
 
     def cancel(self) -> None:
         if not self._cancelled:
@@ -64,6 +61,9 @@ class SimTimerHandle(asyncio.TimerHandle):
             self._callback = self._args = None  # type: ignore[assignment]
             if self._scheduled:
                 self._loop.timer_cancelled()
+
+    def __repr__(self) -> str:
+        return f"<SimTimerHandle at {self._when} {'cancelled' if self._cancelled else repr(self._callback)}>"
 
     __hash__ = object.__hash__
 

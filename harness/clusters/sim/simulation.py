@@ -54,7 +54,7 @@ def _same_asyncio() -> Iterator[None]:
         asyncio.wait_for = asyncio.tasks.wait_for = original
 
 
-async def _wait_for(fut: Any, timeout: float | None) -> Any:
+async def _wait_for(fut: Any, timeout: Any) -> Any:
     if timeout is not None and timeout <= 0:
         future = asyncio.ensure_future(fut)
         if future.done():
