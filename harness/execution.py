@@ -82,11 +82,11 @@ def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any) 
         return _load_schedule(test.nemesis_schedule, nemeses, target)
     if not test.nemesis:
         return Schedule(())
-    choices: list[tuple[str, Sequence[str]]] = []
+    choices: dict[str, list[str]] = {}
     problems: list[str] = []
     for choice in test.nemesis:
         if choice.name == ALL:
-            choices += [(name, usable) for name in sorted(nemeses) if (usable := target.usable(nemeses[name], None)[0])]
+            choices = {name: usable for name in sorted(nemeses) if (usable := target.usable(nemeses[name], None)[0])}
             continue
         try:
             fitting, reasons = target.usable(nemeses[choice.name], choice.variant)
@@ -94,14 +94,15 @@ def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any) 
             problems.append(str(error))
             continue
         if fitting:
-            choices.append((choice.name, fitting))
+            chosen = choices.setdefault(choice.name, [])
+            chosen += [variant for variant in fitting if variant not in chosen]
         else:
             problems.append(f"--nemesis {choice} with {test.nodes} nodes on {cluster_class.name}: {'; '.join(reasons)}")
     if problems:
         raise OperatorError("; ".join(problems))
     try:
         return periodic(
-            choices,
+            list(choices.items()),
             random.Random(f"{test.seed}/schedule"),
             time_limit_s=test.time_limit_s,
             on_s=test.nemesis_interval_s,

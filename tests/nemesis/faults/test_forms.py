@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -115,9 +116,9 @@ def test_a_choice_stands_for_variants() -> None:
     ],
 )
 def test_a_choice_that_stands_for_nothing_is_refused(nemesis: Any, asked: str, part: str) -> None:
-    with pytest.raises(ValueError, match=".*") as refusal:
+    with pytest.raises(ValueError, match=re.escape(part)) as refusal:
         expand_variant(nemesis, asked)
-    assert part in str(refusal.value) and "\n" not in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_what_a_cluster_lacks_is_named(make_fault_target: Any) -> None:

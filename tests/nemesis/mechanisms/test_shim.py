@@ -1,0 +1,294 @@
+"""The shim in real programs: clocks and disks that are wrong, and the layout of the control file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nemesis.mechanisms.shim import (
+    CLOCK_SLOTS,
+    CONTROL_BYTES,
+    HostFaults,
+    ShimError,
+    build_shim,
+    parse_counters,
+    shim_environment,
+    why_no_shim,
+)
+from nemesis.target import ClockSkew, DiskFault
+
+NO_SHIM = why_no_shim()
+needs_shim = pytest.mark.skipif(NO_SHIM is not None, reason=str(NO_SHIM))
+
+CHILD = """
+import os, sys, time
+root = sys.argv[1]
+path = os.path.join(root, "file")
+fd = os.open(path, os.O_RDWR | os.O_CREAT)
+def attempt(work):
+    try:
+        work()
+        return "ok"
+    except OSError as error:
+        return error.strerror
+for line in sys.stdin:
+    word = line.split()
+    if word[0] == "clock":
+        print(time.time_ns(), time.monotonic_ns(), flush=True)
+    elif word[0] == "write":
+        print(attempt(lambda: os.pwrite(fd, b"x" * 10, int(word[1]))), flush=True)
+    elif word[0] == "sync":
+        print(attempt(lambda: os.fsync(fd)), flush=True)
+    elif word[0] == "read":
+        print(attempt(lambda: os.pread(fd, 10, 0)), flush=True)
+    elif word[0] == "create":
+        print(attempt(lambda: os.close(os.open(os.path.join(root, word[1]), os.O_CREAT | os.O_WRONLY))), flush=True)
+    elif word[0] == "elsewhere":
+        print(attempt(lambda: open(word[1], "w").write("x")), flush=True)
+"""
+
+
+class Child:
+    """A Python under the shim that does what it is told, line by line."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "data"
+        self.root.mkdir()
+        self.control = directory / "control"
+        library = directory / "shim.so"
+        library.write_bytes(build_shim())
+        self.faults = HostFaults()
+        self.control.write_bytes(self.faults.pack().ljust(CONTROL_BYTES, b"\0"))
+        environment: Mapping[str, str] = {
+            **os.environ, **shim_environment(str(library), str(self.control), str(self.root))
+        }  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", CHILD, str(self.root)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+
+    def apply(self) -> None:
+        descriptor = os.open(self.control, os.O_WRONLY)
+        os.pwrite(descriptor, self.faults.pack(), 0)
+        os.close(descriptor)
+
+    def tell(self, words: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(words + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ask(self, words: str) -> str:
+        self.tell(words)
+        return self.answer()
+
+    def offset_s(self) -> float:
+        """The child's wall clock less ours."""
+        before = time.time_ns()
+        wall = int(self.ask("clock").split()[0])
+        return (wall - (before + time.time_ns()) / 2) / 1e9
+
+    def monotonic_s(self) -> float:
+        return int(self.ask("clock").split()[1]) / 1e9
+
+    def skew(self, fault_id: str, **skew: object) -> None:
+        self.faults.add_skew(
+            fault_id, ClockSkew(**skew), wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns()  # type: ignore[arg-type]
+        )
+        self.apply()
+
+    def unskew(self, fault_id: str) -> None:
+        self.faults.remove_skew(fault_id, monotonic_ns=time.monotonic_ns(), margin_ns=50_000_000)
+        self.apply()
+
+    def impair(self, kind: str, delay_ms: int = 0) -> None:
+        self.faults.add_disk_fault("d", DiskFault(kind=kind, delay_ms=delay_ms))
+        self.apply()
+
+    def mend(self) -> None:
+        self.faults.remove_disk_fault("d")
+        self.apply()
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[Child]:
+    made = Child(tmp_path)
+    made.ask("clock")  # it has started, and opened its file
+    yield made
+    made.process.kill()
+    made.process.communicate()
+
+
+@needs_shim
+def test_wall_clocks_jump_and_monotonic_ones_do_not(child: Child) -> None:
+    before_s = child.monotonic_s() - time.monotonic()
+    assert abs(child.offset_s()) < 0.5
+    child.skew("f1", offset_ms=3_600_000)
+    assert 3599 < child.offset_s() < 3601
+    child.skew("f2", offset_ms=-7_200_000)
+    assert -3601 < child.offset_s() < -3599
+    assert abs(child.monotonic_s() - time.monotonic() - before_s) < 0.5
+    child.unskew("f1")
+    assert -7201 < child.offset_s() < -7199
+    child.unskew("f2")
+    assert abs(child.offset_s()) < 0.5
+
+
+@needs_shim
+def test_wall_clocks_drift_and_swing(child: Child) -> None:
+    child.skew("drift", rate_ppm=500_000)
+    begin_s, first_s = time.monotonic(), child.offset_s()
+    while time.monotonic() < begin_s + 0.5:
+        child.ask("clock")
+    gained_s, passed_s = child.offset_s() - first_s, time.monotonic() - begin_s
+    assert gained_s == pytest.approx(passed_s / 2, rel=0.3)
+    child.unskew("drift")
+    child.skew("strobe", strobe_ms=-100_000, strobe_period_ms=20)
+    deadline_s, seen = time.monotonic() + 10, set()
+    while time.monotonic() < deadline_s and len(seen) < 2:
+        seen.add(round(child.offset_s(), -1))
+    assert seen == {0, -100}
+
+
+@needs_shim
+@pytest.mark.parametrize("rate_ppm", [-500_000, 500_000])
+def test_monotonic_clocks_change_their_rate_and_never_go_back(child: Child, rate_ppm: int) -> None:
+    seen = [child.monotonic_s()]
+
+    def watch(seconds: float) -> float:
+        begin_s, first_s = time.monotonic(), child.monotonic_s()
+        while time.monotonic() < begin_s + seconds:
+            seen.append(child.monotonic_s())
+        return (seen[-1] - first_s) / (time.monotonic() - begin_s)
+
+    child.skew("m", rate_ppm=rate_ppm, affects_monotonic=True)
+    assert watch(0.4) == pytest.approx(1 + rate_ppm / 1e6, rel=0.15)
+    assert abs(child.offset_s()) < 0.5
+    child.unskew("m")
+    assert watch(0.4) == pytest.approx(1, rel=0.15)
+    assert seen == sorted(seen)
+
+
+@needs_shim
+@pytest.mark.parametrize(
+    ("kind", "outcomes"),
+    [
+        ("full", {"write 0": "ok", "write 1000": "No space left on device", "sync": "ok", "read": "ok",
+                  "create new": "No space left on device"}),
+        ("error-write", {"write 0": "Input/output error", "sync": "ok", "read": "ok"}),
+        ("error-fsync", {"write 0": "ok", "sync": "Input/output error", "read": "ok"}),
+        ("error-read", {"write 0": "ok", "sync": "ok", "read": "Input/output error"}),
+    ],
+)  # fmt: skip
+def test_disks_refuse(child: Child, tmp_path: Path, kind: str, outcomes: dict[str, str]) -> None:
+    assert child.ask("write 0") == "ok"
+    child.impair(kind)
+    assert {words: child.ask(words) for words in outcomes} == outcomes
+    assert child.ask(f"elsewhere {tmp_path / 'outside'}") == "ok"
+    child.mend()
+    assert all(child.ask(words) == "ok" for words in outcomes)
+    counters = parse_counters(child.control.read_bytes())
+    assert counters.refused + counters.failed == sum(outcome != "ok" for outcome in outcomes.values())
+
+
+@needs_shim
+@pytest.mark.parametrize(("kind", "stuck", "free"), [("stall-fsync", "sync", "write 0"), ("stall", "write 0", "read")])
+def test_disks_stall_until_they_are_mended(child: Child, kind: str, stuck: str, free: str) -> None:
+    child.impair(kind)
+    assert child.ask(free) == "ok"
+    child.tell(stuck)
+    deadline_s = time.monotonic() + 10
+    while parse_counters(child.control.read_bytes()).held == 0:
+        assert time.monotonic() < deadline_s, "the operation did not reach the disk"
+        time.sleep(0.005)
+    child.mend()
+    assert child.answer() == "ok"
+
+
+@needs_shim
+def test_a_stalled_program_can_be_killed(child: Child) -> None:
+    child.impair("stall")
+    child.tell("write 0")
+    child.process.kill()
+    assert child.process.wait(timeout=10) == -9
+
+
+@needs_shim
+def test_disks_are_slow(child: Child) -> None:
+    child.impair("slow", delay_ms=120)
+    begin_s = time.monotonic()
+    assert child.ask("sync") == "ok"
+    assert time.monotonic() - begin_s >= 0.12
+    assert parse_counters(child.control.read_bytes()).delayed == 1
+
+
+@needs_shim
+def test_asyncio_lives_with_a_clock_that_jumps(tmp_path: Path) -> None:
+    """Timers are the monotonic clock's; a program whose wall clock jumps by hours sleeps as long as it meant to."""
+    child = Child(tmp_path)
+    child.process.kill()
+    child.process.communicate()
+    child.skew("f", offset_ms=-10_000_000)
+    script = (
+        "import asyncio, time\n"
+        "async def main():\n"
+        "    begin = time.monotonic()\n"
+        "    await asyncio.sleep(0.1)\n"
+        "    print(time.monotonic() - begin)\n"
+        "asyncio.run(main())"
+    )
+    environment = shim_environment(str(tmp_path / "shim.so"), str(child.control), str(child.root))
+
+    async def main() -> str:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, stdout=subprocess.PIPE, env={**os.environ, **environment}
+        )
+        return (await asyncio.wait_for(process.communicate(), 20))[0].decode()
+
+    assert 0.09 < float(asyncio.run(main())) < 5
+
+
+def test_too_many_clock_faults_are_refused() -> None:
+    faults = HostFaults()
+    for number in range(CLOCK_SLOTS - 1):
+        faults.add_skew(f"f{number}", ClockSkew(offset_ms=1), wall_ns=0, monotonic_ns=0)
+    with pytest.raises(ShimError, match="in force on one host already"):
+        faults.add_skew("one more", ClockSkew(offset_ms=1), wall_ns=0, monotonic_ns=0)
+
+
+@pytest.mark.parametrize(
+    "skew", [ClockSkew(offset_ms=1, affects_monotonic=True), ClockSkew(rate_ppm=-1_000_000)]
+)
+def test_clocks_that_would_go_back_are_refused(skew: ClockSkew) -> None:
+    with pytest.raises(ValueError, match=r"clock"):
+        HostFaults().add_skew("f", skew, wall_ns=0, monotonic_ns=0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "remove"]), st.integers(0, 5), st.integers(-(10**9), 10**9))))
+def test_faults_of_a_host_come_and_go_in_any_order(steps: list[tuple[str, int, int]]) -> None:
+    faults, expected, generations = HostFaults(), {}, []
+    for action, number, offset_ms in steps:
+        if action == "add":
+            faults.add_skew(f"f{number}", ClockSkew(offset_ms=offset_ms), wall_ns=0, monotonic_ns=0)
+            expected[f"f{number}"] = offset_ms
+        else:
+            faults.remove_skew(f"f{number}", monotonic_ns=0)
+            expected.pop(f"f{number}", None)
+        packed = faults.pack()
+        generations.append(int.from_bytes(packed[8:16], sys.byteorder))
+        assert packed[8:16] == packed[-8:]
+        assert len(packed) <= 2048, "the settings reach into the counters"
+    assert faults.fault_ids == expected.keys()
+    assert generations == sorted(set(generations))
