@@ -1,0 +1,253 @@
+"""Power cuts: what a program had not synced is taken back, and nothing else; a model of the strictest disk decides."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemesis.mechanisms.shim import CONTROL_BYTES, HostFaults, build_shim, parse_counters, shim_environment, why_no_shim
+from nemesis.mechanisms.undo_log import take_back_script
+
+NO_SHIM = why_no_shim()
+pytestmark = pytest.mark.skipif(NO_SHIM is not None, reason=str(NO_SHIM))
+
+PROGRAM = """
+import json, os, sys
+root, steps = sys.argv[1], json.loads(sys.argv[2])
+def at(name):
+    return os.path.join(root, name)
+for step in steps:
+    kind, name, *rest = step
+    if kind == "create":
+        os.close(os.open(at(name), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    elif kind == "write":
+        fd = os.open(at(name), os.O_WRONLY)
+        os.pwrite(fd, rest[1].encode(), rest[0])
+        os.close(fd)
+    elif kind == "append":
+        fd = os.open(at(name), os.O_WRONLY | os.O_APPEND)
+        os.write(fd, rest[0].encode())
+        os.close(fd)
+    elif kind == "truncate":
+        fd = os.open(at(name), os.O_RDWR)
+        os.ftruncate(fd, rest[0])
+        os.close(fd)
+    elif kind == "empty":
+        os.close(os.open(at(name), os.O_WRONLY | os.O_TRUNC))
+    elif kind == "sync":
+        fd = os.open(at(name), os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+    elif kind == "rename":
+        os.replace(at(name), at(rest[0]))
+    elif kind == "unlink":
+        os.unlink(at(name))
+    elif kind == "sync-names":
+        fd = os.open(root, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+os.kill(os.getpid(), 9)
+"""
+
+
+class ModelFile:
+    def __init__(self, content: bytes = b"") -> None:
+        self.content = content
+        self.durable = content
+
+
+class ModelDisk:
+    """One directory on a disk that loses everything that was not synced: names with it, contents with the file."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.names = {name: ModelFile(content) for name, content in files.items()}
+        self.durable_names = dict(self.names)
+
+    def do(self, kind: str, name: str, *rest: Any) -> None:
+        if kind == "create":
+            self.names[name] = ModelFile()
+        elif kind == "rename":
+            self.names[rest[0]] = self.names.pop(name)
+        elif kind == "unlink":
+            del self.names[name]
+        elif kind == "sync-names":
+            self.durable_names = dict(self.names)
+        else:
+            file = self.names[name]
+            if kind == "write":
+                offset, data = rest[0], rest[1].encode()
+                padded = file.content.ljust(offset, b"\0")
+                file.content = padded[:offset] + data + padded[offset + len(data) :]
+            elif kind == "append":
+                file.content += rest[0].encode()
+            elif kind == "truncate":
+                file.content = file.content[: rest[0]].ljust(rest[0], b"\0")
+            elif kind == "empty":
+                file.content = b""
+            elif kind == "sync":
+                file.durable = file.content
+
+    def after_power_cut(self) -> dict[str, bytes]:
+        return {name: file.durable for name, file in self.durable_names.items()}
+
+    def as_it_is(self) -> dict[str, bytes]:
+        return {name: file.content for name, file in self.names.items()}
+
+
+NAMES = ["a", "b", "c"]
+data = st.text("xyz", min_size=1, max_size=8)
+
+
+@st.composite
+def programs(draw: Any) -> list[list[Any]]:
+    """Steps that succeed, over files a and b that are there and durable at first."""
+    present = {"a", "b"}
+    steps: list[list[Any]] = []
+    for _ in range(draw(st.integers(1, 14))):
+        free = sorted(set(NAMES) - present)
+        kinds = ["sync-names"]
+        if present:
+            kinds += ["write", "append", "truncate", "empty", "sync", "sync", "rename", "unlink"]
+        if free:
+            kinds.append("create")
+        kind = draw(st.sampled_from(kinds))
+        if kind == "sync-names":
+            steps.append([kind, ""])
+            continue
+        name = draw(st.sampled_from(free if kind == "create" else sorted(present)))
+        step = [kind, name]
+        if kind == "write":
+            step += [draw(st.integers(0, 12)), draw(data)]
+        elif kind == "append":
+            step.append(draw(data))
+        elif kind == "truncate":
+            step.append(draw(st.integers(0, 12)))
+        elif kind == "rename":
+            step.append(draw(st.sampled_from([other for other in NAMES if other != name])))
+            present = (present - {name}) | {step[2]}
+        elif kind == "unlink":
+            present.discard(name)
+        elif kind == "create":
+            present.add(name)
+        steps.append(step)
+    return steps
+
+
+class Host:
+    """A data directory with the shim around it."""
+
+    def __init__(self, directory: str, files: dict[str, bytes]) -> None:
+        self.data, self.undo = os.path.join(directory, "data"), os.path.join(directory, "undo")
+        os.mkdir(self.data)
+        os.mkdir(self.undo)
+        for name, content in files.items():
+            Path(self.data, name).write_bytes(content)
+        library, self.control = os.path.join(directory, "shim.so"), os.path.join(directory, "control")
+        Path(library).write_bytes(build_shim())
+        Path(self.control).write_bytes(HostFaults().pack().ljust(CONTROL_BYTES, b"\0"))
+        self.environment = {**os.environ, **shim_environment(library, self.control, self.data, undo_path=self.undo)}
+
+    def run(self, steps: list[list[Any]]) -> None:
+        argv = [sys.executable, "-I", "-S", "-c", PROGRAM, self.data, json.dumps(steps)]
+        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == -9, done.stderr
+
+    def take_back(self) -> tuple[int, int]:
+        argv = [sys.executable, "-I", "-S", "-", self.undo, self.data]
+        done = subprocess.run(argv, input=take_back_script(), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        operations, size_bytes = map(int, done.stdout.split())
+        return operations, size_bytes
+
+    def files(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in Path(self.data).iterdir()}
+
+
+def check_against_model(*lives: list[list[Any]]) -> None:
+    """Every life is a process that is killed; after the last one the power goes."""
+    first = {"a": b"old a", "b": b"old b"}
+    directory = tempfile.mkdtemp(prefix="undo-")
+    try:
+        host, model = Host(directory, first), ModelDisk(first)
+        for steps in lives:
+            host.run(steps)
+            for step in steps:
+                model.do(*step)
+        assert host.files() == model.as_it_is(), "the shim changed what the program did"
+        host.take_back()
+        assert host.files() == model.after_power_cut()
+        assert os.listdir(host.undo) == []
+        assert host.take_back() == (0, 0)
+    finally:
+        shutil.rmtree(directory)
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs())
+def test_what_was_not_synced_is_lost_and_nothing_else(steps: list[list[Any]]) -> None:
+    check_against_model(steps)
+
+
+@settings(max_examples=20, deadline=None)
+@given(programs(), st.integers(0, 14))
+def test_a_killed_program_leaves_its_debts_to_the_next(steps: list[list[Any]], cut: int) -> None:
+    check_against_model(steps[:cut], steps[cut:])
+
+
+def test_replacing_a_file_without_syncing_it_loses_its_content() -> None:
+    """The classic: the new name is durable, what is in the file is not."""
+    check_against_model([["create", "c"], ["append", "c", "new"], ["rename", "c", "a"], ["sync-names", ""]])
+
+
+def test_losses_are_counted(tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": b"12345"})
+    host.run([["append", "a", "durable"], ["sync", "a"], ["append", "a", "lost"], ["write", "a", 0, "xx"]])
+    assert host.take_back() == (2, 6)
+    assert host.files() == {"a": b"12345durable"}
+
+
+def test_a_long_log_is_compacted_and_forgets_nothing(tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": b"", "b": b"durable"})
+    script = (
+        "import os, sys\n"
+        "a, b = (os.open(os.path.join(sys.argv[1], name), os.O_RDWR) for name in 'ab')\n"
+        "os.pwrite(b, b'LOST', 0)\n"
+        "for number in range(60):\n"
+        "    os.pwrite(a, bytes([number]) * (1 << 20), 0)\n"
+        "    os.fsync(a)\n"
+    )
+    argv = [sys.executable, "-I", "-S", "-c", script, host.data]
+    subprocess.run(argv, env=host.environment, check=True, timeout=60)
+    assert Path(host.undo, "log").stat().st_size < 20 << 20
+    assert parse_counters(Path(host.control).read_bytes()).undo_overflow == 0
+    host.take_back()
+    assert host.files() == {"a": bytes([59]) * (1 << 20), "b": b"durable"}
+
+
+def test_files_elsewhere_are_left_alone(tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": b"1"})
+    outside = tmp_path / "outside"
+    script = f"open({str(outside)!r}, 'w').write('kept')"
+    subprocess.run([sys.executable, "-c", script], env=host.environment, check=True, timeout=60)
+    assert host.take_back() == (0, 0)
+    assert outside.read_text() == "kept"
+
+
+def test_a_damaged_log_is_not_applied(tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": b"1"})
+    host.run([["append", "a", "2"]])
+    Path(host.undo, "log").write_bytes(b"rubbish " * 20)
+    argv = [sys.executable, "-I", "-S", "-", host.undo, host.data]
+    done = subprocess.run(argv, input=take_back_script(), capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "damaged" in done.stderr
+    assert host.files() == {"a": b"12"}
