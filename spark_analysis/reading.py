@@ -71,8 +71,10 @@ def read_runs(name: str, content: bytes, *, with_values: bool = False) -> Iterat
 
 def _read_parquet(content: bytes, with_values: bool) -> Iterator[RunData]:
     try:
-        file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=_DICTIONARIES)
-        _check_schema(file.schema_arrow)
+        schema = pq.read_schema(pa.BufferReader(content))
+        _check_schema(schema)
+        repeated = [name for name in _DICTIONARIES if name in schema.names and pa.types.is_string(schema.field(name).type)]
+        file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=repeated)
         table = _base_table(file, with_values)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UnreadableRunError(f"not readable as Parquet: {_first_line(error)}") from None

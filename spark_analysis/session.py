@@ -109,8 +109,9 @@ def _start(
     builder = SparkSession.builder.appName(name)
     if master is not None or not _submitted():
         builder = builder.master(master or "local[*]")
-    wanted = {**_SETTINGS, "spark.driver.memory": memory, "spark.local.dir": scratch, **settings}
+    wanted = {**_SETTINGS, "spark.driver.memory": memory, **settings}
     if _is_embedded(master):
+        wanted.setdefault("spark.local.dir", scratch)
         wanted.setdefault("spark.driver.host", "127.0.0.1")
         wanted.setdefault("spark.driver.bindAddress", "127.0.0.1")
     options = list(_JAVA_OPTIONS) if _is_embedded(master) else []

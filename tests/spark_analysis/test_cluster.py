@@ -1,0 +1,190 @@
+"""A standalone cluster of two workers on this machine gives what embedded Spark gives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pyspark = pytest.importorskip("pyspark", reason="the spark extra is not installed")
+pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).resolve().parents[2]
+SPARK_HOME = Path(pyspark.__file__).parent
+READY_TIMEOUT_S = 90.0
+TABLES = ("rates", "anomalies", "outcomes", "availability", "latency", "checks", "problems")
+
+
+def wait_for(what: str, condition: Any) -> Any:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"no {what} within {READY_TIMEOUT_S:g} s")
+
+
+def executors(of: list[int]) -> list[int]:
+    """Process ids of executors that are children of these workers."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, IndexError):
+            if not entry.name.isdigit():
+                continue
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent in of and b"CoarseGrainedExecutorBackend" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[int], dict[str, str]]]:
+    """(master's URL, worker process ids, environment)."""
+    from spark_analysis.java import find_java, java_environment
+
+    scratch = tmp_path_factory.mktemp("cluster")
+    java = find_java(pyspark.__version__)
+    environment = {
+        **os.environ,
+        **java_environment(java, pyspark.__version__, str(scratch / "java")),
+        "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(SPARK_HOME), "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_DIRS": str(scratch / "local"),
+        # What Spark's start scripts find out, and workers do not when Java starts them.
+        "SPARK_SCALA_VERSION": next(SPARK_HOME.glob("jars/spark-core_*.jar")).name.split("_")[1].split("-")[0],
+    }  # fmt: skip
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"spark://127.0.0.1:{port}"
+    command = [os.path.join(environment["JAVA_HOME"], "bin", "java"), "-cp", f"{SPARK_HOME}/jars/*", "-Xmx256m"]
+    log = open(scratch / "cluster.log", "w+", encoding="utf-8")  # noqa: SIM115 (closed below)
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([*command, *words], env=environment, stdout=log, stderr=log, cwd=scratch)
+        processes.append(process)
+        return process
+
+    def logged(text: str, times: int) -> bool:
+        return (scratch / "cluster.log").read_text(errors="replace").count(text) >= times
+
+    try:
+        start("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
+        wait_for("master", lambda: logged("I have been elected leader", 1))
+        workers = [
+            start("org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g",
+                  "--webui-port", "0", "--work-dir", str(scratch / f"work{number}"), url)
+            for number in (1, 2)
+        ]  # fmt: skip
+        wait_for("two workers", lambda: logged("Successfully registered with master", 2))
+        yield url, [worker.pid for worker in workers], environment
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+        for process in processes:
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        log.close()
+
+
+@pytest.fixture(scope="module")
+def small_store(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("cluster-store") / "store"
+    for number in range(6):
+        synthetic.make_run(
+            root, number, settings={"read_mode": ("log", "unsafe")[number % 2]}, wrong=0.02 * (number % 2)
+        )
+    synthetic.make_run(root, 6, workload="log", wrong=0.05)
+    return root
+
+
+@pytest.fixture(scope="module")
+def embedded(small_store: Path) -> dict[str, Any]:
+    """The tables of an embedded Spark, as the command prints them."""
+    return report([sys.executable, "-m", "harness"], small_store, {**os.environ})
+
+
+def report(command: list[str], store: Path, environment: dict[str, str], *options: str) -> dict[str, Any]:
+    out = store.parent / f"out{time.monotonic_ns()}"
+    done = subprocess.run(
+        [*command, "report", str(store), "--out", str(out), "--json", "--check", *options],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (out / "report.html").stat().st_size > 10_000
+    return comparable(json.loads(done.stdout))
+
+
+def comparable(tables: dict[str, Any]) -> dict[str, Any]:
+    """Without how long each check took."""
+    for row in tables["checks"]:
+        row.pop("search_s")
+    return {name: tables[name] for name in TABLES}
+
+
+def test_spark_submit_gives_the_same_tables(
+    cluster: tuple[str, list[int], dict[str, str]], small_store: Path, embedded: dict[str, Any]
+) -> None:
+    url, _, environment = cluster
+    submit = [
+        str(SPARK_HOME / "bin" / "spark-submit"), "--master", url, "--conf", "spark.driver.host=127.0.0.1",
+        "--conf", "spark.executor.memory=512m", str(ROOT / "harness" / "__main__.py"),
+    ]  # fmt: skip
+    found = report(submit, small_store, {**environment, "PYTHONPATH": str(ROOT)})
+    assert found == embedded
+    assert {row["verdict"] for row in found["checks"]} == {"valid", "invalid"}
+
+
+def test_an_executor_killed_in_the_middle_changes_nothing(
+    cluster: tuple[str, list[int], dict[str, str]], small_store: Path, embedded: dict[str, Any]
+) -> None:
+    url, workers, _ = cluster
+    script = (
+        "import json, os, signal, sys, time\n"
+        "from spark_analysis.analysis import Options, analyse\n"
+        "from spark_analysis.checking import CheckPlan\n"
+        "from spark_analysis.session import open_session\n"
+        "from spark_analysis.tables import as_json\n"
+        "def phase(text):\n"
+        "    print(text, file=sys.stderr, flush=True)\n"
+        "    if text in ('latency', 'checking'): sys.stdin.readline()\n"
+        "settings = {'spark.driver.host': '127.0.0.1', 'spark.executor.memory': '512m'}\n"
+        "with open_session(master=sys.argv[1], settings=settings) as session:\n"
+        "    print(as_json(analyse(session.spark, sys.argv[2], Options(check=CheckPlan()), phase).tables))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, url, str(small_store)],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    killed = []
+    try:
+        assert process.stderr is not None and process.stdin is not None and process.stdout is not None
+        for line in process.stderr:
+            if line.strip() in ("latency", "checking"):
+                victim = wait_for("executor", lambda: executors(workers))[0]
+                os.kill(victim, signal.SIGKILL)  # it held read runs, which have to be read again elsewhere
+                killed.append(victim)
+                process.stdin.write("\n")
+                process.stdin.flush()
+        output = process.stdout.read()
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert len(set(killed)) == 2
+    assert comparable(json.loads(output)) == embedded
