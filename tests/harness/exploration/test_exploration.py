@@ -1,0 +1,125 @@
+"""Exploration: mixes are well-formed, failures are found, cut down, kept and repeated."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.commands.durations import duration_s
+from harness.errors import OperatorError
+from harness.exploration.mixes import QUIET_END_S, random_mix
+from harness.exploration.rehearsal import rehearse_test, usable_choices
+from harness.exploration.search import Tally, explore, mix_for
+from harness.exploration.shrinking import shrink
+from harness.test import NemesisChoice, Test
+from nemesis.schedule import HEAL, INJECT, Schedule
+
+CHOICES = [("partition", ["halves", "leader"]), ("kill", ["sigkill@one", "sigkill@leader"]), ("pause", ["sigstop@one"])]
+
+
+def make_test(**changes: object) -> Test:
+    values = {
+        "system": "broker", "cluster": "sim", "nodes": 3, "workload": "register", "nemesis": (),
+        "nemesis_interval_s": 5.0, "time_limit_s": 4.0, "concurrency": 3, "rate": 50.0, "seed": 1, **changes,
+    }  # fmt: skip
+    return Test(**values)  # type: ignore[arg-type]
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**63), limit_s=st.floats(0.1, 120), events=st.none() | st.integers(2, 60))
+def test_mixes_are_schedules_that_heal_in_time(seed: int, limit_s: float, events: int | None) -> None:
+    schedule = random_mix(CHOICES, random.Random(seed), time_limit_s=limit_s, events=events)
+    assert Schedule.from_json(schedule.to_json()) == schedule
+    injected = {event.fault_id: event.at_s for event in schedule if event.action == INJECT}
+    healed = {event.fault_id: event.at_s for event in schedule if event.action == HEAL}
+    assert injected.keys() == healed.keys()
+    assert all(injected[fault] < healed[fault] <= limit_s - QUIET_END_S + 0.2 for fault in injected)
+    assert schedule == random_mix(CHOICES, random.Random(seed), time_limit_s=limit_s, events=events)
+    if events is not None and limit_s > 4:
+        assert len(schedule) == 2 * (events // 2)
+
+
+def test_mixes_overlap_and_use_every_choice() -> None:
+    schedule = random_mix(CHOICES, random.Random(3), time_limit_s=60, events=80)
+    in_force, most = 0, 0
+    for event in schedule:
+        in_force += 1 if event.action == INJECT else -1
+        most = max(most, in_force)
+    assert most >= 3
+    assert {event.nemesis for event in schedule} == {"partition", "kill", "pause"}
+
+
+def test_a_right_system_explores_clean() -> None:
+    heard: list[int] = []
+    tally = explore(
+        make_test(nemesis=(NemesisChoice("partition"), NemesisChoice("kill"))), seeds=iter(range(3)), jobs=1,
+        budget_s=120, stop_at_first=False, on_result=lambda tally, rehearsal: heard.append(rehearsal.seed),
+    )  # fmt: skip
+    assert (tally.runs, tally.valid, tally.failures) == (3, 3, [])
+    assert sorted(heard) == [0, 1, 2] and tally.operations > 100
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    test, schedule = mix_for(make_test(), 7, CHOICES)
+    first, second = rehearse_test(test, schedule), rehearse_test(test, schedule)
+    assert (first.valid, first.reason, first.operations) == (second.valid, second.reason, second.operations)
+
+
+def test_a_wrong_system_is_found_and_cut_down() -> None:
+    wrong = make_test(settings={"read_mode": "unsafe"}, time_limit_s=8.0, rate=100.0, concurrency=6)
+    _, schedule = mix_for(wrong, 5, CHOICES)
+    longer = random_mix(CHOICES, random.Random(5), time_limit_s=8.0, events=12)
+    assert rehearse_test(wrong, longer).valid is False
+    said: list[str] = []
+    found = shrink(wrong, longer, jobs=1, budget_s=90, say=said.append)
+    assert found.rehearsal.valid is False and "linearizable" in found.rehearsal.failed_checks
+    assert len(found.schedule) < len(longer) and found.test.time_limit_s <= 8.0
+    again = rehearse_test(found.test, found.schedule)
+    assert (again.valid, again.reason) == (found.rehearsal.valid, found.rehearsal.reason)
+    assert said and schedule is not None
+
+
+def test_what_does_not_fail_cannot_be_shrunk() -> None:
+    with pytest.raises(OperatorError, match="does not fail in simulation"):
+        shrink(make_test(), Schedule(()), jobs=1, budget_s=30, say=lambda line: None)
+
+
+def test_choices_of_simulation() -> None:
+    names = {name for name, _ in usable_choices(make_test(nodes=5))}
+    assert {"partition", "kill", "pause", "clock", "disk-stall", "power", "link"} <= names
+    only = usable_choices(make_test(nemesis=(NemesisChoice("kill", "sigkill@leader"),)))
+    assert only == [("kill", ["sigkill@leader"])]
+
+
+def test_a_tally_tells_invalid_from_unknown() -> None:
+    tally = Tally()
+    for valid in (True, False, "unknown"):
+        rehearsal = rehearse_test(make_test(time_limit_s=0.5), Schedule(()))
+
+
+        tally.add(dataclasses.replace(rehearsal, valid=valid, failed_checks=("log",)), time_limit_s=0.5)
+    assert (tally.runs, tally.valid, tally.invalid, tally.unknown) == (3, 1, 1, 1)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400)])
+def test_durations(text: str, seconds: float) -> None:
+    assert duration_s(text) == seconds
+
+
+def test_commands_on_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from harness.cli import main
+
+    store = ["--store", str(tmp_path / "store")]
+    options = ["--nodes", "3", "--time-limit", "6", "--set", "read_mode=unsafe", "--nemesis", "partition"]
+    assert main(["explore", *options, *store, "--budget", "60s", "--seeds", "1", "--jobs", "1"]) == 1
+    assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "60s"]) == 0
+    line = capsys.readouterr().out.strip().splitlines()[-1]
+    assert line.startswith("harness run --cluster sim") and "--nemesis-schedule" in line
+    shrunk = next(path for path in (tmp_path / "store").glob("*/*/shrunk.json") if "latest" not in path.parts)
+    assert main(["replay", str(shrunk), "--cluster", "sim", *store]) in (0, 1)
+    assert "of 1 runs" in capsys.readouterr().out
