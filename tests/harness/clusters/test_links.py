@@ -1,0 +1,176 @@
+"""Bad links on real clusters: what shapes do to probe packets, and that healing undoes it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import statistics
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.clusters.base import Program
+from harness.clusters.link_relay import Schedule
+from harness.clusters.local import LocalCluster
+from harness.clusters.netns import NetnsCluster
+from harness.clusters.netns_trial import why_no_namespaces
+from harness.run_state import RunState
+from nemesis.target import Link, LinkMeasure, LinkShape
+
+WHY_NOT = why_no_namespaces(in_user_namespace=False) if os.geteuid() == 0 else "needs root"
+needs_netns = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+THERE, BACK, OTHER = Link("n1", "n2"), Link("n2", "n1"), Link("n1", "n3")
+Work = Callable[[Any], Awaitable[None]]
+
+
+def on_cluster(cluster_class: Any, tmp_path: Path, port: int, work: Work) -> None:
+    async def main() -> None:
+        state = RunState.create(f"links-{os.getpid()}-{port}", state_root=str(tmp_path / "states"))
+        cluster = cluster_class(node_count=3, run=state, work_dir=str(tmp_path / "work"), ports=[port])
+        await cluster.start()
+        try:
+            await work(cluster)
+        finally:
+            await cluster.stop()
+            assert state.close()
+
+    asyncio.run(main())
+
+
+async def measure(cluster: Any, *, count: int = 60, size_bytes: int = 64) -> dict[Link, LinkMeasure]:
+    return dict(await cluster.links.measure([THERE, BACK, OTHER], count=count, size_bytes=size_bytes, timeout_s=3.0))
+
+
+@pytest.mark.netns
+@needs_netns
+def test_packets_are_late_lost_doubled_and_out_of_order(tmp_path: Path) -> None:
+    async def work(cluster: NetnsCluster) -> None:
+        links = cluster.links
+        assert links is not None
+        await links.shape("f1", {THERE: LinkShape(delay_ms=80)})
+        seen = await measure(cluster)
+        assert statistics.median(seen[THERE].delays_ms) >= 80
+        assert statistics.median(seen[BACK].delays_ms) < 40 and statistics.median(seen[OTHER].delays_ms) < 40
+        await links.shape("f2", {THERE: LinkShape(delay_ms=80), BACK: LinkShape(loss_percent=50)})
+        seen = await measure(cluster)
+        assert statistics.median(seen[THERE].delays_ms) >= 160
+        assert 5 < seen[BACK].received < 55 and seen[OTHER].received == 60
+        await links.release("f1")
+        await links.shape(
+            "f2", {THERE: LinkShape(duplicate_percent=50), BACK: LinkShape(delay_ms=30, reorder_percent=40)}
+        )
+        seen = await measure(cluster)
+        assert seen[THERE].duplicates > 5 and seen[THERE].received == 60
+        assert seen[BACK].out_of_order > 0 and seen[THERE].out_of_order == 0
+        await links.shape("f2", {THERE: LinkShape(rate_bytes_per_s=50_000)})
+        seen = await measure(cluster, count=25, size_bytes=1000)
+        assert seen[THERE].seconds >= 0.4 and seen[OTHER].seconds < 0.3
+        await links.release_all()
+        await links.release_all()
+        for measured in (await measure(cluster)).values():
+            assert (measured.received, measured.duplicates, measured.out_of_order) == (60, 0, 0)
+            assert statistics.median(measured.delays_ms) < 40
+
+    on_cluster(NetnsCluster, tmp_path, 4711, work)
+
+
+@pytest.mark.netns
+@needs_netns
+def test_streams_of_large_packets_pass_the_relay_whole(tmp_path: Path) -> None:
+    """TCP hands the kernel pieces far larger than a packet; the relay must carry them and their checksums."""
+    sent = random.Random(5).randbytes(3_000_000)
+
+    async def work(cluster: NetnsCluster) -> None:
+        assert cluster.links is not None
+        arrived = bytearray()
+        done = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while piece := await reader.read(1 << 16):
+                arrived.extend(piece)
+            done.set()
+            writer.close()
+
+        # The harness is on the clients' host; its link to itself would not cross the bridge, so n1 sends.
+        server = await asyncio.start_server(serve, cluster.bind_address("clients"), 4712)
+        await cluster.links.shape("f", {Link("n1", "clients"): LinkShape(delay_ms=20, duplicate_percent=5)})
+        script = (
+            "import random, socket, sys\n"
+            "s = socket.create_connection((sys.argv[1], 4712))\n"
+            "s.sendall(random.Random(5).randbytes(3_000_000))\n"
+            "s.shutdown(socket.SHUT_WR)\n"
+            "s.recv(1)\n"
+        )
+        argv = [sys.executable, "-S", "-c", script, cluster.bind_address("clients")]
+        await cluster.spawn("n1", Program(name="sender", argv=argv, log_name="sender"))
+        await asyncio.wait_for(done.wait(), 40)
+        server.close()
+        assert bytes(arrived) == sent
+
+    on_cluster(NetnsCluster, tmp_path, 4712, work)
+
+
+def test_streams_are_late_and_slow_on_local(tmp_path: Path) -> None:
+    async def work(cluster: LocalCluster) -> None:
+        links = cluster.links
+        assert links is not None
+        await links.shape("f1", {THERE: LinkShape(delay_ms=80), BACK: LinkShape(rate_bytes_per_s=50_000)})
+        seen = await measure(cluster)
+        assert statistics.median(seen[THERE].delays_ms) >= 80 and statistics.median(seen[OTHER].delays_ms) < 40
+        seen = await measure(cluster, count=25, size_bytes=1000)
+        assert seen[BACK].seconds >= 0.4 and seen[OTHER].seconds < 0.4
+        with pytest.raises(ValueError, match="netns"):
+            await links.shape("f2", {THERE: LinkShape(loss_percent=5)})
+        await links.release_all()
+        assert all(statistics.median(m.delays_ms) < 40 for m in (await measure(cluster)).values())
+
+    on_cluster(LocalCluster, tmp_path, 4713, work)
+
+
+SHAPES = st.fixed_dictionaries(
+    {
+        "delay_ms": st.floats(0, 500),
+        "jitter_ms": st.floats(0, 100),
+        "loss_percent": st.floats(0, 100),
+        "duplicate_percent": st.floats(0, 100),
+        "reorder_percent": st.just(0.0),
+        "rate_bytes_per_s": st.sampled_from([0.0, 1000.0, 1e6]),
+    }
+)
+
+
+@given(SHAPES, st.lists(st.tuples(st.floats(0, 0.2), st.integers(60, 1500)), max_size=40), st.integers(0, 99))
+def test_schedules_keep_order_rate_and_delay(
+    shape: dict[str, float], packets: list[tuple[float, int]], seed: int
+) -> None:
+    schedule = Schedule(shape, random.Random(seed))
+    now_s, last_s, sent_bytes, first_s = 100.0, 0.0, 0, None
+    for gap_s, size_bytes in packets:
+        now_s += gap_s
+        due = schedule.due(now_s, size_bytes)
+        assert len(due) <= (2 if shape["duplicate_percent"] else 1)
+        for due_s in due:
+            assert due_s >= now_s + max(0.0, shape["delay_ms"] - shape["jitter_ms"]) / 1000 - 1e-9
+            assert due_s >= last_s, "a packet overtook another one"
+            last_s = due_s
+        if due and shape["rate_bytes_per_s"]:
+            first_s = now_s if first_s is None else first_s
+            sent_bytes += size_bytes
+            assert due[0] >= first_s + sent_bytes / shape["rate_bytes_per_s"] - 1e-6
+
+
+@given(st.floats(5, 95), st.integers(0, 99))
+def test_schedules_lose_and_reorder_the_share_that_was_asked_for(percent: float, seed: int) -> None:
+    plain = {"delay_ms": 10.0, "jitter_ms": 0.0, "duplicate_percent": 0.0, "rate_bytes_per_s": 0.0}
+    losing = Schedule({**plain, "loss_percent": percent, "reorder_percent": 0.0}, random.Random(seed))
+    lost = sum(not losing.due(float(number), 100) for number in range(1000))
+    mixing = Schedule({**plain, "loss_percent": 0.0, "reorder_percent": percent}, random.Random(seed))
+    early = sum(mixing.due(float(number), 100)[0] < number + 0.01 for number in range(1000))
+    for count in (lost, early):
+        assert abs(count - 10 * percent) < 6 * (1000 * percent / 100 * (1 - percent / 100)) ** 0.5 + 1

@@ -1,0 +1,175 @@
+"""Replicas as faults see them, on real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.clusters.base import HostProcess, Program
+from harness.clusters.processes import Processes
+from harness.faults.processes import ReplicaProcesses
+from harness.run_state import RunState
+from nemesis.target import DOWN, PAUSED, RUNNING
+
+HOSTS = ["n1", "n2", "n3"]
+
+
+class Replicas:
+    """A sleeping Python per host."""
+
+    def __init__(self, tmp_path: Path, run: RunState) -> None:
+        self.children = Processes(run, str(tmp_path))
+        self.current: dict[str, HostProcess] = {}
+        self.fail_to_start: set[str] = set()
+        self.faults = ReplicaProcesses(HOSTS, process=self.current.get, restart=self.restart)
+
+    async def restart(self, host: str) -> None:
+        if host in self.fail_to_start:
+            raise RuntimeError(f"{host} does not start")
+        program = Program(
+            name="sleeper", argv=[sys.executable, "-S", "-c", "import time; time.sleep(600)"], log_name="log"
+        )
+        self.current[host] = await self.children.spawn(host, program)
+
+    async def states(self) -> list[str]:
+        return [(await self.faults.look(host)).state for host in HOSTS]
+
+
+@asynccontextmanager
+async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
+    run = RunState.create(f"test-{tmp_path.name}", state_root=str(tmp_path / "states"))
+    made = Replicas(tmp_path, run)
+    try:
+        for host in HOSTS:
+            await made.restart(host)
+        yield made
+    finally:
+        await made.faults.release_all()
+        await made.children.stop_all(grace_s=2.0)
+        assert run.close()
+
+
+def run(tmp_path: Path, work: Callable[[Replicas], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with replicas(tmp_path) as made:
+            await work(made)
+
+    asyncio.run(main())
+
+
+def test_replicas_end_and_are_started_again(tmp_path: Path) -> None:
+    async def work(made: Replicas) -> None:
+        before = made.current["n1"]
+        await made.faults.end("f1", ["n1"])
+        assert await made.states() == [DOWN, RUNNING, RUNNING]
+        assert before.exit_status() == -signal.SIGKILL
+        await made.faults.end("f2", ["n2"], signal_name="TERM")
+        assert made.current["n2"].exit_status() == -signal.SIGTERM
+        await made.faults.release("f1")
+        assert await made.states() == [RUNNING, DOWN, RUNNING]
+        assert (await made.faults.look("n1")).starts == 2
+        assert made.current["n1"].pid != before.pid
+        await made.faults.release("f1")
+        assert (await made.faults.look("n1")).starts == 2
+
+    run(tmp_path, work)
+
+
+def test_replicas_stop_and_go_on(tmp_path: Path) -> None:
+    async def work(made: Replicas) -> None:
+        pids = [made.current[host].pid for host in HOSTS]
+        await made.faults.pause("f1", ["n1", "n2"])
+        await made.faults.pause("f2", ["n2", "n3"])
+        assert await made.states() == [PAUSED] * 3
+        await made.faults.release("f1")
+        assert await made.states() == [RUNNING, PAUSED, PAUSED]
+        await made.faults.release("f2")
+        assert await made.states() == [RUNNING] * 3
+        assert [made.current[host].pid for host in HOSTS] == pids
+
+    run(tmp_path, work)
+
+
+def test_a_replica_that_comes_back_while_another_fault_pauses_it_is_paused(tmp_path: Path) -> None:
+    async def work(made: Replicas) -> None:
+        await made.faults.pause("pause", ["n1"])
+        await made.faults.end("kill", ["n1"])
+        assert (await made.faults.look("n1")).state == DOWN
+        await made.faults.release("kill")
+        assert (await made.faults.look("n1")).state == PAUSED
+        await made.faults.end("kill", ["n1"])
+        await made.faults.release("pause")
+        assert (await made.faults.look("n1")).state == DOWN
+        await made.faults.release("kill")
+        assert (await made.faults.look("n1")).state == RUNNING
+
+    run(tmp_path, work)
+
+
+def test_a_crash_loop_kills_again_and_again_until_it_is_released(tmp_path: Path) -> None:
+    async def work(made: Replicas) -> None:
+        await made.faults.crash_loop("f1", ["n2"], up_s=0.05)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + 20
+        while (await made.faults.look("n2")).starts < 5:
+            assert loop.time() < deadline_s, "it is not being killed"
+            await asyncio.sleep(0.01)
+        await made.faults.release("f1")
+        view = await made.faults.look("n2")
+        assert view.state == RUNNING
+        await asyncio.sleep(0.2)
+        assert await made.faults.look("n2") == view
+
+    run(tmp_path, work)
+
+
+def test_everything_is_released_also_what_ended_by_itself(tmp_path: Path) -> None:
+    async def work(made: Replicas) -> None:
+        await made.faults.end("f1", ["n1"])
+        await made.faults.pause("f2", ["n2"])
+        await made.faults.crash_loop("f3", ["n3"], up_s=0.05)
+        await made.current["n2"].kill()
+        await made.faults.release_all()
+        assert await made.states() == [RUNNING] * 3
+
+    run(tmp_path, work)
+
+
+def test_only_what_nobody_keeps_down_is_revived(tmp_path: Path) -> None:
+    async def work(made: Replicas) -> None:
+        await made.faults.end("f1", ["n1"])
+        await made.current["n2"].kill()
+        assert await made.faults.revive(HOSTS) == ["n2"]
+        assert await made.states() == [DOWN, RUNNING, RUNNING]
+
+    run(tmp_path, work)
+
+
+def test_one_host_that_fails_does_not_keep_the_others_down(tmp_path: Path) -> None:
+    async def work(made: Replicas) -> None:
+        await made.faults.end("f1", HOSTS)
+        made.fail_to_start.add("n1")
+        with pytest.raises(RuntimeError, match="n1 does not start"):
+            await made.faults.release("f1")
+        assert await made.states() == [DOWN, RUNNING, RUNNING]
+        made.fail_to_start.clear()
+        await made.faults.release_all()
+        assert await made.states() == [RUNNING] * 3
+
+    run(tmp_path, work)
+
+
+def test_hosts_without_a_replica_are_refused(tmp_path: Path) -> None:
+    async def work(made: Replicas) -> None:
+        with pytest.raises(ValueError, match="n9"):
+            await made.faults.end("f1", ["n9"])
+        with pytest.raises(ValueError, match="KILL or TERM"):
+            await made.faults.end("f1", ["n1"], signal_name="HUP")
+
+    run(tmp_path, work)
