@@ -103,6 +103,10 @@ class LimitsConfig:
     """Size of one commit log file (R: 1 GB)."""
     queue_file_units: int = 300_000
     """Units of 20 bytes in one consume queue file (R: 300 000)."""
+    index_slots: int = 5_000_000
+    """Hash slots of 4 bytes in one index file (R: 5 000 000)."""
+    index_entries: int = 20_000_000
+    """Entries of 20 bytes in one index file (R: 20 000 000)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +233,8 @@ def _limits(reader: ConfigReader) -> LimitsConfig:
         max_held_pulls=reader.take("max_held_pulls", integer_in(0, 1_000_000), defaults.max_held_pulls),
         segment_size_bytes=reader.take("segment_size_bytes", integer_in(1 << 16, 1 << 40), defaults.segment_size_bytes),
         queue_file_units=reader.take("queue_file_units", integer_in(1, 1 << 30), defaults.queue_file_units),
+        index_slots=reader.take("index_slots", integer_in(16, 1 << 28), defaults.index_slots),
+        index_entries=reader.take("index_entries", integer_in(2, 1 << 30), defaults.index_entries),
     )
     reader.finish()
     return limits

@@ -29,6 +29,7 @@ from node.broker.internal_topics import SCHEDULE_TOPIC
 from node.broker.ledger import Ledger, ReadMode
 from node.broker.message_store import MessageStore
 from node.broker.pull import PullHolds, PullProcessor
+from node.broker.query import QueryProcessor
 from node.broker.reads import ReadGate
 from node.broker.rebalance_locks import RebalanceLocks
 from node.broker.registration import Identity, NameServerRegistrar, registration_body
@@ -50,6 +51,7 @@ from node.remoting import (
     ServerLimits,
 )
 from node.runtime import Runtime
+from node.store.index_file import MessageIndex
 from node.store.queue_store import QueueStore
 
 __all__ = ["BrokerController"]
@@ -120,11 +122,17 @@ class BrokerController:
         self._holds = PullHolds(max_held=config.limits.max_held_pulls)
         self.delay_progress = DelayProgress()
         self.transactions = OpenTransactions(timeout_ms=config.transactions.timeout_s * 1000)
+        self.index = MessageIndex(
+            runtime.disk,
+            f"{config.data_dir}/index",
+            slots=config.limits.index_slots,
+            entries=config.limits.index_entries,
+        )
         self.dispatcher = Dispatcher(
             self.ledger.store,
             self.queues,
             on_arrival=self._messages_arrived,
-            derivations={"delay": self.delay_progress, "transactions": self.transactions},
+            derivations={"delay": self.delay_progress, "transactions": self.transactions, "index": self.index},
         )
         self.store = MessageStore(ledger=self.ledger, queues=self.queues, clock=runtime.clock)
         self.delays = DelayService(
@@ -263,6 +271,10 @@ class BrokerController:
         server.register(RequestCode.CONSUMER_SEND_MSG_BACK, send_back.process)
         server.register(RequestCode.END_TRANSACTION, end_transaction.process)
         server.register(RequestCode.PULL_MESSAGE, self._pulls.process)
+        queries = QueryProcessor(gate=self._gate, log=self.ledger.store, queues=self.queues, index=self.index)
+        server.register(RequestCode.QUERY_MESSAGE, queries.by_key)
+        server.register(RequestCode.VIEW_MESSAGE_BY_ID, queries.by_id)
+        server.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queries.by_time)
         server.register(RequestCode.GET_MAX_OFFSET, admin.max_offset)
         server.register(RequestCode.GET_MIN_OFFSET, admin.min_offset)
         server.register(RequestCode.GET_BROKER_RUNTIME_INFO, admin.runtime_info)
@@ -307,6 +319,7 @@ class BrokerController:
         await self.offsets.stop()
         await self.groups.stop()
         await self.dispatcher.stop()
+        self.index.close()
         await self.ledger.stop()
 
     async def wait_failed(self) -> str:

@@ -68,6 +68,9 @@ class DelayProgress:
         """Go on from a snapshot, None: from nothing."""
         self.delivered = [0, *state] if state is not None else [0] * (LEVELS + 1)
 
+    async def flush(self) -> None:
+        """The snapshot is all there is."""
+
     def document(self) -> dict[str, Any]:
         """In RocketMQ's JSON, as code 45 answers it: {"offsetTable": {level: offset}}."""
         return {"offsetTable": {str(level): self.delivered[level] for level in range(1, LEVELS + 1)}}

@@ -76,7 +76,12 @@ class Derivation(Protocol):
         ...
 
     def restore(self, state: Any) -> None:
-        """Go on from a snapshot; None means from the very beginning."""
+        """Go on from a snapshot; None means from the very beginning. Raises ValueError when that is not possible;
+        then everything is derived from the beginning."""
+        ...
+
+    async def flush(self) -> None:
+        """Make durable what the last snapshot speaks of, if that is not the snapshot itself. Raises OSError."""
         ...
 
 
@@ -127,13 +132,29 @@ class Dispatcher:
     async def start(self) -> None:
         """Restore the queues to their checkpoint and go on from there. Raises OSError."""
         self._mark = await self._queues.restore(self._is_in_log)
-        for name, derivation in self._derivations.items():
-            derivation.restore(self._queues.derived.get(name))
+        await self._restore_derivations()
         self._checkpointed_index = self._mark.index
         if self._mark.index < self._log.ledger_begin_index - 1:
             self._mark = DispatchMark(index=self._log.ledger_begin_index - 1, term=-1, store_timestamp_ms=0)
         self._checkpoint_task = asyncio.get_running_loop().create_task(self._checkpoint_forever())
         self.notify()
+
+    async def _restore_derivations(self) -> None:
+        try:
+            for name, derivation in self._derivations.items():
+                if name not in self._queues.derived and self._mark != NOTHING_DISPATCHED:
+                    raise ValueError(f"the checkpoint says nothing of {name}")
+                derivation.restore(self._queues.derived.get(name))
+        except (ValueError, TypeError, KeyError) as error:
+            logger.warning("everything is derived from the log anew: %s", error)
+            await self._queues.discard()
+            self._mark = NOTHING_DISPATCHED
+            for derivation in self._derivations.values():
+                derivation.restore(None)
+
+    async def _flush_derivations(self) -> None:
+        for derivation in self._derivations.values():
+            await derivation.flush()
 
     async def stop(self) -> None:
         """Stop dispatching and write a last checkpoint, so that the next start has nothing to repeat."""
@@ -304,7 +325,7 @@ class Dispatcher:
             return True
         try:
             derived = {name: derivation.snapshot() for name, derivation in self._derivations.items()}
-            await self._queues.checkpoint(mark, derived)
+            await self._queues.checkpoint(mark, derived, self._flush_derivations)
         except OSError as error:
             logger.error("consume queues could not be written: %s", error)
             return False

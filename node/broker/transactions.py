@@ -114,6 +114,9 @@ class OpenTransactions:
         """Go on from a snapshot, None: from nothing."""
         self.halves = {offset: _Half(*numbers) for offset, *numbers in state or []}
 
+    async def flush(self) -> None:
+        """The snapshot is all there is."""
+
 
 class _Endings:
     """Puts the messages that end a transaction."""

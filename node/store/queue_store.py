@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,10 +103,16 @@ class QueueStore:
             units_per_file=self._units_per_file,
         )
 
-    async def checkpoint(self, mark: DispatchMark, derived: Mapping[str, Any] | None = None) -> None:
+    async def checkpoint(
+        self,
+        mark: DispatchMark,
+        derived: Mapping[str, Any] | None = None,
+        flush_derived: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Make the queues as they are now durable, and say that they hold the log up to `mark`.
 
         `derived` is what else was made from the log up to there, as JSON values; `restore` gives it back.
+        `flush_derived` makes durable what `derived` speaks of.
 
         What is appended meanwhile stays for the next time. Raises OSError; the former checkpoint then
         stays in force. After a failed fsync it stays in force for good: the system may have dropped the
@@ -129,6 +135,8 @@ class QueueStore:
                 except OSError:
                     self._is_trusted = False
                     raise
+        if flush_derived is not None:
+            await flush_derived()
         if not self._is_trusted:
             return
         text = json.dumps(
@@ -154,6 +162,11 @@ class QueueStore:
             self._is_trusted = False
             await self._disk.remove(self._checkpoint_path)
 
+    async def discard(self) -> None:
+        """Delete every queue, because what belongs to them cannot be restored. Raises OSError."""
+        await self._delete_all()
+        self.derived = {}
+
     async def restore(self, is_in_log: Callable[[int, int], bool]) -> DispatchMark:
         """Bring the queues back to the last checkpoint; returns what they hold.
 
@@ -174,8 +187,7 @@ class QueueStore:
                 self.derived = json.loads(content["derived"])
                 return mark
             logger.warning("consume queues do not fit their checkpoint or the log; rebuilding them")
-        await self._delete_all()
-        self.derived = {}
+        await self.discard()
         return NOTHING_DISPATCHED
 
     def _read_checkpoint(self) -> dict[str, Any] | None:

@@ -324,11 +324,11 @@ def test_dispatch_waits_for_the_disk_when_too_much_is_unwritten(
         seen = []
         flush = parts.queues.checkpoint
 
-        async def slow(mark: Any, derived: Any) -> None:
+        async def slow(mark: Any, *more: Any) -> None:
             for _ in range(50):
                 await asyncio.sleep(0)
                 seen.append(parts.queues.unflushed_bytes)
-            await flush(mark, derived)
+            await flush(mark, *more)
 
         monkeypatch.setattr(parts.queues, "checkpoint", slow)
         for number in range(1000):

@@ -1,0 +1,337 @@
+"""The message index: from a key to the places of its messages in the log, in RocketMQ's file format.
+
+A file is a hash table with chains (S4; R: IndexFile), all integers big-endian:
+
+    offset       size  content
+         0         40  header: begin and end store timestamp (8+8), begin and end physical offset (8+8),
+                       slots in use (4), entries plus one (4)
+        40    4*slots  for each slot the number of its newest entry, 0 for none
+         .   20*count  entry n (entry 0 is not used): key hash (4), physical offset (8), seconds since the begin
+                       timestamp (4), number of the slot's entry before this one (4)
+
+The key is "topic#key", its hash Java's String.hashCode made positive. A file that is full is followed by another, named
+by the physical offset of its first message, so that a rebuilt index has the same files byte for byte.
+
+Like the consume queues the index is derived. Entries go to memory and are carried to the files at a checkpoint, entries
+first and slots after them; a slot that is ahead of the checkpoint after a crash is led back along its chain.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import sys
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import mul
+from typing import Any
+
+from node.runtime import Disk, File
+from node.store.properties import KEYS, UNIQUE_KEY, property_value
+from node.store.record import RecordSummary, java_string_hash
+
+__all__ = ["DEFAULT_ENTRIES", "DEFAULT_SLOTS", "MessageIndex", "key_hash", "keys_of"]
+
+DEFAULT_SLOTS = 5_000_000
+"""R: maxHashSlotNum. The newest file's slots are held in memory, of which only touched pages cost anything."""
+DEFAULT_ENTRIES = 20_000_000
+"""R: maxIndexNum, one more than a file holds."""
+MAX_KEYS_PER_MESSAGE = 64
+"""Keys of one message that are indexed."""
+MAX_CHAIN = 200_000
+"""Entries of one chain that a query follows in one file."""
+
+_HEADER = struct.Struct(">qqqqii")
+_ENTRY = struct.Struct(">iqii")
+_PAGE_SLOTS = 1024
+_MAX_INT = 0x7FFFFFFF
+_NAME = re.compile(r"\d{20}")
+_POWERS = [pow(31, exponent, 1 << 32) for exponent in range(1024)][::-1]
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The hash under which a key of a topic is filed: that of "topic#key", never negative (R)."""
+    text = f"{topic}#{key}"
+    if len(text) <= len(_POWERS) and text.isascii():
+        value = sum(map(mul, text.encode(), _POWERS[-len(text) :])) & 0xFFFFFFFF
+        if value & 0x80000000:
+            value -= 1 << 32
+    else:
+        value = java_string_hash(text)
+    return abs(value) if value != -(1 << 31) else 0
+
+
+def keys_of(properties_text: str) -> list[str]:
+    """The keys of a message: its unique one, and those in KEYS, which blanks separate (R)."""
+    keys = []
+    unique = property_value(properties_text, UNIQUE_KEY)
+    if unique:
+        keys.append(unique)
+    others = property_value(properties_text, KEYS)
+    if others:
+        keys += [key for key in others.split(" ") if key]
+    return keys[:MAX_KEYS_PER_MESSAGE]
+
+
+@dataclass(slots=True)
+class _Header:
+    begin_ms: int = 0
+    end_ms: int = 0
+    begin_offset: int = 0
+    end_offset: int = 0
+    used_slots: int = 0
+    count: int = 1
+
+    def pack(self) -> bytes:
+        return _HEADER.pack(self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.used_slots, self.count)
+
+
+class _IndexFile:
+    """One file. Everything from entry `flushed` on is in memory, the slots wholly while the file is written to."""
+
+    def __init__(self, path: str, slots: int, header: _Header) -> None:
+        self.path = path
+        self.slot_count = slots
+        self.header = header
+        self.flushed = header.count
+        self.tail = bytearray()
+        self.slots: array[int] | None = None
+        self.dirty_pages: dict[int, None] = {}
+        self.file: File | None = None
+
+    @property
+    def is_dirty(self) -> bool:
+        return bool(self.tail)
+
+    def entry_at(self, number: int) -> int:
+        return _HEADER.size + 4 * self.slot_count + _ENTRY.size * number
+
+    def add(self, hashed: int, physical_offset: int, stored_ms: int) -> None:
+        assert self.slots is not None
+        header, slot = self.header, hashed % self.slot_count
+        if header.count == 1:
+            header.begin_ms, header.begin_offset = stored_ms, physical_offset
+        seconds = min(max((stored_ms - header.begin_ms) // 1000, 0), _MAX_INT)
+        before = self.slots[slot]
+        self.tail += _ENTRY.pack(hashed, physical_offset, seconds, before)
+        self.slots[slot] = header.count
+        self.dirty_pages[slot // _PAGE_SLOTS] = None
+        header.used_slots += before == 0
+        header.count += 1
+        header.end_ms, header.end_offset = stored_ms, physical_offset
+
+    def newest_of(self, hashed: int, file: File | None) -> int:
+        slot = hashed % self.slot_count
+        if self.slots is not None:
+            return self.slots[slot]
+        data = file.read(_HEADER.size + 4 * slot, 4) if file is not None else b""
+        return int.from_bytes(data, "big")
+
+    def entry(self, number: int, file: File | None) -> tuple[int, int, int, int]:
+        """Raises OSError when the file does not hold the entry."""
+        if number >= self.flushed:
+            at = _ENTRY.size * (number - self.flushed)
+            return _ENTRY.unpack_from(self.tail, at)
+        data = file.read(self.entry_at(number), _ENTRY.size) if file is not None else b""
+        if len(data) != _ENTRY.size:
+            raise OSError(f"{self.path} ends before its entry {number}")
+        return _ENTRY.unpack(data)
+
+
+class MessageIndex:
+    """The index files below `directory`, as something that the dispatcher derives from the log."""
+
+    def __init__(
+        self, disk: Disk, directory: str, *, slots: int = DEFAULT_SLOTS, entries: int = DEFAULT_ENTRIES
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._slots = slots
+        self._entries = entries
+        self._files: list[_IndexFile] = []
+        self._stale: list[str] = []
+
+    @property
+    def last_update(self) -> tuple[int, int]:
+        """Store timestamp and physical offset of the newest indexed message; zeros when there is none."""
+        if not self._files:
+            return 0, 0
+        header = self._files[-1].header
+        return header.end_ms, header.end_offset
+
+    def dispatch(self, record: RecordSummary) -> None:
+        """File the keys of a message."""
+        text = record.properties_text
+        if KEYS not in text and UNIQUE_KEY not in text:
+            return
+        for key in keys_of(text):
+            if not self._files or self._files[-1].header.count >= self._entries:
+                self._roll(record.physical_offset)
+            hashed = key_hash(record.topic, key)
+            self._files[-1].add(hashed, record.physical_offset, record.store_timestamp_ms)
+
+    def _roll(self, physical_offset: int) -> None:
+        # Two files may begin with keys of the same message: the number behind the offset keeps their names apart.
+        path = f"{self._directory}/{physical_offset:020d}"
+        if self._files and self._files[-1].path == path:
+            path = f"{self._directory}/{physical_offset + 1:020d}"
+        made = _IndexFile(path, self._slots, _Header())
+        made.slots = array("i", bytes(4 * self._slots))
+        self._files.append(made)
+
+    def find(self, topic: str, key: str, *, begin_ms: int, end_ms: int, most: int) -> list[int]:
+        """Physical offsets of at most `most` messages that may have this key and were stored in this time, the newest
+        ones, in the order of the log. Another key may have the same hash, so the caller looks at the messages.
+
+        Raises OSError.
+        """
+        hashed = key_hash(topic, key)
+        found: list[int] = []
+        for index_file in reversed(self._files):
+            header = index_file.header
+            if header.end_ms + 1000 < begin_ms or header.begin_ms > end_ms:
+                continue
+            for entry_hash, offset, seconds, _ in self._chain(index_file, hashed):
+                stored_ms = header.begin_ms + 1000 * seconds
+                if entry_hash == hashed and begin_ms - 999 <= stored_ms <= end_ms:
+                    found.append(offset)
+                    if len(found) >= most:
+                        return sorted(set(found))
+        return sorted(set(found))
+
+    def _chain(self, index_file: _IndexFile, hashed: int) -> Iterator[tuple[int, int, int, int]]:
+        file = None
+        if index_file.flushed > 1 or index_file.slots is None:
+            file = index_file.file or self._disk.open(index_file.path)
+        try:
+            number = index_file.newest_of(hashed, file)
+            for _ in range(MAX_CHAIN):
+                if not 0 < number < index_file.header.count:
+                    return
+                entry = index_file.entry(number, file)
+                yield entry
+                if entry[3] >= number:
+                    return  # a damaged link; a chain only ever leads back
+                number = entry[3]
+        finally:
+            if file is not None and file is not index_file.file:
+                file.close()
+
+    def snapshot(self) -> Any:
+        """Which files there are, and their headers."""
+        return {
+            "slots": self._slots,
+            "entries": self._entries,
+            "files": [[each.path.rpartition("/")[2], *_HEADER.unpack(each.header.pack())] for each in self._files],
+        }
+
+    def restore(self, state: Any) -> None:
+        """Go on from a snapshot, None: from nothing. Files that the snapshot does not name are removed by the next
+        `flush`. Raises ValueError when the files do not hold what the snapshot says; everything must be derived anew
+        then."""
+        self.close()
+        self._files = []
+        names = [name for name in self._disk.list(self._directory) if _NAME.fullmatch(name)]
+        self._stale = [f"{self._directory}/{name}" for name in names]
+        if state is None:
+            return
+        if (state["slots"], state["entries"]) != (self._slots, self._entries):
+            raise ValueError(f"the index below {self._directory} was made with other sizes")
+        for name, *numbers in state["files"]:
+            index_file = _IndexFile(f"{self._directory}/{name}", self._slots, _Header(*numbers))
+            if name not in names:
+                raise ValueError(f"{index_file.path} is missing")
+            file = self._disk.open(index_file.path)
+            try:
+                if file.size_bytes() < index_file.entry_at(index_file.header.count):
+                    raise ValueError(f"{index_file.path} is too short")
+                self._files.append(index_file)
+                self._stale.remove(index_file.path)
+                if name == state["files"][-1][0]:
+                    self._load_slots(index_file, file)
+            finally:
+                file.close()
+
+    def _load_slots(self, index_file: _IndexFile, file: File) -> None:
+        """Read the slots of the file that is written to, led back to the entries that the snapshot knows."""
+        slots = array("i", file.read(_HEADER.size, 4 * self._slots))
+        if sys.byteorder == "little":
+            slots.byteswap()
+        count = index_file.header.count
+        if max(slots, default=0) >= count or min(slots, default=0) < 0:
+            for slot, number in enumerate(slots):
+                while number >= count:
+                    data = file.read(index_file.entry_at(number), _ENTRY.size)
+                    before = _ENTRY.unpack(data)[3] if len(data) == _ENTRY.size else number
+                    if not 0 <= before < number:
+                        raise ValueError(f"{index_file.path}: slot {slot} leads to a damaged entry")
+                    number = before
+                if number != slots[slot]:
+                    slots[slot] = number
+                    index_file.dirty_pages[slot // _PAGE_SLOTS] = None
+        index_file.slots = slots
+
+    async def flush(self) -> None:
+        """Carry what is in memory to the files, durably. Raises OSError; what failed is written again next time."""
+        while self._stale:
+            await self._disk.remove(self._stale[-1])
+            self._stale.pop()
+        for index_file in list(self._files):
+            if index_file.is_dirty or index_file.dirty_pages:
+                await self._flush_file(index_file)
+            if index_file is not self._files[-1] and not index_file.is_dirty and index_file.slots is not None:
+                index_file.slots = None
+                if index_file.file is not None:
+                    index_file.file.close()
+                    index_file.file = None
+
+    async def _flush_file(self, index_file: _IndexFile) -> None:
+        if index_file.file is None:
+            index_file.file = await self._disk.create(index_file.path)
+        file, tail, header = index_file.file, bytes(index_file.tail), index_file.header.pack()
+        pages, index_file.dirty_pages = index_file.dirty_pages, {}
+        try:
+            slots = self._page_bytes(index_file, pages)
+            await file.write(index_file.entry_at(index_file.flushed), tail, sync=True)
+            for position, data in slots:
+                await file.write(position, data)
+            await file.write(0, header, sync=True)
+        except BaseException:
+            index_file.dirty_pages |= pages
+            raise
+        index_file.flushed += len(tail) // _ENTRY.size
+        del index_file.tail[: len(tail)]
+
+    @staticmethod
+    def _page_bytes(index_file: _IndexFile, pages: dict[int, None]) -> list[tuple[int, bytes]]:
+        """The changed slots as runs of bytes to write, as they are at this moment."""
+        assert index_file.slots is not None
+        runs: list[tuple[int, bytes]] = []
+        ordered = sorted(pages)
+        start = 0
+        for at, page in enumerate(ordered):
+            if at + 1 < len(ordered) and ordered[at + 1] == page + 1:
+                continue
+            first = ordered[start] * _PAGE_SLOTS
+            piece = index_file.slots[first : (page + 1) * _PAGE_SLOTS]
+            if sys.byteorder == "little":
+                piece.byteswap()
+            runs.append((_HEADER.size + 4 * first, piece.tobytes()))
+            start = at + 1
+        return runs
+
+    async def remove_before(self, physical_offset: int) -> None:
+        """Remove the files all of whose messages lie before `physical_offset`; the newest stays. Raises OSError."""
+        while len(self._files) > 1 and self._files[0].header.end_offset < physical_offset:
+            oldest = self._files.pop(0)
+            if oldest.file is not None:
+                oldest.file.close()
+            await self._disk.remove(oldest.path)
+
+    def close(self) -> None:
+        """Release the files; writes nothing."""
+        for index_file in self._files:
+            if index_file.file is not None:
+                index_file.file.close()
+                index_file.file = None

@@ -1,0 +1,171 @@
+"""The message index: golden bytes, a brute-force oracle, rebuilding, crashes between checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.store.index_file import MessageIndex, key_hash, keys_of
+from node.store.record import RecordSummary, java_string_hash
+
+
+def record(offset: int, keys: str, *, topic: str = "t", stored_ms: int = 1_700_000_000_000) -> RecordSummary:
+    text = f"KEYS\x01{keys}\x02" if keys else ""
+    return RecordSummary(topic, 0, 0, offset, 0, stored_ms, None, text, 0)
+
+
+@pytest.fixture
+def new_index(tmp_path: Path) -> Any:
+    from node.real_runtime import real_runtime
+
+    def make(name: str = "index", **options: int) -> MessageIndex:
+        return MessageIndex(real_runtime(1).disk, str(tmp_path / name), **{"slots": 7, "entries": 5, **options})
+
+    return make
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+@pytest.mark.row("IndexFile")
+def test_the_file_is_that_of_the_field_byte_for_byte(new_index: Any, tmp_path: Path) -> None:
+    index = new_index(slots=4, entries=10)
+    index.restore(None)
+    index.dispatch(record(48, "a", stored_ms=1000))
+    index.dispatch(record(300, "b", stored_ms=3999))
+    index.dispatch(record(700, "a", stored_ms=4000))
+    asyncio.run(index.flush())
+    # "t#a": 116*31*31 + 35*31 + 97 = 112658, modulo 4 is 2; "t#b" is 112659, modulo 4 is 3
+    slots = (0, 0, 3, 2)
+    entries = [(0, 0, 0, 0), (112658, 48, 0, 0), (112659, 300, 2, 0), (112658, 700, 3, 1)]
+    expected = struct.pack(">qqqqii", 1000, 4000, 48, 700, 2, 4)
+    expected += struct.pack(">4i", *slots) + b"".join(struct.pack(">iqii", *entry) for entry in entries)
+    assert files(tmp_path / "index") == {f"{48:020d}": expected}
+
+
+def test_hashes_are_those_of_java() -> None:
+    for topic, key in (("t", "a"), ("topic", "KEY-0001" * 7), ("t", "é"), ("t", "x" * 2000), ("%RETRY%g", "")):
+        assert key_hash(topic, key) == abs(java_string_hash(f"{topic}#{key}"))
+    assert java_string_hash("polygenelubricants") == -(1 << 31)
+
+
+def test_keys_are_split_at_blanks_and_the_unique_one_counts() -> None:
+    assert keys_of("UNIQ_KEY\x01u\x02KEYS\x01a  b\x02") == ["u", "a", "b"]
+    assert keys_of("TAGS\x01KEYS\x02") == []
+    assert len(keys_of("KEYS\x01" + " ".join(map(str, range(1000))) + "\x02")) == 64
+
+
+Messages = st.lists(
+    st.tuples(st.sampled_from(["a", "b", "c", "a b", "Aa", "BB", ""]), st.integers(0, 3), st.booleans()), max_size=30
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(Messages, st.integers(0, 40), st.integers(0, 40), st.integers(1, 8))
+def test_find_agrees_with_looking_at_everything(
+    tmp_path_factory: pytest.TempPathFactory, sent: Any, begin_s: int, length_s: int, most: int
+) -> None:
+    from node.real_runtime import real_runtime
+
+    directory = tmp_path_factory.mktemp("index")
+    index = MessageIndex(real_runtime(1).disk, str(directory), slots=3, entries=5)
+    index.restore(None)
+    stored_ms, all_messages = 0, []
+    for number, (keys, step_s, flush) in enumerate(sent):
+        stored_ms += 1000 * step_s
+        index.dispatch(record(number * 100, keys, stored_ms=stored_ms))
+        all_messages.append((number * 100, keys.split(), stored_ms))
+        if flush:
+            asyncio.run(index.flush())
+    begin_ms, end_ms = 1000 * begin_s, 1000 * (begin_s + length_s)
+    for key in ("a", "b", "Aa", "z"):
+        same = ("Aa", "BB") if key == "Aa" else (key,)  # these two have the same hash
+        expected = [
+            offset
+            for offset, keys, stored in all_messages
+            if any(each in keys for each in same) and begin_ms <= stored <= end_ms
+        ][-most:]
+        assert index.find("t", key, begin_ms=begin_ms, end_ms=end_ms, most=most) == expected
+    index.close()
+
+
+def test_a_rebuilt_index_is_the_same_and_a_full_file_is_followed(new_index: Any, tmp_path: Path) -> None:
+    first, second = new_index("one"), new_index("two")
+    for index in (first, second):
+        index.restore(None)
+    for number in range(23):
+        message = record(number * 100, f"k{number % 5} x", stored_ms=1000 * number)
+        first.dispatch(message)
+        second.dispatch(message)
+        if number % 4 == 0:
+            asyncio.run(first.flush())
+    asyncio.run(first.flush())
+    asyncio.run(second.flush())
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    assert len(files(tmp_path / "one")) == 12
+    asyncio.run(first.remove_before(1200))
+    assert first.find("t", "x", begin_ms=0, end_ms=10**9, most=64)[0] >= 1100
+    assert len(files(tmp_path / "one")) == 6
+
+
+def test_a_crash_after_the_files_were_written_leads_back_to_the_checkpoint(new_index: Any, tmp_path: Path) -> None:
+    messages = [record(number * 100, f"k{number % 3}", stored_ms=1000 * number) for number in range(12)]
+    index = new_index(entries=100)
+    index.restore(None)
+    for message in messages[:5]:
+        index.dispatch(message)
+    checkpoint = index.snapshot()
+    asyncio.run(index.flush())
+    for message in messages[5:9]:
+        index.dispatch(message)
+    asyncio.run(index.flush())  # written, and the checkpoint that would say so is not
+    again = new_index(entries=100)
+    again.restore(checkpoint)
+    for key in range(3):
+        expected = [number * 100 for number in range(5) if number % 3 == key]
+        assert again.find("t", f"k{key}", begin_ms=0, end_ms=10**9, most=64) == expected
+    for message in messages[5:]:
+        again.dispatch(message)
+    asyncio.run(again.flush())
+    never_crashed = new_index("other", entries=100)
+    never_crashed.restore(None)
+    for message in messages:
+        never_crashed.dispatch(message)
+    asyncio.run(never_crashed.flush())
+    assert files(tmp_path / "index") == files(tmp_path / "other")
+
+
+def test_files_that_do_not_fit_the_checkpoint_are_not_believed(new_index: Any, tmp_path: Path) -> None:
+    index = new_index(entries=100)
+    index.restore(None)
+    for number in range(5):
+        index.dispatch(record(number * 100, "k"))
+    asyncio.run(index.flush())
+    state = index.snapshot()
+    path = tmp_path / "index" / f"{0:020d}"
+    with pytest.raises(ValueError, match="other sizes"):
+        new_index(entries=99).restore(state)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(ValueError, match="too short"):
+        new_index(entries=100).restore(state)
+    path.unlink()
+    with pytest.raises(ValueError, match="missing"):
+        new_index(entries=100).restore(state)
+
+
+def test_files_nobody_knows_are_removed(new_index: Any, tmp_path: Path) -> None:
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / f"{77:020d}").write_bytes(b"old")
+    index = new_index()
+    index.restore(None)
+    index.dispatch(record(0, "k"))
+    asyncio.run(index.flush())
+    assert list(files(tmp_path / "index")) == [f"{0:020d}"]
