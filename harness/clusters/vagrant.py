@@ -82,11 +82,12 @@ def vagrant_hosts() -> list[SshHost]:
 
 def _known_hosts_path(host: SshHost) -> str:
     """A file among the machine's data, which `vagrant destroy` empties: the directory of its provider's id."""
-    machine = os.path.join(".vagrant", "machines", host.name)
+    data = os.environ.get("VAGRANT_DOTFILE_PATH", ".vagrant")
+    machine = os.path.join(data, "machines", host.name)
     providers = sorted(entry.path for entry in os.scandir(machine) if entry.is_dir()) if os.path.isdir(machine) else []
     made = [path for path in providers if os.path.exists(os.path.join(path, "id"))]
     if not made:
-        return os.path.join(".vagrant", f"known_hosts-{host.name}")
+        return os.path.join(data, f"known_hosts-{host.name}")
     with open(os.path.join(made[0], "id"), encoding="utf-8") as file:
         ident = file.read().strip()
     return os.path.join(made[0], f"known_hosts-{ident[:64]}")

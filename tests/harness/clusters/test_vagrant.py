@@ -46,6 +46,7 @@ def fake_vagrant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -
     (tmp_path / "config").write_text(SSH_CONFIG.format(directory=tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VAGRANT_DOTFILE_PATH", raising=False)
 
 
 def test_the_machines_are_those_that_vagrant_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
