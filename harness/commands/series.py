@@ -112,7 +112,7 @@ def _perform_all(plan: Sequence[tuple[str, Prepared]], store: Store, console: Co
         try:
             run_dir, results = perform(prepared.parts, store, console)
         except OperatorError as error:
-            raise OperatorError(f"{head}: {error} (the {plural(number - 1, 'run')} before it are kept)") from None
+            raise OperatorError(f"{head}: {error} ({plural(number - 1, 'run')} before it kept)") from None
         except SystemUnderTestError as error:
             console.print(f"{head}: [red]did not start[/]: {error}", highlight=False, soft_wrap=True)
             tally.add(label, "not started", EXIT_HARNESS_FAILED)

@@ -110,7 +110,7 @@ def headline(rates: Sequence[Row]) -> tuple[str, str, str]:
     runs = sum(row["runs"] for row in rates)
     invalid = sum(row["invalid"] for row in rates)
     unknown = sum(row["unknown"] for row in rates)
-    doubt = f" {plural(unknown, 'run')} ended unknown and count for neither side." if unknown else ""
+    doubt = f" {plural(unknown, 'run')} unknown, counted for neither side." if unknown else ""
     clean = [row for row in rates if row["invalid"] == 0 and row["valid"] > 0]
     bad = sorted((row for row in rates if row["invalid"]), key=lambda row: -row["rate_low"])
     if bad:

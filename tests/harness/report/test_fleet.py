@@ -1,0 +1,71 @@
+"""The report over many runs: its sentence, its labels, its page."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from harness.report.fleet import FleetData, headline, labels_of, render_fleet, share_text
+
+
+def rate(mode: str, valid: int, invalid: int, unknown: int = 0, high: float = 0.28) -> dict[str, Any]:
+    decided = valid + invalid
+    return {
+        "system": "broker", "configuration": json.dumps({"nodes": "5", "read_mode": mode}), "workload": "register",
+        "nemesis": "partition", "cluster": "local", "runs": decided + unknown, "valid": valid, "invalid": invalid,
+        "unknown": unknown, "operations": 1000, "rate": invalid / decided if decided else None,
+        "rate_low": 0.72 if invalid else 0.0, "rate_high": 1.0 if invalid else high,
+        "first_anomaly_ns_p50": 1_500_000_000 if invalid else None,
+        "first_anomaly_operations_p50": 321 if invalid else None,
+    }  # fmt: skip
+
+
+def test_the_sentence_says_how_many_and_how_sure() -> None:
+    kind, sentence, below = headline([rate("log", 10, 0), rate("unsafe", 0, 10)])
+    assert kind == "invalid"
+    assert sentence == "10 of 20 runs broke a promise; worst: read_mode unsafe, 10 of 10 (72 % to 100 %)."
+    assert below == "1 configuration showed none, which still allows up to 28 %."
+
+
+def test_nothing_seen_is_not_nothing_there() -> None:
+    kind, sentence, below = headline([rate("log", 10, 0, 1), rate("lease", 10, 0, high=0.3)])
+    assert kind == "valid"
+    assert sentence == "No anomaly in 20 decided runs; per configuration that still allows up to 30 %."
+    assert below == "1 run unknown, counted for neither side."
+    assert headline([rate("log", 0, 0, 4)])[0] == "unknown"
+    assert headline([rate("log", 1, 0, 4)])[0] == "unknown"
+
+
+def test_labels_say_only_what_differs() -> None:
+    groups = [("broker", json.dumps({"nodes": "5", "mode": m}), "register", "kill", "local") for m in ("a", "b")]
+    labels, common = labels_of(groups)
+    assert list(labels.values()) == ["mode a", "mode b"]
+    assert common == "system broker, nodes 5, workload register, nemesis kill, cluster local"
+    assert list(labels_of(groups[:1])[0].values()) == ["all runs"]
+
+
+def test_shares_never_round_a_few_to_none() -> None:
+    assert [share_text(value) for value in (0, 1, 0.0004, 0.9996, 0.004, 0.125, 0.994, None)] == [
+        "0 %", "100 %", "<0.1 %", ">99.9 %", "0.4 %", "12 %", "99.4 %", "–",
+    ]  # fmt: skip
+
+
+def test_the_page_is_one_file_and_escapes_what_runs_say() -> None:
+    rates = [rate("log", 10, 0), rate("<script>alert(1)</script>", 0, 10)]
+    group = {name: rates[1][name] for name in ("system", "configuration", "workload", "nemesis", "cluster")}
+    data = FleetData(
+        place="store", runs=20, operations=2000, first_started_at="2026-01-01T00:00:00+00:00",
+        last_started_at="2026-01-02T00:00:00+00:00", unavailable_after_ms=1000, took_s=3.0,
+        tables={
+            "rates": rates,
+            "anomalies": [{**group, "check": "log", "kind": "lost", "count": 3, "per_million_operations": 3000.0}],
+            "problems": [{"run": "x/<b>", "problem": "torn & broken", "left_out": True}],
+        },
+    )  # fmt: skip
+    page = render_fleet(data)
+    assert "<script" not in page
+    assert "http://" not in page and "https://" not in page
+    assert "3 lost (3,000 per million)" in page
+    assert "1.5 s, 321 operations" in page
+    assert "torn &amp; broken" in page
+    assert page.index("broke a promise") < page.index("What went wrong")

@@ -1,0 +1,129 @@
+"""A series of runs: the combinations, the seeds, the exit status, how it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import cli
+from harness.commands import series
+from harness.errors import OperatorError, SystemUnderTestError
+
+
+def matrix(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "matrix.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_every_combination_once(tmp_path: Path) -> None:
+    path = matrix(tmp_path, 'nodes = [3, 5]\nnemesis = "partition"\n[set]\nread_mode = ["log", "unsafe"]\n')
+    assert series.combinations(path) == [
+        ["--nodes", str(nodes), "--nemesis", "partition", "--set", f"read_mode={mode}"]
+        for nodes in (3, 5)
+        for mode in ("log", "unsafe")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nodes = [", "not TOML"),
+        ("nodse = [3]", "did you mean nodes"),
+        ("nodes = []", "empty list"),
+        ("nodes = [3, 3]", "a value twice"),
+        ("nodes = [[3]]", "words or numbers"),
+        ("", "lists no options"),
+        ("seed = [1]", "'seed' is none of"),
+    ],
+)
+def test_a_wrong_matrix_is_one_line(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(OperatorError, match=words) as caught:
+        series.combinations(matrix(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_seeds_follow_from_the_base_seed() -> None:
+    seeds = [series.derived_seed(7, repetition) for repetition in range(100)]
+    assert seeds[0] == 7
+    assert len(set(seeds)) == 100
+    assert seeds == [series.derived_seed(7, repetition) for repetition in range(100)]
+    assert set(seeds) & {series.derived_seed(8, repetition) for repetition in range(100)} == set()
+
+
+class FakeRunDir:
+    name = "test/time"
+
+
+@pytest.fixture
+def performed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs that do not happen; what they would have been, and a list of outcomes for them."""
+    seen: list[Any] = []
+    outcomes: list[Any] = []
+
+    def perform(parts: Any, store: Any, console: Any) -> Any:
+        seen.append(parts.test)
+        outcome = outcomes[len(seen) - 1] if len(seen) <= len(outcomes) else True
+        if isinstance(outcome, Exception):
+            raise outcome
+        return FakeRunDir(), {"valid": outcome if outcome != "stopped" else True,
+                              "interrupted": "SIGINT" if outcome == "stopped" else None}  # fmt: skip
+
+    monkeypatch.setattr(series, "perform", perform)
+    return seen, outcomes
+
+
+def run(tmp_path: Path, *words: str) -> int:
+    path = matrix(tmp_path, '[set]\nread_mode = ["log", "unsafe"]\n')
+    base = ["run", "--cluster", "local", "--nodes", "3", "--seed", "7", "--store", str(tmp_path / "store")]
+    return cli.main([*base, "--matrix", path, *words])
+
+
+def test_all_are_run_and_the_worst_verdict_wins(tmp_path: Path, performed: Any) -> None:
+    seen, outcomes = performed
+    outcomes += [True, "unknown", True, False]
+    assert run(tmp_path, "--test-count", "2") == 1
+    assert [(test.settings["read_mode"], test.seed) for test in seen] == [
+        (mode, series.derived_seed(7, repetition)) for repetition in range(2) for mode in ("log", "unsafe")
+    ]
+    outcomes[:] = [True] * 4 + [True, "unknown"]
+    assert run(tmp_path) == 2
+    outcomes[:] = [True] * 6
+    assert run(tmp_path) == 0
+
+
+def test_an_operators_error_stops_with_the_run_it_was_in(
+    tmp_path: Path, performed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen, outcomes = performed
+    outcomes += [True, OperatorError("the disk is full")]
+    assert run(tmp_path, "--test-count", "3") == 254
+    assert len(seen) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last == "harness: run 2 of 6, read_mode=unsafe, seed 7: the disk is full (1 run before it kept)"
+
+
+def test_systems_that_do_not_start_end_it_after_three(tmp_path: Path, performed: Any) -> None:
+    seen, outcomes = performed
+    outcomes += [SystemUnderTestError("no leader"), True, *[SystemUnderTestError("no leader")] * 3]
+    assert run(tmp_path, "--test-count", "5") == 255
+    assert len(seen) == 5
+
+
+def test_an_interruption_ends_the_series(tmp_path: Path, performed: Any) -> None:
+    seen, outcomes = performed
+    outcomes += [True, "stopped"]
+    assert run(tmp_path, "--test-count", "5") == 0
+    assert len(seen) == 2
+
+
+def test_everything_is_checked_before_the_first_run(
+    tmp_path: Path, performed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen, _ = performed
+    path = matrix(tmp_path, '[set]\nread_mode = ["log", "hopeful"]\n')
+    assert cli.main(["run", "--cluster", "local", "--matrix", path]) == 254
+    assert seen == []
+    assert "read_mode=hopeful: --set (system broker): read_mode must be one of" in capsys.readouterr().err

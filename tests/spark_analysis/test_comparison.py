@@ -1,0 +1,91 @@
+"""Two sets of runs against each other: figures by recount, verdicts by construction."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the spark extra is not installed")
+pytestmark = [pytest.mark.java, pytest.mark.serial]
+
+ROOT = Path(__file__).resolve().parents[2]
+BY = ("system",)
+
+
+def runs_of(verdicts: str, p99_ns: list[int]) -> list[dict[str, Any]]:
+    names = {"v": "valid", "i": "invalid", "u": "unknown"}
+    blank = dict.fromkeys(("p50_ns", "ok_share", "unavailable_ns", "lost", "duplicated"))
+    blank |= dict.fromkeys(("longest_recovery_after_start_ns", "longest_recovery_after_heal_ns"))
+    return [{**blank, "verdict": names[v], "p99_ns": p} for v, p in zip(verdicts, p99_ns, strict=True)]
+
+
+def test_worse_better_and_too_few() -> None:
+    from spark_analysis.comparison import BETTER, SAME, TOO_FEW, WORSE, compare_groups
+    from spark_analysis.statistics import fisher_exact, mann_whitney
+
+    good = runs_of("v" * 10, list(range(100, 110)))
+    bad = runs_of("i" * 9 + "v", list(range(200, 210)))
+
+    def outcomes(first: Any, second: Any, **options: Any) -> dict[str, Any]:
+        result = compare_groups({("b",): first}, {("b",): second}, by=BY, **{"alpha": 0.05, "min_effect": 0, **options})
+        return {row["figure"]: row for row in result.table.rows}
+
+    found = outcomes(good, bad)
+    assert {name: row["outcome"] for name, row in found.items()} == {"invalid": WORSE, "unknown": SAME, "p99_ns": WORSE}
+    assert found["invalid"]["p"] == fisher_exact(0, 10, 9, 10)
+    assert found["invalid"]["effect"] == 0.9
+    assert found["p99_ns"]["p"] == mann_whitney(range(100, 110), range(200, 210)).p
+    assert found["p99_ns"]["effect"] == 1
+    assert (found["p99_ns"]["first"], found["p99_ns"]["second"]) == (104, 204)
+    assert outcomes(bad, good)["invalid"]["outcome"] == BETTER
+    assert outcomes(good, bad, min_effect=0.95)["invalid"]["outcome"] == SAME
+    assert outcomes(good, bad, alpha=1e-9)["p99_ns"]["outcome"] == SAME
+    assert {row["outcome"] for row in outcomes(good[:3], bad[:3]).values()} == {TOO_FEW}
+
+
+def test_more_successes_are_better_not_worse() -> None:
+    from spark_analysis.comparison import BETTER, compare_groups
+
+    first = [{**run, "ok_share": 0.5 + 0.001 * n} for n, run in enumerate(runs_of("v" * 9, [1] * 9))]
+    second = [{**run, "ok_share": 0.9 + 0.001 * n} for n, run in enumerate(runs_of("v" * 9, [1] * 9))]
+    result = compare_groups({("b",): first}, {("b",): second}, by=BY, alpha=0.05, min_effect=0)
+    assert {row["outcome"] for row in result.table.rows if row["figure"] == "ok_share"} == {BETTER}
+    alone = compare_groups({("b",): first}, {("c",): second}, by=BY, alpha=0.05, min_effect=0)
+    assert (alone.groups, alone.only_in_first, alone.only_in_second) == (0, ("b",), ("c",))
+
+
+def test_figures_of_every_run(spark: Any, store: Path, recounting: ModuleType) -> None:
+    from spark_analysis.analysis import Options, selected_runs
+    from spark_analysis.comparison import per_run_figures
+
+    rows = {row.run_id: row for row in per_run_figures(selected_runs(spark, str(store), Options())).collect()}
+    runs = recounting.recount(store)
+    assert len(rows) == len(runs)
+    for run in runs:
+        row = rows[run.results["run_id"] if run.results else f"file:{run.folder}"]
+        ok = [op["end"] - op["start"] for op in run.operations if op["outcome"] == "ok"]
+        expected = recounting.quantiles(ok)
+        assert (row.p50_ns, row.p99_ns) == (expected["p50"], expected["p99"])
+        assert row.ok_share == len(ok) / len(run.operations)
+        assert row.unavailable_ns == sum(b - a for a, b, _ in run.spans)
+        for name, values in zip(("start", "heal"), run.recoveries(), strict=True):
+            known = [value for value in values if value is not None]
+            assert row[f"longest_recovery_after_{name}_ns"] == (max(known) if known else None)
+        assert row.lost == run.count_of("lost")
+
+
+def test_the_command_fails_a_build_that_got_worse(synthetic: ModuleType, tmp_path: Path) -> None:
+    for number in range(6):
+        synthetic.make_run(tmp_path / "a", number, operations=250, wrong=0.0)
+        synthetic.make_run(tmp_path / "b", number, operations=250, wrong=0.1)
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "compare", str(tmp_path / "a"), str(tmp_path / "b")],
+        cwd=ROOT, capture_output=True, text=True, timeout=170,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "1 worse, 0 better" in done.stderr
