@@ -436,12 +436,10 @@ def _marked(run_id: str) -> Iterator[int]:
         if name.isdigit() and int(name) not in spared:
             try:
                 with open(f"/proc/{name}/environ", "rb") as file:
-                    is_marked = mark in file.read().split(b"\0")
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    is_running = file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+                    is_marked = mark in file.read().split(b"\0")  # one that has ended has no environment
             except OSError:
                 continue
-            if is_marked and is_running:
+            if is_marked:
                 yield int(name)
 
 
