@@ -1,0 +1,102 @@
+"""`harness doctor`: a cell for every form on every cluster, with what is missing, and proof where it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import registry
+from harness.commands import doctor
+from harness.faults.prove import prove_variants
+from nemesis.partition import PARTITION
+from nemesis.process import KILL
+
+
+class Lame:
+    """A cluster that can do nothing but kill."""
+
+    name = "lame"
+    description = "a test's"
+    start = stop = spawn = hosts = network = None
+
+    @classmethod
+    def missing(cls, interface: str, ability: str) -> str | None:
+        return None if (interface, ability) == ("processes", "kill") else f"{interface} cannot {ability} here: buy some"
+
+
+@pytest.fixture
+def lame(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = registry.load
+    monkeypatch.setattr(registry, "load", lambda kind, name: Lame if name == "lame" else load(kind, name))
+
+
+def test_every_form_has_a_cell_and_says_what_it_lacks(lame: None) -> None:
+    nemeses = registry.load_all("nemeses")
+    cells = doctor.diagnose("lame", nemeses, {})
+    by_form = {(cell.nemesis, cell.form): cell for cell in cells}
+    forms = {(name, form) for name, n in nemeses.items() for form in getattr(n, "forms", n.variants)}
+    assert by_form.keys() == forms and len(cells) == len(forms)
+    assert by_form["kill", "sigkill"].state == doctor.WORKS
+    power = by_form["power", "cut"]
+    assert power.state == doctor.MISSING and power.reason == "power: disks cannot power here: buy some"
+    assert by_form["pause", "sigstop"].state == doctor.MISSING
+
+
+def test_a_cluster_that_cannot_be_had_has_a_column_of_reasons() -> None:
+    cells = doctor.diagnose("ssh", {"kill": KILL}, {})
+    assert {cell.state for cell in cells} == {doctor.MISSING}
+    assert all("--inventory" in cell.reason for cell in cells)
+
+
+def test_the_command_prints_json(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "harness", "doctor", "--cluster", "local", "--nemesis", "link,kill", "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    cells = {(cell["nemesis"], cell["form"]): cell for cell in json.loads(done.stdout)}
+    assert cells["kill", "sigkill"]["state"] == "works"
+    assert cells["link", "loss"]["state"] == "-" and "netns" in cells["link", "loss"]["reason"]
+
+
+def test_unknown_names_are_one_line(tmp_path: Path) -> None:
+    for words in (["--cluster", "locl"], ["--nemesis", "kil"]):
+        done = subprocess.run([sys.executable, "-m", "harness", "doctor", *words], capture_output=True, text=True)
+        assert done.returncode == 254 and "did you mean" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.cluster
+def test_faults_are_proven_on_a_real_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One form of each mechanism of the local cluster: processes, links, cuts."""
+    monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "states"))
+    told: list[Any] = []
+    nemeses: Mapping[str, Any] = registry.load_all("nemeses")
+    wanted: Sequence[tuple[str, str]] = [
+        ("pause", "sigstop@leader"),
+        ("clock", "bump@n1"),
+        ("disk-stall", "fsync@n2"),
+        ("power", "cut@n3"),
+        ("link", "delay@n1"),
+        ("partition", "one"),
+    ]
+    trials = asyncio.run(
+        prove_variants(
+            cluster_class=registry.load("clusters", "local"),
+            cluster_options={},
+            system_class=registry.load("systems", "broker"),
+            nemeses=nemeses,
+            variants=wanted,
+            node_count=3,
+            tell=told.append,
+            run_id=f"doctor-test-{tmp_path.name}"[:60],
+        )
+    )
+    assert [(trial.nemesis, trial.variant) for trial in trials] == list(wanted) and told == trials
+    assert [trial.detail for trial in trials if not trial.is_good] == []
+    assert not (tmp_path / "states").exists() or not list((tmp_path / "states").iterdir())
+    assert PARTITION.name in nemeses
