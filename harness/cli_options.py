@@ -72,6 +72,7 @@ def add_test_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--operation-timeout", type=float, default=3.0, metavar="SECONDS", help="(default: 3)")
     parser.add_argument("--checker-timeout", type=float, default=60.0, metavar="SECONDS", help="(default: 60)")
     parser.add_argument("--checker-memory", type=int, default=2048, metavar="MB", help="(default: 2048)")
+    parser.add_argument("--fail-fast", action="store_true", help="end the load at the first violation seen on the way")
     add_cluster_options(parser)
 
 

@@ -38,9 +38,14 @@ def judge(
     doubts = [*_doubts(test, ops, faults, observed)]
     if history_note is not None:
         doubts.append(history_note)
+    stopped = observed.stopped_at_first_violation
+    if stopped is not None and all(outcome.valid is not False for outcome in checks.values()):
+        doubts.append(f"the load ended at what looked like a violation, which no check confirms: {stopped}")
     valid, reason = _verdict(checks, doubts, ops, faults)
     if observed.interrupted is not None:
         reason += f" (stopped by {observed.interrupted})"
+    if stopped is not None and valid is False:
+        reason += " (the load ended at the first violation)"
     return {
         "valid": valid,
         "reason": reason,
@@ -53,6 +58,7 @@ def judge(
         "trouble": list(observed.trouble),
         "unexpected_errors": observed.unexpected_errors,
         "interrupted": observed.interrupted,
+        "stopped_at_first_violation": stopped,
         "system": dict(observed.system_facts),
         "seed": test.seed,
         "replay": test.replay_line(),

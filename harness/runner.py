@@ -25,12 +25,13 @@ from typing import Any, Protocol
 
 from harness.clusters.base import Cluster
 from harness.errors import OperatorError, SystemUnderTestError
+from harness.fail_fast import WatchedRecorder
 from harness.faults.target import RunTarget
 from harness.generator import Generator, Stagger, TimeLimit
 from harness.history_writer import HistoryWriteError, HistoryWriter
 from harness.systems.base import CheckOutcome, System
 from harness.test import Test
-from harness.worker import Client, Workers
+from harness.worker import Client, Recorder, Workers
 from harness.workloads.base import Workload
 from nemesis.driver import run_schedule
 from nemesis.protocol import Nemesis
@@ -63,6 +64,8 @@ class Observed:
 
     interrupted: str | None = None
     """Why the load ended before its time, in words; None when it did not."""
+    stopped_at_first_violation: str | None = None
+    """The violation that ended the load, as the online checker put it; None when none did."""
     trouble: list[str] = field(default_factory=list)
     """What went wrong with the run itself; any entry keeps the verdict from being valid."""
     unexpected_errors: dict[str, int] = field(default_factory=dict)
@@ -147,7 +150,7 @@ class Run:
         load: Generator = self.workload.generator()
         if self.test.rate > 0:
             load = Stagger(self.test.rate, load)
-        workers = self._make_workers(TimeLimit(self.test.time_limit_s, load))
+        workers = self._make_workers(TimeLimit(self.test.time_limit_s, load), self._load_recorder())
         rng = random.Random(f"{self.test.seed}/nemesis")
         async with asyncio.TaskGroup() as group:
             faults = group.create_task(
@@ -172,7 +175,7 @@ class Run:
         await self.system.recover(timeout_s=RECOVER_TIMEOUT_S)
 
     async def _final_reads(self) -> None:
-        workers = self._make_workers(TimeLimit(FINAL_READ_LIMIT_S, self.workload.final_generator()))
+        workers = self._make_workers(TimeLimit(FINAL_READ_LIMIT_S, self.workload.final_generator()), self.writer)
         await self._work(workers)
 
     async def _work(self, workers: Workers) -> None:
@@ -185,7 +188,17 @@ class Run:
             for text, count in workers.unexpected_errors.items():
                 self.observed.unexpected_errors[text] = self.observed.unexpected_errors.get(text, 0) + count
 
-    def _make_workers(self, generator: Generator) -> Workers:
+    def _load_recorder(self) -> Recorder:
+        """Where the load's events go: the history, and with `fail_fast` an online checker too."""
+        online = self.workload.online() if self.test.fail_fast else None
+        return self.writer if online is None else WatchedRecorder(self.writer, online, self._stop_at_violation)
+
+    def _stop_at_violation(self, violation: str, time_ns: int) -> None:
+        self.observed.stopped_at_first_violation = f"{violation} (after {time_ns / 1e9:.1f} s)"
+        self.on_phase(f"first violation: {violation}; ending the load")
+        self._stop_requested.set()
+
+    def _make_workers(self, generator: Generator, recorder: Recorder) -> Workers:
         def make_client(process: int, thread: int) -> Client:
             connection = self.system.connection(self.workload.requires, process=process, thread=thread)
             return self.workload.client(connection)
@@ -194,7 +207,7 @@ class Run:
             generator=generator,
             threads=self.test.concurrency,
             make_client=make_client,
-            recorder=self.writer,
+            recorder=recorder,
             now_ns=self.clock.now_ns,
             random=random.Random(f"{self.test.seed}/clients/{self._next_process}"),
             operation_timeout_s=self.test.operation_timeout_s,

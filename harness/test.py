@@ -72,6 +72,8 @@ class Test:
     operation_timeout_s: float = 3.0
     checker_timeout_s: float = 60.0
     checker_memory_mb: int = 2048
+    fail_fast: bool = False
+    """Whether the first violation that an online checker sees ends the load."""
 
     @property
     def name(self) -> str:
@@ -132,6 +134,8 @@ class Test:
         ):
             if getattr(self, name) != defaults[name]:
                 words += [option, f"{getattr(self, name):g}"]
+        if self.fail_fast:
+            words.append("--fail-fast")
         for key, value in sorted(self.cluster_options.items()):
             words += [f"--{key}", value]
         for key, value in sorted(self.settings.items()):

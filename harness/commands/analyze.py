@@ -68,6 +68,7 @@ def _observed_from(before: Mapping[str, Any], workload: Workload) -> Observed:
     of_the_history = set(workload.check_names)
     return Observed(
         interrupted=before.get("interrupted"),
+        stopped_at_first_violation=before.get("stopped_at_first_violation"),
         trouble=list(before.get("trouble", [])),
         unexpected_errors=dict(before.get("unexpected_errors", {})),
         system_checks={

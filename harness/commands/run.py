@@ -73,6 +73,8 @@ def prepare(arguments: argparse.Namespace) -> Prepared:
     workload: Workload = workload_class()
     if workload.requires not in system_class.offers:
         raise OperatorError(f"system {test.system} offers no {workload.requires!r} that workload {test.workload} needs")
+    if test.fail_fast and workload.online() is None:
+        raise OperatorError(f"--fail-fast: workload {test.workload} can only be judged at its end; leave it away")
     try:
         choice = choose(test.cluster)
     except ClusterUnavailable as error:
@@ -135,6 +137,7 @@ def test_from(arguments: argparse.Namespace) -> Test:
         operation_timeout_s=arguments.operation_timeout,
         checker_timeout_s=arguments.checker_timeout,
         checker_memory_mb=arguments.checker_memory,
+        fail_fast=arguments.fail_fast,
     )
     problems = test.problems()
     if problems:

@@ -221,6 +221,8 @@ def print_summary(
             word = verdict_word(check.get("valid"))
             reason = clip(check.get("reason") or "", 200)
             table.add_row(Text(clip(name, 30)), Text.assemble((word, _COLOURS[word]), f"  {reason}"))
+    if results.get("stopped_at_first_violation") is not None:
+        table.add_row("stopped at", Text(clip(results["stopped_at_first_violation"], 300)))
     seed = results.get("seed", (test or {}).get("seed"))
     if seed is not None:
         table.add_row("seed", Text(clip(seed, 40)))

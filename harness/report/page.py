@@ -298,6 +298,7 @@ def _facts(test: Mapping[str, Any], results: Mapping[str, Any]) -> list[tuple[st
         ("Started", _date(results.get("started_at"))),
         ("Whole run", duration(duration_s * 1e9) if isinstance(duration_s, (int, float)) else None),
         ("Stopped by", results.get("interrupted")),
+        ("Stopped at", results.get("stopped_at_first_violation")),
         ("Commit", commit),
         ("Version", results.get("version")),
         ("Run", results.get("run_id")),

@@ -10,7 +10,7 @@ from harness.generator import Generator
 from harness.systems.base import CheckOutcome
 from harness.worker import Client
 
-__all__ = ["CheckContext", "Workload"]
+__all__ = ["CheckContext", "OnlineChecker", "Workload"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,14 @@ class CheckContext:
 
     timeout_s: float
     memory_mb: int
+
+
+class OnlineChecker(Protocol):
+    """Judges a history event by event while it is made. It may miss violations, but never reports one that is none."""
+
+    def feed(self, event: Mapping[str, Any]) -> str | None:
+        """Take the next event; words when it completes a violation."""
+        ...
 
 
 class Workload(Protocol):
@@ -43,6 +51,10 @@ class Workload(Protocol):
 
     def client(self, connection: Any) -> Client:
         """A client over a connection of the required kind."""
+        ...
+
+    def online(self) -> OnlineChecker | None:
+        """A new checker to feed while the clients work; None when nothing can be told before the end."""
         ...
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from checker.online import OnlineLog
 from harness.generator import Calls, Context, Generator, Mix, Op, Step
 from harness.systems.base import CheckOutcome, QueueConnection
 from harness.worker import Outcome
@@ -79,6 +80,9 @@ class LogWorkload:
 
     def client(self, connection: QueueConnection) -> _LogClient:
         return _LogClient(connection)
+
+    def online(self) -> OnlineLog:
+        return OnlineLog()
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         return {

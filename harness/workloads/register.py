@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from checker.online import OnlineRegister
 from harness.generator import Calls, Context, EachThread, Generator, Limit, Mix, Op
 from harness.systems.base import CheckOutcome, QueueConnection
 from harness.worker import Outcome
@@ -48,6 +49,9 @@ class RegisterWorkload:
 
     def client(self, connection: QueueConnection) -> _RegisterClient:
         return _RegisterClient(connection)
+
+    def online(self) -> OnlineRegister:
+        return OnlineRegister()
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         return {"linearizable": linearizable_registers(history, context)}

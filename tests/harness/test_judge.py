@@ -38,6 +38,9 @@ class FixedWorkload:
     def client(self, connection: Any) -> Client:
         raise AssertionError("no client is needed to judge")
 
+    def online(self) -> None:
+        return None
+
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         assert all(event["process"] != "nemesis" for event in history)
         return {"linearizable": self.outcome}
