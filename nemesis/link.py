@@ -25,8 +25,10 @@ PROBE_COUNT = 100
 PROBE_BYTES = 64
 BURST_COUNT = 50
 BURST_BYTES = 1000
-"""Packets that measure a rate, sent back to back: 50 kB take half a second at the highest rate, and next to nothing
-without one."""
+"""Packets that are sent back to back: 50 kB take half a second at the highest rate, and next to nothing without one.
+They also show what overtakes whom, which packets with pauses between them do not when the pauses are long."""
+
+BURST_KINDS = ("rate", "reorder")
 
 WAIT_S = 1.5
 """For the last probe packet, beyond the longest delay."""
@@ -194,14 +196,14 @@ def _least(count: int, percent: float) -> float:
 
 
 async def _measure(target: Target, links: Collection[Link], form: str, shape: LinkShape) -> Mapping[Link, LinkMeasure]:
-    is_rate = _kind(form) == "rate"
+    is_burst = _kind(form) in BURST_KINDS
     longest_s = (shape.delay_ms + shape.jitter_ms) / 1000
-    if is_rate:
+    if shape.rate_bytes_per_s:
         longest_s = 1.5 * BURST_COUNT * BURST_BYTES / shape.rate_bytes_per_s
     return await _links(target).measure(
         links,
-        count=BURST_COUNT if is_rate else PROBE_COUNT,
-        size_bytes=BURST_BYTES if is_rate else PROBE_BYTES,
+        count=BURST_COUNT if is_burst else PROBE_COUNT,
+        size_bytes=BURST_BYTES if is_burst else PROBE_BYTES,
         timeout_s=longest_s + WAIT_S,
     )
 
