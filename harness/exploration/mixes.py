@@ -30,31 +30,47 @@ ELECTION_S = 1.2
 REPAIR_S = 0.4
 """How long after a heal followers are being repaired."""
 
+PROOF_S = 0.5
+"""Between the heal of one fault and the beginning of another that would disturb the proof of the heal."""
+
+MAX_TRIES = 20
+"""For a place in the schedule where a fault does not collide; after that it is left out."""
+
+_DOWN = frozenset(("kill", "pause", "power"))
+_ASKED = frozenset(("clock", "disk-error", "disk-full", "disk-slow", "disk-stall"))
+
+Timed = tuple[float, float, str, str]
+"""begin, heal, nemesis, variant"""
+
 Choices = Sequence[tuple[str, Sequence[str]]]
 
 
 def random_mix(choices: Choices, rng: random.Random, *, time_limit_s: float, events: int | None = None) -> Schedule:
     """Overlapping faults between a quiet start and a quiet end, decided by `rng`.
 
-    `choices` are pairs of a nemesis and its variants; `events` asks for about that many events (two for each
-    fault) instead of a random number. Empty for a time limit that leaves no room.
+    `choices` are pairs of a nemesis and its variants; `events` asks for that many events (two for each fault, as far
+    as they find room) instead of a random number. Empty for a time limit that leaves no room.
     """
     end_s = time_limit_s - QUIET_END_S
     span_s = end_s - QUIET_START_S
     if span_s <= 0.2 or not choices:
         return Schedule(())
     count = events // 2 if events is not None else max(1, round(span_s * MAX_FAULTS_PER_S * rng.random()))
-    timed: list[tuple[float, float, str, str]] = []
-    while len(timed) < count:
-        nemesis, variants = choices[rng.randrange(len(choices))]
-        variant = variants[rng.randrange(len(variants))]
-        at_s = _begin(rng, timed, span_s)
-        length_s = rng.choice((rng.uniform(0.05, 0.6), rng.uniform(0.5, 2.0), rng.uniform(1.0, 5.0)))
-        timed.append((at_s, min(end_s, at_s + length_s), nemesis, variant))
+    timed: list[Timed] = []
+    for _ in range(count):
+        for _ in range(MAX_TRIES):
+            nemesis, variants = choices[rng.randrange(len(choices))]
+            variant = variants[rng.randrange(len(variants))]
+            at_s = _begin(rng, timed, span_s)
+            length_s = rng.choice((rng.uniform(0.05, 0.6), rng.uniform(0.5, 2.0), rng.uniform(1.0, 5.0)))
+            fault = (at_s, max(at_s + 0.05, min(end_s, at_s + length_s)), nemesis, variant)
+            if not any(_collide(fault, other) for other in timed):
+                timed.append(fault)
+                break
     timed.sort()
     found: list[FaultEvent] = []
     for number, (begin_s, heal_s, nemesis, variant) in enumerate(timed, start=1):
-        for at_s, action in ((begin_s, INJECT), (max(heal_s, begin_s + 0.05), HEAL)):
+        for at_s, action in ((begin_s, INJECT), (heal_s, HEAL)):
             found.append(
                 FaultEvent(
                     at_s=round(at_s, 3), action=action, fault_id=f"f{number}", nemesis=nemesis, variant=variant
@@ -64,7 +80,16 @@ def random_mix(choices: Choices, rng: random.Random, *, time_limit_s: float, eve
     return Schedule(tuple(found))
 
 
-def _begin(rng: random.Random, timed: Sequence[tuple[float, float, str, str]], span_s: float) -> float:
+def _collide(one: Timed, other: Timed) -> bool:
+    """Whether one of two faults could not be proven beside the other: a host that is down cannot be asked for its
+    clock or its disk, and of two faults of one disk the graver one hides the other."""
+    if one[0] > other[1] + PROOF_S or other[0] > one[1] + PROOF_S:
+        return False
+    kinds = {one[2], other[2]}
+    return kinds <= _ASKED or bool(kinds & _DOWN and kinds & _ASKED)
+
+
+def _begin(rng: random.Random, timed: Sequence[Timed], span_s: float) -> float:
     """When the next fault begins: anywhere, or close behind what an earlier one sets off."""
     latest_s = QUIET_START_S + span_s - 0.1
     aim = rng.random()

@@ -44,6 +44,21 @@ def test_mixes_are_schedules_that_heal_in_time(seed: int, limit_s: float, events
         assert len(schedule) == 2 * (events // 2)
 
 
+@given(seed=st.integers(0, 2**63))
+def test_nobody_is_asked_who_is_down(seed: int) -> None:
+    choices = [("kill", ["sigkill@one"]), ("clock", ["bump@one"]), ("disk-stall", ["all@one"]), ("link", ["loss@all"])]
+    schedule = random_mix(choices, random.Random(seed), time_limit_s=30, events=60)
+    in_force: dict[str, str] = {}
+    for event in schedule:
+        if event.action == HEAL:
+            del in_force[event.fault_id]
+            continue
+        in_force[event.fault_id] = event.nemesis
+        kinds = list(in_force.values())
+        assert kinds.count("clock") + kinds.count("disk-stall") <= 1
+        assert not ("kill" in kinds and ("clock" in kinds or "disk-stall" in kinds))
+
+
 def test_mixes_overlap_and_use_every_choice() -> None:
     schedule = random_mix(CHOICES, random.Random(3), time_limit_s=60, events=80)
     in_force, most = 0, 0
