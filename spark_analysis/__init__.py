@@ -5,5 +5,6 @@ ingest.py       finding and reading runs, one row each; reading.py: file formats
 operations.py   one run as columns; digest.py: what it contributes
 rates.py availability.py latency.py checking.py comparison.py      the five tables
 statistics.py   intervals, quantiles, tests
+compaction.py   many small files as few large ones
 session.py      Spark itself; java.py: the Java under it
 """

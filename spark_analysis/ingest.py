@@ -10,7 +10,20 @@ where there is none (the run died before it was made). Other histories (.edn and
 
 from __future__ import annotations
 
-__all__ = ["GROUP", "Listing", "RunFiles", "history_files", "ingest", "list_runs", "run_dir_of"]
+__all__ = [
+    "COMPACTED",
+    "COMPACTED_OUTCOMES",
+    "GROUP",
+    "PARQUET",
+    "Listing",
+    "RunFiles",
+    "compacted_run_dir",
+    "history_files",
+    "ingest",
+    "list_runs",
+    "outcomes_of",
+    "run_dir_of",
+]
 
 import fnmatch
 import re
@@ -37,8 +50,10 @@ MAX_FILE_BYTES = 1_500_000_000
 """The largest history file: Spark hands a file over as one array of bytes, which Java bounds at 2^31."""
 
 PARQUET, JSONL, RESULTS, TEST = "history.parquet", "history.jsonl", "results.json", "test.json"
-COMPACTED = "compacted-*.parquet"
-COMPACTED_RUNS = "outcomes-*.parquet"
+COMPACTED, COMPACTED_OUTCOMES = "compacted-events", "compacted-outcomes"
+"""Folders of a compacted store; in them are files as Spark names them."""
+
+PART = "part-*.parquet"
 FOREIGN = ("*.edn",)
 
 _IDENTITY = pa.struct(
@@ -91,7 +106,7 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
     Raises AnalysisError when the place cannot be read or holds nothing.
     """
     foreign = (*FOREIGN, *include)
-    patterns = (PARQUET, JSONL, RESULTS, TEST, COMPACTED, COMPACTED_RUNS, *foreign)
+    patterns = (PARQUET, JSONL, RESULTS, TEST, PART, *foreign)
     try:
         rows = (
             spark.read.format("binaryFile")
@@ -110,10 +125,11 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
         folder, _, name = path.rpartition("/")
         if "latest" in folder[prefix:].split("/"):
             continue  # the store's links to its newest runs, which would be counted twice
-        if fnmatch.fnmatch(name, COMPACTED):
-            listing.compacted.append(path)
-        elif fnmatch.fnmatch(name, COMPACTED_RUNS):
-            listing.compacted_outcomes.append(path)
+        if fnmatch.fnmatch(name, PART):
+            if folder.endswith("/" + COMPACTED):
+                listing.compacted.append(path)
+            elif folder.endswith("/" + COMPACTED_OUTCOMES):
+                listing.compacted_outcomes.append(path)
         else:
             by_dir.setdefault(folder, {})[name] = (path, length)
     runs = {folder for folder, names in by_dir.items() if names.keys() & {PARQUET, JSONL, RESULTS, TEST}}
@@ -208,6 +224,21 @@ def ingest(spark: SparkSession, listing: Listing, *, unavailable_after_ns: int) 
                 rows = list(_digest_rows(path.as_py(), content.as_buffer(), unavailable_after_ns))
                 yield pa.RecordBatch.from_pylist(rows, schema=_DIGEST_SCHEMA)
 
+    digested = history_files(spark, listing).mapInArrow(digests, from_arrow_schema(_DIGEST_SCHEMA))
+    judged = outcomes_of(spark, listing)
+    if listing.compacted_outcomes:
+        judged = judged.unionByName(spark.read.parquet(*[_escaped(path) for path in listing.compacted_outcomes]))
+    merged = judged.groupBy("run_dir").agg(
+        F.first(F.when(F.col("file") == RESULTS, F.struct("outcome", "problem")), True).alias("results"),
+        F.first(F.when(F.col("file") == TEST, F.struct("outcome", "problem")), True).alias("test"),
+    )
+    return _joined(digested, merged)
+
+
+def outcomes_of(spark: SparkSession, listing: Listing) -> DataFrame:
+    """What every test.json and results.json says: run_dir, file, problem, outcome."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     def outcomes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             rows = [
@@ -216,16 +247,8 @@ def ingest(spark: SparkSession, listing: Listing, *, unavailable_after_ns: int) 
             ]
             yield pa.RecordBatch.from_pylist(rows, schema=_OUTCOME_SCHEMA)
 
-    digested = history_files(spark, listing).mapInArrow(digests, from_arrow_schema(_DIGEST_SCHEMA))
     small = [path for run in listing.runs for path in (run.results, run.test) if path is not None]
-    judged = _contents(spark, small).mapInArrow(outcomes, from_arrow_schema(_OUTCOME_SCHEMA))
-    if listing.compacted_outcomes:
-        judged = judged.unionByName(spark.read.parquet(*[_escaped(path) for path in listing.compacted_outcomes]))
-    merged = judged.groupBy("run_dir").agg(
-        F.first(F.when(F.col("file") == RESULTS, F.struct("outcome", "problem")), True).alias("results"),
-        F.first(F.when(F.col("file") == TEST, F.struct("outcome", "problem")), True).alias("test"),
-    )
-    return _joined(digested, merged)
+    return _contents(spark, small).mapInArrow(outcomes, from_arrow_schema(_OUTCOME_SCHEMA))
 
 
 def _joined(digested: DataFrame, merged: DataFrame) -> DataFrame:
@@ -279,12 +302,17 @@ def run_dir_of(path: str, run_id: str = "") -> str:
     folder, _, name = path.rpartition("/")
     if name in (PARQUET, JSONL):
         return folder
-    return f"compacted:{run_id}" if run_id and fnmatch.fnmatch(name, COMPACTED) else path
+    return compacted_run_dir(run_id) if run_id and folder.endswith("/" + COMPACTED) else path
+
+
+def compacted_run_dir(run_id: str) -> str:
+    """What stands for a run of a compacted store, which has no folder of its own."""
+    return f"compacted:{run_id}"
 
 
 def _digest_rows(path: str, content: Any, unavailable_after_ns: int) -> Iterator[dict[str, Any]]:
-    name = path.rpartition("/")[2]
-    compacted = fnmatch.fnmatch(name, COMPACTED)
+    folder, _, name = path.rpartition("/")
+    compacted = folder.endswith("/" + COMPACTED)
     whole = run_dir_of(path)
     source = "compacted" if compacted else "foreign" if whole == path else "store"
     unusable: dict[str, Any] = {"run_dir": whole, "source": source, "notes": [], "identity": None, "run": None}

@@ -73,7 +73,9 @@ def _read_parquet(content: bytes, with_values: bool) -> Iterator[RunData]:
     try:
         schema = pq.read_schema(pa.BufferReader(content))
         _check_schema(schema)
-        repeated = [name for name in _DICTIONARIES if name in schema.names and pa.types.is_string(schema.field(name).type)]
+        repeated = [
+            name for name in _DICTIONARIES if name in schema.names and pa.types.is_string(schema.field(name).type)
+        ]
         file = pq.ParquetFile(pa.BufferReader(content), read_dictionary=repeated)
         table = _base_table(file, with_values)
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -55,6 +55,9 @@ def report_command(arguments: argparse.Namespace) -> int:
         ):
             progress.watch(session.spark)
             result = analyse(session.spark, place, options, progress.phase, out=out, csv=arguments.csv)
+            if arguments.compact is not None:
+                progress.phase("compacting")
+                _compact(session.spark, place, arguments, console)
             page = render_fleet(_page_data(result, time.monotonic() - began_s))
             page_path = _write_page(session.spark, out, page)
     except AnalysisError as error:
@@ -64,6 +67,14 @@ def report_command(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(as_json(result.tables))
     return 0
+
+
+def _compact(spark: SparkSession, place: str, arguments: argparse.Namespace, console: Console) -> None:
+    from spark_analysis.compaction import compact
+    from spark_analysis.ingest import list_runs
+
+    for line in compact(spark, list_runs(spark, place), _absolute(arguments.compact)):
+        console.print(f"not compacted: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def require_spark() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
-pytestmark = [pytest.mark.java, pytest.mark.serial]
+pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -133,7 +133,7 @@ def test_names_that_look_like_patterns(spark: Any, synthetic: ModuleType, tmp_pa
 def command(arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "harness", *arguments],
-        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=170,
+        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def test_pips_java_runs_a_whole_report(synthetic: ModuleType, tmp_path: Path) ->
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "report", str(tmp_path / "store"), "--out", str(tmp_path / "out"), "--json"],
-        cwd=ROOT, capture_output=True, text=True, timeout=170,
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
         env={**{k: v for k, v in os.environ.items() if k != "JAVA_HOME"}},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

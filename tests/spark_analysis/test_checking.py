@@ -12,7 +12,7 @@ import pytest
 from checker import Log, Register, check, check_log, read_jsonl
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
-pytestmark = [pytest.mark.java, pytest.mark.serial]
+pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(900)]
 
 CORPORA = Path(__file__).resolve().parents[2].parent / "shared" / "corpora"
 

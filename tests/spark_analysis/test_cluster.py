@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 pyspark = pytest.importorskip("pyspark", reason="the spark extra is not installed")
-pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
-READY_TIMEOUT_S = 90.0
+EXECUTOR_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # short-lived: see spark_analysis.session
+READY_TIMEOUT_S = 240.0
 TABLES = ("rates", "anomalies", "outcomes", "availability", "latency", "checks", "problems")
 
 
@@ -105,11 +106,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, lis
 @pytest.fixture(scope="module")
 def small_store(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("cluster-store") / "store"
-    for number in range(6):
+    for number in range(4):
         synthetic.make_run(
             root, number, settings={"read_mode": ("log", "unsafe")[number % 2]}, wrong=0.02 * (number % 2)
         )
-    synthetic.make_run(root, 6, workload="log", wrong=0.05)
+    synthetic.make_run(root, 4, workload="log", wrong=0.05)
     return root
 
 
@@ -123,7 +124,7 @@ def report(command: list[str], store: Path, environment: dict[str, str], *option
     out = store.parent / f"out{time.monotonic_ns()}"
     done = subprocess.run(
         [*command, "report", str(store), "--out", str(out), "--json", "--check", *options],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert (out / "report.html").stat().st_size > 10_000
@@ -143,7 +144,7 @@ def test_spark_submit_gives_the_same_tables(
     url, _, environment = cluster
     submit = [
         str(SPARK_HOME / "bin" / "spark-submit"), "--master", url, "--conf", "spark.driver.host=127.0.0.1",
-        "--conf", "spark.executor.memory=512m", str(ROOT / "harness" / "__main__.py"),
+        "--conf", "spark.executor.memory=512m", "--conf", f"spark.executor.extraJavaOptions={EXECUTOR_JAVA}", str(ROOT / "harness" / "__main__.py"),
     ]  # fmt: skip
     found = report(submit, small_store, {**environment, "PYTHONPATH": str(ROOT)})
     assert found == embedded
@@ -163,7 +164,8 @@ def test_an_executor_killed_in_the_middle_changes_nothing(
         "def phase(text):\n"
         "    print(text, file=sys.stderr, flush=True)\n"
         "    if text in ('latency', 'checking'): sys.stdin.readline()\n"
-        "settings = {'spark.driver.host': '127.0.0.1', 'spark.executor.memory': '512m'}\n"
+        "settings = {'spark.driver.host': '127.0.0.1', 'spark.executor.memory': '512m',\n"
+        f"            'spark.executor.extraJavaOptions': {EXECUTOR_JAVA!r}}}\n"
         "with open_session(master=sys.argv[1], settings=settings) as session:\n"
         "    print(as_json(analyse(session.spark, sys.argv[2], Options(check=CheckPlan()), phase).tables))\n"
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
-pytestmark = [pytest.mark.java, pytest.mark.serial]
+pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 BY = ("system",)
@@ -85,7 +85,7 @@ def test_the_command_fails_a_build_that_got_worse(synthetic: ModuleType, tmp_pat
         synthetic.make_run(tmp_path / "b", number, operations=250, wrong=0.1)
     done = subprocess.run(
         [sys.executable, "-m", "harness", "compare", str(tmp_path / "a"), str(tmp_path / "b")],
-        cwd=ROOT, capture_output=True, text=True, timeout=170,
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert "1 worse, 0 better" in done.stderr

@@ -1,0 +1,145 @@
+"""Many small history files as few large ones: a copy of a store that is cheap to list and to keep in one place.
+
+    DIR/compacted-events/part-*.parquet       whole runs, one after the other, about `FILE_BYTES` a file
+    DIR/compacted-outcomes/part-*.parquet     what their test.json and results.json said
+
+`ingest` reads such a folder like any store. Only histories that are Parquet already are taken; the others are named.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FILE_BYTES", "compact"]
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_analysis.errors import AnalysisError
+from spark_analysis.ingest import (
+    COMPACTED,
+    COMPACTED_OUTCOMES,
+    PARQUET,
+    Listing,
+    compacted_run_dir,
+    history_files,
+    outcomes_of,
+)
+from spark_analysis.operations import UnreadableRunError
+from spark_analysis.reading import read_runs
+from spark_analysis.session import one_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FILE_BYTES = 64 * 1024 * 1024
+"""About the size of a compacted file: large for a file system of blocks, and still one task's work."""
+
+_STRINGS = (
+    "run_id", "test_name", "system", "workload", "nemesis", "cluster", "configuration", "started_at", "type", "f",
+    "key", "value", "error", "node",
+)  # fmt: skip
+_SCHEMA = pa.schema(
+    [
+        *[(name, pa.string()) for name in _STRINGS],
+        *[(name, pa.int64()) for name in ("seed", "index", "time_ns", "process")],
+        ("is_nemesis", pa.bool_()),
+    ]
+)
+
+_ID_SCHEMA = pa.schema([("run_dir", pa.string()), ("run_id", pa.string())])
+
+
+def compact(spark: SparkSession, listing: Listing, place: str) -> list[str]:
+    """Write the runs of `listing` to `place` (a path or URI) as few files. Returns what was left out, in words.
+
+    Raises AnalysisError when two runs have one id, or the place cannot be written.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    taken = [run for run in listing.runs if run.history is not None and run.history.endswith("/" + PARQUET)]
+    left_out = [f"{run.run_dir}: its history is not Parquet" for run in listing.runs if run not in taken]
+    if not taken:
+        raise AnalysisError(f"{listing.place} holds no run with a {PARQUET} to compact")
+    bins: list[tuple[str, int]] = []
+    size = number = 0
+    for run in taken:
+        if size and size + run.size_bytes > FILE_BYTES:
+            number, size = number + 1, 0
+        size += run.size_bytes
+        bins.append((str(run.history), number))
+    chosen = Listing(listing.place, runs=taken)
+
+    def events(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for content in batch.column("content"):
+                try:
+                    yield from _whole(content.as_buffer())
+                except UnreadableRunError:
+                    continue  # named below: its id is missing there
+
+    def identities(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = []
+            for path, content in zip(batch.column(0), batch.column(1), strict=True):
+                try:
+                    run_id = next(read_runs(PARQUET, content.as_buffer())).identity.run_id
+                except UnreadableRunError:
+                    run_id = None
+                rows.append({"run_dir": path.as_py().rpartition("/")[0], "run_id": run_id})
+            yield pa.RecordBatch.from_pylist(
+                rows, schema=pa.schema([("run_dir", pa.string()), ("run_id", pa.string())])
+            )
+
+    try:
+        known = history_files(spark, chosen).mapInArrow(identities, "run_dir string, run_id string").collect()
+        ids = [(row.run_dir, compacted_run_dir(row.run_id)) for row in known if row.run_id]
+        if len({run_id for _, run_id in ids}) != len(ids):
+            raise AnalysisError(f"{listing.place} holds two runs with one run_id: they would become one run")
+        left_out += [f"{row.run_dir}: its history is damaged or names no run" for row in known if not row.run_id]
+        whole = {run_dir for run_dir, _ in ids}
+        placed = spark.createDataFrame([b for b in bins if b[0].rpartition("/")[0] in whole], "path string, bin int")
+        (
+            history_files(spark, chosen)
+            .join(F.broadcast(placed), "path")
+            .repartition(number + 1, "bin")
+            .mapInArrow(events, from_arrow_schema(_SCHEMA))
+            .write.mode("overwrite")
+            .parquet(f"{place.rstrip('/')}/{COMPACTED}")
+        )
+        names = spark.createDataFrame(ids, "run_dir string, new_dir string")
+        outcomes = outcomes_of(spark, chosen).join(F.broadcast(names), "run_dir")
+        (
+            outcomes.withColumn("run_dir", F.col("new_dir"))
+            .drop("new_dir")
+            .coalesce(1)
+            .write.mode("overwrite")
+            .parquet(f"{place.rstrip('/')}/{COMPACTED_OUTCOMES}")
+        )
+    except AnalysisError:
+        raise
+    except Exception as error:
+        raise AnalysisError(f"cannot compact to {place}: {one_line(error)}") from None
+    return left_out
+
+
+def _whole(content: Any) -> Iterator[pa.RecordBatch]:
+    """The events of one file in the columns of `_SCHEMA`."""
+    try:
+        table = pq.read_table(pa.BufferReader(content))
+    except (pa.ArrowException, OSError) as error:
+        raise UnreadableRunError(str(error)) from None
+    columns = []
+    for column in _SCHEMA:
+        if column.name in table.column_names:
+            given = table.column(column.name)
+            if pa.types.is_timestamp(given.type):
+                given = pa.chunked_array([[str(moment.isoformat()) for moment in given.to_pylist()]], pa.string())
+            columns.append(given.cast(column.type))
+        elif column.name == "index":
+            columns.append(pa.chunked_array([range(table.num_rows)], pa.int64()))
+        else:
+            columns.append(pa.chunked_array([pa.nulls(table.num_rows, column.type)]))
+    yield from pa.table(columns, schema=_SCHEMA).combine_chunks().to_batches(max_chunksize=65_536)

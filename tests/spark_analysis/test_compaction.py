@@ -1,0 +1,58 @@
+"""A compacted store says what the store said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the spark extra is not installed")
+pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(900)]
+
+
+def test_the_same_figures_from_few_files(
+    spark: Any, synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spark_analysis import compaction
+    from spark_analysis.analysis import Options, analyse
+    from spark_analysis.checking import CheckPlan
+    from spark_analysis.ingest import list_runs
+
+    place = tmp_path / "store"
+    for number in range(6):
+        synthetic.make_run(place, number, settings={"read_mode": "ab"[number % 2]}, operations=150, wrong=0.05)
+    synthetic.make_run(place, 8, workload="log", operations=150, wrong=0.05)
+    died = synthetic.make_run(place, 9, operations=40, finished=False)
+    torn = synthetic.make_run(place, 10, operations=40)
+    torn.parquet_path.write_bytes(b"PAR1")
+    monkeypatch.setattr(compaction, "FILE_BYTES", 40_000)
+    left_out = compaction.compact(spark, list_runs(spark, str(place)), str(tmp_path / "few"))
+    assert sorted(Path(line.split(": ")[0]).name for line in left_out) == sorted((died.path.name, torn.path.name))
+    files = list((tmp_path / "few" / "compacted-events").glob("*.parquet"))
+    assert 1 < len(files) < 7
+    for path in (died.path, torn.path):
+        path.rename(tmp_path / f"away-{path.name}")
+    options = Options(check=CheckPlan())
+    before, after = (analyse(spark, str(tmp_path / name), options) for name in ("store", "few"))
+    assert after.runs == before.runs == 7
+    assert after.table("problems").rows == []
+    for name in ("rates", "anomalies", "outcomes", "availability", "latency"):
+        assert after.table(name).rows == before.table(name).rows, name
+    verdicts = [
+        sorted((row["run_id"], row["check"], row["verdict"], row["witness"]) for row in analysis.table("checks").rows)
+        for analysis in (before, after)
+    ]
+    assert verdicts[0] == verdicts[1]
+
+
+def test_two_runs_of_one_id_are_refused(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
+    from spark_analysis.compaction import compact
+    from spark_analysis.errors import AnalysisError
+    from spark_analysis.ingest import list_runs
+
+    synthetic.make_run(tmp_path / "a", 1, operations=40)
+    synthetic.make_run(tmp_path / "b", 1, operations=40)
+    with pytest.raises(AnalysisError, match="two runs with one run_id"):
+        compact(spark, list_runs(spark, str(tmp_path)), str(tmp_path / "few"))
