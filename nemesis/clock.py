@@ -1,7 +1,7 @@
 """The nemesis `clock`: replicas whose clocks are wrong.
 
 Wall clocks jump, swing, drift or fall back by decades, each victim's by its own amount; monotonic clocks are left
-alone, as they are on hosts whose clock is set, unless the form `drift-monotonic` asks for them. What is proved is what
+alone, as they are on hosts whose clock is set, unless a form for them is asked for. What is proved is what
 the replica itself says of its clocks when it is asked: that those of the victims are wrong as planned, that everybody
 else's are right, and that no monotonic clock noticed. Healing sets the clocks right in one step.
 """
@@ -76,8 +76,15 @@ class ClockFault(FormNemesis):
                 targets=("one", "leader"),
             ),
             Form(
-                name="drift-monotonic",
-                description="each victim's monotonic clock goes too slow or too fast; only when asked for",
+                name="slow-monotonic",
+                description="each victim's monotonic clock goes too slow, at a tenth to half of its rate",
+                needs=(("clocks", "monotonic"),),
+                targets=("leader", "one"),
+                is_cycled=False,
+            ),
+            Form(
+                name="fast-monotonic",
+                description="each victim's monotonic clock goes too fast, by half to twice its rate",
                 needs=(("clocks", "monotonic"),),
                 targets=("leader", "one"),
                 is_cycled=False,
@@ -143,8 +150,11 @@ def _skew(form: str, rng: random.Random) -> dict[str, int]:
             "strobe_ms": sign * _magnitude(rng, MIN_STROBE_MS, MAX_STROBE_MS),
             "strobe_period_ms": _magnitude(rng, MIN_PERIOD_MS, MAX_PERIOD_MS),
         }
-    rate_ppm = sign * _magnitude(rng, MIN_DRIFT_PPM, MAX_DRIFT_PPM)
-    return {"rate_ppm": rate_ppm, "affects_monotonic": 1} if form == "drift-monotonic" else {"rate_ppm": rate_ppm}
+    if form == "slow-monotonic":
+        return {"rate_ppm": -rng.randint(500_000, 900_000), "affects_monotonic": 1}
+    if form == "fast-monotonic":
+        return {"rate_ppm": rng.randint(500_000, 2_000_000), "affects_monotonic": 1}
+    return {"rate_ppm": sign * _magnitude(rng, MIN_DRIFT_PPM, MAX_DRIFT_PPM)}
 
 
 def _magnitude(rng: random.Random, low: int, high: int) -> int:

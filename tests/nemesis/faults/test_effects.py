@@ -44,10 +44,13 @@ def test_every_variant_is_proved_and_healed(
     run_virtual(main())
 
 
-def test_a_monotonic_drift_is_proved_when_asked_for(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+@pytest.mark.parametrize("form", ["slow-monotonic", "fast-monotonic"])
+def test_a_monotonic_drift_is_proved_when_asked_for(
+    form: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
     async def main() -> None:
         target = make_fault_target(5)
-        injection = await plan_fault(CLOCK, target, "drift-monotonic@leader")
+        injection = await plan_fault(CLOCK, target, f"{form}@leader")
         assert not (await CLOCK.prove(target, injection)).proven
         await CLOCK.inject(target, injection)
         assert (await CLOCK.prove(target, injection)).proven

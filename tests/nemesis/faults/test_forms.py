@@ -102,7 +102,7 @@ def test_a_choice_stands_for_variants() -> None:
     # The monotonic clock is left alone unless it is asked for.
     assert not any("monotonic" in variant for variant in expand_variant(CLOCK, None))
     assert not any("monotonic" in variant for variant in expand_variant(CLOCK, "@leader"))
-    assert expand_variant(CLOCK, "drift-monotonic") == ["drift-monotonic@leader", "drift-monotonic@one"]
+    assert expand_variant(CLOCK, "slow-monotonic") == ["slow-monotonic@leader", "slow-monotonic@one"]
 
 
 @pytest.mark.parametrize(
