@@ -2,12 +2,15 @@
 
     what was learnt                                       outcome
     a member knows a greater term                         WAIT_TO_VOTE_NEXT, in that term or the one after
-    a member has a leader                                 WAIT_TO_REVOTE after a further lease
+    no quorum but for members that have a leader          WAIT_TO_REVOTE after a further lease
     no quorum answered                                    WAIT_TO_REVOTE
     no quorum but for members with longer logs            WAIT_TO_REVOTE, a little later
     a quorum accepts                                      PASSED
     a quorum accepts or is only just entering the term    REVOTE_IMMEDIATELY
     otherwise (split votes)                               WAIT_TO_VOTE_NEXT
+
+(DLedger waits when a single member has a leader. Here the others may go on when they are a quorum: that member may
+only have restarted, or be the last one that a cut-off leader can reach.)
 
 Beyond what others have already reached, the term goes up only where a quorum has answered. So a member that is cut off
 keeps its term, and disturbs nobody when it comes back.
@@ -46,10 +49,9 @@ class VoteTally:
         self._accepted = 0
         self._not_ready = 0
         self._bigger_ledgers = 0
+        self._have_leader = 0
         self.known_max_term = term
         """The greatest term that any answer named."""
-        self.has_leader = False
-        """Whether a member said that there is a leader."""
 
     def add(self, result: VoteResult, term: int) -> None:
         """Count one member's answer; `term` is that member's. No answer at all counts as UNKNOWN."""
@@ -61,11 +63,16 @@ class VoteTally:
         if result is VoteResult.ACCEPT:
             self._accepted += 1
         elif result is VoteResult.REJECT_ALREADY_HAS_LEADER:
-            self.has_leader = True
+            self._have_leader += 1
         elif result in _BIGGER_LEDGER:
             self._bigger_ledgers += 1
         elif result is VoteResult.REJECT_TERM_NOT_READY:
             self._not_ready += 1
+
+    @property
+    def has_leader(self) -> bool:
+        """Whether so many members stand by a leader that the rest is no quorum."""
+        return self._have_leader > 0 and not self._is_quorum(self._valid - self._have_leader)
 
     @property
     def has_longer_ledgers(self) -> bool:
@@ -78,7 +85,7 @@ class VoteTally:
         return (
             self._answered == self._member_count
             or self._is_quorum(self._accepted)
-            or (self.has_leader and self._is_quorum(self._valid))
+            or self._have_leader > self._member_count - self._quorum_size
         )
 
     def outcome(self) -> VoteOutcome:

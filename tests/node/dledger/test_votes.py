@@ -37,7 +37,11 @@ def tally_of(*results: VoteResult, term: int = 4, terms: tuple[int, ...] = (), m
         ([ACCEPT, SILENT, SILENT], VoteOutcome.WAIT_TO_REVOTE),
         ([ACCEPT, LEADER, SILENT], VoteOutcome.WAIT_TO_REVOTE),
         ([ACCEPT, NOT_READY, SILENT], VoteOutcome.REVOTE_IMMEDIATELY),
-        ([ACCEPT, NOT_READY, LEADER], VoteOutcome.WAIT_TO_REVOTE),
+        ([ACCEPT, NOT_READY, LEADER], VoteOutcome.REVOTE_IMMEDIATELY),
+        ([ACCEPT, VOTED, LEADER], VoteOutcome.WAIT_TO_VOTE_NEXT),
+        ([ACCEPT, LEADER, LEADER], VoteOutcome.WAIT_TO_REVOTE),
+        ([ACCEPT, VOTED, LEADER, LEADER, LEADER], VoteOutcome.WAIT_TO_REVOTE),
+        ([ACCEPT, VOTED, VOTED, LEADER, LEADER], VoteOutcome.WAIT_TO_VOTE_NEXT),
         ([ACCEPT, VOTED, SILENT], VoteOutcome.WAIT_TO_VOTE_NEXT),
         ([ACCEPT, VOTED, VOTED], VoteOutcome.WAIT_TO_VOTE_NEXT),
         ([VOTED, VOTED, VOTED], VoteOutcome.WAIT_TO_VOTE_NEXT),
@@ -63,11 +67,17 @@ def test_silence_names_no_term() -> None:
     assert tally_of(ACCEPT, SILENT, SILENT, terms=(4, 99, 99)).known_max_term == 4
 
 
+def test_waiting_for_a_leader_only_where_the_others_are_no_quorum() -> None:
+    assert tally_of(ACCEPT, LEADER, SILENT).has_leader
+    assert not tally_of(ACCEPT, LEADER, VOTED).has_leader
+    assert not tally_of(ACCEPT, SILENT, SILENT).has_leader
+
+
 def test_decided_early() -> None:
     assert not tally_of(ACCEPT, SHORT, members=5).is_decided
     assert tally_of(ACCEPT, ACCEPT, ACCEPT, members=5).is_decided
-    assert tally_of(ACCEPT, LEADER, VOTED, members=5).is_decided
-    assert not tally_of(ACCEPT, LEADER, members=5).is_decided
+    assert tally_of(ACCEPT, LEADER, LEADER, LEADER, members=5).is_decided
+    assert not tally_of(ACCEPT, LEADER, LEADER, members=5).is_decided
     assert tally_of(SILENT, SILENT, SILENT).is_decided
 
 
