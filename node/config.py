@@ -32,6 +32,7 @@ from node.config_reader import (
     one_of,
     split_address,
 )
+from node.mutants.catalogue import NO_MUTANT, check_mutant
 from node.security import AclConfig, TlsConfig, read_acl, read_tls
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "PERM_READ",
     "PERM_WRITE",
     "BrokerConfig",
+    "ClassicConfig",
     "ConfigError",
     "LimitsConfig",
     "NameServerConfig",
@@ -124,6 +126,22 @@ class TransactionsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassicConfig:
+    """A commit log of this node's own instead of DLedger."""
+
+    transient_pool: bool = False
+    """With asynchronous flush: acknowledge what is in memory, and write it a moment later (R)."""
+    retention_hours: int = 72
+    """Age at which a file of the log may go (R: fileReservedTime)."""
+    delete_hour: int = 4
+    """Hour of the day, in UTC, at which old files go (R: deleteWhen)."""
+    disk_capacity_bytes: int = 0
+    """Space that the log lives in; 0 means that nobody counts."""
+    disk_max_ratio_percent: int = 75
+    """Share of that space beyond which files go at any hour and age (R: diskMaxUsedSpaceRatio)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """Everything that one broker process is told. Addresses are "ip:port" ("[ip6]:port")."""
 
@@ -147,6 +165,8 @@ class BrokerConfig:
     """Member id -> address at which clients reach it, for the hint "ask that one"; may be empty."""
     topics: tuple[TopicConfig, ...]
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    classic: ClassicConfig | None = None
+    """A single master's log instead of DLedger; None means DLedger."""
     transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
     auto_create_topics: bool = True
     """Whether a message to an unknown topic makes it, when its client names TBW102 as the example (R)."""
@@ -156,6 +176,8 @@ class BrokerConfig:
     """Who may do what; None lets everybody do everything."""
     tls: TlsConfig | None = None
     """TLS on the port that clients use; None means plain text."""
+    mutant: str = NO_MUTANT
+    """A known bug to be put in (node.mutants), for tests of the tests."""
 
     @property
     def slave_broker_id(self) -> int:
@@ -211,6 +233,23 @@ def _topics(reader: ConfigReader) -> tuple[TopicConfig, ...]:
     return tuple(topics.values())
 
 
+def _classic(reader: ConfigReader | None) -> ClassicConfig | None:
+    if reader is None:
+        return None
+    defaults = ClassicConfig()
+    classic = ClassicConfig(
+        transient_pool=reader.take("transient_pool", _boolean, defaults.transient_pool),
+        retention_hours=reader.take("retention_hours", integer_in(1, 87_600), defaults.retention_hours),
+        delete_hour=reader.take("delete_hour", integer_in(0, 23), defaults.delete_hour),
+        disk_capacity_bytes=reader.take("disk_capacity_bytes", integer_in(0, 1 << 60), defaults.disk_capacity_bytes),
+        disk_max_ratio_percent=reader.take(
+            "disk_max_ratio_percent", integer_in(10, 95), defaults.disk_max_ratio_percent
+        ),
+    )
+    reader.finish()
+    return classic
+
+
 def _transactions(reader: ConfigReader) -> TransactionsConfig:
     defaults = TransactionsConfig()
     transactions = TransactionsConfig(
@@ -251,8 +290,9 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
     self_id = reader.take("self_id", check_member_id)
     broker_name = reader.take("broker_name", check_name, "broker-a")
     listen = reader.take("listen", check_address)
+    classic = _classic(reader.optional_table("classic"))
     ledger = reader.table("dledger")
-    ledger_listen = ledger.take("listen", check_address)
+    ledger_listen = ledger.take("listen", check_address) if classic is None else ""
     own_peers = {self_id: ledger_listen} if self_id and ledger_listen else {}
     limits_reader = reader.table("limits")
     config = BrokerConfig(
@@ -274,11 +314,13 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         client_addresses=ledger.take("clients", check_member_addresses, {}),
         topics=_topics(reader),
         limits=_limits(limits_reader),
+        classic=classic,
         transactions=_transactions(reader.table("transactions")),
         auto_create_topics=reader.take("auto_create_topics", _boolean, True),
         auto_create_groups=reader.take("auto_create_groups", _boolean, True),
         acl=read_acl(reader.optional_table("acl")),
         tls=read_tls(reader.optional_table("tls"), dials=True),
+        mutant=reader.take("mutant", check_mutant, NO_MUTANT),
     )
     ledger.finish()
     reader.finish()
@@ -292,7 +334,7 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
 def _relations(config: BrokerConfig) -> list[str]:
     """What is wrong between keys that are fine each by itself."""
     problems = []
-    if config.self_id not in config.dledger_peers:
+    if config.classic is None and config.self_id not in config.dledger_peers:
         problems.append(f"dledger.peers: has no entry for this node, {config.self_id}")
     dialled = list(config.dledger_peers.values())
     problems += [

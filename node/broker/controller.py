@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 import node
 from node.broker.acl import AccessControl, own_signature
 from node.broker.admin import AdminProcessor
+from node.broker.classic import ClassicLedger
 from node.broker.client_manager import ClientManager
 from node.broker.client_processor import ClientProcessor
 from node.broker.consumer_offsets import ConsumerOffsets
@@ -87,6 +88,20 @@ def new_dledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
     return ledger
 
 
+def new_ledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
+    """The log that the configuration asks for."""
+    if config.classic is None:
+        return new_dledger(config, runtime)
+    return ClassicLedger(
+        self_id=config.self_id,
+        data_dir=config.data_dir,
+        segment_size_bytes=config.limits.segment_size_bytes,
+        flush_mode=config.flush_mode,
+        config=config.classic,
+        runtime=runtime,
+    )
+
+
 class BrokerController:
     """One broker process. `make_ledger` gives the replicated log; the default is DLedger on the network."""
 
@@ -99,7 +114,7 @@ class BrokerController:
     ) -> None:
         self.config = config
         self._runtime = runtime
-        self.ledger: Ledger = (make_ledger or new_dledger)(config, runtime)
+        self.ledger: Ledger = (make_ledger or new_ledger)(config, runtime)
         host, port = split_address(config.listen)
         self._server = RemotingServer(
             host,
@@ -133,6 +148,7 @@ class BrokerController:
             self.queues,
             on_arrival=self._messages_arrived,
             derivations={"delay": self.delay_progress, "transactions": self.transactions, "index": self.index},
+            is_in_log=self.ledger.store.holds if isinstance(self.ledger, ClassicLedger) else None,
         )
         self.store = MessageStore(ledger=self.ledger, queues=self.queues, clock=runtime.clock)
         self.delays = DelayService(
@@ -181,6 +197,7 @@ class BrokerController:
             offsets=self.offsets,
             auto_create_groups=config.auto_create_groups,
         )
+        self._removals: list[asyncio.Task[None]] = []
         self._started = False
 
     @property
@@ -216,6 +233,8 @@ class BrokerController:
         self.groups.load()
         self.offsets.load()
         self.ledger.add_commit_listener(self.dispatcher.notify)
+        if isinstance(self.ledger, ClassicLedger):
+            self.ledger.on_removed = self._log_removed
         await self.ledger.start()
         await self.dispatcher.start()
         self._register_processors()
@@ -254,6 +273,7 @@ class BrokerController:
             max_message_size_bytes=self.config.limits.max_message_size_bytes,
             not_leader_remark=self.not_leader_remark,
             retries=retries,
+            honours_wait=isinstance(self.ledger, ClassicLedger),
             transactions=None if self.config.transactions.reject else self.transactions,
             auto_create_topics=self.config.auto_create_topics,
             on_topics_changed=self._registrar.announce,
@@ -318,6 +338,7 @@ class BrokerController:
         await self._client.close()
         await self.offsets.stop()
         await self.groups.stop()
+        await asyncio.gather(*self._removals, return_exceptions=True)
         await self.dispatcher.stop()
         self.index.close()
         await self.ledger.stop()
@@ -326,6 +347,12 @@ class BrokerController:
         """Return, once the broker cannot go on serving, why: one line that names what was found."""
         await self.dispatcher.failed.wait()
         return f"the commit log below {self.config.data_dir} is damaged: {self.dispatcher.failure}"
+
+    def _log_removed(self, begin_position: int) -> None:
+        """Files of the log are gone: what points into them follows."""
+        self.queues.trim(begin_position)
+        self._removals.append(asyncio.get_running_loop().create_task(self.index.remove_before(begin_position)))
+        self._removals = [task for task in self._removals if not task.done()]
 
     def _may_notify(self, group: str) -> bool:
         known = self.groups.get(group)

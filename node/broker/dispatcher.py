@@ -88,7 +88,8 @@ class Derivation(Protocol):
 class Dispatcher:
     """Dispatches one log into one set of queues. `on_arrival` is told which queues got messages.
 
-    `derivations` see every message after it entered its queue.
+    `derivations` see every message after it entered its queue. `is_in_log(index, term)` says whether the log has
+    this very entry; a log whose indices are not consecutive brings its own.
     """
 
     def __init__(
@@ -98,7 +99,9 @@ class Dispatcher:
         *,
         on_arrival: Callable[[Iterable[Queue]], None],
         derivations: Mapping[str, Derivation] | None = None,
+        is_in_log: Callable[[int, int], bool] | None = None,
     ) -> None:
+        self._is_in_log = is_in_log or self._has_entry
         self._derivations = dict(derivations or {})
         self._derive = tuple(derivation.dispatch for derivation in self._derivations.values())
         self._log = log
@@ -167,7 +170,7 @@ class Dispatcher:
             await self._checkpoint()
         self._queues.close()
 
-    def _is_in_log(self, index: int, term: int) -> bool:
+    def _has_entry(self, index: int, term: int) -> bool:
         log = self._log
         if not log.ledger_begin_index <= index <= log.ledger_end_index:
             return False
@@ -210,13 +213,15 @@ class Dispatcher:
             self._urgent.set()
             return
         first = self._mark.index + 1
-        last = min(self._log.committed_index, first + PORTION_ENTRIES - 1)
+        last = self._log.committed_index
         if last < first:
             return
         arrived: dict[Queue, None] = {}
         try:
-            for index in range(first, last + 1):
-                self._dispatch(index, arrived)
+            for _ in range(PORTION_ENTRIES):
+                self._dispatch(self._mark.index + 1, arrived)
+                if self._mark.index >= last:
+                    break
         except (RecordError, QueueGap, ValueError) as error:
             self._fail(DispatchFailed(f"log entry {self._mark.index + 1}: {error}"))
         except OSError as error:
@@ -248,7 +253,7 @@ class Dispatcher:
         store_timestamp_ms = self._mark.store_timestamp_ms
         if entry.is_message:
             store_timestamp_ms = max(store_timestamp_ms, self._dispatch_message(entry, arrived))
-        self._mark = DispatchMark(index=index, term=entry.term, store_timestamp_ms=store_timestamp_ms)
+        self._mark = DispatchMark(index=entry.index, term=entry.term, store_timestamp_ms=store_timestamp_ms)
 
     def _dispatch_message(self, entry: LedgerEntry, arrived: dict[Queue, None]) -> int:
         body = entry.body

@@ -19,7 +19,18 @@ __all__ = [
     "MemberState",
     "ReadMode",
     "Role",
+    "StoredInPart",
 ]
+
+
+class StoredInPart(Exception):
+    """A message is in the log, and not as safe as it should be: `code` is the put status that says what is missing
+    (FLUSH_DISK_TIMEOUT, SLAVE_NOT_AVAILABLE, FLUSH_SLAVE_TIMEOUT). Such an answer carries everything that a
+    success does (S1)."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class LedgerEntry(Protocol):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from node.broker.copies import delay_level, delay_text
 from node.broker.internal_topics import AUTO_CREATE_TOPIC, HALF_TOPIC, RETRY_PREFIX, is_internal
-from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError
+from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, StoredInPart
 from node.broker.message_store import MessageStore, NotWritable, PendingPut
 from node.broker.send_back import RetryTopics
 from node.broker.topics import TopicTable, TopicTableFull
@@ -29,6 +29,7 @@ from node.store.properties import (
     REAL_TOPIC,
     TRANSACTION_PREPARED,
     UNIQUE_KEY,
+    WAIT_STORE,
     decode_properties,
     join_properties,
     property_value,
@@ -151,6 +152,7 @@ class SendProcessor:
         not_leader_remark: Callable[[], str],
         retries: RetryTopics,
         transactions: OpenTransactions | None = None,
+        honours_wait: bool = False,
         auto_create_topics: bool = True,
         on_topics_changed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -160,6 +162,7 @@ class SendProcessor:
         self._on_topics_changed = on_topics_changed
         self._retries = retries
         self._transactions = transactions
+        self._honours_wait = honours_wait
         self._random = runtime.random
         self._store_host = store_host
         self._max_message_size_bytes = max_message_size_bytes
@@ -245,8 +248,7 @@ class SendProcessor:
                 self._prepare(header, queue_id, flag, body, properties, connection)
                 for flag, body, properties in split_batch(command.body)
             ]
-        transaction_id = property_value(header.properties_text, UNIQUE_KEY) or ""
-        return self._put(command, queue_id, places, transaction_id)
+        return self._put(command, queue_id, places, header.properties_text)
 
     def _refuse_not_master(self, command: Command) -> Command:
         return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark=self._not_leader_remark())
@@ -347,7 +349,7 @@ class SendProcessor:
         return delay_text(properties_text, header.topic, queue_id, level)
 
     def _put(
-        self, command: Command, queue_id: int, places: list[_Place], transaction_id: str
+        self, command: Command, queue_id: int, places: list[_Place], properties_text: str
     ) -> Command | asyncio.Future[Command | None]:
         puts: list[PendingPut] = []
         try:
@@ -360,6 +362,11 @@ class SendProcessor:
                 put.committed.add_done_callback(_retrieve)
             remark = f"batch stored in part: {len(puts)} of {len(places)} messages were appended ({error})"
             return command.reply(ResponseCode.SYSTEM_ERROR, remark=remark)
+        if self._honours_wait and property_value(properties_text, WAIT_STORE) == "false":
+            for put in puts:
+                _answer_at_once(put)
+            puts = [put._replace(committed=_done()) for put in puts]
+        transaction_id = property_value(properties_text, UNIQUE_KEY) or ""
         answer = _Answer(command, puts, self._store_host, queue_id, self._store, transaction_id).future
         self._under_way[answer] = None
         answer.add_done_callback(self._answered)
@@ -383,10 +390,32 @@ def _retrieve(future: asyncio.Future[AppendResult]) -> None:
         future.exception()
 
 
+def _answer_at_once(put: PendingPut) -> None:
+    """Nobody waits for this message to be stored."""
+    put.committed.add_done_callback(_retrieve)
+
+
+def _done() -> asyncio.Future[AppendResult]:
+    future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+    future.set_result(AppendResult(index=-1, pos=-1, term=-1))
+    return future
+
+
 class _Answer:
     """Completes `future` with the reply when every put of one request is committed, or the first has failed."""
 
-    __slots__ = ("_command", "_left", "_puts", "_queue_id", "_store", "_store_host", "_transaction_id", "future")
+    __slots__ = (
+        "_code",
+        "_command",
+        "_left",
+        "_puts",
+        "_queue_id",
+        "_remark",
+        "_store",
+        "_store_host",
+        "_transaction_id",
+        "future",
+    )
 
     def __init__(
         self,
@@ -398,6 +427,8 @@ class _Answer:
         transaction_id: str,
     ) -> None:
         self._transaction_id = transaction_id
+        self._code: int = ResponseCode.SUCCESS
+        self._remark: str | None = None
         self._command = command
         self._puts = puts
         self._store_host = store_host
@@ -410,6 +441,8 @@ class _Answer:
 
     def _one_done(self, committed: asyncio.Future[AppendResult]) -> None:
         error = asyncio.CancelledError() if committed.cancelled() else committed.exception()
+        if isinstance(error, StoredInPart):
+            self._code, self._remark, error = error.code, str(error), None
         if error is None:
             self._store.committed_total += 1
             self._left -= 1
@@ -423,7 +456,8 @@ class _Answer:
             ids = ",".join(message_id(self._store_host, put.physical_offset) for put in self._puts)
             self.future.set_result(
                 self._command.reply(
-                    ResponseCode.SUCCESS,
+                    self._code,
+                    remark=self._remark,
                     fields={
                         "msgId": ids,
                         "queueId": self._queue_id,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from node.broker.copies import copy_of
 from node.broker.internal_topics import dlq_topic, retry_topic
-from node.broker.ledger import DLedgerError, LedgerStore
+from node.broker.ledger import DLedgerError, LedgerStore, StoredInPart
 from node.broker.message_store import MessageStore, NotWritable
 from node.broker.subscription_groups import SubscriptionGroup, SubscriptionGroups, TooManyGroups
 from node.broker.topics import TopicTable, TopicTableFull
@@ -139,6 +139,8 @@ class SendBackProcessor:
             raise RequestError(ResponseCode.SYSTEM_BUSY, f"nothing was stored: {error}") from error
         try:
             await put.committed
+        except StoredInPart:
+            pass
         except DLedgerError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the outcome is unknown: {error}") from error
         self._store.committed_total += 1

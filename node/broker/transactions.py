@@ -23,7 +23,7 @@ from node.broker.client_manager import ClientManager
 from node.broker.copies import copy_of
 from node.broker.dispatcher import Dispatcher, DispatchFailed
 from node.broker.internal_topics import HALF_TOPIC, OP_TOPIC, UNRESOLVED_TOPIC
-from node.broker.ledger import AppendResult, DLedgerError, Ledger
+from node.broker.ledger import AppendResult, DLedgerError, Ledger, StoredInPart
 from node.broker.message_store import MessageStore, NotWritable
 from node.broker.send_back import read_message
 from node.config import TransactionsConfig
@@ -249,7 +249,10 @@ class EndTransactionProcessor:
         except DLedgerError as error:
             raise RequestError(ResponseCode.SYSTEM_BUSY, f"nothing was stored: {error}") from error
         try:
-            await committed
+            try:
+                await committed
+            except StoredInPart:
+                pass  # stored, if not as safely as it should be: that counts as success (S1)
             await self._catch_up()  # until then another END for it must be recognised
         except DLedgerError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the outcome is unknown: {error}") from error

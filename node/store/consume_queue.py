@@ -163,6 +163,17 @@ class ConsumeQueue:
         self.max_offset += 1
         return True
 
+    def trim(self, physical_offset: int) -> None:
+        """Begin with the first message that lies at or behind `physical_offset`. Raises OSError."""
+        low, high = self.min_offset, self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            if self.read(middle, 1)[0].physical_offset < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        self.min_offset = low
+
     def read(self, offset: int, count: int) -> list[Unit]:
         """Up to `count` units from `offset` on; none outside [min_offset, max_offset).
 

@@ -162,6 +162,12 @@ class QueueStore:
             self._is_trusted = False
             await self._disk.remove(self._checkpoint_path)
 
+    def trim(self, physical_offset: int) -> None:
+        """The log begins at `physical_offset` now: let every queue begin with its first message from there on (R:
+        correctMinOffset). Raises OSError."""
+        for queue in self._queues.values():
+            queue.trim(physical_offset)
+
     async def discard(self) -> None:
         """Delete every queue, because what belongs to them cannot be restored. Raises OSError."""
         await self._delete_all()

@@ -1,0 +1,267 @@
+"""A broker's log without DLedger: one master, its commit log, and nobody to ask.
+
+It has the face of the replicated log, so everything above it is the same. Where DLedger counts entries, this log has
+positions: the index of an entry is the position of its last byte, so that indices grow along the log and the one
+behind an entry is where the next begins. A record's physical offset is its position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, ReadMode, Role, StoredInPart
+from node.config import ClassicConfig
+from node.remoting import ResponseCode
+from node.runtime import Runtime
+from node.store.commit_log import CommitLog, LogRefuses, NotYetDurable
+
+__all__ = ["ClassicLedger", "ClassicStore"]
+
+logger = logging.getLogger("node.broker")
+
+TERM = 1
+"""There is one master for good, so there is one term."""
+CHECKPOINT_INTERVAL_S = 10.0
+"""From progress to the checkpoint that notes it: what recovery has to read again after a crash."""
+EXPIRY_CHECK_S = 60.0
+"""Between two looks for files that are old enough to go; only while there is more than one."""
+HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    index: int
+    body: bytes
+    body_pos: int
+    is_message: bool
+    term: int = TERM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """The only member of its group."""
+
+    self_id: str
+    role: Role = Role.LEADER
+    term: int = TERM
+
+    @property
+    def leader_id(self) -> str | None:
+        return self.self_id
+
+    @property
+    def is_leader(self) -> bool:
+        return True
+
+
+class ClassicStore:
+    """The log as the broker reads it."""
+
+    def __init__(self, log: CommitLog) -> None:
+        self._log = log
+
+    @property
+    def ledger_begin_index(self) -> int:
+        return self._log.begin_position
+
+    @property
+    def ledger_end_index(self) -> int:
+        return self._log.end_position - 1
+
+    @property
+    def committed_index(self) -> int:
+        return self._log.committed_position - 1
+
+    @property
+    def committed_pos(self) -> int:
+        return self._log.committed_position
+
+    def get(self, index: int) -> _Entry | None:
+        """The entry that begins at position `index`. Raises OSError."""
+        if not self._log.begin_position <= index < self._log.end_position:
+            return None
+        record, is_message = self._log.record_at(index)
+        return _Entry(
+            index=index + len(record) - 1, body=record if is_message else b"", body_pos=index, is_message=is_message
+        )
+
+    def holds(self, index: int, term: int) -> bool:
+        """Whether an entry ends with the byte at `index`."""
+        following = index + 1
+        if term != TERM or not self._log.begin_position <= following <= self._log.end_position:
+            return False
+        if following == self._log.end_position:
+            return True
+        try:
+            return self.get(following) is not None
+        except OSError:
+            return False
+
+    def read_bytes(self, pos: int, size_bytes: int) -> bytes:
+        return self._log.read(pos, size_bytes)
+
+
+class ClassicLedger:
+    """One master's log, behind the interface of a replicated one."""
+
+    def __init__(
+        self,
+        *,
+        self_id: str,
+        data_dir: str,
+        segment_size_bytes: int,
+        flush_mode: str,
+        config: ClassicConfig,
+        runtime: Runtime,
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._checkpoint_path = f"{data_dir}/checkpoint"
+        self._listeners: list[Callable[[], None]] = []
+        mode = "transient" if config.transient_pool and flush_mode == "async" else flush_mode
+        self.log = CommitLog(
+            runtime.disk,
+            f"{data_dir}/commitlog",
+            segment_size_bytes=segment_size_bytes,
+            flush_mode=mode,
+            on_progress=self._progressed,
+        )
+        self.store = ClassicStore(self.log)
+        self.member_state = _State(self_id=self_id)
+        self.on_removed: Callable[[int], None] = lambda begin_position: None
+        """Called with the log's new begin when files were removed."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._dirty = asyncio.Event()
+        self._is_open = False
+
+    def _progressed(self) -> None:
+        self._dirty.set()
+        for listener in self._listeners:
+            listener()
+
+    async def start(self) -> None:
+        """Recover. Raises LogDamaged (a ValueError), SegmentError, OSError."""
+        position, is_clean = self._read_checkpoint()
+        await self.log.open(durable_position=position, is_clean=is_clean)
+        self._is_open = True
+        await self._write_checkpoint(is_clean=False)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._checkpoint_forever()), loop.create_task(self._expire_forever())]
+        for listener in self._listeners:
+            listener()
+
+    async def stop(self) -> None:
+        """Flush everything and note that the stop was an orderly one."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.log.close()
+        if self._is_open:
+            self._is_open = False
+            is_clean = self.log.synced_position == self.log.end_position
+            try:
+                await self._write_checkpoint(is_clean=is_clean)
+            except OSError as error:
+                logger.error("the checkpoint could not be written: %s", error)
+
+    def _read_checkpoint(self) -> tuple[int, bool]:
+        if not self._runtime.disk.exists(self._checkpoint_path):
+            return 0, False
+        try:
+            content = json.loads(self._runtime.disk.read_file(self._checkpoint_path))
+            return int(content["position"]), bool(content["isClean"])
+        except (ValueError, KeyError, TypeError) as error:
+            logger.warning("%s is damaged (%s); reading the whole log", self._checkpoint_path, error)
+            return 0, False
+
+    async def _write_checkpoint(self, *, is_clean: bool) -> None:
+        content = {
+            "position": self.log.synced_position,
+            "isClean": is_clean,
+            "writtenAtMs": self._runtime.clock.wall_ms(),
+        }
+        await self._runtime.disk.write_file_atomic(self._checkpoint_path, json.dumps(content).encode())
+
+    async def _checkpoint_forever(self) -> None:
+        while True:
+            await self._dirty.wait()
+            await asyncio.sleep(CHECKPOINT_INTERVAL_S)
+            self._dirty.clear()
+            try:
+                await self._write_checkpoint(is_clean=False)
+            except OSError as error:
+                logger.error("the checkpoint could not be written: %s", error)
+                self._dirty.set()
+
+    async def _expire_forever(self) -> None:
+        """Remove files that are too old, or too many for the space they may take."""
+        while True:
+            if self.log.end_position - self.log.begin_position <= self.log.segment_size_bytes:
+                await self._dirty.wait()
+            await asyncio.sleep(EXPIRY_CHECK_S)
+            try:
+                await self.expire()
+            except OSError as error:
+                logger.error("old files of the log could not be removed: %s", error)
+
+    async def expire(self) -> None:
+        """Look once for files to remove (R: CleanCommitLogService). A file goes when the next one's first message is
+        older than the retention, at the hour for it; or, at any hour, when the log takes more than its share of the
+        space it may use. The newest file always stays. Raises OSError."""
+        config, log = self._config, self.log
+        now_ms = self._runtime.clock.wall_ms()
+        is_hour = now_ms // HOUR_MS % 24 == config.delete_hour
+        allowed_bytes = int(config.disk_capacity_bytes * config.disk_max_ratio_percent / 100)
+        before = log.begin_position
+        while True:
+            following = log.begin_position - log.begin_position % log.segment_size_bytes + log.segment_size_bytes
+            if following >= log.synced_position:
+                break
+            is_crowded = bool(allowed_bytes) and log.end_position - log.begin_position > allowed_bytes
+            stored_ms = log.first_timestamp_ms(following)
+            is_old = stored_ms is not None and now_ms - stored_ms > config.retention_hours * HOUR_MS
+            if not (is_crowded or (is_old and is_hour)):
+                break
+            await log.remove_before(following)
+        if log.begin_position != before:
+            logger.info("removed the log up to %d", log.begin_position)
+            self.on_removed(log.begin_position)
+
+    def append(self, body_size_bytes: int, encode_body: Callable[[int], bytes]) -> asyncio.Future[AppendResult]:
+        """Append a record. Raises DLedgerError LEADER_PENDING_FULL: nothing was appended. The future fails with
+        StoredInPart (FLUSH_DISK_TIMEOUT), or DLedgerError DISK_ERROR when the outcome is unknown."""
+        try:
+            position, stored = self.log.append(body_size_bytes, encode_body)
+        except LogRefuses as error:
+            raise DLedgerError(DLedgerCode.LEADER_PENDING_FULL, str(error)) from error
+        result: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+        answer = AppendResult(index=position + body_size_bytes - 1, pos=position, term=TERM)
+
+        def finish(done: asyncio.Future[None]) -> None:
+            error = asyncio.CancelledError() if done.cancelled() else done.exception()
+            if result.done():
+                return
+            if error is None:
+                result.set_result(answer)
+            elif isinstance(error, NotYetDurable):
+                result.set_exception(StoredInPart(ResponseCode.FLUSH_DISK_TIMEOUT, str(error)))
+            else:
+                result.set_exception(DLedgerError(DLedgerCode.DISK_ERROR, str(error)))
+
+        stored.add_done_callback(finish)
+        return result
+
+    def add_commit_listener(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    def add_role_listener(self, listener: Callable[[int, Role], None]) -> None:
+        """There is no change of roles to tell of."""
+
+    async def read_barrier(self, mode: ReadMode) -> int:
+        """Nobody else can have written, so what is committed here is all there is."""
+        return self.store.committed_index

@@ -1,0 +1,378 @@
+"""The commit log of a broker that does not replicate through DLedger: one record after another, in files of one size.
+
+A file is named by the 20-digit position of its first byte. No record straddles two files: where the next one and
+the eight bytes of a blank one's head no longer fit, a blank record fills the file up (S1, CommitLog and MappedFile).
+
+Appending is synchronous and goes to memory; one task carries what has come together to the file in a single write.
+When a record counts as stored depends on the flush mode (S1, R):
+
+    sync       written and synced, for all records of a group at once; after 5 s the sender hears FLUSH_DISK_TIMEOUT
+    async      written; synced when four pages have come together, looked at each 500 ms, and after 10 s in any case
+    transient  in memory; written each 200 ms or when four pages have come together, then as async
+
+Recovery: a checkpoint says how far the log is known to be durable and whether the last stop was an orderly one. After
+any other, everything behind the checkpoint is read, and the log ends before the first record that is not whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from node.runtime import Disk
+from node.store.record import BLANK_MAGIC, RECORD_MAGIC, RecordError, decode_record, summarize_record
+from node.store.segments import SegmentedFile, segment_name
+
+__all__ = ["BLANK_HEAD_SIZE_BYTES", "CommitLog", "LogDamaged", "LogRefuses", "NotYetDurable"]
+
+logger = logging.getLogger("node.store")
+
+BLANK_HEAD_SIZE_BYTES = 8
+"""Size and magic of a blank record; every file keeps room for it (R: END_FILE_MIN_BLANK_LENGTH)."""
+FLUSH_TIMEOUT_S = 5.0
+"""Until the sender of a record that is not yet synced is told so (R: syncFlushTimeout)."""
+FLUSH_INTERVAL_S = 0.5
+"""Between two looks whether an asynchronous flush is worth it (R: flushIntervalCommitLog)."""
+FLUSH_LEAST_BYTES = 4 * 4096
+"""Unsynced bytes that make it so (R: flushCommitLogLeastPages)."""
+FLUSH_THOROUGH_S = 10.0
+"""After which everything is synced however little it is (R: flushCommitLogThoroughInterval)."""
+COMMIT_INTERVAL_S = 0.2
+"""Between two writes of the transient buffer (R: commitIntervalCommitLog)."""
+BUSY_S = 1.0
+"""A write that takes longer means that the disk is busy: appends are refused (R: osPageCacheBusyTimeOutMills)."""
+RETRY_S = 1.0
+"""Until a write that failed is tried again."""
+MAX_PENDING_BYTES = 64 << 20
+"""Records in memory only; beyond it appends are refused."""
+RECENT_BYTES = 8 << 20
+"""Newest records kept in memory, for dispatch and consumers that keep up."""
+SCAN_BYTES = 4 << 20
+"""Read at once by recovery."""
+
+
+class LogRefuses(Exception):
+    """Nothing was appended: the disk is busy, full or failing."""
+
+
+class NotYetDurable(Exception):
+    """The record is in the log, and was not synced in time."""
+
+
+class LogDamaged(ValueError):
+    """The log does not hold what its checkpoint says; the text names the file and the byte."""
+
+
+class CommitLog:
+    """The log below `directory`. `on_progress` is called when `committed_position` advances."""
+
+    def __init__(
+        self, disk: Disk, directory: str, *, segment_size_bytes: int, flush_mode: str, on_progress: Callable[[], None]
+    ) -> None:
+        if flush_mode not in ("sync", "async", "transient"):
+            raise ValueError(f"flush mode {flush_mode!r}")
+        self._directory = directory
+        self._rows = SegmentedFile(disk, directory, segment_size_bytes=segment_size_bytes)
+        self._flush_mode = flush_mode
+        self._on_progress = on_progress
+        self._pending: deque[bytes] = deque()
+        self._pending_bytes = 0
+        self._unwritten: dict[int, bytes] = {}
+        self._recent: dict[int, bytes] = {}
+        self._recent_bytes = 0
+        self._waiters: deque[tuple[int, float, asyncio.Future[None]]] = deque()
+        self._late_timer: asyncio.TimerHandle | None = None
+        self._work = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._unsynced = asyncio.Event()
+        self._disk_lock = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._write_began_s: float | None = None
+        self._last_sync_s = 0.0
+        self._stopping = False
+        self.end_position = 0
+        self.committed_position = 0
+        self.failure: OSError | None = None
+        self.flushes = 0
+        self.truncated_bytes = 0
+        """Bytes that recovery cut off."""
+
+    @property
+    def begin_position(self) -> int:
+        return self._rows.begin_position
+
+    @property
+    def segment_size_bytes(self) -> int:
+        return self._rows.segment_size_bytes
+
+    @property
+    def written_position(self) -> int:
+        """Everything below survives a crash of the process."""
+        return self._rows.end_position
+
+    @property
+    def synced_position(self) -> int:
+        """Everything below survives a power cut."""
+        return self._rows.synced_position
+
+    async def open(self, *, durable_position: int, is_clean: bool) -> None:
+        """Recover the log. `durable_position` is where a record ended at the last checkpoint, 0 for none; after a
+        clean stop it is the end. Raises LogDamaged, SegmentError, OSError."""
+        self._rows.open()
+        rows = self._rows
+        if rows.end_position < durable_position:
+            raise LogDamaged(
+                f"{rows.path_at(rows.end_position)}: the log ends at {rows.end_position},"
+                f" {durable_position - rows.end_position} bytes of the log that were durable are missing"
+            )
+        start = max(durable_position, rows.begin_position)
+        end = durable_position if is_clean else self._scan(start)
+        if end < rows.end_position:
+            self.truncated_bytes = rows.end_position - end
+            logger.warning("cutting %d bytes off the log at %d: they hold no whole record", self.truncated_bytes, end)
+            await rows.truncate(end)
+        if not is_clean:
+            await rows.write_again(start)  # a failed sync of the former process may have dropped it
+        self.end_position = self.committed_position = end
+        loop = asyncio.get_running_loop()
+        self._last_sync_s = loop.time()
+        self._tasks = [loop.create_task(self._write_forever())]
+        if self._flush_mode != "sync":
+            self._tasks.append(loop.create_task(self._sync_forever()))
+
+    def _scan(self, position: int) -> int:
+        """The end of the last whole record from `position` on."""
+        rows = self._rows
+        data, data_at = b"", position
+        while position < rows.end_position:
+            at = position - data_at
+            head = data[at : at + BLANK_HEAD_SIZE_BYTES]
+            size_bytes = int.from_bytes(head[:4], "big")
+            if len(head) < BLANK_HEAD_SIZE_BYTES or at + size_bytes > len(data):
+                wanted = max(SCAN_BYTES, size_bytes if size_bytes <= rows.room_at(position) else 0)
+                fresh = rows.read(position, min(wanted, rows.room_at(position)))
+                if data_at == position and len(fresh) <= len(data):
+                    return position
+                data, data_at = fresh, position
+                continue
+            if not self._is_whole(data, at, position, size_bytes):
+                return position
+            position += size_bytes
+        return position
+
+    def _is_whole(self, data: bytes, at: int, position: int, size_bytes: int) -> bool:
+        if int.from_bytes(data[at + 4 : at + 8], "big") == BLANK_MAGIC:
+            return size_bytes == self._rows.room_at(position)
+        try:
+            message, end = decode_record(data, at)
+        except RecordError:
+            return False
+        return message.physical_offset == position and end == at + size_bytes
+
+    def append(self, size_bytes: int, encode: Callable[[int], bytes]) -> tuple[int, asyncio.Future[None]]:
+        """Append a record of `size_bytes`; `encode` gets its position. Returns the position and a future that is done
+        when the record counts as stored; it fails with NotYetDurable, or OSError when nobody knows.
+
+        Raises LogRefuses: nothing was appended.
+        """
+        self._check_disk(size_bytes)
+        room = self._rows.room_at(self.end_position)
+        if size_bytes + BLANK_HEAD_SIZE_BYTES > self._rows.segment_size_bytes:
+            raise LogRefuses(f"a record of {size_bytes} bytes does not fit into a file of the log")
+        blank = b""
+        if size_bytes + BLANK_HEAD_SIZE_BYTES > room:
+            blank = room.to_bytes(4, "big") + BLANK_MAGIC.to_bytes(4, "big") + bytes(room - BLANK_HEAD_SIZE_BYTES)
+        position = self.end_position + len(blank)
+        record = encode(position)
+        if blank:
+            self._add(blank)
+        self._add(record)
+        loop = asyncio.get_running_loop()
+        stored: asyncio.Future[None] = loop.create_future()
+        if self._flush_mode == "transient":
+            stored.set_result(None)
+            self.committed_position = self.end_position
+            loop.call_soon(self._on_progress)
+        else:
+            self._waiters.append((self.end_position, loop.time(), stored))
+            if self._late_timer is None and self._flush_mode == "sync":
+                self._late_timer = loop.call_later(FLUSH_TIMEOUT_S, self._tell_late)
+        self._work.set()
+        if self._pending_bytes >= FLUSH_LEAST_BYTES:
+            self._urgent.set()
+        return position, stored
+
+    def _check_disk(self, size_bytes: int) -> None:
+        if self._stopping:
+            raise LogRefuses("the log is closing")
+        if self.failure is not None:
+            raise LogRefuses(f"the disk fails: {self.failure}")
+        if self._pending_bytes + size_bytes > MAX_PENDING_BYTES:
+            raise LogRefuses(f"{self._pending_bytes} bytes wait for the disk")
+        began_s = self._write_began_s
+        if began_s is not None and asyncio.get_running_loop().time() - began_s > BUSY_S:
+            raise LogRefuses("the disk is busy")
+
+    def _add(self, data: bytes) -> None:
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        self._unwritten[self.end_position] = data
+        self._recent[self.end_position] = data
+        self._recent_bytes += len(data)
+        while self._recent_bytes > RECENT_BYTES and len(self._recent) > 1:
+            self._recent_bytes -= len(self._recent.pop(next(iter(self._recent))))
+        self.end_position += len(data)
+
+    async def _write_forever(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            if self._flush_mode == "transient":
+                try:
+                    await asyncio.wait_for(self._urgent.wait(), COMMIT_INTERVAL_S)
+                except TimeoutError:
+                    pass
+                self._urgent.clear()
+            while self._pending:
+                await self._write_pending()
+
+    async def _write_pending(self) -> None:
+        count = len(self._pending)
+        data = b"".join(self._pending)
+        self._write_began_s = asyncio.get_running_loop().time()
+        try:
+            async with self._disk_lock:
+                await self._rows.append(data, sync=self._flush_mode == "sync")
+        except OSError as error:
+            self._failed(error)
+            await asyncio.sleep(RETRY_S)
+            return
+        finally:
+            self._write_began_s = None
+        self.failure = None
+        for _ in range(count):
+            written = self._pending.popleft()
+            self._pending_bytes -= len(written)
+        for position in [position for position in self._unwritten if position < self._rows.end_position]:
+            del self._unwritten[position]
+        if self._flush_mode == "sync":
+            self.flushes += 1
+        else:
+            self._unsynced.set()
+        if self._flush_mode != "transient":
+            self.committed_position = self._rows.end_position
+            self._complete()
+            self._on_progress()
+
+    def _failed(self, error: OSError) -> None:
+        """What waits may or may not be stored in the end: it stays in memory and is written again."""
+        if self.failure is None:
+            logger.error("the log could not be written: %s", error)
+        self.failure = error
+        while self._waiters:
+            stored = self._waiters.popleft()[2]
+            if not stored.done():
+                stored.set_exception(error)
+
+    def _complete(self) -> None:
+        while self._waiters and self._waiters[0][0] <= self.committed_position:
+            stored = self._waiters.popleft()[2]
+            if not stored.done():
+                stored.set_result(None)
+
+    def _tell_late(self) -> None:
+        self._late_timer = None
+        loop = asyncio.get_running_loop()
+        latest_s = loop.time() - FLUSH_TIMEOUT_S
+        while self._waiters and self._waiters[0][1] <= latest_s:
+            stored = self._waiters.popleft()[2]
+            if not stored.done():
+                stored.set_exception(NotYetDurable(f"not synced within {FLUSH_TIMEOUT_S:g} s"))
+        if self._waiters:
+            self._late_timer = loop.call_at(self._waiters[0][1] + FLUSH_TIMEOUT_S, self._tell_late)
+
+    async def _sync_forever(self) -> None:
+        """The asynchronous flush. Sleeps while there is nothing to sync."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._unsynced.wait()
+            await asyncio.sleep(FLUSH_INTERVAL_S)
+            unsynced_bytes = self._rows.end_position - self._rows.synced_position
+            if unsynced_bytes < FLUSH_LEAST_BYTES and loop.time() - self._last_sync_s < FLUSH_THOROUGH_S:
+                continue
+            self._unsynced.clear()
+            try:
+                await self.sync()
+            except OSError as error:
+                logger.error("the log could not be synced: %s", error)
+                self._unsynced.set()
+                await asyncio.sleep(RETRY_S)
+
+    async def sync(self) -> None:
+        """Make everything written durable. Raises OSError."""
+        async with self._disk_lock:
+            await self._rows.sync()
+        self.flushes += 1
+        self._last_sync_s = asyncio.get_running_loop().time()
+
+    def read(self, position: int, size_bytes: int) -> bytes:
+        """Up to `size_bytes` of the record that begins at `position`. Raises OSError (EINVAL outside the log)."""
+        record = self._recent.get(position) or self._unwritten.get(position)
+        if record is not None:
+            return record[:size_bytes] if size_bytes < len(record) else record
+        if not self._rows.begin_position <= position < self._rows.end_position:
+            raise OSError(errno.EINVAL, f"the log holds nothing at {position}")
+        return self._rows.read(position, min(size_bytes, self._rows.room_at(position)))
+
+    def record_at(self, position: int) -> tuple[bytes, bool]:
+        """The whole record that begins at `position`, and whether it is a message rather than a blank one.
+
+        Raises OSError: EBADMSG when no whole record begins there.
+        """
+        head = self.read(position, BLANK_HEAD_SIZE_BYTES)
+        size_bytes, magic = int.from_bytes(head[:4], "big"), int.from_bytes(head[4:8], "big")
+        record = self.read(position, size_bytes) if size_bytes >= BLANK_HEAD_SIZE_BYTES else b""
+        if magic not in (RECORD_MAGIC, BLANK_MAGIC) or not record or len(record) != size_bytes:
+            path = f"{self._directory}/{segment_name(position - position % self._rows.segment_size_bytes)}"
+            at = position % self._rows.segment_size_bytes
+            raise OSError(errno.EBADMSG, f"{path} is damaged at byte {at}: no record begins there")
+        return record, magic == RECORD_MAGIC
+
+    def first_timestamp_ms(self, position: int) -> int | None:
+        """Store timestamp of the first message of the file that holds `position`; None when it begins with none."""
+        base = position - position % self._rows.segment_size_bytes
+        record, is_message = self.record_at(max(base, self.begin_position))
+        try:
+            return summarize_record(record).store_timestamp_ms if is_message else None
+        except RecordError:
+            return None
+
+    async def remove_before(self, position: int) -> None:
+        """Remove the files that hold nothing at or behind `position`. Raises OSError."""
+        async with self._disk_lock:
+            await self._rows.remove_before(position)
+
+    async def close(self) -> None:
+        """Write and sync what is pending, unless the disk refuses, and release the files."""
+        self._stopping = True
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + FLUSH_TIMEOUT_S
+        self._urgent.set()
+        while self._pending and self.failure is None and loop.time() < deadline_s and self._tasks:
+            self._work.set()
+            await asyncio.sleep(0.01)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._late_timer is not None:
+            self._late_timer.cancel()
+        if self._tasks and self.failure is None:
+            try:
+                await self.sync()
+            except OSError as error:
+                logger.error("the log could not be synced: %s", error)
+        self._tasks = []
+        self._rows.close()

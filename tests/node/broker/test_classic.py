@@ -1,0 +1,290 @@
+"""A broker with a log of its own instead of DLedger: the same behaviour, restarts, crashes, expiry, put statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.broker import classic as classic_module
+from node.broker import delay as delay_module
+from node.broker.controller import BrokerController
+from node.config import parse_broker_config
+from node.remoting import Command, RemotingClient
+from node.store import commit_log as log_module
+from node.store.record import decode_records
+
+CONFIG = """
+self_id = "n1"
+listen = "127.0.0.1:0"
+data_dir = "{data_dir}"
+[classic]
+[limits]
+segment_size_bytes = 65536
+max_message_size_bytes = 4096
+queue_file_units = 50
+index_slots = 31
+[[topics]]
+name = "t"
+queues = 2
+"""
+
+
+class Case:
+    def __init__(self, broker: BrokerController, client: RemotingClient, clock: Any) -> None:
+        self.broker, self.client, self.clock = broker, client, clock
+
+    async def ask(self, code: int, fields: dict[str, Any] | None = None, body: bytes = b"") -> Command:
+        address = f"127.0.0.1:{self.broker.port}"
+        return await self.client.invoke(address, Command.request(code, fields or {}, body), timeout_ms=5000)
+
+    async def send(self, body: bytes, **fields: Any) -> Command:
+        return await self.ask(310, {"b": "t", "e": 0, **fields}, body)
+
+    async def bodies(self, offset: int = 0, queue_id: int = 0) -> list[bytes]:
+        found: list[bytes] = []
+        while True:
+            reply = await self.ask(11, {"topic": "t", "queueId": queue_id, "queueOffset": offset + len(found)})
+            if not reply.body:
+                return found
+            found += [message.body for message in decode_records(reply.body)]
+
+
+@pytest.fixture
+def run(helpers: Any, tmp_path: Path) -> Callable[..., None]:
+    def runner(
+        scenario: Callable[[Case], Coroutine[Any, Any, None]],
+        *overrides: str,
+        clock: Any = None,
+        crash_into: Path | None = None,
+    ) -> None:
+        """`crash_into` gets a copy of the files as they are while the broker still runs."""
+
+        async def main() -> None:
+            config = parse_broker_config(CONFIG.format(data_dir=tmp_path / "data"), overrides)
+            runtime = helpers.new_runtime(clock)
+            broker, client = BrokerController(config, runtime), RemotingClient()
+            await broker.start()
+            try:
+                await helpers.until(lambda: broker.store.is_master)
+                await scenario(Case(broker, client, runtime.clock))
+                if crash_into is not None:
+                    shutil.copytree(tmp_path / "data", crash_into)
+            finally:
+                await client.close()
+                await broker.stop()
+
+        asyncio.run(main())
+
+    return runner
+
+
+SENT = [b"%d " % number + b"x" * (number * 37 % 3000) for number in range(120)]
+
+
+async def fill(case: Case) -> None:
+    for body in SENT:
+        assert (await case.send(body, i="KEYS\x01k\x02")).code == 0
+
+
+async def look(case: Case) -> None:
+    assert await case.bodies() == SENT
+    reply = await case.ask(12, {"topic": "t", "key": "k", "maxNum": 3})
+    assert [message.body for message in decode_records(reply.body)] == SENT[-3:]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_everything_is_there_after_an_orderly_restart(run: Any, tmp_path: Path, mode: str) -> None:
+    run(fill, f"flush_mode={mode}")
+    assert len(list((tmp_path / "data" / "commitlog").iterdir())) > 2
+    run(look, f"flush_mode={mode}")
+
+
+@pytest.mark.row("CommitLog record (17 fields, §3)")
+@pytest.mark.row("StoreCheckpoint timestamps")
+def test_everything_acknowledged_is_there_after_a_crash(run: Any, tmp_path: Path) -> None:
+    crashed = tmp_path / "crashed"
+    run(fill, crash_into=crashed)
+    shutil.rmtree(tmp_path / "data")
+    crashed.rename(tmp_path / "data")
+
+    async def go_on(case: Case) -> None:
+        await look(case)
+        assert (await case.send(b"next")).ext_fields["queueOffset"] == str(len(SENT))
+
+    run(go_on)
+
+
+def test_queues_and_index_are_rebuilt_identically(run: Any, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+
+    def derived() -> dict[str, bytes]:
+        return {
+            str(path): path.read_bytes()
+            for root in ("consumequeue", "index")
+            for path in sorted((data / root).rglob("*"))
+            if path.is_file()
+        }
+
+    run(fill)
+    before = derived()
+    for root in ("consumequeue", "index"):
+        shutil.rmtree(data / root)
+    run(look)
+    assert derived() == before and before
+
+
+def test_a_torn_tail_is_cut_off_and_the_queues_follow(run: Any, tmp_path: Path) -> None:
+    crashed = tmp_path / "crashed"
+    run(fill, crash_into=crashed)
+    last = max((crashed / "commitlog").iterdir())
+    with last.open("r+b") as file:
+        file.truncate(last.stat().st_size - 1)
+    shutil.rmtree(tmp_path / "data")
+    crashed.rename(tmp_path / "data")
+
+    async def scenario(case: Case) -> None:
+        assert await case.bodies() == SENT[:-1]
+        assert (await case.send(b"again")).ext_fields["queueOffset"] == str(len(SENT) - 1)
+
+    run(scenario)
+
+
+@pytest.mark.row("Sync flush GroupCommit: swapped queues, batch, two tries, 10 ms wait")
+def test_a_stalled_sync_is_answered_with_the_whole_reply(run: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(log_module, "FLUSH_TIMEOUT_S", 0.05)
+
+    async def scenario(case: Case) -> None:
+        rows = case.broker.ledger.log._rows  # type: ignore[attr-defined]
+        gate = asyncio.Event()
+        append = rows.append
+
+        async def stall(data: bytes, **options: Any) -> None:
+            await gate.wait()
+            await append(data, **options)
+
+        monkeypatch.setattr(rows, "append", stall)
+        reply = await case.send(b"late")
+        assert (reply.code, reply.ext_fields["queueOffset"]) == (10, "0")
+        assert len(reply.ext_fields["msgId"]) == 32
+        quick = await case.send(b"does not wait", i="WAIT\x01false\x02")
+        assert quick.code == 0
+        gate.set()
+
+    run(scenario)
+
+
+@pytest.mark.row("WAIT=false skips waiting")
+def test_a_message_that_does_not_wait_is_answered_before_the_disk(run: Any, monkeypatch: Any) -> None:
+    async def scenario(case: Case) -> None:
+        rows = case.broker.ledger.log._rows  # type: ignore[attr-defined]
+        gate = asyncio.Event()
+        append = rows.append
+
+        async def stall(data: bytes, **options: Any) -> None:
+            await gate.wait()
+            await append(data, **options)
+
+        monkeypatch.setattr(rows, "append", stall)
+        assert (await case.send(b"x", i="WAIT\x01false\x02")).code == 0
+        waiting = asyncio.ensure_future(case.send(b"y"))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        gate.set()
+        assert (await waiting).code == 0
+        assert await case.bodies() == [b"x", b"y"]
+
+    run(scenario)
+
+
+EXPIRY_ROW = "Expiry (3 days S1; 72 h, 04:00, R), no discard policy"
+
+
+@pytest.mark.row(EXPIRY_ROW)
+def test_old_files_go_at_their_hour_and_readers_are_corrected(run: Any, helpers: Any) -> None:
+    hour_ms = 3_600_000
+
+    async def scenario(case: Case) -> None:
+        case.clock.now_ms = 1000 * 24 * hour_ms + 3 * hour_ms
+        await fill(case)
+        ledger = case.broker.ledger
+        case.clock.now_ms += hour_ms  # the hour for it, and nothing is old
+        await ledger.expire()  # type: ignore[attr-defined]
+        assert ledger.store.ledger_begin_index == 0
+        case.clock.now_ms += 73 * hour_ms
+        await ledger.expire()  # type: ignore[attr-defined]
+        assert ledger.store.ledger_begin_index == 0, "old enough, at another hour"
+        case.clock.now_ms += 23 * hour_ms
+        await ledger.expire()  # type: ignore[attr-defined]
+        begin = ledger.store.ledger_begin_index
+        assert begin > 0 and begin % 65536 == 0
+        reply = await case.ask(11, {"topic": "t", "queueId": 0, "queueOffset": 0})
+        low = int(reply.ext_fields["minOffset"])
+        assert (reply.code, reply.ext_fields["nextBeginOffset"]) == (21, str(low)) and 0 < low < len(SENT)
+        assert await case.bodies(low) == SENT[low:]
+        assert (await case.ask(31, {"topic": "t", "queueId": 0})).ext_fields["offset"] == str(low)
+        reply = await case.ask(14, {"consumerGroup": "g", "topic": "t", "queueId": 0})
+        assert reply.code == 22
+
+    async def after_a_restart(case: Case) -> None:
+        low = int((await case.ask(31, {"topic": "t", "queueId": 0})).ext_fields["offset"])
+        assert low > 0 and await case.bodies(low) == SENT[low:]
+
+    run(scenario)
+    run(after_a_restart)
+
+
+@pytest.mark.row(EXPIRY_ROW)
+def test_a_crowded_disk_loses_its_oldest_files_at_any_hour(run: Any) -> None:
+    async def scenario(case: Case) -> None:
+        await fill(case)
+        ledger = case.broker.ledger
+        await ledger.expire()  # type: ignore[attr-defined]
+        left = ledger.store.ledger_end_index - ledger.store.ledger_begin_index
+        assert ledger.store.ledger_begin_index > 0 and left <= 131_072
+
+    run(scenario, "classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent=75")
+
+
+def test_delays_work_without_dledger_and_across_a_restart(run: Any, helpers: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(delay_module, "RECHECK_S", 0.005)
+
+    async def first(case: Case) -> None:
+        assert (await case.send(b"late", i="DELAY\x011\x02")).code == 0
+        assert await case.bodies() == []
+
+    async def second(case: Case) -> None:
+        case.clock.now_ms += 1000
+        await helpers.until(lambda: case.broker.delays.delivered_total == 1)
+        await helpers.until(lambda: case.broker.queues.find("t", 0) is not None)
+        assert await case.bodies() == [b"late"]
+
+    run(first)
+    run(second)
+
+
+def test_files_are_looked_at_by_themselves(run: Any, helpers: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(classic_module, "EXPIRY_CHECK_S", 0.01)
+
+    async def scenario(case: Case) -> None:
+        await fill(case)
+        await helpers.until(lambda: case.broker.ledger.store.ledger_begin_index > 0)
+
+    run(scenario, "classic.disk_capacity_bytes=70000")
+
+
+@pytest.mark.row("OS page cache busy")
+def test_a_busy_disk_is_answered_busy(run: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(log_module, "BUSY_S", 0.01)
+
+    async def scenario(case: Case) -> None:
+        log = case.broker.ledger.log  # type: ignore[attr-defined]
+        monkeypatch.setattr(log, "_write_began_s", asyncio.get_running_loop().time() - 1)
+        assert (await case.send(b"x")).code == 2
+        assert await case.bodies() == []
+
+    run(scenario)

@@ -1,0 +1,348 @@
+"""The classic commit log: roll-over, flushing, recovery after every kind of end, a busy and a failing disk."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import struct
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.real_runtime import real_runtime
+from node.store import commit_log as module
+from node.store.commit_log import CommitLog, LogDamaged, LogRefuses, NotYetDurable
+from node.store.record import PreparedRecord, prepare_record
+
+SEGMENT = 400
+
+
+def new_log(directory: Path, *, disk: Any = None, mode: str = "sync", segment: int = SEGMENT) -> CommitLog:
+    return CommitLog(
+        disk or real_runtime(1).disk,
+        str(directory),
+        segment_size_bytes=segment,
+        flush_mode=mode,
+        on_progress=lambda: None,
+    )
+
+
+def put(log: CommitLog, body: bytes, number: int = 0) -> tuple[int, asyncio.Future[None]]:
+    record: PreparedRecord = prepare_record(topic="t", queue_id=0, body=body)
+    return log.append(
+        record.size_bytes,
+        lambda at: record.seal(queue_offset=number, physical_offset=at, store_timestamp_ms=1000 + number),
+    )
+
+
+def independent_parse(directory: Path, segment: int = SEGMENT) -> list[tuple[int, bytes]]:
+    """Positions and bodies, read with nothing but the description of the format."""
+    found = []
+    for path in sorted(directory.iterdir()):
+        data, at = path.read_bytes(), 0
+        while at + 8 <= len(data):
+            total, magic = struct.unpack_from(">II", data, at)
+            if magic == 0xCBD43194:
+                assert at + total == segment
+                break
+            assert magic == 0xDAA320A7
+            position = struct.unpack_from(">q", data, at + 28)[0]
+            assert position == int(path.name) + at
+            size = struct.unpack_from(">i", data, at + 84)[0]
+            found.append((position, data[at + 88 : at + 88 + size]))
+            at += total
+    return found
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
+
+
+@pytest.mark.row("MappedFile, 1 GB (R), named by 20-digit offset")
+@pytest.mark.row("END_OF_FILE: msgLen+8>space ⇒ BLANK record, retry in new file; CREATE_MAPEDFILE_FAILED otherwise")
+def test_no_record_straddles_two_files(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        log = new_log(tmp_path)
+        await log.open(durable_position=0, is_clean=False)
+        # 91 + 1 + body: 300 leaves 100, of which a record of 92 would leave exactly 8
+        sizes = [208, 0, 200, 8, 1, 300, 0, 100, 0]
+        placed = [put(log, bytes([65 + number]) * size, number) for number, size in enumerate(sizes)]
+        await asyncio.gather(*(stored for _, stored in placed))
+        assert log.synced_position == log.end_position == log.committed_position
+        await log.close()
+        bodies = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
+        assert independent_parse(tmp_path) == [(at, body) for (at, _), body in zip(placed, bodies, strict=True)]
+        assert placed[1][0] == 300, "a record that leaves room for a blank one's head stays"
+        assert sorted(path.name for path in tmp_path.iterdir())[:2] == ["0" * 20, f"{SEGMENT:020d}"]
+        with pytest.raises(LogRefuses, match="closing"):
+            put(log, b"x")
+
+    run(scenario)
+
+
+def test_a_record_that_fits_into_no_file_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        log = new_log(tmp_path)
+        await log.open(durable_position=0, is_clean=False)
+        with pytest.raises(LogRefuses, match="does not fit"):
+            put(log, b"x" * (SEGMENT - 92 - 7))
+        await put(log, b"x" * (SEGMENT - 92 - 8))[1]
+        await log.close()
+
+    run(scenario)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 290), min_size=1, max_size=12),
+    synced=st.integers(0, 12),
+    cut=st.integers(0, 3000),
+    damage=st.sampled_from(["cut", "zero", "flip"]),
+)
+def test_recovery_keeps_the_whole_records_before_the_first_broken_one(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], synced: int, cut: int, damage: str
+) -> None:
+    directory = tmp_path_factory.mktemp("log")
+    positions: list[int] = []
+
+    async def write() -> int:
+        log = new_log(directory)
+        await log.open(durable_position=0, is_clean=False)
+        ends = [0]
+        for number, size in enumerate(sizes):
+            at, stored = put(log, bytes([number]) * size, number)
+            await stored
+            positions.append(at)
+            ends.append(log.end_position)
+        await log.close()
+        return ends[min(synced, len(sizes))]
+
+    durable = asyncio.run(write())
+    paths = sorted(directory.iterdir())
+    whole = sum(path.stat().st_size for path in paths)
+    cut = min(max(cut, durable), whole)
+    for path in paths:
+        base = int(path.name)
+        at = max(cut - base, 0)
+        if at >= path.stat().st_size:
+            continue
+        if damage == "cut":
+            if at:
+                os.truncate(path, at)
+            else:
+                path.unlink()
+        elif base <= cut:
+            data = bytearray(path.read_bytes())
+            data[at] = data[at] ^ 0x10 if damage == "flip" else 0
+            path.write_bytes(data)
+    before = independent_parse(directory) if damage == "cut" else None
+
+    async def recover() -> list[bytes]:
+        log = new_log(directory)
+        await log.open(durable_position=durable, is_clean=False)
+        at, stored = put(log, b"new", 99)
+        await stored
+        await log.close()
+        return [body for position, body in independent_parse(directory) if position < at]
+
+    bodies = asyncio.run(recover())
+    assert bodies == [bytes([number]) * size for number, size in enumerate(sizes)][: len(bodies)]
+    ends = [*positions[1:], whole]
+    untouched = sum(1 for end in ends if end <= cut)
+    assert len(bodies) >= untouched, "a whole record before the damage was lost"
+    assert before is None or len(bodies) <= len(sizes)
+    shutil.rmtree(directory)
+
+
+def test_missing_durable_bytes_are_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        log = new_log(tmp_path)
+        await log.open(durable_position=0, is_clean=False)
+        await put(log, b"x" * 50)[1]
+        end = log.end_position
+        await log.close()
+        os.truncate(tmp_path / ("0" * 20), end - 1)
+        with pytest.raises(LogDamaged, match=r"0{20}.*1 bytes of the log that were durable are missing"):
+            await new_log(tmp_path).open(durable_position=end, is_clean=True)
+
+    run(scenario)
+
+
+class SlowDisk:
+    """The real disk, whose writes and syncs wait for `gate` and fail with `error` when that is set."""
+
+    def __init__(self) -> None:
+        self._disk = real_runtime(1).disk
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: OSError | None = None
+        self.syncs = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
+
+    async def create(self, path: str) -> Any:
+        return SlowFile(await self._disk.create(path), self)
+
+
+class SlowFile:
+    def __init__(self, file: Any, disk: SlowDisk) -> None:
+        self._file, self._disk = file, disk
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    async def write(self, offset: int, data: bytes, *, sync: bool = False) -> None:
+        await self._disk.gate.wait()
+        if self._disk.error is not None:
+            raise self._disk.error
+        self._disk.syncs += sync
+        await self._file.write(offset, data, sync=sync)
+
+    async def sync(self) -> None:
+        await self._disk.gate.wait()
+        self._disk.syncs += 1
+        await self._file.sync()
+
+
+@pytest.mark.row("Sync flush GroupCommit: swapped queues, batch, two tries, 10 ms wait")
+def test_one_sync_serves_a_whole_group(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        disk = SlowDisk()
+        log = new_log(tmp_path, disk=disk, segment=1 << 20)
+        await log.open(durable_position=0, is_clean=False)
+        first = put(log, b"first")[1]
+        await asyncio.sleep(0)
+        await first
+        disk.gate.clear()
+        group = [put(log, b"%d" % number)[1] for number in range(500)]
+        before = disk.syncs
+        disk.gate.set()
+        await asyncio.gather(*group)
+        assert 1 <= disk.syncs - before <= 3
+        await log.close()
+
+    run(scenario)
+
+
+@pytest.mark.row("Sync flush GroupCommit: swapped queues, batch, two tries, 10 ms wait")
+def test_a_sync_that_stalls_is_told_and_then_makes_appends_busy(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "FLUSH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(module, "BUSY_S", 0.05)
+
+    async def scenario() -> None:
+        disk = SlowDisk()
+        log = new_log(tmp_path, disk=disk)
+        await log.open(durable_position=0, is_clean=False)
+        disk.gate.clear()
+        stored = put(log, b"late")[1]
+        with pytest.raises(NotYetDurable):
+            await asyncio.wait_for(stored, 5)
+        await asyncio.sleep(0.02)
+        with pytest.raises(LogRefuses, match="busy"):
+            put(log, b"x")
+        disk.gate.set()
+        deadline = asyncio.get_running_loop().time() + 5
+        while log.committed_position < log.end_position:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.005)
+        await put(log, b"fine again")[1]
+        await log.close()
+        assert [body for _, body in independent_parse(tmp_path)] == [b"late", b"fine again"]
+
+    run(scenario)
+
+
+def test_a_disk_that_fails_refuses_and_recovers(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+
+    async def scenario() -> None:
+        disk = SlowDisk()
+        log = new_log(tmp_path, disk=disk)
+        await log.open(durable_position=0, is_clean=False)
+        disk.error = OSError(errno.ENOSPC, "No space left on device")
+        with pytest.raises(OSError, match="No space"):
+            await put(log, b"kept")[1]
+        with pytest.raises(LogRefuses, match="No space"):
+            put(log, b"x")
+        disk.error = None
+        deadline = asyncio.get_running_loop().time() + 5
+        while log.failure is not None:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.005)
+        await put(log, b"next")[1]
+        await log.close()
+        assert [body for _, body in independent_parse(tmp_path)] == [b"kept", b"next"]
+
+    run(scenario)
+
+
+@pytest.mark.row("Async FlushRealTime: 500 ms, ≥4 pages, thorough 10 s (R)")
+def test_an_asynchronous_flush_comes_later_and_not_for_little(tmp_path: Path, monkeypatch: Any) -> None:
+    assert (module.FLUSH_INTERVAL_S, module.FLUSH_LEAST_BYTES, module.FLUSH_THOROUGH_S) == (0.5, 16384, 10)
+    monkeypatch.setattr(module, "FLUSH_INTERVAL_S", 0.02)
+
+    async def scenario() -> None:
+        log = new_log(tmp_path, mode="async", segment=1 << 20)
+        await log.open(durable_position=0, is_clean=False)
+        await put(log, b"little")[1]
+        assert log.written_position == log.end_position > log.synced_position
+        await asyncio.sleep(0.1)
+        assert log.synced_position == 0, "less than four pages waits for the thorough flush"
+        await put(log, b"x" * 20_000)[1]
+        deadline = asyncio.get_running_loop().time() + 5
+        while log.synced_position < log.end_position:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.005)
+        await put(log, b"last")[1]
+        monkeypatch.setattr(module, "FLUSH_THOROUGH_S", 0.0)
+        while log.synced_position < log.end_position:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.005)
+        await log.close()
+
+    run(scenario)
+
+
+@pytest.mark.row("CommitRealTime + transient pool")
+def test_the_transient_buffer_is_written_a_moment_after_it_is_acknowledged(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "COMMIT_INTERVAL_S", 0.05)
+
+    async def scenario() -> None:
+        log = new_log(tmp_path, mode="transient", segment=1 << 20)
+        await log.open(durable_position=0, is_clean=False)
+        at, stored = put(log, b"in memory")
+        assert stored.done() and log.committed_position == log.end_position > log.written_position == 0
+        assert log.record_at(at)[0].endswith(b"t\x00\x00")
+        deadline = asyncio.get_running_loop().time() + 5
+        while log.written_position < log.end_position:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.005)
+        put(log, b"written by the orderly stop")
+        await log.close()
+        assert [body for _, body in independent_parse(tmp_path, 1 << 20)][1:] == [b"written by the orderly stop"]
+
+    run(scenario)
+
+
+def test_reading_where_no_record_begins_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        log = new_log(tmp_path)
+        await log.open(durable_position=0, is_clean=False)
+        at, stored = put(log, b"x")
+        await stored
+        for wrong in (-1, log.end_position, log.end_position + 5):
+            with pytest.raises(OSError, match="holds nothing"):
+                log.read(wrong, 4)
+        with pytest.raises(OSError, match="is damaged at byte 3") as caught:
+            log.record_at(at + 3)
+        assert caught.value.errno == errno.EBADMSG
+        await log.close()
+
+    run(scenario)
