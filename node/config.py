@@ -33,6 +33,7 @@ from node.config_reader import (
     split_address,
 )
 from node.mutants.catalogue import NO_MUTANT, check_mutant
+from node.mutants.catalogue import NO_MUTANT, check_mutant
 from node.security import AclConfig, TlsConfig, read_acl, read_tls
 
 __all__ = [
@@ -178,6 +179,8 @@ class BrokerConfig:
     """TLS on the port that clients use; None means plain text."""
     mutant: str = NO_MUTANT
     """A known bug to be put in (node.mutants), for tests of the tests."""
+    mutant: str = NO_MUTANT
+    """A known bug to be put in (node.mutants), for tests of the tests."""
 
     @property
     def slave_broker_id(self) -> int:
@@ -320,6 +323,7 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         auto_create_groups=reader.take("auto_create_groups", _boolean, True),
         acl=read_acl(reader.optional_table("acl")),
         tls=read_tls(reader.optional_table("tls"), dials=True),
+        mutant=reader.take("mutant", check_mutant, NO_MUTANT),
         mutant=reader.take("mutant", check_mutant, NO_MUTANT),
     )
     ledger.finish()

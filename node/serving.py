@@ -11,6 +11,7 @@ import logging
 
 from node.broker.controller import BrokerController
 from node.config import BrokerConfig, NameServerConfig, split_address
+from node.mutants.switch import mutate_broker
 from node.nameserver import NameServer, NameServerOptions
 from node.runtime import Runtime
 
@@ -26,6 +27,7 @@ async def serve_broker(config: BrokerConfig, runtime: Runtime, stop: asyncio.Eve
     cannot start.
     """
     broker = BrokerController(config, runtime)
+    mutate_broker(config.mutant, broker)
     await broker.start()
     logger.info(
         "READY broker self_id=%s listen=%s:%d dledger=%s",

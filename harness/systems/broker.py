@@ -23,6 +23,8 @@ from harness.systems.broker_checks import compare_replicas, one_leader_per_term
 from harness.systems.broker_connection import BrokerConnection
 from harness.systems.node_program import node_program
 from node.client import BrokerClient
+from node.mutants.catalogue import CLIENT_MUTANTS, MUTANTS, NO_MUTANT
+from node.mutants.switch import mutate_client
 
 __all__ = ["BROKER_PORT", "DLEDGER_PORT", "NAME_SERVER_PORT", "TOPIC", "BrokerSystem"]
 
@@ -44,6 +46,7 @@ SETTINGS = (
     Setting("read_mode", "read_index", "how reads are made current", ("read_index", "lease", "log", "unsafe")),
     Setting("flush_mode", "sync", "acknowledge after fsync, or before", ("sync", "async")),
     Setting("timing", "fast", "election timings: fast (100 ms heartbeats) or RocketMQ's own", ("fast", "default")),
+    Setting("mutant", NO_MUTANT, "a known bug put into the nodes or clients", (NO_MUTANT, *MUTANTS)),
 )
 
 
@@ -129,7 +132,7 @@ class BrokerSystem:
             f'listen = "{own_address}:{BROKER_PORT}"',
             f'data_dir = "{os.path.join(cluster.data_dir(host), "data")}"',
             f'name_servers = ["{cluster.address_from(host, NAME_SERVER_HOST, NAME_SERVER_PORT)}"]',
-            *(f'{name} = "{value}"' for name, value in self._settings.items()),
+            *(f'{name} = "{value}"' for name, value in self._node_settings().items()),
             "[dledger]",
             f'listen = "{own_address}:{DLEDGER_PORT}"',
             "[dledger.peers]",
@@ -139,6 +142,13 @@ class BrokerSystem:
             f"queues = {self._keys}",
         ]
         return "\n".join(lines) + "\n"
+
+    def _node_settings(self) -> dict[str, str]:
+        """The settings that nodes are told; a mutant only where there is one for nodes."""
+        settings = dict(self._settings)
+        if settings["mutant"] == NO_MUTANT or settings["mutant"] in CLIENT_MUTANTS:
+            del settings["mutant"]
+        return settings
 
     async def _wait_until_ready(self) -> None:
         loop = asyncio.get_running_loop()
@@ -251,8 +261,10 @@ class BrokerSystem:
             host: self._cluster.address_from(CLIENTS_HOST, host, BROKER_PORT) for host in self._cluster.hosts
         }
         hosts = list(addresses)
+        client = self._new_client(f"process-{process}")
+        mutate_client(self._settings["mutant"], client)
         return BrokerConnection(
-            client=self._new_client(f"process-{process}"),
+            client=client,
             topic=TOPIC,
             addresses=addresses,
             home=hosts[thread % len(hosts)],

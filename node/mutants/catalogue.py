@@ -1,0 +1,74 @@
+"""The names of the mutants, what each does wrong, and where the mistake is known from.
+
+Origins: S0 to S4 are the source articles, "R" is DLedger or RocketMQ as published, `dledger#N` and `rocketmq#N` are
+reports against them, "Raft" and "DLedger's tests" speak for themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["CLIENT_MUTANTS", "MUTANTS", "NO_MUTANT", "Mutant", "check_mutant"]
+
+NO_MUTANT = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One mistake. `is_in_client` ones are put into clients, not into nodes."""
+
+    does: str
+    origin: str
+    is_in_client: bool = False
+
+
+MUTANTS: Mapping[str, Mutant] = {
+    "vote-not-persisted": Mutant(does="the vote is kept in memory only", origin="Raft 5.2"),
+    "vote-without-fsync": Mutant(does="term and vote are written, not synced", origin="R"),
+    "vote-for-shorter-log": Mutant(does="a vote is given whatever the candidate's log holds", origin="S3"),
+    "end-term-from-current-term": Mutant(
+        does="elections compare the current term in the place of the last entry's", origin="S0, dledger#52"
+    ),
+    "commit-old-terms": Mutant(
+        does="entries of earlier terms are committed by counting (Figure 8)", origin="S0, S2, dledger#4"
+    ),
+    "ack-before-quorum": Mutant(does="an append is acknowledged once the leader has it", origin="S2"),
+    "ack-before-fsync": Mutant(does="acknowledgements do not wait for the sync", origin="S1, R"),
+    "quorum-off-by-one": Mutant(does="one member less than a majority commits", origin="S0, S2"),
+    "commit-beyond-end": Mutant(does="a follower takes over the leader's committed index unbounded", origin="dledger#278"),
+    "truncate-committed": Mutant(
+        does="a truncation may cross the committed index, and the leader asks for it at the first agreement",
+        origin="dledger#316",
+    ),
+    "truncate-not-persisted": Mutant(
+        does="a truncation leaves index and checkpoint as they were, and is not synced", origin="rocketmq#10666"
+    ),
+    "compare-index-only": Mutant(does="COMPARE takes entries of the same index for equal", origin="S0, S2"),
+    "accept-gap": Mutant(does="a follower acknowledges entries whose predecessors it lacks", origin="S0, S2"),
+    "stale-leader-reads": Mutant(
+        does="a leader answers reads unasked, and does not step down without a quorum", origin="Raft 6.4, R"
+    ),
+    "lease-on-wall-clock": Mutant(does="the lease is measured by the wall clock", origin="Raft 6.4.1"),
+    "no-step-down": Mutant(does="a leader without a quorum keeps leading", origin="R"),
+    "early-promotion": Mutant(does="a new leader takes messages before its log is dispatched", origin="S3"),
+    "queue-offset-reuse": Mutant(
+        does="a promoted master goes on with the queue offsets of its last mastership", origin="S3"
+    ),
+    "duplicate-apply": Mutant(
+        does="a restart dispatches entries again, and queues take them again", origin="rocketmq#3210"
+    ),
+    "checksum-ignored": Mutant(does="recovery and reads take any bytes for an entry", origin="S1"),
+    "indefinite-as-definite": Mutant(
+        does="clients report sends of unknown outcome as failed", origin="DLedger's tests", is_in_client=True
+    ),
+}
+
+CLIENT_MUTANTS = frozenset(name for name, mutant in MUTANTS.items() if mutant.is_in_client)
+
+
+def check_mutant(name: object) -> str:
+    """`name` itself when a mutant or "none" is called so; ValueError listing the names otherwise."""
+    if not isinstance(name, str) or (name != NO_MUTANT and name not in MUTANTS):
+        raise ValueError(f"no mutant is called {name!r}; there are: {', '.join([NO_MUTANT, *MUTANTS])}")
+    return name

@@ -1,0 +1,172 @@
+"""Mutants of replication, commitment and storage."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from types import FunctionType, ModuleType
+from typing import Any
+
+from node.dledger import DLedgerServer
+from node.dledger.comparison import Comparison, Decision
+from node.dledger.dispatcher import EntryDispatcher
+from node.dledger.entry import HEADER_SIZE_BYTES, BadEntry, Entry
+from node.dledger.files import LedgerFiles
+from node.dledger.handler import EntryHandler
+from node.dledger.messages import PushEntryRequest, PushEntryResponse
+from node.dledger.quorum import AppendResult, QuorumAckChecker
+from node.dledger.rpc import DLedgerCode, PushType
+from node.dledger.store import DLedgerStore
+from node.mutants.parts import replace
+
+__all__ = [
+    "accept_gap",
+    "ack_before_fsync",
+    "ack_before_quorum",
+    "checksum_ignored",
+    "commit_beyond_end",
+    "commit_old_terms",
+    "compare_index_only",
+    "quorum_off_by_one",
+    "truncate_committed",
+    "truncate_not_persisted",
+]
+
+
+def commit_old_terms(ledger: DLedgerServer) -> None:
+    def may_commit(self: QuorumAckChecker, index: int) -> bool:
+        return True
+
+    replace(ledger.pusher.checker, may_commit=may_commit)
+
+
+def ack_before_quorum(ledger: DLedgerServer) -> None:
+    def register(self: QuorumAckChecker, entry: Entry) -> asyncio.Future[AppendResult]:
+        future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+        future.set_result(AppendResult(entry.index, entry.pos, entry.term))
+        return future
+
+    replace(ledger.pusher.checker, register=register)
+
+
+def ack_before_fsync(ledger: DLedgerServer) -> None:
+    def acked_index(self: DLedgerStore) -> int:
+        return self.written_index
+
+    replace(ledger.store, acked_index=property(acked_index))
+    ledger.store.writer._sync_each_group = False
+
+
+def quorum_off_by_one(ledger: DLedgerServer) -> None:
+    def quorum_index(self: QuorumAckChecker) -> int:
+        marks = sorted(self.watermarks().values(), reverse=True)
+        return marks[max(self._config.quorum_size - 2, 0)] if marks else -1
+
+    replace(ledger.pusher.checker, quorum_index=quorum_index)
+
+
+def commit_beyond_end(ledger: DLedgerServer) -> None:
+    def update_committed_index(self: DLedgerStore, index: int) -> bool:
+        if index <= self._end_index:
+            return DLedgerStore.update_committed_index(self, index)
+        if index <= self._committed_index:
+            return False
+        self._committed_index, self._committed_pos = index, self._end_pos
+        self._changed.set()
+        self._tell(self._commit_listeners)
+        return True
+
+    def commit_bound(self: EntryHandler, request: PushEntryRequest) -> int:
+        return request.commit_index
+
+    replace(ledger.store, update_committed_index=update_committed_index)
+    replace(ledger.pusher.handler, commit_bound=commit_bound)
+
+
+class _HastyComparison(Comparison):
+    """Truncates where it first finds agreement, also where more than that agrees."""
+
+    def decide(self, index: int, *, is_same: bool, follower_begin: int, follower_end: int) -> Decision:
+        if is_same and index < follower_end:
+            return Decision(PushType.TRUNCATE, index)
+        return super().decide(index, is_same=is_same, follower_begin=follower_begin, follower_end=follower_end)
+
+
+def truncate_committed(ledger: DLedgerServer) -> None:
+    def may_truncate_to(self: DLedgerStore, index: int) -> bool:
+        return True
+
+    def may_truncate(self: EntryHandler, request: PushEntryRequest, index: int) -> bool:
+        return True
+
+    def is_needless(self: EntryHandler, request: PushEntryRequest, entry: Entry) -> bool:
+        return False
+
+    def new_comparison(self: EntryDispatcher, begin: int, end: int) -> Comparison:
+        return _HastyComparison(begin=begin, end=end)
+
+    replace(ledger.store, may_truncate_to=may_truncate_to)
+    replace(ledger.pusher.handler, may_truncate=may_truncate, is_needless=is_needless)
+    for dispatcher in ledger.pusher.dispatchers.values():
+        replace(dispatcher, new_comparison=new_comparison)
+
+
+def truncate_not_persisted(ledger: DLedgerServer) -> None:
+    async def cut(self: LedgerFiles, position: int, end_index: int) -> None:
+        data = self.data
+        if data._bases and data._base_of(position) == data._bases[-1]:
+            data._end = position  # the file keeps what stands behind
+        else:
+            await data.truncate(position)
+
+    replace(ledger.store._files, cut=cut)
+
+
+def compare_index_only(ledger: DLedgerServer) -> None:
+    def is_same(self: EntryHandler, entry: Entry, local: Entry | None) -> bool:
+        return local is not None and local.index == entry.index
+
+    replace(ledger.pusher.handler, is_same=is_same)
+
+
+def accept_gap(ledger: DLedgerServer) -> None:
+    def handle_push(self: EntryHandler, request: PushEntryRequest) -> asyncio.Future[PushEntryResponse]:
+        answer = EntryHandler.handle_push(self, request)
+        push = next((each for each in self._write_requests.values() if each.answer is answer), None)
+        if push is not None and push.entries[0].index > self._store.ledger_end_index + 1:
+            self._reply(push, DLedgerCode.SUCCESS)
+        return answer
+
+    replace(ledger.pusher.handler, handle_push=handle_push)
+
+
+def checksum_ignored(ledger: DLedgerServer) -> None:
+    """The recovery of this member runs from a copy of its module in which parsing does not verify."""
+    lenient = _copy_of("node.dledger.recovery")
+    lenient.__dict__["parse_entry"] = _parse_unverified
+    store_globals = {**DLedgerStore.open.__globals__, "recover": lenient.__dict__["recover"], "parse_entry": _parse_unverified}
+
+    def with_globals(function: Any) -> FunctionType:
+        return FunctionType(function.__code__, store_globals, function.__name__, function.__defaults__)
+
+    replace(ledger.store, **{name: with_globals(vars(DLedgerStore)[name]) for name in ("open", "_read", "_read_row")})
+
+
+def _copy_of(name: str) -> ModuleType:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _parse_unverified(data: bytes, offset: int = 0, previous_chain_crc: int | None = None) -> Entry:
+    if len(data) - offset < HEADER_SIZE_BYTES:
+        raise BadEntry("no header")
+    header = data[offset : offset + HEADER_SIZE_BYTES]
+    magic, size_bytes = (int.from_bytes(header[at : at + 4], "big", signed=True) for at in (0, 4))
+    index, term, pos = (int.from_bytes(header[at : at + 8], "big", signed=True) for at in (8, 16, 24))
+    chain_crc = int.from_bytes(header[36:40], "big")
+    if magic not in (1, 2, 3) or not HEADER_SIZE_BYTES <= size_bytes <= len(data) - offset:
+        raise BadEntry("no entry")
+    return Entry(index, term, pos, magic, chain_crc, data[offset : offset + size_bytes])

@@ -1,0 +1,71 @@
+"""Putting a mutant into a node or a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from node.broker.controller import BrokerController
+from node.client import BrokerClient
+from node.client.errors import ClientError
+from node.dledger import DLedgerServer
+from node.mutants import election, replication, serving
+from node.mutants.catalogue import check_mutant
+from node.mutants.parts import replace
+
+__all__ = ["mutate_broker", "mutate_client"]
+
+_IN_LEDGER: Mapping[str, Callable[[DLedgerServer], None]] = {
+    "vote-not-persisted": election.vote_not_persisted,
+    "vote-without-fsync": election.vote_without_fsync,
+    "vote-for-shorter-log": election.vote_for_shorter_log,
+    "end-term-from-current-term": election.end_term_from_current_term,
+    "no-step-down": election.no_step_down,
+    "stale-leader-reads": election.stale_leader_reads,
+    "lease-on-wall-clock": election.lease_on_wall_clock,
+    "commit-old-terms": replication.commit_old_terms,
+    "ack-before-quorum": replication.ack_before_quorum,
+    "ack-before-fsync": replication.ack_before_fsync,
+    "quorum-off-by-one": replication.quorum_off_by_one,
+    "commit-beyond-end": replication.commit_beyond_end,
+    "truncate-committed": replication.truncate_committed,
+    "truncate-not-persisted": replication.truncate_not_persisted,
+    "compare-index-only": replication.compare_index_only,
+    "accept-gap": replication.accept_gap,
+    "checksum-ignored": replication.checksum_ignored,
+}
+
+_IN_BROKER: Mapping[str, Callable[[BrokerController], None]] = {
+    "early-promotion": serving.early_promotion,
+    "queue-offset-reuse": serving.queue_offset_reuse,
+    "duplicate-apply": serving.duplicate_apply,
+}
+
+
+def mutate_broker(name: str, broker: BrokerController) -> None:
+    """Put the mutant `name` into a broker that has not started. Does nothing for "none" and for mutants of clients.
+
+    Raises ValueError for a name that stands for none, MissingPart when the code has moved on from the mutant.
+    """
+    check_mutant(name)
+    if name in _IN_LEDGER:
+        ledger = broker.ledger
+        if not isinstance(ledger, DLedgerServer):
+            raise ValueError(f"mutant {name} needs DLedger's log")
+        _IN_LEDGER[name](ledger)
+    elif name in _IN_BROKER:
+        _IN_BROKER[name](broker)
+
+
+def mutate_client(name: str, client: BrokerClient) -> None:
+    """Put the mutant `name` into a client. Does nothing for "none" and for mutants of nodes."""
+    if check_mutant(name) == "indefinite-as-definite":
+
+        async def send(self: BrokerClient, *arguments: Any, **options: Any) -> Any:
+            try:
+                return await BrokerClient.send(self, *arguments, **options)
+            except ClientError as error:
+                error.is_definite = True
+                raise
+
+        replace(client, send=send)
