@@ -77,7 +77,7 @@ class ClockFault(FormNemesis):
             ),
             Form(
                 name="slow-monotonic",
-                description="each victim's monotonic clock goes too slow, at a tenth to half of its rate",
+                description="each victim's monotonic clock goes too slow, at 25 to 40 % of its rate",
                 needs=(("clocks", "monotonic"),),
                 targets=("leader", "one"),
                 is_cycled=False,
@@ -151,7 +151,8 @@ def _skew(form: str, rng: random.Random) -> dict[str, int]:
             "strobe_period_ms": _magnitude(rng, MIN_PERIOD_MS, MAX_PERIOD_MS),
         }
     if form == "slow-monotonic":
-        return {"rate_ppm": -rng.randint(500_000, 900_000), "affects_monotonic": 1}
+        # Not slower: a leader whose heartbeats come too late is deposed before its lease could last too long.
+        return {"rate_ppm": -rng.randint(600_000, 750_000), "affects_monotonic": 1}
     if form == "fast-monotonic":
         return {"rate_ppm": rng.randint(500_000, 2_000_000), "affects_monotonic": 1}
     return {"rate_ppm": sign * _magnitude(rng, MIN_DRIFT_PPM, MAX_DRIFT_PPM)}
