@@ -97,7 +97,8 @@ class NameServerRegistrar:
                 self.registered[address] = succeeded
             pause_s = self._interval_s if succeeded else min(self._interval_s, RETRY_INTERVAL_S)
             try:
-                await asyncio.wait_for(news.wait(), pause_s)
+                async with asyncio.timeout(pause_s):  # wait_for of Python 3.11 can swallow a cancellation
+                    await news.wait()
             except TimeoutError:
                 pass
 

@@ -194,7 +194,8 @@ class GroupConsumer(ABC):
             if not settled:
                 pause_s = min(self.session.timings.retry_pause_s, pause_s)
             try:
-                await asyncio.wait_for(self._rebalance_wanted.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._rebalance_wanted.wait()
             except TimeoutError:
                 pass
 

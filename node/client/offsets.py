@@ -81,11 +81,16 @@ class LocalOffsets:
         self._disk = disk
         self._path = path
         self._offsets: dict[MessageQueue, int] | None = None
+        self._writing = asyncio.Lock()
 
     async def load(self, queue: MessageQueue) -> int | None:
         return self._all().get(queue)
 
     async def save(self, offsets: Mapping[MessageQueue, int]) -> None:
+        async with self._writing:
+            await self._save(offsets)
+
+    async def _save(self, offsets: Mapping[MessageQueue, int]) -> None:
         merged = self._all() | dict(offsets)
         if len(merged) > MAX_LOCAL_OFFSETS:
             raise OSError(f"{self._path}: more than {MAX_LOCAL_OFFSETS} queues")

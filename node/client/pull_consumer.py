@@ -63,7 +63,8 @@ class PullConsumer(GroupConsumer):
                     self._rest = self._arrived.get_nowait()
                 except asyncio.QueueEmpty:
                     try:
-                        self._rest = await asyncio.wait_for(self._arrived.get(), max(left_s, 0))
+                        async with asyncio.timeout(max(left_s, 0)):
+                            self._rest = await self._arrived.get()
                     except TimeoutError:
                         return []
             reader, messages = self._rest

@@ -116,7 +116,8 @@ class QueueReader:
         self._changed.clear()
         if not self.dropped:
             try:
-                await asyncio.wait_for(self._changed.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
             except TimeoutError:
                 pass
 

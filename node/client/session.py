@@ -221,7 +221,8 @@ class Session:
                 due_s = loop.time() + self.timings.heartbeat_interval_s
             await self.heartbeat(only_new=not everybody)
             try:
-                await asyncio.wait_for(self._greet.wait(), max(due_s - loop.time(), 0))
+                async with asyncio.timeout(max(due_s - loop.time(), 0)):
+                    await self._greet.wait()
             except TimeoutError:
                 pass
 

@@ -1,0 +1,342 @@
+"""Consumers against a real broker: sharing, order, broadcasting, retries, offsets, transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.client import (
+    Client,
+    ConsumeResult,
+    MessageModel,
+    MessageQueue,
+    NewMessage,
+    PullConsumer,
+    ReceivedMessage,
+    StartFrom,
+    TransactionState,
+)
+
+FIRST = {"start_from": StartFrom.FIRST}
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(scenario(), 90)
+
+    asyncio.run(bounded())
+
+
+class Sink:
+    """A handler that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.messages: list[ReceivedMessage] = []
+
+    async def __call__(self, messages: Sequence[ReceivedMessage]) -> None:
+        self.messages.extend(messages)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.messages]
+
+
+def queues_of(consumer: Any, topic: str) -> set[int]:
+    return {queue.queue_id for queue in consumer.assigned if queue.topic == topic}
+
+
+async def send(client: Client, bodies: Sequence[bytes], **options: Any) -> None:
+    producer = client.producer("producers")
+    for body in bodies:
+        await producer.send(NewMessage("t", body, **options))
+    await producer.stop()
+
+
+def test_members_share_the_queues_and_take_over_from_each_other(serving: Any, wait_until: Any) -> None:
+    async def scenario() -> None:
+        async with serving({"t": 5}) as served, AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(Client([served.name_server], timings=served.timings)) for _ in "ab"
+            ]
+            sinks = [Sink(), Sink()]
+            one, two = (
+                client.push_consumer("g", sink, {"t": "*"}, **FIRST)
+                for client, sink in zip(clients, sinks, strict=True)
+            )
+            await one.start()
+            await wait_until(lambda: queues_of(one, "t") == {0, 1, 2, 3, 4})
+            await two.start()
+            await wait_until(lambda: (len(queues_of(one, "t")), len(queues_of(two, "t"))) in ((2, 3), (3, 2)))
+            assert queues_of(one, "t") | queues_of(two, "t") == {0, 1, 2, 3, 4}
+            await send(clients[0], [b"%d" % number for number in range(50)])
+            await wait_until(lambda: len(sinks[0].messages) + len(sinks[1].messages) == 50)
+            assert sinks[0].messages and sinks[1].messages
+            await two.stop()
+            await wait_until(lambda: queues_of(one, "t") == {0, 1, 2, 3, 4})
+            await send(clients[0], [b"more %d" % number for number in range(10)])
+            await wait_until(lambda: len(sinks[0].messages) + len(sinks[1].messages) == 60)
+            counts = Counter(sinks[0].bodies + sinks[1].bodies)
+            assert set(counts.values()) == {1}
+            await one.stop()
+            kept = [await served.committed(clients[0].requests, "g", "t", queue) for queue in range(5)]
+            assert sum(kept) == 60
+
+    run(scenario)
+
+
+def test_a_new_member_goes_on_where_the_group_was(serving: Any, wait_until: Any) -> None:
+    async def scenario() -> None:
+        async with serving({"t": 2}) as served:
+            for generation in range(3):
+                async with Client([served.name_server], timings=served.timings) as client:
+                    sink = Sink()
+                    await send(client, [b"%d-%d" % (generation, number) for number in range(6)])
+                    consumer = client.push_consumer("g", sink, {"t": "*"}, **FIRST)
+                    await consumer.start()
+                    await wait_until(lambda sink=sink: len(sink.messages) >= 6)
+                    await asyncio.sleep(0.3)
+                assert sorted(sink.bodies) == [b"%d-%d" % (generation, number) for number in range(6)]
+
+    run(scenario)
+
+
+def test_only_wanted_tags_arrive(serving: Any, wait_until: Any) -> None:
+    async def scenario() -> None:
+        async with serving({"t": 2}) as served, Client([served.name_server], timings=served.timings) as client:
+            sink = Sink()
+            consumer = client.push_consumer("g", sink, {"t": "Aa || c"}, **FIRST)
+            await consumer.start()
+            for tag in ("Aa", "BB", "c", "d"):  # Aa and BB have the same hash
+                await send(client, [tag.encode()] * 3, tags=tag)
+            await wait_until(lambda: len(sink.messages) == 6)
+            assert Counter(sink.bodies) == {b"Aa": 3, b"c": 3}
+
+    run(scenario)
+
+
+def test_order_holds_through_failures_and_rebalancing(serving: Any, wait_until: Any) -> None:
+    """Every message of a queue in order, one handler at a time, although handlers fail and a member joins."""
+
+    async def scenario() -> None:
+        async with serving({"t": 4}) as served, AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(Client([served.name_server], timings=served.timings)) for _ in "ab"
+            ]
+            handled: dict[int, list[int]] = {}
+            busy: Counter[int] = Counter()
+            calls = 0
+
+            async def handle(messages: Sequence[ReceivedMessage]) -> ConsumeResult | None:
+                nonlocal calls
+                calls += 1
+                (message,) = messages
+                queue_id = message.queue.queue_id
+                busy[queue_id] += 1
+                assert busy[queue_id] == 1, "two handlers on one queue"
+                await asyncio.sleep(0.005)
+                busy[queue_id] -= 1
+                if calls % 17 == 0:
+                    raise RuntimeError("the test wants it again")
+                if calls % 23 == 0:
+                    return ConsumeResult.LATER
+                handled.setdefault(queue_id, []).append(message.queue_offset)
+                return None
+
+            consumers = [client.push_consumer("g", handle, {"t": "*"}, ordered=True, **FIRST) for client in clients]
+            await consumers[0].start()
+            await send(clients[0], [b"x"] * 100)
+            await wait_until(lambda: calls > 20)
+            await consumers[1].start()
+            await wait_until(lambda: len(queues_of(consumers[1], "t")) == 2)
+            await send(clients[0], [b"x"] * 100)
+            await wait_until(lambda: sum(map(len, handled.values())) >= 200, timeout_s=60)
+            for consumer in consumers:
+                await consumer.stop()
+            for offsets in handled.values():
+                assert offsets == list(range(50))
+
+    run(scenario)
+
+
+def test_broadcasting_gives_everything_to_everybody_once(serving: Any, wait_until: Any, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving({"t": 3}) as served:
+            for generation in range(2):
+                async with AsyncExitStack() as stack:
+                    sinks = [Sink(), Sink()]
+                    for name, sink in zip("ab", sinks, strict=True):
+                        client = await stack.enter_async_context(Client([served.name_server], timings=served.timings))
+                        consumer = client.push_consumer(
+                            "g", sink, {"t": "*"}, model=MessageModel.BROADCASTING,
+                            offsets=client.local_offsets(f"{tmp_path}/offsets/{name}.json"), **FIRST,
+                        )  # fmt: skip
+                        await consumer.start()
+                    await send(client, [b"%d-%d" % (generation, number) for number in range(20)])
+                    await wait_until(lambda sinks=sinks: all(len(sink.messages) >= 20 for sink in sinks))
+                for sink in sinks:
+                    assert sorted(sink.bodies) == sorted(b"%d-%d" % (generation, number) for number in range(20))
+            with pytest.raises(ValueError, match="LocalOffsets"):
+                client.push_consumer("h", sinks[0], {"t": "*"}, model=MessageModel.BROADCASTING)
+
+    run(scenario)
+
+
+def test_a_failed_message_comes_again_and_then_goes_to_the_dead_letters(serving: Any, wait_until: Any) -> None:
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            seen: list[tuple[bytes, int, str]] = []
+
+            async def handle(messages: Sequence[ReceivedMessage]) -> ConsumeResult | None:
+                for message in messages:
+                    seen.append((message.body, message.reconsume_times, message.topic))
+                    if message.body == b"bad":
+                        return ConsumeResult.LATER
+                return None
+
+            consumer = client.push_consumer("g", handle, {"t": "*"}, max_reconsume_times=1, **FIRST)
+            await consumer.start()
+            await send(client, [b"bad", b"good"])
+            await wait_until(lambda: len(seen) == 3, timeout_s=40)
+            assert sorted(seen) == [(b"bad", 0, "t"), (b"bad", 1, "t"), (b"good", 0, "t")]
+            dead = PullConsumer(
+                client, "undertaker", queues=[MessageQueue("%DLQ%g", "broker-a", 0)], start_from=StartFrom.FIRST
+            )
+            await dead.start()
+            buried: list[ReceivedMessage] = []
+            while not buried:
+                buried += await dead.poll()
+            assert [message.body for message in buried] == [b"bad"]
+
+    run(scenario)
+
+
+def test_an_ordered_consumer_can_give_up_on_a_message(serving: Any, wait_until: Any) -> None:
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            seen: list[tuple[bytes, int]] = []
+
+            async def handle(messages: Sequence[ReceivedMessage]) -> None:
+                seen.append((messages[0].body, messages[0].reconsume_times))
+                if messages[0].body == b"bad":
+                    raise ValueError("always")
+
+            consumer = client.push_consumer("g", handle, {"t": "*"}, ordered=True, max_reconsume_times=2, **FIRST)
+            await consumer.start()
+            await send(client, [b"bad", b"good"])
+            await wait_until(lambda: len(seen) == 4)
+            assert seen == [(b"bad", 0), (b"bad", 1), (b"bad", 2), (b"good", 0)]
+
+    run(scenario)
+
+
+def test_polling(serving: Any) -> None:
+    """What was polled is dealt with at the next poll, or at `commit`; what was not comes again."""
+
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served:
+            queue = MessageQueue("t", "broker-a", 0)
+
+            async def polled(consumer: PullConsumer, count: int) -> list[int]:
+                offsets: list[int] = []
+                while len(offsets) < count:
+                    messages = await consumer.poll(max_messages=min(4, count - len(offsets)))
+                    offsets += [message.queue_offset for message in messages]
+                return offsets
+
+            async with Client([served.name_server], timings=served.timings) as client:
+                await send(client, [b"%d" % number for number in range(20)])
+                by_hand = client.pull_consumer("g", {"t": "*"}, auto_commit=False, **FIRST)
+                await by_hand.start()
+                assert await polled(by_hand, 8) == list(range(8))
+                await by_hand.commit()
+                assert await polled(by_hand, 4) == [8, 9, 10, 11]
+                await by_hand.stop()
+                again = client.pull_consumer("g", {"t": "*"}, **FIRST)
+                await again.start()
+                assert await polled(again, 8) == list(range(8, 16))
+                again.seek(queue, 3)
+                assert await polled(again, 2) == [3, 4]
+                with pytest.raises(ValueError, match="not assigned"):
+                    again.seek(queue._replace(queue_id=7), 0)
+                assert await polled(again, 15) == list(range(5, 20))
+                assert await again.poll(timeout_ms=50) == []
+                await again.commit()
+                assert await served.committed(client.requests, "g", "t", 0) == 20
+                own = client.pull_consumer("other", queues=[queue], **FIRST)
+                await own.start()
+                assert await polled(own, 20) == list(range(20))
+                with pytest.raises(ValueError, match="either"):
+                    client.pull_consumer("x", {"t": "*"}, queues=[queue])
+
+    run(scenario)
+
+
+def test_where_a_new_group_begins(serving: Any) -> None:
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            await send(client, [b"old"] * 5)
+            middle_ms = served.runtime.clock.wall_ms() + 1
+            while served.runtime.clock.wall_ms() <= middle_ms:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+            await send(client, [b"new"] * 5)
+            queue = MessageQueue("t", "broker-a", 0)
+            consumer = client.pull_consumer(
+                "g", queues=[queue], start_from=StartFrom.TIMESTAMP, start_timestamp_ms=middle_ms
+            )
+            await client.routes.get("t")
+            kept = consumer.offsets.load
+
+            async def nothing_kept(queue: MessageQueue) -> None:
+                await kept(queue)
+
+            consumer.offsets.load = nothing_kept  # type: ignore[method-assign]
+            assert await consumer.first_offset(queue) == 5
+            last = client.pull_consumer("h", queues=[queue])
+            last.offsets.load = nothing_kept  # type: ignore[method-assign]
+            assert await last.first_offset(queue) == 10
+
+    run(scenario)
+
+
+def test_transactions_become_visible_when_they_commit(serving: Any, wait_until: Any) -> None:
+    async def scenario() -> None:
+        async with serving({"t": 2}) as served, Client([served.name_server], timings=served.timings) as client:
+            sink = Sink()
+            checked: list[bytes] = []
+            consumer = client.push_consumer("g", sink, {"t": "*"}, **FIRST)
+            await consumer.start()
+
+            async def check(message: ReceivedMessage) -> TransactionState:
+                checked.append(message.body)
+                return TransactionState.COMMIT
+
+            producer = client.transaction_producer("bank", check)
+
+            def outcome(state: TransactionState) -> Callable[[Any], Awaitable[TransactionState]]:
+                async def execute(receipt: Any) -> TransactionState:
+                    await asyncio.sleep(0.2)
+                    assert b"%d" % state not in sink.bodies, "a half message is not visible"
+                    return state
+
+                return execute
+
+            for state in TransactionState:
+                receipt, told = await producer.send_in_transaction(NewMessage("t", b"%d" % state), outcome(state))
+                assert told is state and receipt.queue.topic == "t"
+
+            async def broken(receipt: Any) -> TransactionState:
+                raise RuntimeError("the local transaction broke")
+
+            with pytest.raises(RuntimeError, match="broke"):
+                await producer.send_in_transaction(NewMessage("t", b"broken"), broken)
+            await wait_until(lambda: len(sink.messages) == 3, timeout_s=60)
+            assert sorted(sink.bodies) == sorted([b"8", b"0", b"broken"])
+            assert sorted(checked) == [b"0", b"broken"]
+
+    run(scenario)
