@@ -141,7 +141,6 @@ def test_recovery_keeps_the_whole_records_before_the_first_broken_one(
             data = bytearray(path.read_bytes())
             data[at] = data[at] ^ 0x10 if damage == "flip" else 0
             path.write_bytes(data)
-    before = independent_parse(directory) if damage == "cut" else None
 
     async def recover() -> list[bytes]:
         log = new_log(directory)
@@ -156,7 +155,6 @@ def test_recovery_keeps_the_whole_records_before_the_first_broken_one(
     ends = [*positions[1:], whole]
     untouched = sum(1 for end in ends if end <= cut)
     assert len(bodies) >= untouched, "a whole record before the damage was lost"
-    assert before is None or len(bodies) <= len(sizes)
     shutil.rmtree(directory)
 
 
