@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from harness.clusters.agent_files import fetch_directory, put_file
-from harness.clusters.agent_link import DEFAULT_TIMEOUT_S, AgentLink, ByteStream
+from harness.clusters.agent_link import DEFAULT_TIMEOUT_S, FIRST_WORD_TIMEOUT_S, AgentLink, ByteStream
 from harness.clusters.agent_probe import AgentProbe
 from harness.clusters.agent_processes import AgentProcess, AgentProcesses
 from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable, Program
@@ -187,7 +187,7 @@ class AgentCluster(ABC):
 
     async def _check_machine(self, machine: str) -> None:
         link = self._links[machine]
-        hello = await link.request("hello")
+        hello = await link.request("hello", timeout_s=FIRST_WORD_TIMEOUT_S)
         if tuple(hello["python"][:2]) < _MIN_PYTHON:
             version = ".".join(map(str, hello["python"]))
             raise ClusterUnavailable(f"{machine} has Python {version}: 3.11 or newer is needed")

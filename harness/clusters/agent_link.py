@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from harness.clusters.host_agent import MAX_LINE_BYTES
 from nemesis.mechanisms.shell import ShellError
 
-__all__ = ["DEFAULT_TIMEOUT_S", "AgentGone", "AgentLink", "ByteStream", "ConnectFailure"]
+__all__ = ["DEFAULT_TIMEOUT_S", "FIRST_WORD_TIMEOUT_S", "AgentGone", "AgentLink", "ByteStream", "ConnectFailure"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ _PING_S = 3.0
 """Between questions whether the agent is still there: TCP alone does not notice a path that went silent."""
 _SILENCE_S = 12.0
 """After this long without a byte a connection is given up and made anew."""
+FIRST_WORD_TIMEOUT_S = 90.0
+"""For the first answer through a new connection: an emulated or overloaded machine starts its end in that time."""
 _UNREACHABLE = 255
 
 Message = dict[str, Any]
@@ -208,9 +210,12 @@ class AgentLink:
     async def _until_silent(self, ended: asyncio.Future[None]) -> None:
         """Until the connection has ended, or nothing comes through it any more although the agent is asked."""
         loop = asyncio.get_running_loop()
-        self._heard_s = loop.time()
+        begin_s = self._heard_s = loop.time()
         ping = b'{"id":"ping","op":"hello"}\n'
-        while not ended.done() and loop.time() - self._heard_s < _SILENCE_S:
+        while not ended.done():
+            patience_s = _SILENCE_S if self._heard_s > begin_s else FIRST_WORD_TIMEOUT_S
+            if loop.time() - self._heard_s > patience_s:
+                return
             await asyncio.wait([ended], timeout=_PING_S)
             pings = asyncio.ensure_future(self._send(ping))
             await asyncio.wait([pings, ended], timeout=_PING_S, return_when=asyncio.FIRST_COMPLETED)
