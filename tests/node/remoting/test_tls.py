@@ -1,0 +1,150 @@
+"""TLS on the port: who is let in, and that nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.client import BrokerClient, ClientError, Credentials
+from node.config import ConfigError, parse_broker_config, parse_name_server_config
+from node.remoting import (
+    ClientLimits,
+    Command,
+    ConnectFailed,
+    RemotingClient,
+    RemotingError,
+    RemotingServer,
+    ServerLimits,
+)
+from node.security import TlsConfig
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One authority with certificates for a server and a client, and a stranger's certificate."""
+    directory = tmp_path_factory.mktemp("tls")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    for name in ("ca", "stranger"):
+        openssl("req", "-x509", *curve, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}")
+    for name in ("server", "client"):
+        openssl("req", *curve, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        openssl(
+            "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+            "-out", f"{name}.pem",
+        )  # fmt: skip
+    return directory
+
+
+def tls(keys: Path, name: str = "server", **options: Any) -> TlsConfig:
+    return TlsConfig(certificate=f"{keys}/{name}.pem", key=f"{keys}/{name}.key", **options)
+
+
+def trusting(keys: Path, ca: str = "ca", own: str = "client") -> ssl.SSLContext:
+    context = tls(keys, own, ca=f"{keys}/{ca}.pem").dialling_context()
+    assert context is not None
+    return context
+
+
+async def echo(context: ssl.SSLContext | None, server_tls: ssl.SSLContext, body: bytes = b"hello") -> bytes:
+    """What comes back from a server with TLS. Raises RemotingError."""
+    server = RemotingServer("127.0.0.1", 0, tls=server_tls, limits=ServerLimits(tls_handshake_timeout_s=1.0))
+    server.register(1, lambda command, connection: command.reply(0, body=command.body))
+    await server.start()
+    client = RemotingClient(ClientLimits(connect_timeout_ms=2000, tls_handshake_timeout_s=1.0), tls=context)
+    try:
+        request = Command.request(1, body=body)
+        return (await client.invoke(f"127.0.0.1:{server.port}", request, timeout_ms=3000)).body
+    finally:
+        await client.close()
+        await server.stop()
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(scenario(), 60)
+
+    asyncio.run(bounded())
+
+
+def test_requests_inside_tls(keys: Path) -> None:
+    async def scenario() -> None:
+        big = bytes(range(256)) * 20_000
+        assert await echo(trusting(keys), tls(keys).server_context(), big) == big
+
+    run(scenario)
+
+
+def test_who_does_not_trust_or_is_not_trusted_stays_outside(keys: Path) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ConnectFailed):
+            await echo(trusting(keys, ca="stranger"), tls(keys).server_context())
+        mutual = tls(keys, client_ca=f"{keys}/ca.pem").server_context()
+        assert await echo(trusting(keys), mutual) == b"hello"
+        with pytest.raises(RemotingError):
+            await echo(trusting(keys, own="stranger"), mutual)
+        with pytest.raises(RemotingError):
+            await echo(None, tls(keys).server_context())
+
+    run(scenario)
+
+
+def test_files_that_are_no_certificates_are_named(keys: Path) -> None:
+    missing = TlsConfig(certificate=f"{keys}/no.pem", key=f"{keys}/no.key")
+    swapped = TlsConfig(certificate=f"{keys}/server.pem", key=f"{keys}/client.key")
+    for config in (missing, swapped):
+        with pytest.raises(ConfigError, match=r"tls\.certificate"):
+            config.server_context()
+    with pytest.raises(ConfigError, match=r"tls\.client_ca"):
+        tls(keys, client_ca=f"{keys}/server.key").server_context()
+    with pytest.raises(ConfigError, match="certificate: is required"):
+        parse_name_server_config('listen = "127.0.0.1:0"\n[tls]\nkey = "/k"\n')
+    with pytest.raises(ConfigError, match="ca: is no known key"):
+        parse_name_server_config('listen = "127.0.0.1:0"\n[tls]\ncertificate = "/c"\nkey = "/k"\nca = "/a"\n')
+    assert (
+        parse_broker_config('self_id="n1"\nlisten="1.1.1.1:1"\ndata_dir="/d"\n[dledger]\nlisten="1.1.1.1:2"').tls
+        is None
+    )
+
+
+def test_a_whole_broker_inside_tls(serving: Any, keys: Path) -> None:
+    """Name server, broker and client, with keys and signatures; plain text gets nowhere."""
+    extra = f"""
+[tls]
+certificate = "{keys}/server.pem"
+key = "{keys}/server.key"
+ca = "{keys}/ca.pem"
+[acl]
+[[acl.accounts]]
+access_key = "operator"
+secret_key = "operator-secret"
+admin = true
+"""
+    options = {
+        "tls": trusting(keys),
+        "credentials": Credentials(access_key="operator", secret_key="operator-secret"),
+    }
+
+    async def scenario() -> None:
+        context = tls(keys).server_context()
+        async with serving({"t": 1}, extra=extra, name_server_tls=context, client_options=options) as served:
+            async with BrokerClient(name_servers=[served.name_server], runtime=served.runtime, **options) as client:
+                await client.send("t", 0, b"hidden")
+                assert (await client.pull("t", 0, 0, 1)).messages[0].body == b"hidden"
+            async with BrokerClient(name_servers=[], runtime=served.runtime, request_timeout_ms=1000) as plain:
+                with pytest.raises(ClientError):
+                    await plain.max_offset("t", 0, address=served.address)
+
+    run(scenario)
