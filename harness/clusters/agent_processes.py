@@ -26,6 +26,9 @@ _LOST_STATUS = -9
 _KILL_TIMEOUT_S = 30.0
 """For a killed process to be gone; one whose disk is stalled ends only when that is over."""
 
+_SIGNAL_TIMEOUT_S = 5.0
+_SIGNAL_PAUSE_S = 0.02
+
 Message = dict[str, Any]
 
 
@@ -98,12 +101,22 @@ class AgentProcess:
             ) from None
 
     async def pause(self) -> None:
-        """SIGSTOP to its group; nothing when it has ended. Raises ShellError."""
+        """SIGSTOP to its group; returns once it has stopped, or ended. Raises ShellError."""
         await self.signal(signal.SIGSTOP)
+        await self._while_still(RUNNING)
 
     async def resume(self) -> None:
-        """SIGCONT to its group; nothing when it has ended. Raises ShellError."""
+        """SIGCONT to its group; returns once it runs, or has ended. Raises ShellError."""
         await self.signal(signal.SIGCONT)
+        await self._while_still(PAUSED)
+
+    async def _while_still(self, state: str) -> None:
+        """A signal takes effect when the process is next scheduled; one that waits for a disk takes longer, and is
+        left to whoever looks at its state."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _SIGNAL_TIMEOUT_S
+        while await self.state() == state and loop.time() < deadline_s:
+            await asyncio.sleep(_SIGNAL_PAUSE_S)
 
     async def state(self) -> str:
         """RUNNING, PAUSED or DOWN, as its host's /proc shows it. Raises ShellError."""
