@@ -115,7 +115,7 @@ class AgentProcess:
         left to whoever looks at its state."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + _SIGNAL_TIMEOUT_S
-        while await self.state() == state and loop.time() < deadline_s:
+        while await self.state() == state and loop.time() < deadline_s:  # noqa: ASYNC110 - a process elsewhere
             await asyncio.sleep(_SIGNAL_PAUSE_S)
 
     async def state(self) -> str:
