@@ -36,7 +36,9 @@ MUTANTS: Mapping[str, Mutant] = {
     "ack-before-quorum": Mutant(does="an append is acknowledged once the leader has it", origin="S2"),
     "ack-before-fsync": Mutant(does="acknowledgements do not wait for the sync", origin="S1, R"),
     "quorum-off-by-one": Mutant(does="one member less than a majority commits", origin="S0, S2"),
-    "commit-beyond-end": Mutant(does="a follower takes over the leader's committed index unbounded", origin="dledger#278"),
+    "commit-beyond-end": Mutant(
+        does="a follower takes over the leader's committed index unbounded", origin="dledger#278"
+    ),
     "truncate-committed": Mutant(
         does="a truncation may cross the committed index, and the leader asks for it at the first agreement",
         origin="dledger#316",

@@ -144,7 +144,8 @@ def checksum_ignored(ledger: DLedgerServer) -> None:
     """The recovery of this member runs from a copy of its module in which parsing does not verify."""
     lenient = _copy_of("node.dledger.recovery")
     lenient.__dict__["parse_entry"] = _parse_unverified
-    store_globals = {**DLedgerStore.open.__globals__, "recover": lenient.__dict__["recover"], "parse_entry": _parse_unverified}
+    unverified = {"recover": lenient.__dict__["recover"], "parse_entry": _parse_unverified}
+    store_globals = {**DLedgerStore.open.__globals__, **unverified}
 
     def with_globals(function: Any) -> FunctionType:
         return FunctionType(function.__code__, store_globals, function.__name__, function.__defaults__)
