@@ -62,14 +62,15 @@ def read_runs(name: str, content: bytes, *, with_values: bool = False) -> Iterat
     if not content:
         raise UnreadableRunError("the file is empty")
     if name.endswith(".parquet"):
-        yield from _read_parquet(content, with_values)
+        yield from _read_parquet(content, with_values, may_be_empty=name.startswith("part-"))
     elif name.endswith(".jsonl"):
         yield _from_events(*_read_jsonl(content), with_values)
     else:
         yield _from_history(_read_foreign(name, content), with_values)
 
 
-def _read_parquet(content: bytes, with_values: bool) -> Iterator[RunData]:
+def _read_parquet(content: bytes, with_values: bool, *, may_be_empty: bool) -> Iterator[RunData]:
+    """`may_be_empty`: Spark writes files without rows, and no run is missing there."""
     try:
         schema = pq.read_schema(pa.BufferReader(content))
         _check_schema(schema)
@@ -80,6 +81,8 @@ def _read_parquet(content: bytes, with_values: bool) -> Iterator[RunData]:
         table = _base_table(file, with_values)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UnreadableRunError(f"not readable as Parquet: {_first_line(error)}") from None
+    if table.num_rows == 0 and may_be_empty:
+        return
     if table.num_rows == 0:
         raise UnreadableRunError("the history has no events")
     codes = _names(table, "run_id").codes

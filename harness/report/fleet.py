@@ -192,7 +192,15 @@ def _rates(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> dict[str, 
 
 def _figure(number: float) -> str:
     """Two or three digits of any number."""
-    return count(round(number)) if number >= 100 else f"{number:.2g}"
+    if number < 100:
+        return f"{number:.2g}"
+    unit = 10 ** max(0, math.floor(math.log10(number)) - 2)
+    return count(round(number / unit) * unit)
+
+
+def _length(time_ns: float) -> str:
+    """A length of time of which none is none."""
+    return duration(time_ns) if time_ns else "0"
 
 
 def _first(row: Row) -> str:
@@ -235,7 +243,7 @@ def _ratio_text(sums: Sequence[int]) -> str:
 def _spread(row: Row | None) -> str:
     if row is None or not row["n"]:
         return "–"
-    return "never" if row["max"] == 0 else f"{duration(row['p50'])}, at most {duration(row['max'])}"
+    return "never" if row["max"] == 0 else f"median {_length(row['p50'])}, at most {duration(row['max'])}"
 
 
 def _recovery(row: Row | None, longest_ns: int) -> dict[str, Any] | None:
@@ -244,9 +252,7 @@ def _recovery(row: Row | None, longest_ns: int) -> dict[str, Any] | None:
         return None
     if not row["n"]:
         return {"words": f"never in {plural(row['missing'], 'fault')}", "svg": None}
-    words = (
-        "at once" if row["max"] == 0 else f"{duration(row['p50'])} · {duration(row['p90'])} · {duration(row['max'])}"
-    )
+    words = "at once" if row["max"] == 0 else f"{_length(row['p50'])} · {_length(row['p90'])} · {duration(row['max'])}"
     if row["missing"]:
         words += f"; never in {row['missing']} of {row['n'] + row['missing']}"
     if not longest_ns:

@@ -144,7 +144,8 @@ def test_spark_submit_gives_the_same_tables(
     url, _, environment = cluster
     submit = [
         str(SPARK_HOME / "bin" / "spark-submit"), "--master", url, "--conf", "spark.driver.host=127.0.0.1",
-        "--conf", "spark.executor.memory=512m", "--conf", f"spark.executor.extraJavaOptions={EXECUTOR_JAVA}", str(ROOT / "harness" / "__main__.py"),
+        "--conf", "spark.executor.memory=512m", "--conf", f"spark.executor.extraJavaOptions={EXECUTOR_JAVA}",
+        str(ROOT / "harness" / "__main__.py"),
     ]  # fmt: skip
     found = report(submit, small_store, {**environment, "PYTHONPATH": str(ROOT)})
     assert found == embedded
