@@ -23,15 +23,17 @@ from node.broker.consumer_offsets import ConsumerOffsets, TooManyOffsets
 from node.broker.dispatcher import Queue
 from node.broker.ledger import LedgerStore
 from node.broker.reads import ReadGate
+from node.broker.sql92 import SqlError, parse_sql
 from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.topics import TopicTable
 from node.logs import LogLimiter
 from node.remoting import Command, Connection, RequestError, ResponseCode
 from node.store.consume_queue import ConsumeQueue, Unit
+from node.store.properties import decode_properties
 from node.store.queue_store import QueueStore
-from node.store.record import RecordError, java_string_hash, summarize_record
+from node.store.record import RecordError, RecordSummary, java_string_hash, summarize_record
 
-__all__ = ["PullHolds", "PullProcessor", "TagFilter"]
+__all__ = ["PropertyFilter", "PullHolds", "PullProcessor", "TagFilter"]
 
 logger = logging.getLogger("node.broker")
 
@@ -41,6 +43,8 @@ MAX_BATCH_BYTES = 256 * 1024
 """Bytes in one reply, unless its first message alone is longer (R: maxTransferBytesOnMessageInMemory)."""
 MAX_SCANNED_UNITS = 800
 """Units that one filtered pull looks at (R: maxFilterMessageCount 16000 bytes of 20-byte units)."""
+MAX_SCANNED_MESSAGES = 128
+"""Messages that one pull with a property filter looks at: each has to be read, a few milliseconds in all."""
 MAX_SUSPEND_MS = 60_000
 """Longest time a pull is held, whatever it asks for: clients use 15 to 30 s."""
 MAX_SUBSCRIPTION_CHARACTERS = 8192
@@ -77,9 +81,29 @@ class TagFilter:
         """Whether a unit with this hash can be of a message that passes."""
         return not self._tags or tag_hash in self._hashes
 
-    def passes(self, tags: str | None) -> bool:
+    def passes(self, record: RecordSummary) -> bool:
         """Whether a message with this TAGS property passes."""
-        return not self._tags or tags in self._tags
+        return not self._tags or record.tags in self._tags
+
+
+class PropertyFilter:
+    """A SQL92 expression over the properties. Units say nothing of them, so every message is looked at."""
+
+    __slots__ = ("_sql",)
+    passes_all = False
+
+    def __init__(self, expression: str) -> None:
+        try:
+            self._sql = parse_sql(expression)
+        except SqlError as error:
+            raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"the expression {error}") from error
+
+    def may_pass(self, tag_hash: int) -> bool:
+        return True
+
+    def passes(self, record: RecordSummary) -> bool:
+        """Whether the expression is true of the message's properties."""
+        return self._sql.matches(decode_properties(record.properties_text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +113,7 @@ class _PullRequest:
     offset: int
     max_messages: int
     suspend_ms: int
-    tag_filter: TagFilter
+    tag_filter: TagFilter | PropertyFilter
     group: str
     commit_offset: int
 
@@ -104,8 +128,10 @@ class _PullRequest:
             expression_type = command.get_str("expressionType", "") or "TAG"
         elif group:
             expression, expression_type = groups.subscription(group, topic, command.get_int("subVersion", 0))
-        if expression_type != "TAG":
-            raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "only tag expressions are supported")
+        if expression_type not in ("TAG", "SQL92"):
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"{expression_type[:40]!r} is neither TAG nor SQL92"
+            )
         if len(expression) > MAX_SUBSCRIPTION_CHARACTERS:
             raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the tag expression is too long")
         suspend_ms = command.get_int("suspendTimeoutMillis", 0) if flags & SYS_FLAG_SUSPEND else 0
@@ -115,7 +141,7 @@ class _PullRequest:
             offset=command.get_int("queueOffset"),
             max_messages=min(max(command.get_int("maxMsgNums", MAX_BATCH_MESSAGES), 1), MAX_BATCH_MESSAGES),
             suspend_ms=min(max(suspend_ms, 0), MAX_SUSPEND_MS),
-            tag_filter=TagFilter(expression),
+            tag_filter=TagFilter(expression) if expression_type == "TAG" else PropertyFilter(expression),
             group=group,
             commit_offset=command.get_int("commitOffset", -1) if flags & SYS_FLAG_COMMIT_OFFSET else -1,
         )
@@ -325,7 +351,10 @@ class PullProcessor:
         Stops before a message that cannot be read; raises RecordError or OSError when that is the first one.
         """
         passes_all = request.tag_filter.passes_all
-        units = queue.read(request.offset, request.max_messages if passes_all else MAX_SCANNED_UNITS)
+        wanted = request.max_messages
+        if not passes_all:
+            wanted = MAX_SCANNED_UNITS if isinstance(request.tag_filter, TagFilter) else MAX_SCANNED_MESSAGES
+        units = queue.read(request.offset, wanted)
         records: list[bytes] = []
         size_bytes = 0
         offset = request.offset
@@ -335,17 +364,17 @@ class PullProcessor:
             if records and (len(records) == request.max_messages or size_bytes + unit.size_bytes > MAX_BATCH_BYTES):
                 return records, offset
             try:
-                record, tags = self._read_record(unit, request, offset)
+                record, summary = self._read_record(unit, request, offset)
             except (RecordError, OSError):
                 if records:
                     return records, offset
                 raise
-            if request.tag_filter.passes(tags):
+            if request.tag_filter.passes(summary):
                 records.append(record)
                 size_bytes += len(record)
         return records, offset + 1
 
-    def _read_record(self, unit: Unit, request: _PullRequest, offset: int) -> tuple[bytes, str | None]:
+    def _read_record(self, unit: Unit, request: _PullRequest, offset: int) -> tuple[bytes, RecordSummary]:
         """The record behind `unit`, checked to be the one that the queue means. Raises RecordError."""
         record = self._log.read_bytes(unit.physical_offset, unit.size_bytes)
         summary = summarize_record(record)
@@ -354,4 +383,4 @@ class PullProcessor:
                 f"at {unit.physical_offset} of the log lies number {summary.queue_offset} of"
                 f" {summary.topic}/{summary.queue_id}"
             )
-        return record, summary.tags
+        return record, summary

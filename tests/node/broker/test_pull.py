@@ -11,7 +11,7 @@ import pytest
 from node.broker.ledger import DLedgerCode, DLedgerError, ReadMode, Role
 from node.broker.pull import PullHolds, PullProcessor, TagFilter
 from node.remoting import Command, RequestError
-from node.store.record import decode_records, prepare_record
+from node.store.record import decode_records, prepare_record, summarize_record
 
 Scenario = Callable[[Any, PullProcessor], Coroutine[Any, Any, None]]
 
@@ -117,7 +117,7 @@ def test_a_queue_that_never_held_anything_is_empty(run: Any) -> None:
         (request(topic="write-only"), 16),
         (request(queue_id=4), 1),
         (request(queue_id=-1), 1),
-        (request(expressionType="SQL92", sysFlag=4), 23),
+        (request(expressionType="SQL92", sysFlag=4, subscription="a >"), 23),
         (request(sysFlag=4, subscription="x" * 9000), 23),
         (Command.request(11, {"topic": "t"}), 1),
     ],
@@ -245,7 +245,10 @@ def test_filtered_pulls_stop_at_the_next_message_when_full(run: Any) -> None:
 def test_tag_filter_expressions() -> None:
     assert TagFilter(" || ").passes_all
     assert TagFilter("a").may_pass(97) and not TagFilter("a").may_pass(98)
-    assert not TagFilter("a").passes(None)
+    untagged = summarize_record(
+        prepare_record(topic="t", queue_id=0, body=b"").seal(queue_offset=0, physical_offset=0, store_timestamp_ms=0)
+    )
+    assert not TagFilter("a").passes(untagged)
 
 
 @pytest.mark.parametrize("mode", [ReadMode.READ_INDEX, ReadMode.LEASE, ReadMode.LOG, ReadMode.UNSAFE])

@@ -1,0 +1,118 @@
+"""Property filters: against SQLite as the oracle, the grammar's corners, and pulls through a broker."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.broker.sql92 import SqlError, parse_sql
+from node.store.record import decode_records
+
+NUMBERS = st.sampled_from(["0", "1", "2.5", "-3", "10"])
+TEXTS = st.sampled_from(["''", "'a'", "'ab'", "'it''s'", "'%'"])
+SIGNS = st.sampled_from(["=", "<>", "<", "<=", ">", ">="])
+PATTERNS = st.sampled_from(["'a%'", "'%b'", "'_b'", "'%'", "''", "'%a%b%'"])
+
+
+def comparisons() -> st.SearchStrategy[str]:
+    number = st.sampled_from(["n", "m"])
+    text = st.sampled_from(["s", "u"])
+    negation = st.sampled_from(["", "NOT "])
+    return st.one_of(
+        st.builds("{} {} {}".format, number, SIGNS, NUMBERS),
+        st.builds("{} {} {}".format, text, SIGNS, TEXTS),
+        st.builds("{} {}BETWEEN {} AND {}".format, number, negation, NUMBERS, NUMBERS),
+        st.builds("{} {}IN ({}, {})".format, text, negation, TEXTS, TEXTS),
+        st.builds("{} {}LIKE {}".format, text, negation, PATTERNS),
+        st.builds("{} IS {}NULL".format, st.one_of(number, text), negation),
+    )
+
+
+EXPRESSIONS = st.recursive(
+    comparisons(),
+    lambda inner: st.one_of(
+        st.builds("({} AND {})".format, inner, inner),
+        st.builds("{} OR {}".format, inner, inner),
+        st.builds("NOT ({})".format, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    EXPRESSIONS,
+    st.one_of(st.none(), st.sampled_from([0, 1, 2.5, -3, 7])),
+    st.one_of(st.none(), st.sampled_from([0, 10])),
+    st.one_of(st.none(), st.sampled_from(["", "a", "ab", "it's", "xaxb"])),
+    st.one_of(st.none(), st.sampled_from(["", "b", "%"])),
+)
+def test_expressions_mean_what_they_mean_in_sqlite(expression: str, n: Any, m: Any, s: Any, u: Any) -> None:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("PRAGMA case_sensitive_like = ON")
+    connection.execute("CREATE TABLE t (n REAL, m REAL, s TEXT, u TEXT)")
+    connection.execute("INSERT INTO t VALUES (?, ?, ?, ?)", (n, m, s, u))
+    expected = connection.execute(f"SELECT count(*) FROM t WHERE {expression}").fetchone()[0] == 1
+    connection.close()
+    properties = {name: str(value) for name, value in zip("nmsu", (n, m, s, u), strict=True) if value is not None}
+    assert parse_sql(expression).matches(properties) is expected
+
+
+@pytest.mark.parametrize(
+    ("expression", "properties", "expected"),
+    [
+        ("TRUE", {}, True),
+        ("not false", {}, True),
+        ("a = TRUE", {"a": "true"}, True),
+        ("a", {"a": "True"}, True),
+        ("a > 5", {"a": "many"}, False),
+        ("NOT a > 5", {"a": "many"}, False),
+        ("NOT a > 5", {}, False),
+        ("a contains 'b'", {"a": "abc"}, True),
+        ("a NOT STARTSWITH 'b'", {"a": "abc"}, True),
+        ("a ENDSWITH 'bc'", {"a": "abc"}, True),
+        ("a = 1e2", {"a": "100"}, True),
+        ("a.b$ = +1", {"a.b$": "1"}, True),
+        ("a = b", {"a": "x", "b": "x"}, True),
+    ],
+)
+def test_corners(expression: str, properties: dict[str, str], expected: bool) -> None:
+    assert parse_sql(expression).matches(properties) is expected
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["", "a >", "a = 'x", "(a = 1", "a = 1)", "AND", "a BETWEEN 1", "a IN ()", "a LIKE b", "a # b", "a NOT", "1", "-",
+     "a IS 1", "(" * 5000 + "a", "NOT " * 5000 + "a", "a OR " * 2000 + "a"],
+)  # fmt: skip
+def test_what_is_no_expression_is_refused(expression: str) -> None:
+    with pytest.raises(SqlError):
+        parse_sql(expression)
+
+
+def test_like_takes_no_time_to_explode() -> None:
+    assert not parse_sql("a LIKE '" + "%a" * 500 + "b'").matches({"a": "a" * 5000})
+
+
+def test_pulls_and_subscriptions_by_properties(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        for number in range(300):
+            properties = f"TAGS\x01x\x02amount\x01{number}\x02region\x01{'eu' if number % 2 else 'us'}\x02"
+            assert (await case.ask(310, {"b": "t", "e": 0, "i": properties}, b"%d" % number)).code == 0
+        wanted = {"sysFlag": 4, "expressionType": "SQL92", "subscription": "amount >= 290 AND region = 'eu'"}
+        found, offset, codes = [], 0, []
+        while offset < 300:
+            reply = await case.pull(offset, **wanted)
+            codes.append(reply.code)
+            found += [message.body for message in decode_records(reply.body)]
+            offset = int(reply.ext_fields["nextBeginOffset"])
+        assert found == [b"291", b"293", b"295", b"297", b"299"]
+        assert codes == [20, 20, 0]
+        assert (await case.pull(0, sysFlag=4, expressionType="SQL92", subscription="amount >")).code == 23
+        assert (await case.pull(0, sysFlag=4, expressionType="XPATH", subscription="a")).code == 23
+
+    run_case(scenario)
