@@ -192,13 +192,13 @@ def check_against_model(*lives: list[list[Any]]) -> None:
         shutil.rmtree(directory)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(programs())
 def test_what_was_not_synced_is_lost_and_nothing_else(steps: list[list[Any]]) -> None:
     check_against_model(steps)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(programs(), st.integers(0, 14))
 def test_a_killed_program_leaves_its_debts_to_the_next(steps: list[list[Any]], cut: int) -> None:
     check_against_model(steps[:cut], steps[cut:])
