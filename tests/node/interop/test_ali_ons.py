@@ -198,3 +198,26 @@ def test_signatures_of_ali_ons_are_ours(serving: Any, wait_until: Any, ali_ons: 
                 assert refused.errors and not [line for line in refused.lines if "status" in line], (topic, options)
 
     run(scenario)
+
+
+def test_ali_ons_notices_new_queues_within_its_poll_interval(serving: Any, wait_until: Any, ali_ons: Path) -> None:
+    """A topic grows from one queue to three: the peer, which asks every second, reads the new ones too."""
+
+    async def scenario() -> None:
+        async with serving({"unused": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            await client.create_topic("orders", queues=1)
+            producer = client.producer("ours")
+            task = {"nameServer": served.name_server, "topic": "orders", "group": "theirs"}
+            options: dict[str, Any] = {"pollNameServerInteval": 1000, "rebalanceInterval": 1000}
+            options["consumeFromWhere"] = "CONSUME_FROM_FIRST_OFFSET"
+            async with peer(ali_ons, action="consume", options=options, **task) as consumer:
+                await producer.send(NewMessage("orders", b"one", tags="t", keys=("one", "x")))
+                await wait_until(lambda: len(consumer.received) == 1, timeout_s=30)
+                await client.create_topic("orders", queues=3)
+                await client.routes.refresh("orders")
+                for queue in await producer.queues("orders"):
+                    await producer.send(NewMessage("orders", b"more", tags="t", keys=("more", "x")), queue=queue)
+                await wait_until(lambda: len(consumer.received) == 4, timeout_s=10)
+            assert consumer.errors == []
+
+    run(scenario)
