@@ -33,7 +33,6 @@ from node.config_reader import (
     split_address,
 )
 from node.mutants.catalogue import NO_MUTANT, check_mutant
-from node.mutants.catalogue import NO_MUTANT, check_mutant
 from node.security import AclConfig, TlsConfig, read_acl, read_tls
 
 __all__ = [
@@ -169,6 +168,8 @@ class BrokerConfig:
     classic: ClassicConfig | None = None
     """A single master's log instead of DLedger; None means DLedger."""
     transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
+    metrics_listen: str = ""
+    """Where Prometheus finds the figures; empty: nowhere."""
     auto_create_topics: bool = True
     """Whether a message to an unknown topic makes it, when its client names TBW102 as the example (R)."""
     auto_create_groups: bool = True
@@ -177,8 +178,6 @@ class BrokerConfig:
     """Who may do what; None lets everybody do everything."""
     tls: TlsConfig | None = None
     """TLS on the port that clients use; None means plain text."""
-    mutant: str = NO_MUTANT
-    """A known bug to be put in (node.mutants), for tests of the tests."""
     mutant: str = NO_MUTANT
     """A known bug to be put in (node.mutants), for tests of the tests."""
 
@@ -319,11 +318,11 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         limits=_limits(limits_reader),
         classic=classic,
         transactions=_transactions(reader.table("transactions")),
+        metrics_listen=reader.take("metrics_listen", check_address, ""),
         auto_create_topics=reader.take("auto_create_topics", _boolean, True),
         auto_create_groups=reader.take("auto_create_groups", _boolean, True),
         acl=read_acl(reader.optional_table("acl")),
         tls=read_tls(reader.optional_table("tls"), dials=True),
-        mutant=reader.take("mutant", check_mutant, NO_MUTANT),
         mutant=reader.take("mutant", check_mutant, NO_MUTANT),
     )
     ledger.finish()

@@ -73,6 +73,34 @@ class AdminProcessor:
         self._on_topics_changed()
         return command.reply(ResponseCode.SUCCESS)
 
+    async def delete_topic(self, command: Command, connection: Connection) -> Command:
+        """Code 215: forget a topic. What its queues hold goes with the log."""
+        try:
+            await self._topics.remove(command.get_str("topic"))
+        except (OSError, ValueError) as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the topic was not removed: {error}") from error
+        self._on_topics_changed()
+        return command.reply(ResponseCode.SUCCESS)
+
+    async def topic_stats(self, command: Command, connection: Connection) -> Command:
+        """Code 202: the bounds of every queue of a topic (R: TopicStatsTable, as a list that JSON can hold)."""
+        name = command.get_str("topic")
+        topic = self._topics.get(name)
+        if topic is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name!r} does not exist")
+        await self._gate.enter()
+        rows = []
+        for queue_id in range(topic.queues):
+            queue = self._queues.find(name, queue_id)
+            rows.append(
+                {
+                    "queueId": queue_id,
+                    "minOffset": queue.min_offset if queue else 0,
+                    "maxOffset": queue.max_offset if queue else 0,
+                }
+            )
+        return command.reply(ResponseCode.SUCCESS, body=json.dumps({"topic": name, "offsetTable": rows}).encode())
+
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -29,6 +29,7 @@ from node.broker.dispatcher import Dispatcher, Queue
 from node.broker.internal_topics import SCHEDULE_TOPIC
 from node.broker.ledger import Ledger, ReadMode
 from node.broker.message_store import MessageStore
+from node.broker.metrics import MetricsServer, render
 from node.broker.pull import PullHolds, PullProcessor
 from node.broker.query import QueryProcessor
 from node.broker.reads import ReadGate
@@ -197,6 +198,7 @@ class BrokerController:
             offsets=self.offsets,
             auto_create_groups=config.auto_create_groups,
         )
+        self.metrics = MetricsServer(config.metrics_listen, self._metrics) if config.metrics_listen else None
         self._removals: list[asyncio.Task[None]] = []
         self._started = False
 
@@ -228,6 +230,8 @@ class BrokerController:
     async def _start(self) -> None:
         self._server.register_default(self._not_ready)
         await self._server.start()
+        if self.metrics is not None:
+            await self.metrics.start()
         self._runtime.disk.make_dirs(self.config.data_dir)
         self.topics.load()
         self.groups.load()
@@ -299,6 +303,8 @@ class BrokerController:
         server.register(RequestCode.GET_MIN_OFFSET, admin.min_offset)
         server.register(RequestCode.GET_BROKER_RUNTIME_INFO, admin.runtime_info)
         server.register(RequestCode.UPDATE_AND_CREATE_TOPIC, admin.update_topic)
+        server.register(RequestCode.DELETE_TOPIC_IN_BROKER, admin.delete_topic)
+        server.register(RequestCode.GET_TOPIC_STATS_INFO, admin.topic_stats)
         client_processor = ClientProcessor(
             gate=self._gate,
             queues=self.queues,
@@ -335,6 +341,8 @@ class BrokerController:
             await self._sends.drain(DRAIN_TIMEOUT_S)
         self.clients.stop()
         await self._server.stop()
+        if self.metrics is not None:
+            await self.metrics.stop()
         await self._client.close()
         await self.offsets.stop()
         await self.groups.stop()
@@ -399,6 +407,9 @@ class BrokerController:
         }
         return fields, registration_body(self.topics.announced(), self.topics.data_version)
 
+    def _metrics(self) -> bytes:
+        return render(self.runtime_table(), self.store.put_times, self.store.topic_puts())
+
     def runtime_table(self) -> dict[str, object]:
         """What code 28 tells about this node, about this very moment."""
         config, log, state, clock = self.config, self.ledger.store, self.ledger.member_state, self._runtime.clock
@@ -427,6 +438,9 @@ class BrokerController:
             "version": node.__version__,
             "putTotal": self.store.put_total,
             "putCommittedTotal": self.store.committed_total,
+            "putMaxSeconds": round(self.store.put_times.max_s, 6),
+            "putSlowTotal": self.store.put_times.slow_total,
+            "dispatchBehind": log.committed_index - self.dispatcher.dispatched_index,
             "getTotal": self._pulls.get_total,
             "openTransactions": len(self.transactions.halves),
             "transactionChecks": self._checks.checks_total,

@@ -405,9 +405,11 @@ class _Answer:
     """Completes `future` with the reply when every put of one request is committed, or the first has failed."""
 
     __slots__ = (
+        "_began_s",
         "_code",
         "_command",
         "_left",
+        "_loop",
         "_puts",
         "_queue_id",
         "_remark",
@@ -427,6 +429,8 @@ class _Answer:
         transaction_id: str,
     ) -> None:
         self._transaction_id = transaction_id
+        self._loop = asyncio.get_running_loop()
+        self._began_s = self._loop.time()
         self._code: int = ResponseCode.SUCCESS
         self._remark: str | None = None
         self._command = command
@@ -435,7 +439,7 @@ class _Answer:
         self._queue_id = queue_id
         self._store = store
         self._left = len(puts)
-        self.future: asyncio.Future[Command | None] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[Command | None] = self._loop.create_future()
         for put in puts:
             put.committed.add_done_callback(self._one_done)
 
@@ -453,6 +457,7 @@ class _Answer:
                 self._command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the outcome is unknown: {error}")
             )
         elif self._left == 0:
+            self._store.put_times.observe(self._loop.time() - self._began_s)
             ids = ",".join(message_id(self._store_host, put.physical_offset) for put in self._puts)
             self.future.set_result(
                 self._command.reply(

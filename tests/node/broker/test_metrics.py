@@ -1,0 +1,85 @@
+"""The figures: histogram, text format, the endpoint, statistics of puts, administration of topics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from node.broker import metrics as module
+from node.broker.metrics import Histogram, render
+
+
+def test_a_histogram_is_cumulative() -> None:
+    histogram = Histogram()
+    for duration_s in (0.0001, 0.0005, 0.0006, 0.7, 100.0):
+        histogram.observe(duration_s)
+    lines = histogram.lines("x")
+    assert 'splitbrain_x_bucket{le="0.0005"} 2' in lines and 'splitbrain_x_bucket{le="1.0"} 4' in lines
+    assert 'splitbrain_x_bucket{le="+Inf"} 5' in lines and "splitbrain_x_count 5" in lines
+    assert (histogram.max_s, histogram.slow_total) == (100.0, 2)
+
+
+def test_the_text_names_types_and_escapes_labels() -> None:
+    text = render({"putTotal": 3, "lagS": 0.5, "selfId": 'a"\n'}, Histogram(), {"t": 2}).decode()
+    assert "# TYPE splitbrain_put_total counter\nsplitbrain_put_total 3\n" in text
+    assert "# TYPE splitbrain_lag_s gauge\nsplitbrain_lag_s 0.500000\n" in text
+    assert 'splitbrain_info{self_id="a\\"\\n"} 1' in text
+    assert 'splitbrain_topic_puts_total{topic="t"} 2' in text
+
+
+async def http(port: int, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    answer = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    return answer
+
+
+@pytest.mark.row("mmap page-cache reads; optional warm-up/unlock; per-topic put counters, max put time; warn >500 ms")
+def test_the_endpoint_and_the_put_statistics(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        for _ in range(3):
+            assert (await case.send()).code == 0
+        port = case.broker.metrics.port
+        answer = (await http(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")).decode()
+        assert answer.startswith("HTTP/1.1 200 OK\r\n") and "version=0.0.4" in answer
+        for line in ("splitbrain_put_total 3", "splitbrain_put_seconds_count 3", "splitbrain_dispatch_behind 0",
+                     'splitbrain_topic_puts_total{topic="t"} 3', "splitbrain_held_pulls 0"):  # fmt: skip
+            assert f"\n{line}\n" in answer, line
+        assert (await http(port, b"GET / HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404")
+        assert await http(port, b"x" * 20_000) == b""
+
+    run_case(scenario, metrics_listen="127.0.0.1:0")
+
+
+def test_scrapers_are_bounded(run_case: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
+
+    async def scenario(case: Any) -> None:
+        port = case.broker.metrics.port
+        _, silent = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.sleep(0.05)
+        assert await http(port, b"GET /metrics HTTP/1.1\r\n\r\n") == b""
+        silent.close()
+
+    run_case(scenario, metrics_listen="127.0.0.1:0")
+
+
+def test_topics_are_counted_and_removed(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        await case.send(queue_id=1)
+        stats = json.loads((await case.ask(202, {"topic": "t"})).body)["offsetTable"]
+        assert stats == [
+            {"queueId": 0, "minOffset": 0, "maxOffset": 0},
+            {"queueId": 1, "minOffset": 0, "maxOffset": 1},
+        ]
+        assert (await case.ask(202, {"topic": "none"})).code == 17
+        assert (await case.ask(17, {"topic": "new"})).code == 0
+        assert (await case.ask(215, {"topic": "new"})).code == 0
+        assert (await case.send(topic="new")).code == 17
+        assert (await case.ask(215, {"topic": "t"})).code == 1
+
+    run_case(scenario)
