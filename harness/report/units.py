@@ -61,7 +61,7 @@ def duration(time_ns: float) -> str:
     minutes, seconds = divmod(round(time_ns / 1e9), 60)
     if minutes < 120:
         return f"{minutes} min {seconds} s" if seconds else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
+    hours, minutes = divmod(round(time_ns / 60e9), 60)
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
