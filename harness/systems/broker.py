@@ -36,8 +36,9 @@ NAME_SERVER_PORT = 9876  # R
 TOPIC = "splitbrain"
 BROKER_NAME = "broker-a"
 
-READY_TIMEOUT_S = 30.0
-"""From the start of the programs to a leader that takes writes; a cold Python on a busy machine needs a few."""
+READY_TIMEOUT_S = 120.0
+"""From the start of the programs to a leader that takes writes: seconds on an ordinary machine, more than a minute on
+emulated ones. A program that ends meanwhile is noticed at once."""
 
 STATUS_TIMEOUT_MS = 500
 """For one status request. A host that is cut off must not hold up the question who leads."""
