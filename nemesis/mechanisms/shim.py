@@ -40,6 +40,7 @@ _DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim")
 _SOURCES = ("control.c", "clock.c", "disk.c", "undo.c")
 _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC")
+_TEMP_PREFIX = "splitbrain-shim-"
 _BUILD_TIMEOUT_S = 60.0
 _TRIAL_TIMEOUT_S = 20.0
 
@@ -64,7 +65,8 @@ def build_shim() -> bytes:
     compiler = next((path for name in _COMPILERS if (path := shutil.which(name)) is not None), None)
     if compiler is None:
         raise ShimError("there is no C compiler for the clock and disk shim (apt-get install gcc libc6-dev)")
-    with tempfile.TemporaryDirectory(prefix="splitbrain-shim-") as directory:
+    _remove_left_behind()
+    with tempfile.TemporaryDirectory(prefix=f"{_TEMP_PREFIX}{os.getpid()}-") as directory:
         output = os.path.join(directory, "shim.so")
         argv = [compiler, *_FLAGS, "-o", output, *(os.path.join(_DIRECTORY, name) for name in _SOURCES), "-ldl"]
         try:
@@ -87,7 +89,7 @@ def why_no_shim() -> str | None:
         library = build_shim()
     except ShimError as error:
         return str(error)
-    with tempfile.TemporaryDirectory(prefix="splitbrain-shim-") as directory:
+    with tempfile.TemporaryDirectory(prefix=f"{_TEMP_PREFIX}{os.getpid()}-") as directory:
         library_path, control_path = os.path.join(directory, "shim.so"), os.path.join(directory, "control")
         with open(library_path, "wb") as file:
             file.write(library)
@@ -111,6 +113,21 @@ def why_no_shim() -> str | None:
     if not -3700 < seen_s - before_s < -3500:
         return f"the clock and disk shim does not reach {sys.executable} (is it statically linked?)"
     return None
+
+
+def _remove_left_behind() -> None:
+    """Remove what processes of this user that were killed in the middle of a build have left."""
+    root = tempfile.gettempdir()
+    for name in os.listdir(root):
+        owner, _, _ = name.removeprefix(_TEMP_PREFIX).partition("-")
+        if not name.startswith(_TEMP_PREFIX) or not owner.isdigit() or os.path.exists(f"/proc/{owner}"):
+            continue
+        path = os.path.join(root, name)
+        try:
+            if os.lstat(path).st_uid == os.geteuid():
+                shutil.rmtree(path)
+        except OSError:
+            continue  # somebody else is at it
 
 
 def shim_environment(
