@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ def test_a_right_system_is_valid_and_everything_is_left(memory_run: Any) -> None
     assert results["ops"]["ok"] > 100
     events = list(read_history(run_dir.history_path))
     assert [event["index"] for event in events] == list(range(len(events)))
-    assert all(a["time"] <= b["time"] for a, b in zip(events, events[1:], strict=False))
+    assert all(a["time"] <= b["time"] for a, b in itertools.pairwise(events))
     assert json.loads(Path(run_dir.results_path).read_text())["valid"] is True
     assert json.loads(Path(run_dir.test_path).read_text())["seed"] == 5
     assert "<html" in Path(run_dir.report_path).read_text()[:2000]
