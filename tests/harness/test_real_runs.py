@@ -110,7 +110,7 @@ async def _attack(target: tuple[str, int], seed: int) -> None:
     try:
         while True:
             try:
-                reader, writer = await asyncio.open_connection(*target)
+                _reader, writer = await asyncio.open_connection(*target)
             except OSError:
                 await asyncio.sleep(0.05)
                 continue
