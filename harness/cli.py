@@ -16,7 +16,13 @@ from typing import NoReturn
 
 from harness import __version__
 from harness.cli_cluster import add_cluster_command, add_cluster_options
-from harness.cli_options import add_exploration_commands, add_test_options, positive_count
+from harness.cli_options import (
+    add_exploration_commands,
+    add_test_options,
+    add_trace_command,
+    add_trace_option,
+    positive_count,
+)
 from harness.commands.spark_options import add_spark_commands
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 
@@ -51,9 +57,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--matrix", metavar="FILE", help="TOML with lists of options, all combinations of which are run")
     run.add_argument("--json", action="store_true", help="print results.json on standard output and nothing else there")
+    add_trace_option(run)
     run.set_defaults(action=_run)
 
     add_exploration_commands(commands)
+    add_trace_command(commands)
 
     analyze = commands.add_parser("analyze", help="check a stored run again and rewrite its report")
     analyze.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")

@@ -7,7 +7,14 @@ from typing import Any
 
 from harness.cli_cluster import add_cluster_options
 
-__all__ = ["add_exploration_commands", "add_test_options", "given_options", "positive_count"]
+__all__ = [
+    "add_exploration_commands",
+    "add_test_options",
+    "add_trace_command",
+    "add_trace_option",
+    "given_options",
+    "positive_count",
+]
 
 MAX_SEED = 2**63 - 1
 
@@ -76,6 +83,36 @@ def add_test_options(parser: argparse.ArgumentParser) -> None:
     add_cluster_options(parser)
 
 
+def add_trace_option(parser: argparse.ArgumentParser) -> None:
+    """`--trace`, for the commands that keep their runs."""
+    parser.add_argument(
+        "--trace", action="store_true", help="keep what the network did in trace.jsonl, for harness trace (sim only)"
+    )
+
+
+def add_trace_command(commands: Any) -> None:
+    """`trace`."""
+    trace = commands.add_parser("trace", help="draw who sent what to whom in a window of a run made with --trace")
+    trace.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
+    trace.add_argument("--store", default="store", metavar="DIR")
+    trace.add_argument(
+        "--from", dest="from_s", type=float, required=True, metavar="SECONDS",
+        help="since the load began; negative for what was before",
+    )  # fmt: skip
+    trace.add_argument("--to", dest="to_s", type=float, required=True, metavar="SECONDS")
+    trace.add_argument("--hosts", default="", metavar="NAME[,...]", help="only these (default: all that spoke)")
+    trace.add_argument(
+        "--out", metavar="FILE", help="an .html or .svg file (default: trace.html in the run's directory)"
+    )
+    trace.set_defaults(action=_trace)
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    from harness.commands.trace import trace_command
+
+    return trace_command(arguments)
+
+
 def given_options(words: list[str]) -> frozenset[str]:
     """The options that a command line gives, by the names they have in the parsed arguments."""
     names = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
@@ -110,6 +147,7 @@ def add_exploration_commands(commands: Any) -> None:
     replay.add_argument("schedule", metavar="SCHEDULE", help="a schedule.json")
     add_test_options(replay)
     replay.add_argument("--times", type=positive_count, default=1, metavar="N", help="runs (default: 1)")
+    add_trace_option(replay)
     replay.set_defaults(action=_replay)
 
 

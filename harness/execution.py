@@ -52,6 +52,8 @@ class Parts:
     workload: Workload
     nemeses: Mapping[str, Nemesis]
     schedule: Schedule
+    has_trace: bool = False
+    """Whether the network's trace is kept; the cluster class must have `trace_to`."""
 
 
 class TestClock:
@@ -62,6 +64,11 @@ class TestClock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._zero_s: float | None = None
+
+    @property
+    def zero_s(self) -> float | None:
+        """The event loop's time at which the clock started; None before that."""
+        return self._zero_s
 
     def start(self) -> None:
         """Now is 0."""
@@ -192,6 +199,8 @@ async def _observe(parts: Parts, run_dir: RunDir, run_id: str, console: Console)
         ports=parts.system_class.ports,
         **test.cluster_options,
     )
+    if parts.has_trace:
+        cluster.trace_to(str(run_dir.trace_path), lambda: clock.zero_s)
     wanted = {(event.nemesis, event.variant) for event in parts.schedule}
     equip(cluster, frozenset().union(*(needs_of(parts.nemeses[name], [variant]) for name, variant in wanted)))
     system = parts.system_class(

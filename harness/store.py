@@ -114,6 +114,10 @@ class RunDir:
         return self.path / "report.html"
 
     @property
+    def trace_path(self) -> Path:
+        return self.path / "trace.jsonl"
+
+    @property
     def harness_log_path(self) -> Path:
         return self.path / "harness.log"
 

@@ -82,6 +82,8 @@ def prepare(arguments: argparse.Namespace) -> Prepared:
     test = dataclasses.replace(test, cluster=choice.name)
     cluster_class = registry.load("clusters", test.cluster)
     require_cluster(cluster_class, test.cluster_options)
+    if arguments.trace and not hasattr(cluster_class, "trace_to"):
+        raise OperatorError(f"--trace: the network of cluster {test.cluster} cannot be traced; give --cluster sim")
     parts = Parts(
         test=test,
         cluster_class=cluster_class,
@@ -90,6 +92,7 @@ def prepare(arguments: argparse.Namespace) -> Prepared:
         workload=workload,
         nemeses=nemeses,
         schedule=plan_faults(test, nemeses, cluster_class),
+        has_trace=arguments.trace,
     )
     return Prepared(
         parts=parts,

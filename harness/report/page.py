@@ -360,6 +360,7 @@ def _files(directory: Path) -> list[tuple[str, str, str]]:
         ("history.parquet", "the same, typed, for Spark"),
         ("test.json", "what was asked for"),
         ("harness.log", "what the harness logged"),
+        ("trace.jsonl", "what the network did"),
     )
     files = [(name, name, what) for name, what in known if (directory / name).exists() or name.endswith(".parquet")]
     logs: list[str] = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, Program
@@ -22,6 +22,7 @@ from harness.clusters.sim.loop import SimLoop
 from harness.clusters.sim.network import SimNetwork
 from harness.clusters.sim.programs import program_of
 from harness.clusters.sim.simulation import run_simulated
+from harness.clusters.sim.trace import TraceWriter
 from harness.run_state import RunState
 from nemesis.target import ABILITIES, DOWN, PAUSED, RUNNING
 from node.runtime import Runtime
@@ -105,6 +106,7 @@ class SimCluster:
         self._network = SimNetwork(loop)
         self._machines: dict[str, SimHost] = {}
         self._log_names: dict[str, str] = {}
+        self._trace: TraceWriter | None = None
         for host, address in self._addresses.items():
             machine = self._machines[host] = SimHost(loop, self._network, host, address)
             machine.disk.make_dirs(self.data_dir(host))
@@ -134,6 +136,11 @@ class SimCluster:
         """Clock, disk and randomness of the host `clients`, where the harness's own clients are."""
         return self._machines[CLIENTS_HOST].runtime_for(self._loop.root)
 
+    def trace_to(self, path: str, zero_s: Callable[[], float | None]) -> None:
+        """Write the network's trace to a file until the cluster stops; `zero_s` as of TraceWriter. Raises OSError."""
+        self._trace = TraceWriter(path, zero_s)
+        self._network.trace = self._trace.note
+
     @property
     def hosts(self) -> Sequence[str]:
         """The replicas' hosts: n1..nN."""
@@ -160,6 +167,9 @@ class SimCluster:
             disk = self._machines[host].disk
             for path in disk.paths():
                 _write(self.local_path(host, path), bytes(disk.inode(path).cache))
+        if self._trace is not None:
+            self._network.trace = None
+            self._trace.close()
 
     def bind_address(self, host: str) -> str:
         """The address of a host, the same for everyone in the run."""

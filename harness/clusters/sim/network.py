@@ -48,7 +48,8 @@ _HARMLESS_OPTIONS = frozenset(
 
 class TraceEvent(NamedTuple):
     """One thing that happened to a segment. `connection` is 0 outside connections. kind: syn, refused, accept, send,
-    fin, arrive, lost, again (retransmitted; size is the number of segments), probe."""
+    fin, arrive, lost, again (retransmitted; size is the number of segments), probe. Segments of a connection are
+    numbered in each direction; `content` is there when they are first sent."""
 
     time_s: float
     kind: str
@@ -56,6 +57,8 @@ class TraceEvent(NamedTuple):
     destination: str
     connection: int
     size_bytes: int
+    number: int = 0
+    content: bytes = b""
 
 
 class NetworkHost:
@@ -124,11 +127,23 @@ class SimNetwork:
             link = self._links[source, destination] = SimLink(source, destination, model, stream)
         return link
 
-    def note(self, kind: str, link: SimLink, transport: SimTransport | None, size_bytes: int) -> None:
-        """Tell the trace, if there is one."""
+    def note(
+        self,
+        kind: str,
+        link: SimLink,
+        transport: SimTransport | None,
+        size_bytes: int,
+        number: int = 0,
+        content: bytes = b"",
+    ) -> None:
+        """Tell the trace, if there is one. `number` and `content` are those of a connection's segment."""
         if self.trace is not None:
-            number = transport.number if transport is not None else 0
-            self.trace(TraceEvent(self.loop.time(), kind, link.source, link.destination, number, size_bytes))
+            connection = transport.number if transport is not None else 0
+            self.trace(
+                TraceEvent(
+                    self.loop.time(), kind, link.source, link.destination, connection, size_bytes, number, content
+                )
+            )
 
     def process_died(self, lane: Lane) -> None:
         """A process is gone: its kernel closes what it held open."""

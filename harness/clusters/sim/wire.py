@@ -121,11 +121,13 @@ class Wire:
     def put(self, segment: Segment) -> None:
         """Send one segment, behind those that wait to be sent again."""
         size = len(segment) if isinstance(segment, bytes) else 0
-        trace = self._network.trace
-        if trace is not None:
-            self._network.note("send" if size else str(segment.value), self.link, self.sender, size)  # type: ignore[union-attr]
         number = self._next_number
         self._next_number += 1
+        if self._network.trace is not None:
+            if isinstance(segment, bytes):
+                self._network.note("send", self.link, self.sender, size, number, segment)
+            else:
+                self._network.note(str(segment.value), self.link, self.sender, 0, number)
         if self._stalled or self.link.loses():
             self._stall(number, segment)
             return
@@ -143,7 +145,7 @@ class Wire:
             self._stalled_since_s = self._loop.time()
         insort(self._stalled, (number, segment), key=itemgetter(0))
         if self._network.trace is not None:
-            self._network.note("lost", self.link, self.sender, len(segment) if isinstance(segment, bytes) else 0)
+            self._network.note("lost", self.link, self.sender, _size(segment), number)
         self._arm()
 
     def _arm(self) -> None:
@@ -187,13 +189,14 @@ class Wire:
             self._stall(number, segment)
             return
         receiver = self.receiver
+        if not receiver.is_gone and number != self._expected_number:
+            self._stall(number, segment)  # it waits for one that was lost
+            return
         if self._network.trace is not None:
-            self._network.note("arrive", self.link, self.sender, len(segment) if isinstance(segment, bytes) else 0)
+            self._network.note("arrive", self.link, self.sender, _size(segment), number)
         if receiver.is_gone:
             if isinstance(segment, bytes) or receiver.has_vanished:
                 self._answer_with_reset(number, segment)
-        elif number != self._expected_number:
-            self._stall(number, segment)  # it waits for one that was lost
         else:
             self._expected_number += 1
             receiver.arrived(segment)
@@ -251,3 +254,7 @@ class Wire:
         self._ack_tries = 0
         size_bytes, self._unacknowledged_bytes = self._unacknowledged_bytes, 0
         self.was_read(size_bytes)
+
+
+def _size(segment: Segment) -> int:
+    return len(segment) if isinstance(segment, bytes) else 0

@@ -1,0 +1,180 @@
+"""What travels in a connection, by name: the remoting frames in the bytes that hosts send each other.
+
+Requests are named by their code, answers by the request that they answer; of the replication protocol's messages also
+what they are about: terms, the result of a vote, the indexes of the entries.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from node.dledger.rpc import DLedgerCode, DLedgerRequestCode
+from node.remoting.codec import FrameParser
+from node.remoting.codes import RequestCode, ResponseCode
+from node.remoting.command import Command
+from node.remoting.errors import FrameError
+
+__all__ = ["Dissector", "Rpc"]
+
+MAX_STREAMS = 4096
+"""Directions of connections that are followed at once; a run has some hundreds, the oldest is let go beyond it."""
+
+MAX_UNANSWERED = 1024
+"""Requests of one connection whose answers would be recognised; clients have far fewer in flight."""
+
+MAX_DETAIL = 60
+"""Characters of a detail, which nodes decide about."""
+
+ENTRY_INDEX = slice(8, 16)
+"""Where an entry has its index (node.dledger.entry)."""
+
+ENTRY_SIZE = slice(4, 8)
+
+_NAMES: dict[int, str] = {
+    **{code: code.name.lower().replace("_", " ") for code in RequestCode},
+    RequestCode.SEND_MESSAGE: "send",
+    RequestCode.SEND_MESSAGE_V2: "send",
+    RequestCode.SEND_BATCH_MESSAGE: "send batch",
+    RequestCode.PULL_MESSAGE: "pull",
+    RequestCode.HEART_BEAT: "client heartbeat",
+    RequestCode.GET_MAX_OFFSET: "max offset",
+    RequestCode.GET_MIN_OFFSET: "min offset",
+    RequestCode.GET_ROUTE_INFO_BY_TOPIC: "route",
+    DLedgerRequestCode.VOTE: "vote",
+    DLedgerRequestCode.HEART_BEAT: "heartbeat",
+    DLedgerRequestCode.METADATA: "metadata",
+    DLedgerRequestCode.APPEND: "append entry",
+    DLedgerRequestCode.GET: "get entries",
+}
+
+
+class Rpc(NamedTuple):
+    """One message: what it is (for an answer: of the request), and what it is about, in a few characters."""
+
+    name: str
+    is_reply: bool
+    detail: str
+
+
+class _Stream:
+    """One direction of a connection. `parser` is None once its bytes were no frames."""
+
+    def __init__(self) -> None:
+        self.parser: FrameParser | None = FrameParser()
+        self.asked: OrderedDict[int, str] = OrderedDict()
+        """Names of the requests sent in this direction, by opaque."""
+
+
+class Dissector:
+    """Names the messages in segments, which it must be given in the order in which they were sent."""
+
+    def __init__(self) -> None:
+        self._streams: OrderedDict[tuple[int, str, str], _Stream] = OrderedDict()
+
+    def feed(self, connection: int, source: str, destination: str, content: bytes) -> list[Rpc]:
+        """The messages that end in this segment."""
+        stream = self._stream(connection, source, destination)
+        if stream.parser is None:
+            return []
+        try:
+            commands = stream.parser.feed(content)
+        except FrameError as error:
+            stream.parser = None
+            commands = error.commands
+        back = self._stream(connection, destination, source)
+        return [
+            self._reply(command, back) if command.is_response else _request(command, stream) for command in commands
+        ]
+
+    def forget(self, connection: int, source: str, destination: str) -> None:
+        """A direction has ended."""
+        self._streams.pop((connection, source, destination), None)
+
+    def _stream(self, connection: int, source: str, destination: str) -> _Stream:
+        key = (connection, source, destination)
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = _Stream()
+            if len(self._streams) > MAX_STREAMS:
+                self._streams.popitem(last=False)
+        return stream
+
+    @staticmethod
+    def _reply(command: Command, asking: _Stream) -> Rpc:
+        name = asking.asked.pop(command.opaque, "answer")
+        return Rpc(name, True, _reply_detail(name, command)[:MAX_DETAIL])
+
+
+def _request(command: Command, stream: _Stream) -> Rpc:
+    name, detail = _NAMES.get(command.code, f"code {command.code}"), ""
+    if command.code in (DLedgerRequestCode.VOTE, DLedgerRequestCode.HEART_BEAT, DLedgerRequestCode.PUSH):
+        body = _object(command.body)
+        if command.code == DLedgerRequestCode.PUSH:
+            name, detail = _push(body)
+        else:
+            detail = f"term {body.get('term')}"
+    elif name == "send":
+        queue = command.ext_fields.get("queueId", command.ext_fields.get("e"))  # the second form's names are letters
+        detail = "" if queue is None else f"queue {queue}"
+    elif "queueId" in command.ext_fields:
+        detail = f"queue {command.ext_fields['queueId']}"
+    if not command.is_oneway:
+        stream.asked[command.opaque] = name
+        if len(stream.asked) > MAX_UNANSWERED:
+            stream.asked.popitem(last=False)
+    return Rpc(name, False, detail[:MAX_DETAIL])
+
+
+def _push(body: Mapping[str, Any]) -> tuple[str, str]:
+    kind = str(body.get("type", "push")).lower()[:MAX_DETAIL]
+    try:
+        entries = base64.b64decode(body.get("entries") or "")
+    except (binascii.Error, ValueError, TypeError):
+        entries = b""
+    indexes = []
+    at = 0
+    while len(entries) - at >= ENTRY_INDEX.stop:
+        size_bytes = int.from_bytes(entries[at + ENTRY_SIZE.start : at + ENTRY_SIZE.stop], "big")
+        if size_bytes <= 0:
+            break
+        indexes.append(int.from_bytes(entries[at + ENTRY_INDEX.start : at + ENTRY_INDEX.stop], "big"))
+        at += size_bytes
+    if not indexes:
+        return kind, f"to {body.get('commitIndex')}" if kind == "commit" else ""
+    first, last = indexes[0], indexes[-1]
+    return kind, str(first) if first == last else f"{first}–{last}"
+
+
+def _reply_detail(name: str, command: Command) -> str:
+    if command.code != ResponseCode.SUCCESS:
+        return _word(ResponseCode, command.code)
+    if name not in ("vote", "heartbeat", "append", "commit", "compare", "truncate"):
+        return "ok"
+    body = _object(command.body)
+    if name == "vote":
+        return str(body.get("voteResult", "")).lower().replace("_", " ")
+    code = body.get("code")
+    if code != DLedgerCode.SUCCESS:
+        return _word(DLedgerCode, code)
+    index = body.get("index", -1)
+    return "ok" if name == "heartbeat" or index == -1 else f"ok {index}"
+
+
+def _word(codes: Any, number: Any) -> str:
+    try:
+        return str(codes(number).name).lower().replace("_", " ")
+    except ValueError:
+        return f"code {number}"
+
+
+def _object(body: bytes) -> Mapping[str, Any]:
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}

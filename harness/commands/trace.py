@@ -1,0 +1,92 @@
+"""`harness trace RUN`: a window of a simulated run's network as a message sequence diagram."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness.errors import OperatorError
+from harness.history_writer import read_history
+from harness.judge import faults_of
+from harness.report.sequence import MAX_ARROWS, Leadership, sequence_page, sequence_svg
+from harness.report.trace_window import Window, choose, read_window
+from harness.store import RunDir, Store
+
+__all__ = ["MAX_HOSTS_DRAWN", "trace_command"]
+
+MAX_HOSTS_DRAWN = 17
+"""Lines side by side: the most replicas of a run, the clients and the name server."""
+
+
+def trace_command(arguments: argparse.Namespace) -> int:
+    """Draw the window and say where. Returns 0; raises OperatorError for what cannot be drawn."""
+    if not (math.isfinite(arguments.from_s) and math.isfinite(arguments.to_s) and arguments.from_s < arguments.to_s):
+        raise OperatorError(f"--from {arguments.from_s:g} must lie before --to {arguments.to_s:g}")
+    run_dir = Store(arguments.store).find(arguments.run)
+    path = Path(arguments.out) if arguments.out else run_dir.path / "trace.html"
+    if path.suffix not in (".html", ".svg"):
+        raise OperatorError(f"--out {path}: the drawing is an .html or an .svg file")
+    wanted = list(dict.fromkeys(word.strip() for word in arguments.hosts.split(",") if word.strip()))
+    if len(wanted) == 1:
+        raise OperatorError("--hosts: one host sends nothing to itself; name at least two")
+    window = read_window(
+        run_dir.trace_path, from_ns=round(arguments.from_s * 1e9), to_ns=round(arguments.to_s * 1e9), hosts=wanted
+    )
+    drawn = choose(window, MAX_ARROWS)
+    hosts = wanted or _in_order(_speakers(drawn) | {name for name in drawn.spoke if _is_replica(name)})
+    if len(hosts) > MAX_HOSTS_DRAWN:
+        raise OperatorError(f"{len(hosts)} hosts spoke, and {MAX_HOSTS_DRAWN} fit side by side: choose with --hosts")
+    draw = sequence_svg if path.suffix == ".svg" else sequence_page
+    text = draw(drawn, title=run_dir.name, hosts=hosts, faults=_faults(run_dir), leaders=_leaders(run_dir))
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OperatorError(f"--out {path}: {error.strerror}") from None
+    console = Console(stderr=True)
+    left_out = f", {drawn.left_out.total():,} left out" if drawn.left_out else ""
+    console.print(f"{len(drawn.messages)} messages between {len(hosts)} hosts{left_out}", highlight=False)
+    print(path)
+    return 0
+
+
+def _speakers(window: Window) -> set[str]:
+    return {name for message in window.messages for name in (message.source, message.destination)}
+
+
+def _is_replica(name: str) -> bool:
+    """Replicas always have their line: that one of them is silent is the most telling thing of all."""
+    return name.startswith("n") and name[1:].isdigit()
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """The clients, the replicas by number, then the others."""
+
+    def place(name: str) -> tuple[int, int, str]:
+        if _is_replica(name):
+            return 1, int(name[1:]), name
+        return (0 if name == "clients" else 2), 0, name
+
+    return sorted(names, key=place)
+
+
+def _faults(run_dir: RunDir) -> Sequence[Mapping[str, Any]]:
+    return faults_of(read_history(run_dir.history_path)) if run_dir.history_path.exists() else []
+
+
+def _leaders(run_dir: RunDir) -> list[Leadership]:
+    """Who became leader when, by the run's results; nobody where it has none."""
+    if not run_dir.results_path.exists():
+        return []
+    checks = run_dir.read_results().get("checks")
+    leaders = checks.get("leaders") if isinstance(checks, Mapping) else None
+    terms = leaders.get("terms") if isinstance(leaders, Mapping) else None
+    return [
+        Leadership(str(term["leader"]), term["term"], term["start_ns"])
+        for term in (terms if isinstance(terms, list) else [])
+        if isinstance(term, Mapping) and isinstance(term.get("start_ns"), int) and isinstance(term.get("term"), int)
+    ]

@@ -1,0 +1,164 @@
+"""A window of a network's trace: the messages in it, each with when it left and when it arrived."""
+
+from __future__ import annotations
+
+__all__ = ["RANKS", "Message", "TraceError", "Window", "choose", "read_window"]
+
+import json
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.errors import OperatorError
+from harness.report.units import clip, instant
+
+RANKS: Sequence[tuple[str, frozenset[str]]] = (
+    ("votes", frozenset(("vote",))),
+    ("what was lost or late", frozenset()),
+    ("comparing and truncating", frozenset(("compare", "truncate"))),
+    ("replication", frozenset(("append", "commit"))),
+    ("heartbeats", frozenset(("heartbeat",))),
+    ("clients' sends and reads", frozenset(("send", "send batch", "pull", "max offset", "min offset"))),
+    ("everything else", frozenset()),
+)
+"""Kinds of messages, the most telling first: names and the RPCs that belong to them."""
+
+LATE_RANK = 1
+
+
+class TraceError(OperatorError):
+    """A trace that cannot be read or drawn; one line that names the mend."""
+
+
+@dataclass(slots=True)
+class Message:
+    """A segment on its way: times in ns, `arrived_ns` None when it had not arrived by the window's end.
+
+    `losses` counts how often it was lost or waited behind one that was; `rpcs` are the messages that end in it.
+    """
+
+    source: str
+    destination: str
+    connection: int
+    sent_ns: int
+    size_bytes: int
+    rpcs: list[dict[str, Any]]
+    losses: int = 0
+    arrived_ns: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """The RPC of its first message; empty for a part of one."""
+        return str(self.rpcs[0].get("rpc", "")) if self.rpcs else ""
+
+    @property
+    def rank(self) -> int:
+        """Its place in RANKS."""
+        kinds = {rpc.get("rpc") for rpc in self.rpcs}
+        found = next((rank for rank, (_, names) in enumerate(RANKS) if kinds & names), len(RANKS) - 1)
+        return min(found, LATE_RANK) if self.losses else found
+
+    @property
+    def label(self) -> str:
+        """Its messages in words, at most two of them."""
+        words = [_words(rpc) for rpc in self.rpcs[:2]]
+        return ", ".join(words) + (f" +{len(self.rpcs) - 2}" if len(self.rpcs) > 2 else "")
+
+
+def _words(rpc: dict[str, Any]) -> str:
+    name, detail = clip(str(rpc.get("rpc", "")), 30), clip(str(rpc.get("detail", "")), 40)
+    return f"{name}: {detail or 'answered'}" if rpc.get("reply") else f"{name} {detail}".strip()
+
+
+@dataclass(slots=True)
+class Window:
+    """The messages under way between two moments (ns), in order of sending."""
+
+    from_ns: int
+    to_ns: int
+    messages: list[Message] = field(default_factory=list)
+    spoke: frozenset[str] = frozenset()
+    """Every host that sent or received anything in the whole trace."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """How many messages of each kind are not among `messages`, by RANKS' names."""
+
+
+def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] = ()) -> Window:
+    """Read a window of trace.jsonl; with `hosts` only what these sent each other.
+
+    Raises TraceError: there is no trace, it is damaged, nobody of that name spoke, or nothing happened in the window.
+    """
+    window = Window(from_ns, to_ns)
+    under_way: dict[tuple[Any, Any, Any, Any], Message] = {}
+    ended: list[Message] = []
+    spoke: set[str] = set()
+    first_ns: int | None = None
+    last_ns = 0
+    limit_ns: int | None = None
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, text in enumerate(lines, 1):
+                try:
+                    event = json.loads(text)
+                    time_ns, kind = event["time"], event["kind"]
+                    if kind == "limit":
+                        limit_ns = time_ns
+                        continue
+                    source, destination = event["from"], event["to"]
+                except (ValueError, KeyError, TypeError):
+                    raise TraceError(f"{path}:{number}: not a line of a trace; make the run again") from None
+                first_ns = time_ns if first_ns is None else first_ns
+                last_ns = time_ns
+                spoke |= {source, destination}
+                if time_ns > to_ns or (hosts and not (source in hosts and destination in hosts)):
+                    continue
+                key = (event.get("connection"), source, destination, event.get("number"))
+                if kind == "send":
+                    under_way[key] = Message(
+                        source, destination, key[0], time_ns, event.get("size", 0), event.get("rpcs", [])
+                    )
+                elif kind == "lost" and key in under_way:
+                    under_way[key].losses += 1
+                elif kind == "arrive" and key in under_way:
+                    message = under_way.pop(key)
+                    message.arrived_ns = time_ns
+                    if time_ns >= from_ns:
+                        ended.append(message)
+    except FileNotFoundError:
+        raise TraceError(f"{path.parent} has no trace: make the run with --cluster sim --trace") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    window.spoke = frozenset(spoke)
+    if unknown := sorted(set(hosts) - spoke):
+        raise TraceError(f"--hosts: {', '.join(unknown)} never spoke; these did: {', '.join(sorted(spoke))}")
+    # What was lost long before and never came is no news in this window, unless it is being sent again and again.
+    waiting = [message for message in under_way.values() if message.sent_ns >= from_ns]
+    window.messages = sorted([*ended, *waiting], key=lambda message: message.sent_ns)
+    if not window.messages:
+        if first_ns is None:
+            raise TraceError(f"{path} is empty: nothing was sent in that run")
+        where = f"the trace goes from {instant(first_ns)} to {instant(last_ns)}"
+        cut = (
+            ", where it reached its bound of events; shorten the run or lower its rate" if limit_ns is not None else ""
+        )
+        raise TraceError(f"nothing was sent between --from {from_ns / 1e9:g} and --to {to_ns / 1e9:g}: {where}{cut}")
+    return window
+
+
+def choose(window: Window, most: int) -> Window:
+    """The same window with at most `most` messages.
+
+    Kinds are taken whole in the order of RANKS while they fit; of the first that does not, the earliest are taken, and
+    of those after it none.
+    """
+    by_rank = sorted(range(len(window.messages)), key=lambda place: (window.messages[place].rank, place))
+    kept = set(by_rank[:most])
+    chosen = Window(window.from_ns, window.to_ns, spoke=window.spoke)
+    for place, message in enumerate(window.messages):
+        if place in kept:
+            chosen.messages.append(message)
+        else:
+            chosen.left_out[RANKS[message.rank][0]] += 1
+    return chosen

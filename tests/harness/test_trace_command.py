@@ -1,0 +1,93 @@
+"""`--trace` and `harness trace`, from a simulated run to the picture."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def harness(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *words],
+        cwd=cwd, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+RUN = ("run", "--cluster", "sim", "--nodes", "3", "--nemesis", "partition=leader", "--nemesis-interval", "2",
+       "--time-limit", "6", "--rate", "20", "--concurrency", "3", "--seed", "4")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a run with a trace is in the store."""
+    directory = tmp_path_factory.mktemp("traced")
+    done = harness(*RUN, "--trace", cwd=directory)
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def test_the_trace_tells_what_was_said(traced: Path) -> None:
+    (path,) = traced.glob("store/*/2*/trace.jsonl")
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(a["time"] <= b["time"] for a, b in itertools.pairwise(events))
+    assert events[0]["time"] < 0 < events[-1]["time"]
+    assert {"syn", "accept", "send", "arrive", "lost", "again"} <= {event["kind"] for event in events}
+    said = {rpc["rpc"] for event in events for rpc in event.get("rpcs", ())}
+    assert {"vote", "heartbeat", "append", "send", "pull", "register broker"} <= said
+    assert "answer" not in said, "every answer is known by its request"
+
+
+def test_the_trace_changes_nothing_of_the_run(traced: Path, tmp_path: Path) -> None:
+    done = harness(*RUN, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (with_trace,) = traced.glob("store/*/2*/history.jsonl")
+    (without,) = tmp_path.glob("store/*/2*/history.jsonl")
+    assert with_trace.read_bytes() == without.read_bytes()
+    assert not (without.parent / "trace.jsonl").exists()
+    refused = harness("trace", "latest", "--from", "0", "--to", "1", cwd=tmp_path)
+    assert refused.returncode == 254 and "has no trace: make the run with --cluster sim --trace" in refused.stderr
+
+
+def test_the_window_is_drawn(traced: Path) -> None:
+    (results,) = traced.glob("store/*/2*/results.json")
+    elected = json.loads(results.read_text())["checks"]["leaders"]["terms"][-1]
+    assert elected["start_ns"] > 2e9, "the partition from 2 s on brings a new leader"
+    done = harness("trace", "latest", "--from", "1.9", "--to", str(elected["start_ns"] / 1e9 + 0.1), cwd=traced)
+    assert done.returncode == 0, done.stderr
+    page = Path(traced, done.stdout.strip()).read_text()
+    assert (
+        "f1 partition" in page and ">n3<" in page and "arrow lost" in page and f"leads term {elected['term']}" in page
+    )
+    done = harness("trace", "latest", "--from", "-1", "--to", "0.2", "--hosts", "n2,n1", "--out", "a.svg", cwd=traced)
+    assert done.returncode == 0, done.stderr
+    drawing = (traced / "a.svg").read_text()
+    assert drawing.startswith("<svg") and ">n3<" not in drawing and drawing.index(">n2<") < drawing.index(">n1<")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["run", "--cluster", "local", "--trace"], "--trace: the network of cluster local cannot be traced"),
+        (["trace", "latest", "--from", "3", "--to", "2"], "--from 3 must lie before --to 2"),
+        (["trace", "latest", "--from", "nan", "--to", "2"], "must lie before"),
+        (["trace", "latest", "--from", "900", "--to", "901"], "the trace goes from"),
+        (["trace", "latest", "--from", "0", "--to", "1", "--hosts", "n1,n7"], "n7 never spoke"),
+        (["trace", "latest", "--from", "0", "--to", "1", "--hosts", "n1"], "name at least two"),
+        (["trace", "latest", "--from", "0", "--to", "1", "--out", "x.png"], "is an .html or an .svg file"),
+        (["trace", "latest", "--from", "0", "--to", "1", "--out", "no/where.svg"], "No such file"),
+        (["trace", "nothing-here", "--from", "0", "--to", "1"], "no run"),
+        (["trace", "latest", "--from", "0"], "--to"),
+    ],
+)
+def test_what_the_operator_can_mend_is_one_line(traced: Path, words: list[str], expected: str) -> None:
+    done = harness(*words, cwd=traced)
+    assert done.returncode == 254, done.stderr
+    assert expected in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
