@@ -50,7 +50,7 @@ class Listener:
         return await self.client.invoke(self._address, Command.request(code, fields or {}, body), timeout_ms=5000)
 
 
-@pytest.mark.row("Idle connection close")
+@pytest.mark.row("Idle connection close (120 s R)")
 def test_consumers_are_listed_and_told_of_changes_until_they_leave(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         assert (await case.ask(38, {"consumerGroup": "g"})).code == 1

@@ -70,6 +70,7 @@ def test_a_processor_that_raises_is_an_error_reply_without_traceback(
     assert caplog.text.count("failed:") == 1  # one line of a kind within a second
 
 
+@pytest.mark.row("Multiplexing by opaque")
 def test_replies_come_out_of_order_over_one_socket(stage: Any) -> None:
     async def scenario() -> None:
         async with stage() as s:

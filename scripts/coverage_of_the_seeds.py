@@ -1,0 +1,88 @@
+"""Write docs/coverage-of-the-seeds.md: each mechanism of the inventory, and the tests that would fail without it.
+
+    python scripts/coverage_of_the_seeds.py [--check]
+
+The mechanisms are the lines of docs/mechanisms.txt, in sections that begin with "# ". A test names its mechanisms with
+`@pytest.mark.row("...")`; the argument is a mechanism's line, literally or by the name of a constant of the module.
+With --check nothing is written: the exit status says whether the document is up to date and every row is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MECHANISMS = ROOT / "docs" / "mechanisms.txt"
+DOCUMENT = ROOT / "docs" / "coverage-of-the-seeds.md"
+
+
+def tests_by_row() -> dict[str, list[str]]:
+    """Every row that a test names, with the tests that name it."""
+    rows: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        constants = {
+            target.id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                for row in _rows(node.decorator_list, constants):
+                    rows.setdefault(row, []).append(f"{path.relative_to(ROOT)}::{node.name}")
+    return rows
+
+
+def _rows(decorators: list[ast.expr], constants: dict[str, ast.expr]) -> Iterator[str]:
+    for decorator in decorators:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.row":
+            for argument in decorator.args:
+                value = constants.get(argument.id, argument) if isinstance(argument, ast.Name) else argument
+                yield str(ast.literal_eval(value))
+
+
+def document(rows: dict[str, list[str]]) -> str:
+    """The document's text."""
+    lines = [
+        "# Which test covers which mechanism",
+        "",
+        "Made by `scripts/coverage_of_the_seeds.py` from the `row` markers of the tests. A test is listed where it",
+        "would fail if the mechanism were missing.",
+    ]
+    for line in MECHANISMS.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# "):
+            lines += ["", f"## {line[2:]}", "", "| Mechanism | Tests |", "|---|---|"]
+        elif line:
+            tests = "<br>".join(f"`{test}`" for test in rows.get(line, [])) or "no test names it yet"
+            lines.append(f"| {line.replace('|', chr(92) + '|')} | {tests} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Write or check the document; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Write docs/coverage-of-the-seeds.md from the tests' row markers.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when the document is out of date")
+    options = parser.parse_args()
+    rows = tests_by_row()
+    known = set(MECHANISMS.read_text(encoding="utf-8").splitlines())
+    unknown = [row for row in rows if row not in known]
+    for row in unknown:
+        print(f"no mechanism is called {row!r}, which {rows[row][0]} names", file=sys.stderr)
+    text = document(rows)
+    if options.check:
+        is_current = DOCUMENT.exists() and DOCUMENT.read_text(encoding="utf-8") == text
+        if not is_current:
+            print(f"{DOCUMENT} is out of date; run this script without --check", file=sys.stderr)
+        return 0 if is_current and not unknown else 1
+    DOCUMENT.write_text(text, encoding="utf-8")
+    return 1 if unknown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
