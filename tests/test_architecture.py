@@ -70,6 +70,11 @@ def test_standard_library_only(package: str) -> None:
     assert wrong == []
 
 
+OPEN_TO_THE_HARNESS = ("node.client", "node.runtime", "node.real_runtime", "node.mutants")
+"""The client, the interfaces it lives on, and the catalogue of known bugs: `--set mutant=NAME` is checked by name, and
+the one bug that is the client's own is switched on where the client is."""
+
+
 def test_harness_uses_only_the_client_of_the_node() -> None:
     """The harness knows the node as a client does; only the simulated cluster hosts its classes."""
     wrong = [
@@ -78,8 +83,7 @@ def test_harness_uses_only_the_client_of_the_node() -> None:
         if "sim" not in path.relative_to(ROOT / "harness").parts[1:2]
         for line, module, _ in imports_of(path)
         if module.split(".")[0] == "node"
-        and not module.startswith("node.client")
-        and not module.startswith(("node.runtime", "node.real_runtime"))
+        and not module.startswith(OPEN_TO_THE_HARNESS)
     ]
     assert wrong == []
 
@@ -118,6 +122,18 @@ def test_the_node_touches_the_world_only_through_its_runtime() -> None:
         if module in NOT_IN_THE_NODE
     ]
     assert wrong == []
+
+
+def test_known_bugs_stay_out_of_production_code() -> None:
+    """A mutant replaces methods from outside: only the configuration knows its name, only the start-up switches it."""
+    knowing = {
+        str(path.relative_to(ROOT))
+        for path in files_of("node")
+        if "mutants" not in path.relative_to(ROOT).parts
+        for _, module, _ in imports_of(path)
+        if module.startswith("node.mutants")
+    }
+    assert knowing <= {"node/config.py", "node/serving.py"}
 
 
 def test_workloads_and_node_do_not_ask_which_cluster_they_run_on() -> None:
