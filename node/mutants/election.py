@@ -82,7 +82,15 @@ def no_step_down(ledger: DLedgerServer) -> None:
     def must_step_down(self: LeaderElector, leadership: Leadership) -> bool:
         return False
 
-    replace(ledger.elector, must_step_down=must_step_down)
+    def _lead(self: LeaderElector) -> int:
+        wait_ns = LeaderElector._lead(self)
+        if self.leadership is None:
+            return wait_ns
+        # The end of the lease is past and of no consequence: only the next heartbeat is waited for.
+        due_ns = self.leadership.last_beat_ns + self._timing.heartbeat_interval_ms * 1_000_000
+        return max(wait_ns, due_ns - self._clock.monotonic_ns(), 1)
+
+    replace(ledger.elector, must_step_down=must_step_down, _lead=_lead)
 
 
 def stale_leader_reads(ledger: DLedgerServer) -> None:
