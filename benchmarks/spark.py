@@ -174,7 +174,7 @@ def _with_faults(columns: dict[str, Any], faults: list[tuple[int, int]]) -> dict
 
 
 def measure(store: str) -> tuple[float, float, float, float]:
-    """(seconds in all, seconds without Spark's start, CPU seconds, peak GB) of every process of an analysis of a store."""
+    """(seconds in all, seconds without Spark's start, CPU seconds, peak GB) of analysing a store."""
     code = (
         "import sys,time,json;from spark_analysis.session import open_session;"
         "from spark_analysis.analysis import analyse,Options\n"
