@@ -6,7 +6,6 @@ import importlib
 import sys
 from pathlib import Path
 
-
 ONLY_BY_NAME = frozenset(("checker_oracle", "mutants", "spark"))
 """These take an hour, or gigabytes: a hundred thousand histories a model, mutants until found, 20M operations."""
 

@@ -43,6 +43,8 @@ def test_damaged_runs_are_left_out_and_named(spark: Any, synthetic: ModuleType, 
     (runs[1] / "history.parquet").write_bytes(content[: len(content) // 2])
     (runs[2] / "history.parquet").write_bytes(b"PAR1 nonsense PAR1")
     (runs[3] / "history.parquet").write_bytes(b"")
+    (runs[3] / "history.jsonl").write_bytes(b"")
+    (tmp_path / "torn.edn").write_bytes(b"")
     rewrite(runs[4] / "history.parquet", lambda t: t.drop_columns(["time_ns"]))
     rewrite(runs[5] / "history.parquet", lambda t: t.replace_schema_metadata({"splitbrain.schema_version": "2"}))
     rewrite(runs[6] / "history.parquet", lambda t: t.filter([i != 0 for i in range(t.num_rows)]))
@@ -56,7 +58,8 @@ def test_damaged_runs_are_left_out_and_named(spark: Any, synthetic: ModuleType, 
     analysis = analysed(spark, tmp_path)
     assert "not readable as Parquet" in problem_of(analysis, runs[1].name)
     assert "not readable as Parquet" in problem_of(analysis, runs[2].name)
-    assert problem_of(analysis, runs[3].name) == "history.parquet: the file is empty"
+    assert problem_of(analysis, runs[3].name) == "its history is empty"
+    assert problem_of(analysis, "torn.edn") == "the file is empty"
     assert "it has no column time_ns" in problem_of(analysis, runs[4].name)
     assert "schema version 2" in problem_of(analysis, runs[5].name)
     assert "has not invoked" in problem_of(analysis, runs[6].name)
