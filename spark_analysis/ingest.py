@@ -30,6 +30,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -108,20 +109,22 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
     foreign = (*FOREIGN, *include)
     patterns = (PARQUET, JSONL, RESULTS, TEST, PART, *foreign)
     try:
-        rows = (
+        files = (
             spark.read.format("binaryFile")
             .option("recursiveFileLookup", "true")
             .option("pathGlobFilter", "{" + ",".join(patterns) + "}")
             .load(_escaped(place))
-            .select("path", "length")
-            .collect()
         )
+        sizes = {row.path: row.length for row in files.select("path", "length").collect()}
+        # Spark's rows leave empty files out, which would be a silent loss; its list of names has them.
+        listed = [re.sub("^file:///", "file:/", unquote(path)) for path in files.inputFiles()]
+        sizes |= {path: 0 for path in listed if path not in sizes}
     except Exception as error:
         raise AnalysisError(f"cannot read {place}: {_why(error)}") from None
     listing = Listing(place)
     by_dir: dict[str, dict[str, tuple[str, int]]] = {}
-    prefix = len(_prefix(place, [row.path for row in rows]))
-    for path, length in sorted((row.path, row.length) for row in rows):
+    prefix = len(_prefix(place, list(sizes)))
+    for path, length in sorted(sizes.items()):
         folder, _, name = path.rpartition("/")
         if "latest" in folder[prefix:].split("/"):
             continue  # the store's links to its newest runs, which would be counted twice
@@ -166,9 +169,12 @@ def _parents(folder: str) -> set[str]:
 
 
 def _add_run(listing: Listing, folder: str, names: dict[str, tuple[str, int]]) -> None:
-    history = names.get(PARQUET) or names.get(JSONL)
+    histories = [names[name] for name in (PARQUET, JSONL) if name in names]
+    history = next((found for found in histories if found[1]), None)
     if history is None:
-        listing.problems.append((folder, "no history: the run ended before its load began"))
+        listing.problems.append(
+            (folder, "its history is empty" if histories else "no history: the run ended before its load began")
+        )
         return
     _add(
         listing,
@@ -183,6 +189,9 @@ def _add_run(listing: Listing, folder: str, names: dict[str, tuple[str, int]]) -
 
 
 def _add(listing: Listing, run: RunFiles) -> None:
+    if not run.size_bytes:
+        listing.problems.append((run.run_dir, "the file is empty"))
+        return
     if run.size_bytes > MAX_FILE_BYTES:
         listing.problems.append((run.run_dir, f"its history is larger than {MAX_FILE_BYTES:,} bytes"))
         return
