@@ -12,4 +12,7 @@ __all__ = ["clean_command"]
 def clean_command(arguments: argparse.Namespace) -> int:
     """Clean up after dead runs. Returns 0 when nothing of ours is left, 255 when something resists."""
     report = clean(run_ids=arguments.run_ids, report=print)
+    if not (report.removed or report.left or report.live):
+        named = ", ".join(arguments.run_ids or ())
+        print(f"nothing of run {named} is on this machine" if named else "nothing to clean")
     return report.exit_status

@@ -80,3 +80,9 @@ def test_list_names_what_can_be_chosen(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for name in ("register", "log", "partition", "broker", "local", "netns"):
         assert name in done.stdout
+
+
+def test_cleaning_a_run_that_left_nothing_says_so(tmp_path: Path) -> None:
+    result = harness("clean", "--run", "20200101T000000-nobody", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "nothing of run 20200101T000000-nobody is on this machine" in result.stdout
