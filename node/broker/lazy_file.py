@@ -3,17 +3,18 @@
 RocketMQ writes its tables every few seconds whether they changed or not (R: ConfigManager, 5 s for consumer
 offsets). Here the first change arms one timer and everything that changes until it fires goes into one write, so
 an idle broker does nothing. What is not yet written is lost with the machine; each table says what that means.
+The file has a checksum and a predecessor (`node/store/table_file.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from typing import Any
 
 from node.runtime import Disk
+from node.store.table_file import read_table, write_table
 
 __all__ = ["LazyFile"]
 
@@ -35,13 +36,8 @@ class LazyFile:
         self._stopped = False
 
     def load(self) -> Any:
-        """The file's content, None when there is no file. Raises OSError, ValueError when it is not JSON."""
-        if not self._disk.exists(self._path):
-            return None
-        try:
-            return json.loads(self._disk.read_file(self._path))
-        except ValueError as error:
-            raise ValueError(f"{self._path} is damaged: {error}; restore it, or remove it to start empty") from error
+        """The file's content, None when there is no file. Raises OSError, TableDamaged (a ValueError)."""
+        return read_table(self._disk, self._path)
 
     def damaged(self, error: Exception) -> ValueError:
         """What to raise when the content is JSON and yet not this table."""
@@ -74,8 +70,7 @@ class LazyFile:
                 return
             self._dirty = False
             try:
-                content = json.dumps(self._render(), separators=(",", ":"))
-                await self._disk.write_file_atomic(self._path, content.encode())
+                await write_table(self._disk, self._path, self._render())
             except BaseException:
                 self._dirty = True
                 raise

@@ -8,13 +8,13 @@ the broker needs for itself (`internal_topics.py`) are always there.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from node.broker.internal_topics import PERM_INHERIT, is_internal, system_topics
 from node.config import MAX_QUEUES, MAX_TOPICS, TopicConfig, check_topic_name
 from node.runtime import Disk
+from node.store.table_file import read_table, write_table
 
 __all__ = ["TopicTable", "TopicTableFull", "topic_json"]
 
@@ -36,11 +36,12 @@ class TopicTable:
 
     def load(self) -> None:
         """Read the created topics. Raises OSError, and ValueError when the file is not a topic table."""
-        if not self._disk.exists(self._path):
+        content = read_table(self._disk, self._path)
+        if content is None:
             self._topics = dict(self._configured)
             return
         try:
-            self._adopt(json.loads(self._disk.read_file(self._path)))
+            self._adopt(content)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{self._path} is no topic table: {error}") from error
 
@@ -110,8 +111,7 @@ class TopicTable:
         return TopicConfig(name=name, queues=max(1, min(queues, example.queues)), perm=example.perm & ~PERM_INHERIT)
 
     async def _write(self, topics: Mapping[str, TopicConfig], version: int) -> None:
-        content = _document(topics, version)
-        await self._disk.write_file_atomic(self._path, json.dumps(content, indent=1).encode())
+        await write_table(self._disk, self._path, _document(topics, version))
 
     def document(self) -> dict[str, Any]:
         """The table as it is written and sent (code 21)."""

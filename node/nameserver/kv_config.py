@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Final
 
 from node.runtime import Disk
+from node.store.table_file import read_table, write_table
 
 __all__ = ["KvConfig", "KvConfigFull"]
 
@@ -31,10 +31,11 @@ class KvConfig:
 
     def load(self) -> None:
         """Read the file, if there is one. Raises OSError, and ValueError when it is no such table."""
-        if self._path is None or not self._disk.exists(self._path):
+        content = read_table(self._disk, self._path) if self._path is not None else None
+        if content is None:
             return
         try:
-            table = json.loads(self._disk.read_file(self._path))["configTable"]
+            table = content["configTable"]
             self._table = {
                 str(namespace): {str(key): str(value) for key, value in entries.items()}
                 for namespace, entries in table.items()
@@ -77,6 +78,5 @@ class KvConfig:
 
     async def _save(self, table: dict[str, dict[str, str]]) -> None:
         if self._path is not None:
-            text = json.dumps({"configTable": table}, indent=1)
-            await self._disk.write_file_atomic(self._path, text.encode())
+            await write_table(self._disk, self._path, {"configTable": table})
         self._table = table

@@ -188,7 +188,7 @@ def test_a_damaged_topic_table_is_named(start: Start, tmp_path: Path) -> None:
     (tmp_path / "data" / "topics.json").write_text("{")
     status, errors = finish(start("broker", "--config", write_config(tmp_path)))
     assert status == 1 and "Traceback" not in errors
-    assert f"{tmp_path / 'data' / 'topics.json'} is no topic table" in errors.splitlines()[-1]
+    assert f"{tmp_path / 'data' / 'topics.json'} is damaged" in errors.splitlines()[-1]
 
 
 def test_the_single_file_is_reproducible_and_needs_nothing_but_python(start: Start, tmp_path: Path) -> None:
