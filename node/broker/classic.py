@@ -8,7 +8,6 @@ behind an entry is where the next begins. A record's physical offset is its posi
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from node.config import ClassicConfig
 from node.remoting import ResponseCode
 from node.runtime import Runtime
 from node.store.commit_log import CommitLog, LogRefuses, NotYetDurable
+from node.store.table_file import decode_table, encode_table
 
 __all__ = ["ClassicLedger", "ClassicStore"]
 
@@ -173,7 +173,7 @@ class ClassicLedger:
         if not self._runtime.disk.exists(self._checkpoint_path):
             return 0, False
         try:
-            content = json.loads(self._runtime.disk.read_file(self._checkpoint_path))
+            content = decode_table(self._runtime.disk.read_file(self._checkpoint_path))
             return int(content["position"]), bool(content["isClean"])
         except (ValueError, KeyError, TypeError) as error:
             logger.warning("%s is damaged (%s); reading the whole log", self._checkpoint_path, error)
@@ -185,7 +185,7 @@ class ClassicLedger:
             "isClean": is_clean,
             "writtenAtMs": self._runtime.clock.wall_ms(),
         }
-        await self._runtime.disk.write_file_atomic(self._checkpoint_path, json.dumps(content).encode())
+        await self._runtime.disk.write_file_atomic(self._checkpoint_path, encode_table(content))
 
     async def _checkpoint_forever(self) -> None:
         while True:
