@@ -155,6 +155,14 @@ class BrokerConfig:
     name_servers: tuple[str, ...]
     read_mode: str
     flush_mode: str
+    flush_interval_ms: int
+    """Asynchronous flush: the shortest time between two syncs of the log (R: flushIntervalCommitLog, 500 ms; a DLedger
+    log has its own, flushFileInterval, 10 ms)."""
+    flush_least_pages: int
+    """Asynchronous flush: unsynced pages of 4 KiB at which a sync is worth it (R: flushCommitLogLeastPages, 4;
+    DLedger: 0)."""
+    flush_thorough_interval_ms: int
+    """Asynchronous flush: after which everything is synced (R: flushCommitLogThoroughInterval, 10 s)."""
     timing: str
     uvloop: str
     log_level: str
@@ -308,6 +316,11 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         name_servers=reader.take("name_servers", check_addresses, ()),
         read_mode=reader.take("read_mode", one_of(READ_MODES), "read_index"),
         flush_mode=reader.take("flush_mode", one_of(FLUSH_MODES), "sync"),
+        flush_interval_ms=reader.take(
+            "flush_interval_ms", integer_in(1, 3_600_000), 10 if classic is None else 500
+        ),
+        flush_least_pages=reader.take("flush_least_pages", integer_in(0, 1 << 20), 0 if classic is None else 4),
+        flush_thorough_interval_ms=reader.take("flush_thorough_interval_ms", integer_in(1, 3_600_000), 10_000),
         timing=reader.take("timing", one_of(TIMINGS), "default"),
         uvloop=reader.take("uvloop", one_of(SWITCHES), "auto"),
         log_level=reader.take("log_level", one_of(LOG_LEVELS), "info"),

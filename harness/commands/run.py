@@ -19,10 +19,11 @@ from harness.clusters.base import ClusterUnavailable
 from harness.clusters.options import require_cluster
 from harness.clusters.select import choose
 from harness.clusters.user_namespace import reexec
-from harness.errors import OperatorError, nearest
+from harness.errors import OperatorError
 from harness.execution import Parts, exit_status_of, left_out, perform, plan_faults
 from harness.report import print_summary
 from harness.store import Store
+from harness.systems.base import setting_problems
 from harness.test import ALL, NemesisChoice, Test
 from harness.workloads.base import Workload
 from nemesis.forms import expand_variant
@@ -166,12 +167,6 @@ def _nemeses(test: Test) -> dict[str, Nemesis]:
 
 
 def _check_settings(system_class: Any, test: Test) -> None:
-    known = {setting.name: setting for setting in system_class.settings}
-    problems = []
-    for name, value in test.settings.items():
-        if name not in known:
-            problems.append(f"unknown setting {name!r}{nearest(name, known)}; known: {', '.join(sorted(known))}")
-        elif known[name].choices and value not in known[name].choices:
-            problems.append(f"{name} must be one of {', '.join(known[name].choices)}, not {value!r}")
+    problems = setting_problems(system_class.settings, test.settings)
     if problems:
         raise OperatorError(f"--set (system {test.system}): " + "; ".join(problems))

@@ -3,7 +3,7 @@
 A system knows how to install and start itself on the hosts of a cluster, who its leader is, how clients talk
 to it, and what its replicas must agree on when everything is over. It does not know how hosts are made or
 which faults are in force. Workloads talk to it through a *connection* of a kind that the system offers; the
-kind that queue-like workloads need is `QueueConnection`.
+kinds are `QueueConnection`, a replica's queues by offset, and `MessagingConnection`, producers and consumer groups.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from harness.clusters.base import HostProcess
+from harness.errors import nearest
 
-__all__ = ["CheckOutcome", "QueueConnection", "Setting", "System"]
+__all__ = ["CheckOutcome", "MessagingConnection", "QueueConnection", "Setting", "System", "setting_problems"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,30 @@ class Setting:
     default: str
     description: str
     choices: tuple[str, ...] = ()
+    bounds: tuple[int, int] | None = None
+    """The least and the greatest value of a setting that is a whole number."""
+
+    def problem(self, value: str) -> str | None:
+        """What is wrong with a value, as one line; None when nothing is."""
+        if self.choices and value not in self.choices:
+            return f"{self.name} must be one of {', '.join(self.choices)}, not {value!r}{nearest(value, self.choices)}"
+        if self.bounds is not None:
+            least, greatest = self.bounds
+            if not (value.isascii() and value.isdigit()) or not least <= int(value) <= greatest:
+                return f"{self.name} must be a whole number from {least} to {greatest}, not {value!r}"
+        return None
+
+
+def setting_problems(known: Sequence[Setting], given: Mapping[str, str]) -> list[str]:
+    """Everything that is wrong with settings as they were given, one line each."""
+    by_name = {setting.name: setting for setting in known}
+    problems = []
+    for name, value in given.items():
+        if name not in by_name:
+            problems.append(f"unknown setting {name!r}{nearest(name, by_name)}; known: {', '.join(sorted(by_name))}")
+        elif (problem := by_name[name].problem(value)) is not None:
+            problems.append(problem)
+    return problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +89,39 @@ class QueueConnection(Protocol):
 
     async def tail(self, key: int) -> int:
         """The number of committed values of a queue."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class MessagingConnection(Protocol):
+    """A client's view of a topic that a consumer group shares: messages go in, and come out to the group's members.
+
+    Every connection is a producer and a member of the one group. What `receive` returned counts as dealt with at the
+    next `receive`; a message may come out more than once. Errors as for `QueueConnection`.
+    """
+
+    node: str | None
+
+    async def open(self) -> None:
+        """Join the groups; returns before the first message can be received."""
+        ...
+
+    async def send(self, value: Any, *, delay_ms: int = 0) -> None:
+        """Send a JSON value, to be delivered after `delay_ms` (one of the system's own delays, 0: at once)."""
+        ...
+
+    async def send_in_transaction(self, value: Any, *, commit: bool, tell: bool) -> None:
+        """Send a JSON value in a transaction that is decided once it is stored. With `tell` the system is told the
+        decision; without, it must ask, which any connection of the run answers."""
+        ...
+
+    async def receive(self, max_messages: int) -> list[Any]:
+        """Up to `max_messages` values for this member of the group; none when nothing comes for a moment."""
+        ...
+
+    async def lag(self) -> int:
+        """Messages that the group, by its stored offsets, has still to deal with. Errors are always definite."""
         ...
 
     async def close(self) -> None: ...

@@ -11,18 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, Cluster, HostProcess, Program, harness_runtime
-from harness.errors import OperatorError, SystemUnderTestError, nearest
-from harness.systems.base import CheckOutcome, Setting
+from harness.errors import OperatorError, SystemUnderTestError
+from harness.systems.base import CheckOutcome, Setting, setting_problems
 from harness.systems.broker_checks import compare_replicas, one_leader_per_term
 from harness.systems.broker_connection import BrokerConnection
+from harness.systems.broker_messaging import TIMINGS, BrokerMessaging
 from harness.systems.node_program import node_program
-from node.client import BrokerClient
+from node.client import BrokerClient, Client, TransactionState
 from node.mutants.catalogue import CLIENT_MUTANTS, MUTANTS, NO_MUTANT
 from node.mutants.switch import mutate_client
 
@@ -43,9 +44,31 @@ emulated ones. A program that ends meanwhile is noticed at once."""
 STATUS_TIMEOUT_MS = 500
 """For one status request. A host that is cut off must not hold up the question who leads."""
 
+TRANSACTION_TIMEOUT_S = 2
+TRANSACTION_CHECK_INTERVAL_S = 2
+"""A run of a minute must see answers to questions about transactions; RocketMQ waits 6 s and asks every 60 s."""
+
 SETTINGS = (
     Setting("read_mode", "read_index", "how reads are made current", ("read_index", "lease", "log", "unsafe")),
-    Setting("flush_mode", "sync", "acknowledge after fsync, or before", ("sync", "async")),
+    Setting("flush_mode", "sync", "acknowledge after fsync, or before (flushDiskType)", ("sync", "async")),
+    Setting(
+        "flush_interval_ms",
+        "10",
+        "async: least time between two syncs (flushIntervalCommitLog, there 500; DLedger's own is 10)",
+        bounds=(1, 3_600_000),
+    ),
+    Setting(
+        "flush_least_pages",
+        "0",
+        "async: unsynced pages of 4 KiB that make a sync worth it (flushCommitLogLeastPages, there 4; DLedger: 0)",
+        bounds=(0, 1 << 20),
+    ),
+    Setting(
+        "flush_thorough_interval_ms",
+        "10000",
+        "async: after which everything is synced (flushCommitLogThoroughInterval)",
+        bounds=(1, 3_600_000),
+    ),
     Setting("timing", "fast", "election timings: fast (100 ms heartbeats) or RocketMQ's own", ("fast", "default")),
     Setting("mutant", NO_MUTANT, "a known bug put into the nodes or clients", (NO_MUTANT, *MUTANTS)),
 )
@@ -78,7 +101,7 @@ class BrokerSystem:
 
     name = "broker"
     description = "A replicated message broker modelled on RocketMQ with DLedger (Raft)."
-    offers = frozenset({"queue"})
+    offers = frozenset({"queue", "messaging"})
     settings: Sequence[Setting] = SETTINGS
     ports: Sequence[int] = (BROKER_PORT, DLEDGER_PORT, NAME_SERVER_PORT)
 
@@ -95,6 +118,7 @@ class BrokerSystem:
         self._control: BrokerClient | None = None
         self._final: dict[str, _Status] = {}
         self._recovered = False
+        self._decisions: dict[bytes, TransactionState] = {}
 
     async def start(self) -> None:
         """Write configurations, start name server and brokers, wait for a leader that takes writes."""
@@ -133,23 +157,27 @@ class BrokerSystem:
             f'listen = "{own_address}:{BROKER_PORT}"',
             f'data_dir = "{os.path.join(cluster.data_dir(host), "data")}"',
             f'name_servers = ["{cluster.address_from(host, NAME_SERVER_HOST, NAME_SERVER_PORT)}"]',
-            *(f'{name} = "{value}"' for name, value in self._node_settings().items()),
+            *self._node_settings(),
             "[dledger]",
             f'listen = "{own_address}:{DLEDGER_PORT}"',
             "[dledger.peers]",
             *(f'{other} = "{peer(other)}"' for other in cluster.hosts),
+            "[transactions]",
+            f"timeout_s = {TRANSACTION_TIMEOUT_S}",
+            f"check_interval_s = {TRANSACTION_CHECK_INTERVAL_S}",
             "[[topics]]",
             f'name = "{TOPIC}"',
             f"queues = {self._keys}",
         ]
         return "\n".join(lines) + "\n"
 
-    def _node_settings(self) -> dict[str, str]:
-        """The settings that nodes are told; a mutant only where there is one for nodes."""
+    def _node_settings(self) -> list[str]:
+        """The settings that nodes are told, as lines of TOML; a mutant only where there is one for nodes."""
         settings = dict(self._settings)
         if settings["mutant"] == NO_MUTANT or settings["mutant"] in CLIENT_MUTANTS:
             del settings["mutant"]
-        return settings
+        numbers = {setting.name for setting in SETTINGS if setting.bounds is not None}
+        return [f"{name} = {value}" if name in numbers else f'{name} = "{value}"' for name, value in settings.items()]
 
     async def _wait_until_ready(self) -> None:
         loop = asyncio.get_running_loop()
@@ -254,13 +282,15 @@ class BrokerSystem:
             for name in ("ledgerEndIndex", "committedIndex", "dispatchedIndex")
         )
 
-    def connection(self, kind: str, *, process: int, thread: int) -> BrokerConnection:
-        """A queue connection whose home is one of the brokers, by thread."""
+    def connection(self, kind: str, *, process: int, thread: int) -> BrokerConnection | BrokerMessaging:
+        """A connection of an offered kind. One to the queues has one of the brokers for its home, by thread."""
         if kind not in self.offers:
             raise OperatorError(f"system broker offers no {kind!r} connections")
         addresses = {
             host: self._cluster.address_from(CLIENTS_HOST, host, BROKER_PORT) for host in self._cluster.hosts
         }
+        if kind == "messaging":
+            return self._messaging(process, {address: host for host, address in addresses.items()})
         hosts = list(addresses)
         client = self._new_client(f"process-{process}")
         mutate_client(self._settings["mutant"], client)
@@ -272,18 +302,45 @@ class BrokerSystem:
             timeout_s=self._operation_timeout_s,
         )
 
+    def _messaging(self, process: int, host_of: Mapping[str, str]) -> BrokerMessaging:
+        client = Client(
+            self._name_servers(),
+            runtime=harness_runtime(self._cluster),
+            translate=self._translator(),
+            client_id=f"process-{process}",
+            timings=TIMINGS,
+            request_timeout_ms=max(1, int(self._operation_timeout_s * 500)),
+        )
+        mutate_client(self._settings["mutant"], client.requests)
+        return BrokerMessaging(
+            client=client,
+            topic=TOPIC,
+            broker_name=BROKER_NAME,
+            keys=self._keys,
+            host_of=host_of.get,
+            decisions=self._decisions,
+            timeout_s=self._operation_timeout_s,
+        )
+
     def _new_client(self, client_id: str) -> BrokerClient:
+        return BrokerClient(
+            name_servers=self._name_servers(),
+            runtime=harness_runtime(self._cluster),
+            translate=self._translator(),
+            client_id=client_id,
+        )
+
+    def _name_servers(self) -> list[str]:
+        return [self._cluster.address_from(CLIENTS_HOST, NAME_SERVER_HOST, NAME_SERVER_PORT)]
+
+    def _translator(self) -> Callable[[str], str]:
+        """From the address that a broker advertises to the one that clients dial."""
         cluster = self._cluster
         translations = {
             f"{cluster.bind_address(host)}:{BROKER_PORT}": cluster.address_from(CLIENTS_HOST, host, BROKER_PORT)
             for host in cluster.hosts
         }
-        return BrokerClient(
-            name_servers=[cluster.address_from(CLIENTS_HOST, NAME_SERVER_HOST, NAME_SERVER_PORT)],
-            runtime=harness_runtime(cluster),
-            translate=lambda address: translations.get(address, address),
-            client_id=client_id,
-        )
+        return lambda address: translations.get(address, address)
 
     async def check(self, *, started_wall_ms: int) -> Mapping[str, CheckOutcome]:
         """Replica agreement byte for byte, and at most one leader in every term."""
@@ -306,14 +363,7 @@ class BrokerSystem:
 
 def resolve_settings(given: Mapping[str, str]) -> dict[str, str]:
     """Defaults overlaid with what was given. Raises OperatorError naming every problem."""
-    known = {setting.name: setting for setting in SETTINGS}
-    problems = []
-    for name, value in given.items():
-        if name not in known:
-            problems.append(f"unknown setting {name!r}{nearest(name, known)}; known: {', '.join(sorted(known))}")
-        elif known[name].choices and value not in known[name].choices:
-            hint = nearest(value, known[name].choices)
-            problems.append(f"{name} must be one of {', '.join(known[name].choices)}, not {value!r}{hint}")
+    problems = setting_problems(SETTINGS, given)
     if problems:
         raise OperatorError("--set: " + "; ".join(problems))
-    return {name: given.get(name, setting.default) for name, setting in known.items()}
+    return {setting.name: given.get(setting.name, setting.default) for setting in SETTINGS}

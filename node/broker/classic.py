@@ -16,7 +16,7 @@ from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, ReadMode
 from node.config import ClassicConfig
 from node.remoting import ResponseCode
 from node.runtime import Runtime
-from node.store.commit_log import CommitLog, LogRefuses, NotYetDurable
+from node.store.commit_log import DEFAULT_FLUSH, CommitLog, FlushPolicy, LogRefuses, NotYetDurable
 from node.store.table_file import decode_table, encode_table
 
 __all__ = ["ClassicLedger", "ClassicStore"]
@@ -115,6 +115,7 @@ class ClassicLedger:
         data_dir: str,
         segment_size_bytes: int,
         flush_mode: str,
+        flush: FlushPolicy = DEFAULT_FLUSH,
         config: ClassicConfig,
         runtime: Runtime,
     ) -> None:
@@ -128,6 +129,7 @@ class ClassicLedger:
             f"{data_dir}/commitlog",
             segment_size_bytes=segment_size_bytes,
             flush_mode=mode,
+            flush=flush,
             on_progress=self._progressed,
         )
         self.store = ClassicStore(self.log)

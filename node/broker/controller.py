@@ -53,6 +53,7 @@ from node.remoting import (
     ServerLimits,
 )
 from node.runtime import Runtime
+from node.store.commit_log import FlushPolicy
 from node.store.index_file import MessageIndex
 from node.store.queue_store import QueueStore
 
@@ -80,6 +81,9 @@ def new_dledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
             listen=config.dledger_listen,
             data_dir=config.data_dir,
             flush_mode="async" if config.flush_mode == "async" else "sync",
+            flush_interval_ms=config.flush_interval_ms,
+            flush_least_pages=config.flush_least_pages,
+            flush_thorough_interval_ms=config.flush_thorough_interval_ms,
             timing=TIMINGS[config.timing],
             data_segment_size_bytes=config.limits.segment_size_bytes,
         ),
@@ -98,6 +102,11 @@ def new_ledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
         data_dir=config.data_dir,
         segment_size_bytes=config.limits.segment_size_bytes,
         flush_mode=config.flush_mode,
+        flush=FlushPolicy(
+            interval_ms=config.flush_interval_ms,
+            least_pages=config.flush_least_pages,
+            thorough_interval_ms=config.flush_thorough_interval_ms,
+        ),
         config=config.classic,
         runtime=runtime,
     )

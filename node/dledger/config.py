@@ -11,6 +11,9 @@ __all__ = ["DEFAULT_TIMING", "FAST_TIMING", "TIMINGS", "DLedgerConfig", "DLedger
 
 FlushMode = Literal["sync", "async"]
 
+PAGE_BYTES: Final = 4096
+"""What flushing counts in (R: MappedFile.OS_PAGE_SIZE)."""
+
 MEBIBYTE = 1024 * 1024
 
 MAX_ENTRY_SIZE_BYTES = 8 * MEBIBYTE
@@ -47,8 +50,6 @@ class DLedgerTiming:
     """How long a read may wait until the leader has confirmed that it is one."""
     watermark_log_interval_ms: int = 3000
     checkpoint_interval_ms: int = 3000
-    flush_interval_ms: int = 10
-    """Between two syncs in flush mode `async`."""
     disk_stall_ms: int = 6000
     """A leader whose disk has not completed a flush for this long steps down."""
     clock_drift_ratio: float = 0.1
@@ -99,6 +100,12 @@ class DLedgerConfig:
     flush_mode: FlushMode = "sync"
     """`sync`: an entry counts as held by a member once it is synced. `async`: once it is written, which is
     what DLedger does (R) and what a power cut punishes."""
+    flush_interval_ms: int = 10
+    """Mode `async`: the shortest time between two syncs (R: flushFileInterval; flushIntervalCommitLog elsewhere)."""
+    flush_least_pages: int = 0
+    """Mode `async`: unsynced pages of 4 KiB at which a sync is worth it (R: flushCommitLogLeastPages; DLedger: 0)."""
+    flush_thorough_interval_ms: int = 10_000
+    """Mode `async`: after which everything is synced however little it is (R: flushCommitLogThoroughInterval)."""
     timing: DLedgerTiming = field(default_factory=DLedgerTiming)
     step_down_on_stalled_disk: bool = True
     data_segment_size_bytes: int = 1024 * MEBIBYTE
@@ -129,9 +136,18 @@ class DLedgerConfig:
             problems.append("data_segment_size_bytes is below 4096")
         if self.index_segment_size_bytes < 32 or self.index_segment_size_bytes % 32:
             problems.append("index_segment_size_bytes is no multiple of 32")
-        for name in ("max_pending_appends", "max_pending_bytes", "max_pending_pushes", "push_pipeline_depth"):
+        for name in (
+            "max_pending_appends",
+            "max_pending_bytes",
+            "max_pending_pushes",
+            "push_pipeline_depth",
+            "flush_interval_ms",
+            "flush_thorough_interval_ms",
+        ):
             if getattr(self, name) < 1:
                 problems.append(f"{name} is below 1")
+        if self.flush_least_pages < 0:
+            problems.append("flush_least_pages is below 0")
         if problems:
             raise ValueError("; ".join(problems))
 

@@ -7,6 +7,9 @@ the changes in the order in which the log made them, while the log itself never 
 Where the disk refuses (full, broken), the same group is tried again after a pause; nothing is acknowledged until
 then. `stalled_ms` says for how long the oldest group has been waiting for its flush, whether the disk is slow,
 stuck or refusing.
+
+In flush mode `async` groups are only written. A sync follows when one is due: `flush_interval_ms` after the last if
+`flush_least_pages` are unsynced by then, `flush_thorough_interval_ms` after it in any case, and at an orderly stop.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from node.dledger.config import DLedgerConfig
+from node.dledger.config import PAGE_BYTES, DLedgerConfig
 from node.dledger.entry import Entry
 from node.dledger.files import LedgerFiles
 from node.dledger.rpc import DLedgerCode
@@ -30,6 +33,10 @@ logger = logging.getLogger("node.dledger.store")
 
 MAX_GROUP_BYTES = 8 * 1024 * 1024
 """Bytes of one write: a tenth of a second on a slow disk."""
+
+MAX_UNSYNCED_BYTES = 64 * 1024 * 1024
+"""Mode `async`: written bytes that wait for a sync, whatever the intervals say. They are kept in memory until then, in
+case the sync fails."""
 
 RETRY_PAUSE_S = 0.2
 """Between two tries of a write that the disk refused."""
@@ -58,7 +65,11 @@ class LogWriter:
         self._clock = clock
         self._on_progress = on_progress
         self._sync_each_group = config.flush_mode == "sync"
-        self._sync_interval_ns = config.timing.flush_interval_ms * 1_000_000
+        self._sync_interval_ns = config.flush_interval_ms * 1_000_000
+        self._thorough_interval_ns = max(config.flush_interval_ms, config.flush_thorough_interval_ms) * 1_000_000
+        self._least_bytes = config.flush_least_pages * PAGE_BYTES
+        self._unsynced_bytes = 0
+        self._is_stopping = False
         self._queue: deque[Entry | _Cut] = deque()
         self._writing_last = -1
         self._wake = asyncio.Event()
@@ -81,6 +92,7 @@ class LogWriter:
     def start(self, last_index: int) -> None:
         """Begin; everything up to `last_index` is durable already."""
         self.written_index = self.durable_index = last_index
+        self._last_sync_ns = self._clock.monotonic_ns()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="dledger-writer")
 
     async def stop(self) -> None:
@@ -88,6 +100,8 @@ class LogWriter:
         task, self._task = self._task, None
         if task is None:
             return
+        self._is_stopping = True
+        self._wake.set()
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._settled.wait()
@@ -110,7 +124,7 @@ class LogWriter:
 
     @property
     def stalled_ms(self) -> float:
-        """For how long the oldest flush that is due has not completed; 0 when none is due."""
+        """For how long the oldest write or sync that is due has not completed; 0 when none is due."""
         if self._waiting_since_ns is None:
             return 0.0
         return (self._clock.monotonic_ns() - self._waiting_since_ns) / 1e6
@@ -170,8 +184,7 @@ class LogWriter:
         self._wake.clear()
         timeout_s = None
         if self.durable_index < self.written_index:
-            due_ns = self._last_sync_ns + self._sync_interval_ns - self._clock.monotonic_ns()
-            timeout_s = max(due_ns, 0) / 1e9
+            timeout_s = max(self._sync_due_ns() - self._clock.monotonic_ns(), 0) / 1e9
         else:
             self._settled.set()
         try:
@@ -179,6 +192,15 @@ class LogWriter:
                 await self._wake.wait()
         except TimeoutError:
             await self._sync()
+
+    def _sync_due_ns(self) -> int:
+        """When what is written is to be synced (mode `async`), by the monotonic clock."""
+        if self._is_stopping:
+            return 0
+        if self._unsynced_bytes >= MAX_UNSYNCED_BYTES:
+            return self._last_sync_ns
+        is_enough = self._unsynced_bytes >= self._least_bytes
+        return self._last_sync_ns + (self._sync_interval_ns if is_enough else self._thorough_interval_ns)
 
     async def _write_group(self) -> None:
         group = self._take_group()
@@ -192,15 +214,18 @@ class LogWriter:
                 else:
                     self.pending_bytes -= len(entry.raw)
             raise
-        self.pending_bytes -= sum(len(entry.raw) for entry in group)
+        size_bytes = sum(len(entry.raw) for entry in group)
+        self.pending_bytes -= size_bytes
         self.group_total += 1
         self.entry_total += len(group)
         self.written_index = max(self.written_index, self._writing_last)
         if self._sync_each_group:
             self.durable_index = self.written_index
+        else:
+            self._unsynced_bytes += size_bytes
         self._succeeded()
         self._on_progress()
-        if not self._sync_each_group and self._clock.monotonic_ns() - self._last_sync_ns >= self._sync_interval_ns:
+        if not self._sync_each_group and self._clock.monotonic_ns() >= self._sync_due_ns():
             await self._sync()
 
     def _take_group(self) -> list[Entry]:
@@ -218,9 +243,13 @@ class LogWriter:
 
     async def _sync(self) -> None:
         """Sync what is written; a cut that comes meanwhile limits what that has made durable."""
+        if self._waiting_since_ns is None:
+            self._waiting_since_ns = self._clock.monotonic_ns()
         self._writing_last = self.written_index
+        covered_bytes = self._unsynced_bytes
         await self._files.data.sync()
         self._last_sync_ns = self._clock.monotonic_ns()
+        self._unsynced_bytes -= covered_bytes
         self.durable_index = max(self.durable_index, min(self._writing_last, self.written_index))
         self._succeeded()
         self._on_progress()
@@ -238,13 +267,13 @@ class LogWriter:
         self._on_progress()
 
     def _succeeded(self) -> None:
-        """An operation is done: the next one, if there is one, has been waiting from now on."""
-        due = self._queue or self.durable_index < self.written_index
-        self._waiting_since_ns = self._clock.monotonic_ns() if due else None
+        """An operation is done: the next one, if there is one, has been waiting from now on. What only waits for its
+        time to be synced does not wait for the disk."""
+        self._waiting_since_ns = self._clock.monotonic_ns() if self._queue else None
         if self.failure is not None:
             logger.warning("the disk takes writes again")
             self.failure = None
-            if due:
+            if not self.is_settled:
                 self._settled.clear()
 
     async def _refused(self, error: OSError) -> None:

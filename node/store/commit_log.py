@@ -21,12 +21,21 @@ import errno
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from node.runtime import Disk
 from node.store.record import BLANK_MAGIC, RECORD_MAGIC, RecordError, decode_record, summarize_record
 from node.store.segments import SegmentedFile, segment_name
 
-__all__ = ["BLANK_HEAD_SIZE_BYTES", "CommitLog", "LogDamaged", "LogRefuses", "NotYetDurable"]
+__all__ = [
+    "BLANK_HEAD_SIZE_BYTES",
+    "DEFAULT_FLUSH",
+    "CommitLog",
+    "FlushPolicy",
+    "LogDamaged",
+    "LogRefuses",
+    "NotYetDurable",
+]
 
 logger = logging.getLogger("node.store")
 
@@ -34,12 +43,9 @@ BLANK_HEAD_SIZE_BYTES = 8
 """Size and magic of a blank record; every file keeps room for it (R: END_FILE_MIN_BLANK_LENGTH)."""
 FLUSH_TIMEOUT_S = 5.0
 """Until the sender of a record that is not yet synced is told so (R: syncFlushTimeout)."""
-FLUSH_INTERVAL_S = 0.5
-"""Between two looks whether an asynchronous flush is worth it (R: flushIntervalCommitLog)."""
-FLUSH_LEAST_BYTES = 4 * 4096
-"""Unsynced bytes that make it so (R: flushCommitLogLeastPages)."""
-FLUSH_THOROUGH_S = 10.0
-"""After which everything is synced however little it is (R: flushCommitLogThoroughInterval)."""
+PAGE_BYTES = 4096
+WRITE_LEAST_BYTES = 4 * PAGE_BYTES
+"""Bytes in memory at which the write does not wait for more (R: commitCommitLogLeastPages)."""
 COMMIT_INTERVAL_S = 0.2
 """Between two writes of the transient buffer (R: commitIntervalCommitLog)."""
 BUSY_S = 1.0
@@ -58,8 +64,23 @@ class LogRefuses(Exception):
     """Nothing was appended: the disk is busy, full or failing."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushPolicy:
+    """When an asynchronous flush syncs."""
+
+    interval_ms: int = 500
+    """Between two looks whether it is worth it (R: flushIntervalCommitLog)."""
+    least_pages: int = 4
+    """Unsynced pages that make it so (R: flushCommitLogLeastPages)."""
+    thorough_interval_ms: int = 10_000
+    """After which everything is synced however little it is (R: flushCommitLogThoroughInterval)."""
+
+
 class NotYetDurable(Exception):
     """The record is in the log, and was not synced in time."""
+
+
+DEFAULT_FLUSH = FlushPolicy()
 
 
 class LogDamaged(ValueError):
@@ -70,13 +91,21 @@ class CommitLog:
     """The log below `directory`. `on_progress` is called when `committed_position` advances."""
 
     def __init__(
-        self, disk: Disk, directory: str, *, segment_size_bytes: int, flush_mode: str, on_progress: Callable[[], None]
+        self,
+        disk: Disk,
+        directory: str,
+        *,
+        segment_size_bytes: int,
+        flush_mode: str,
+        on_progress: Callable[[], None],
+        flush: FlushPolicy = DEFAULT_FLUSH,
     ) -> None:
         if flush_mode not in ("sync", "async", "transient"):
             raise ValueError(f"flush mode {flush_mode!r}")
         self._directory = directory
         self._rows = SegmentedFile(disk, directory, segment_size_bytes=segment_size_bytes)
         self._flush_mode = flush_mode
+        self._flush = flush
         self._on_progress = on_progress
         self._pending: deque[bytes] = deque()
         self._pending_bytes = 0
@@ -201,7 +230,7 @@ class CommitLog:
             if self._late_timer is None and self._flush_mode == "sync":
                 self._late_timer = loop.call_later(FLUSH_TIMEOUT_S, self._tell_late)
         self._work.set()
-        if self._pending_bytes >= FLUSH_LEAST_BYTES:
+        if self._pending_bytes >= WRITE_LEAST_BYTES:
             self._urgent.set()
         return position, stored
 
@@ -299,9 +328,10 @@ class CommitLog:
         loop = asyncio.get_running_loop()
         while True:
             await self._unsynced.wait()
-            await asyncio.sleep(FLUSH_INTERVAL_S)
+            await asyncio.sleep(self._flush.interval_ms / 1000)
             unsynced_bytes = self._rows.end_position - self._rows.synced_position
-            if unsynced_bytes < FLUSH_LEAST_BYTES and loop.time() - self._last_sync_s < FLUSH_THOROUGH_S:
+            is_thorough = loop.time() - self._last_sync_s >= self._flush.thorough_interval_ms / 1000
+            if unsynced_bytes < self._flush.least_pages * PAGE_BYTES and not is_thorough:
                 continue
             self._unsynced.clear()
             try:

@@ -41,6 +41,8 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["run", "--set", "read_mode"], "KEY=VALUE"),
         (["run", "--set", "read_mod=lease"], "unknown setting 'read_mod' (did you mean read_mode?)"),
         (["run", "--set", "read_mode=fast"], "read_mode must be one of"),
+        (["run", "--set", "flush_interval_ms=0"], "flush_interval_ms must be a whole number from 1 to 3600000"),
+        (["run", "--set", "flush_least_pages=few"], "flush_least_pages must be a whole number from 0"),
         (["run", "--set", "timing=fast", "--set", "timing=default"], "given twice"),
         (["run", "--cluster", "local", "--nemesis", "partition", "--nemesis-interval", "90"], "--nemesis-interval"),
         (["run", "--frobnicate"], "--frobnicate"),

@@ -35,6 +35,9 @@ data_dir = "/data//n2/"
 name_servers = ["10.0.0.9:9876", "10.0.0.10:9876"]
 read_mode = "lease"
 flush_mode = "async"
+flush_interval_ms = 50
+flush_least_pages = 2
+flush_thorough_interval_ms = 4000
 timing = "fast"
 uvloop = "off"
 log_level = "debug"
@@ -70,8 +73,14 @@ def test_defaults_are_a_single_node_that_reads_and_flushes_safely() -> None:
     assert (config.broker_name, config.group, config.advertise) == ("broker-a", "broker-a", "127.0.0.1:10911")
     assert (config.read_mode, config.flush_mode, config.timing) == ("read_index", "sync", "default")
     assert (config.uvloop, config.log_level, config.name_servers, config.topics) == ("auto", "info", (), ())
+    assert (config.flush_interval_ms, config.flush_least_pages, config.flush_thorough_interval_ms) == (10, 0, 10_000)
     assert config.limits == LimitsConfig()
     assert config.slave_broker_id == 2
+
+
+def test_a_log_of_its_own_flushes_as_rocketmq_does() -> None:
+    config = parse_broker_config(SMALLEST.partition("[dledger]")[0] + "[classic]\n")
+    assert (config.flush_interval_ms, config.flush_least_pages, config.flush_thorough_interval_ms) == (500, 4, 10_000)
 
 
 def test_every_key_is_taken_over() -> None:
@@ -85,6 +94,7 @@ def test_every_key_is_taken_over() -> None:
     assert (config.data_dir, config.dledger_listen) == ("/data/n2", "10.0.0.2:20911")
     assert config.name_servers == ("10.0.0.9:9876", "10.0.0.10:9876")
     assert (config.read_mode, config.flush_mode, config.timing) == ("lease", "async", "fast")
+    assert (config.flush_interval_ms, config.flush_least_pages, config.flush_thorough_interval_ms) == (50, 2, 4000)
     assert (config.uvloop, config.log_level) == ("off", "debug")
     assert list(config.dledger_peers) == ["n2", "n3", "n10"]
     assert config.client_addresses == {"n2": "10.0.0.2:10911"}

@@ -276,6 +276,53 @@ def test_bodies_are_read_by_position_from_memory_and_disk(bench: Any) -> None:
     bench(scenario, max_cached_bytes=2000)
 
 
+def test_asynchronous_flush_waits_for_pages_or_for_the_thorough_interval(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        bench.append(store, b"little")
+        await asyncio.sleep(5.0)
+        assert (store.acked_index, store.durable_index) == (0, -1)
+        assert store.writer.stalled_ms == 0, "what waits for its time does not wait for the disk"
+        bench.append(store, *[bytes(1000)] * 20)
+        await asyncio.sleep(0.5)
+        assert store.durable_index == 20
+        bench.append(store, b"little again")
+        await asyncio.sleep(9.0)
+        assert store.durable_index == 20
+        await asyncio.sleep(1.5)
+        assert store.durable_index == 21
+
+    bench(scenario, flush_mode="async", flush_interval_ms=500, flush_least_pages=4)
+
+
+def test_orderly_stop_syncs_what_an_asynchronous_flush_has_left(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        bench.append(store, b"first", b"second")
+        await asyncio.sleep(60)
+        assert (store.acked_index, store.durable_index) == (1, -1)
+        await store.close()
+        bench.power_fail()
+        again = await bench.open()
+        assert [again.get(index).body for index in range(2)] == [b"first", b"second"]
+
+    bench(scenario, flush_mode="async", flush_interval_ms=3_600_000, flush_thorough_interval_ms=3_600_000)
+
+
+def test_power_cut_takes_what_an_asynchronous_flush_has_not_reached(bench: Any) -> None:
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        bench.append(store, b"first")
+        await bench.until(lambda: store.durable_index == 0)
+        bench.append(store, b"second")
+        await asyncio.sleep(0.4)
+        assert (store.acked_index, store.durable_index) == (1, 0)
+        bench.power_fail()
+        assert (await bench.open()).ledger_end_index == 0
+
+    bench(scenario, flush_mode="async", flush_interval_ms=500)
+
+
 def test_disk_that_refuses_is_tried_again_and_reported(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()

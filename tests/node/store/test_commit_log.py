@@ -17,18 +17,26 @@ from hypothesis import strategies as st
 
 from node.real_runtime import real_runtime
 from node.store import commit_log as module
-from node.store.commit_log import CommitLog, LogDamaged, LogRefuses, NotYetDurable
+from node.store.commit_log import DEFAULT_FLUSH, CommitLog, FlushPolicy, LogDamaged, LogRefuses, NotYetDurable
 from node.store.record import PreparedRecord, prepare_record
 
 SEGMENT = 400
 
 
-def new_log(directory: Path, *, disk: Any = None, mode: str = "sync", segment: int = SEGMENT) -> CommitLog:
+def new_log(
+    directory: Path,
+    *,
+    disk: Any = None,
+    mode: str = "sync",
+    segment: int = SEGMENT,
+    flush: FlushPolicy = DEFAULT_FLUSH,
+) -> CommitLog:
     return CommitLog(
         disk or real_runtime(1).disk,
         str(directory),
         segment_size_bytes=segment,
         flush_mode=mode,
+        flush=flush,
         on_progress=lambda: None,
     )
 
@@ -282,12 +290,11 @@ def test_a_disk_that_fails_refuses_and_recovers(tmp_path: Path, monkeypatch: Any
 
 
 @pytest.mark.row("Async FlushRealTime: 500 ms, ≥4 pages, thorough 10 s (R)")
-def test_an_asynchronous_flush_comes_later_and_not_for_little(tmp_path: Path, monkeypatch: Any) -> None:
-    assert (module.FLUSH_INTERVAL_S, module.FLUSH_LEAST_BYTES, module.FLUSH_THOROUGH_S) == (0.5, 16384, 10)
-    monkeypatch.setattr(module, "FLUSH_INTERVAL_S", 0.02)
+def test_an_asynchronous_flush_comes_later_and_not_for_little(tmp_path: Path) -> None:
+    assert FlushPolicy(interval_ms=500, least_pages=4, thorough_interval_ms=10_000) == DEFAULT_FLUSH
 
     async def scenario() -> None:
-        log = new_log(tmp_path, mode="async", segment=1 << 20)
+        log = new_log(tmp_path, mode="async", segment=1 << 20, flush=FlushPolicy(interval_ms=20))
         await log.open(durable_position=0, is_clean=False)
         await put(log, b"little")[1]
         assert log.written_position == log.end_position > log.synced_position
@@ -298,8 +305,19 @@ def test_an_asynchronous_flush_comes_later_and_not_for_little(tmp_path: Path, mo
         while log.synced_position < log.end_position:
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.005)
-        await put(log, b"last")[1]
-        monkeypatch.setattr(module, "FLUSH_THOROUGH_S", 0.0)
+        await log.close()
+
+    run(scenario)
+
+
+@pytest.mark.row("Async FlushRealTime: 500 ms, ≥4 pages, thorough 10 s (R)")
+def test_the_thorough_flush_takes_what_is_little(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        flush = FlushPolicy(interval_ms=10, least_pages=1000, thorough_interval_ms=30)
+        log = new_log(tmp_path, mode="async", segment=1 << 20, flush=flush)
+        await log.open(durable_position=0, is_clean=False)
+        await put(log, b"little")[1]
+        deadline = asyncio.get_running_loop().time() + 5
         while log.synced_position < log.end_position:
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.005)
