@@ -43,7 +43,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """The only member of its group."""
+    """What the configuration says: the master, or one of its slaves."""
 
     self_id: str
     role: Role = Role.LEADER
@@ -51,11 +51,11 @@ class _State:
 
     @property
     def leader_id(self) -> str | None:
-        return self.self_id
+        return self.self_id if self.is_leader else None
 
     @property
     def is_leader(self) -> bool:
-        return True
+        return self.role is Role.LEADER
 
 
 class ClassicStore:
@@ -118,6 +118,7 @@ class ClassicLedger:
         flush: FlushPolicy = DEFAULT_FLUSH,
         config: ClassicConfig,
         runtime: Runtime,
+        role: Role = Role.LEADER,
     ) -> None:
         self._runtime = runtime
         self._config = config
@@ -133,11 +134,12 @@ class ClassicLedger:
             on_progress=self._progressed,
         )
         self.store = ClassicStore(self.log)
-        self.member_state = _State(self_id=self_id)
+        self.member_state = _State(self_id=self_id, role=role)
         self.on_removed: Callable[[int], None] = lambda begin_position: None
         """Called with the log's new begin when files were removed."""
         self._tasks: list[asyncio.Task[None]] = []
         self._dirty = asyncio.Event()
+        self._checkpoint_lock = asyncio.Lock()
         self._is_open = False
 
     def _progressed(self) -> None:
@@ -181,9 +183,25 @@ class ClassicLedger:
             logger.warning("%s is damaged (%s); reading the whole log", self._checkpoint_path, error)
             return 0, False
 
+    async def cut(self, position: int) -> None:
+        """Forget the log from `position` on, see `CommitLog.cut`; never is more said to be durable than is there.
+
+        Raises OSError.
+        """
+        async with self._checkpoint_lock:
+            await self._write_position(0, is_clean=False)
+            await self.log.cut(position)
+        await self._write_checkpoint(is_clean=False)
+
     async def _write_checkpoint(self, *, is_clean: bool) -> None:
+        async with self._checkpoint_lock:
+            log = self.log
+            is_empty = log.written_position == log.begin_position  # then there is no file to say where it begins
+            await self._write_position(0 if is_empty else log.synced_position, is_clean=is_clean)
+
+    async def _write_position(self, position: int, *, is_clean: bool) -> None:
         content = {
-            "position": self.log.synced_position,
+            "position": position,
             "isClean": is_clean,
             "writtenAtMs": self._runtime.clock.wall_ms(),
         }

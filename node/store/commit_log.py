@@ -138,6 +138,11 @@ class CommitLog:
         return self._rows.segment_size_bytes
 
     @property
+    def pending_bytes(self) -> int:
+        """Records in memory only."""
+        return self._pending_bytes
+
+    @property
     def written_position(self) -> int:
         """Everything below survives a crash of the process."""
         return self._rows.end_position
@@ -233,6 +238,21 @@ class CommitLog:
         if self._pending_bytes >= WRITE_LEAST_BYTES:
             self._urgent.set()
         return position, stored
+
+    def append_copy(self, record: bytes) -> None:
+        """Append a whole record, a blank one too, as another log has it at `end_position`: a slave's append. Nobody
+        waits for it; `committed_position` tells. Raises LogRefuses: nothing was appended."""
+        if self._stopping or self.failure is not None:
+            raise LogRefuses(f"the disk fails: {self.failure}" if self.failure is not None else "the log is closing")
+        if self._pending_bytes + len(record) > MAX_PENDING_BYTES:
+            raise LogRefuses(f"{self._pending_bytes} bytes wait for the disk")
+        self._add(record)
+        if self._flush_mode == "transient":
+            self.committed_position = self.end_position
+            asyncio.get_running_loop().call_soon(self._on_progress)
+        self._work.set()
+        if self._pending_bytes >= WRITE_LEAST_BYTES:
+            self._urgent.set()
 
     def _check_disk(self, size_bytes: int) -> None:
         if self._stopping:
@@ -357,6 +377,23 @@ class CommitLog:
             raise OSError(errno.EINVAL, f"the log holds nothing at {position}")
         return self._rows.read(position, min(size_bytes, self._rows.room_at(position)))
 
+    def read_range(self, position: int, size_bytes: int) -> bytes:
+        """Up to `size_bytes` of what is written from `position` on, in one file, wherever records begin there.
+
+        Raises OSError.
+        """
+        return self._rows.read(position, min(size_bytes, self._rows.room_at(position)))
+
+    def record_before(self, position: int) -> int:
+        """Where the record begins that holds the byte at `position`; found from the beginning of its file. Raises
+        OSError: EBADMSG when the log is damaged before it."""
+        at = max(position - position % self._rows.segment_size_bytes, self.begin_position)
+        while True:
+            following = at + len(self.record_at(at)[0])
+            if following > position:
+                return at
+            at = following
+
     def record_at(self, position: int) -> tuple[bytes, bool]:
         """The whole record that begins at `position`, and whether it is a message rather than a blank one.
 
@@ -379,6 +416,23 @@ class CommitLog:
             return summarize_record(record).store_timestamp_ms if is_message else None
         except RecordError:
             return None
+
+    async def cut(self, position: int) -> None:
+        """Forget everything from `position` on, where a record begins, or all of it where `position` is outside the
+        log: it is then empty and begins there. Durable on return. Nobody may append meanwhile. Raises OSError."""
+        while self._pending:
+            if self.failure is not None:
+                raise self.failure
+            await asyncio.sleep(0.01)
+        async with self._disk_lock:
+            rows = self._rows
+            if rows.begin_position < position <= rows.end_position:
+                await rows.truncate(position)
+            else:
+                await rows.reset(position)
+            self.end_position = self.committed_position = position
+            self._recent.clear()
+            self._recent_bytes = 0
 
     async def remove_before(self, position: int) -> None:
         """Remove the files that hold nothing at or behind `position`. Raises OSError."""

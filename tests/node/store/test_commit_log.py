@@ -362,3 +362,63 @@ def test_reading_where_no_record_begins_is_refused(tmp_path: Path) -> None:
         await log.close()
 
     run(scenario)
+
+
+def records_of(log: CommitLog) -> list[bytes]:
+    """Every record, blank ones too, from the log's begin to its end."""
+    found, at = [], log.begin_position
+    while at < log.end_position:
+        found.append(log.record_at(at)[0])
+        at += len(found[-1])
+    return found
+
+
+@given(sizes=st.lists(st.integers(0, 200), min_size=1, max_size=20), data=st.data())
+@settings(max_examples=30)
+def test_a_copy_that_is_cut_and_goes_on_is_the_same_files(
+    tmp_path_factory: Any, sizes: list[int], data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.mktemp("copy")
+
+    async def main() -> None:
+        master, slave = new_log(directory / "master"), new_log(directory / "slave")
+        for log in (master, slave):
+            await log.open(durable_position=0, is_clean=False)
+        await asyncio.gather(*(put(master, b"x" * size, number)[1] for number, size in enumerate(sizes)))
+        records = records_of(master)
+        for record in records:
+            slave.append_copy(record)
+        cut_at = data.draw(st.integers(0, len(records)))
+        await slave.cut(sum(map(len, records[:cut_at])))
+        assert records_of(slave) == records[:cut_at]
+        assert slave.committed_position == slave.synced_position == slave.end_position
+        for record in records[cut_at:]:
+            slave.append_copy(record)
+        somewhere = data.draw(st.integers(0, master.end_position - 1))
+        begin = master.record_before(somewhere)
+        assert begin <= somewhere < begin + len(master.record_at(begin)[0])
+        assert master.read_range(somewhere, 50) == b"".join(records)[somewhere : somewhere + 50][
+            : SEGMENT - somewhere % SEGMENT
+        ]
+        for log in (master, slave):
+            await log.close()
+
+    asyncio.run(main())
+    assert independent_parse(directory / "slave") == independent_parse(directory / "master")
+
+
+def test_a_copy_may_begin_where_the_other_log_does(tmp_path: Path) -> None:
+    async def main() -> None:
+        slave = new_log(tmp_path / "log")
+        await slave.open(durable_position=0, is_clean=False)
+        await slave.cut(2 * SEGMENT)
+        record = prepare_record(topic="t", queue_id=0, body=b"x")
+        slave.append_copy(record.seal(queue_offset=9, physical_offset=2 * SEGMENT, store_timestamp_ms=1))
+        await slave.close()
+        assert (slave.begin_position, slave.committed_position) == (2 * SEGMENT, 2 * SEGMENT + record.size_bytes)
+        again = new_log(tmp_path / "log")
+        await again.open(durable_position=0, is_clean=False)
+        assert again.end_position == slave.end_position
+        await again.close()
+
+    asyncio.run(main())
