@@ -80,7 +80,24 @@ class TopicConfig:
 
     name: str
     queues: int = 4
+    """Queues that producers choose from (R: writeQueueNums)."""
     perm: int = DEFAULT_PERM
+    read_queues: int = 0
+    """Queues that consumers read, 0: the same ones (R: readQueueNums). More of them while a topic shrinks: what the
+    last queues hold is read, and nothing new goes there."""
+    order: bool = False
+    """Told to whoever asks (R)."""
+    sys_flag: int = 0
+    """Told to whoever asks (R: topicSysFlag)."""
+
+    def __post_init__(self) -> None:
+        if self.read_queues == 0:
+            object.__setattr__(self, "read_queues", self.queues)
+
+    @property
+    def all_queues(self) -> int:
+        """Queues that may hold a message."""
+        return max(self.queues, self.read_queues)
 
     @property
     def readable(self) -> bool:
@@ -232,12 +249,13 @@ def _topics(reader: ConfigReader) -> tuple[TopicConfig, ...]:
     for entry in reader.tables("topics"):
         name = entry.take("name", _topic_name)
         queues = entry.take("queues", integer_in(1, MAX_QUEUES), 4)
+        read_queues = entry.take("read_queues", integer_in(0, MAX_QUEUES), 0)
         perm = entry.take("perm", integer_in(0, 7), DEFAULT_PERM)
         entry.finish()
         if name in topics:
             entry.problem("name", f"topic {name!r} is given twice")
         elif name is not None:
-            topics[name] = TopicConfig(name=name, queues=queues, perm=perm)
+            topics[name] = TopicConfig(name=name, queues=queues, perm=perm, read_queues=read_queues)
     if len(topics) > MAX_TOPICS:
         reader.problem("topics", f"{len(topics)} topics, at most {MAX_TOPICS} are supported")
     return tuple(topics.values())

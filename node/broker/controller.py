@@ -293,8 +293,10 @@ class BrokerController:
         )
         admin = AdminProcessor(
             gate=self._gate,
+            log=self.ledger.store,
             queues=self.queues,
             topics=self.topics,
+            broker_name=self.config.broker_name,
             describe=self.runtime_table,
             on_topics_changed=self._registrar.announce,
         )

@@ -284,10 +284,10 @@ class PullProcessor:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {request.topic!r} does not exist")
         if not topic.readable:
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {request.topic!r} is not readable")
-        if not 0 <= request.queue_id < topic.queues:
+        if not 0 <= request.queue_id < topic.read_queues:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
-                f"queue {request.queue_id} of topic {request.topic!r}, which has {topic.queues}",
+                f"queue {request.queue_id} of topic {request.topic!r}, which has {topic.read_queues}",
             )
         await self._gate.enter()
         if request.commit_offset >= 0:

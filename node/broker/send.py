@@ -262,9 +262,9 @@ class SendProcessor:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name!r} does not exist, create it first")
         if not topic.writable or is_internal(name):
             raise RequestError(ResponseCode.NO_PERMISSION, f"topic {name!r} is not writable")
-        if header.queue_id >= topic.queues:
+        if header.queue_id >= topic.all_queues:
             raise RequestError(
-                ResponseCode.SYSTEM_ERROR, f"queue {header.queue_id} of topic {name!r}, which has {topic.queues}"
+                ResponseCode.SYSTEM_ERROR, f"queue {header.queue_id} of topic {name!r}, which has {topic.all_queues}"
             )
         return topic
 

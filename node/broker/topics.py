@@ -16,7 +16,7 @@ from node.config import MAX_QUEUES, MAX_TOPICS, TopicConfig, check_topic_name
 from node.runtime import Disk
 from node.store.table_file import read_table, write_table
 
-__all__ = ["TopicTable", "TopicTableFull", "topic_json"]
+__all__ = ["TopicTable", "TopicTableFull", "check_topic", "topic_json"]
 
 
 class TopicTableFull(Exception):
@@ -108,7 +108,12 @@ class TopicTable:
             check_topic_name(name)
         except ValueError:
             return None
-        return TopicConfig(name=name, queues=max(1, min(queues, example.queues)), perm=example.perm & ~PERM_INHERIT)
+        return TopicConfig(
+            name=name,
+            queues=max(1, min(queues, example.queues)),
+            perm=example.perm & ~PERM_INHERIT,
+            sys_flag=example.sys_flag,
+        )
 
     async def _write(self, topics: Mapping[str, TopicConfig], version: int) -> None:
         await write_table(self._disk, self._path, _document(topics, version))
@@ -133,17 +138,34 @@ def topic_json(topic: TopicConfig) -> dict[str, Any]:
     """A topic as it stands in the topic table and in a registration (R: TopicConfig)."""
     return {
         "topicName": topic.name,
-        "readQueueNums": topic.queues,
+        "readQueueNums": topic.read_queues,
         "writeQueueNums": topic.queues,
         "perm": topic.perm,
         "topicFilterType": "SINGLE_TAG",
-        "topicSysFlag": 0,
-        "order": False,
+        "topicSysFlag": topic.sys_flag,
+        "order": topic.order,
     }
 
 
 def _topic(entry: dict[str, Any]) -> TopicConfig:
     queues, perm = int(entry["writeQueueNums"]), int(entry["perm"])
-    if not (1 <= queues <= MAX_QUEUES and 0 <= perm <= 7):
-        raise ValueError(f"{queues} queues with permission {perm}")
-    return TopicConfig(name=check_topic_name(entry["topicName"]), queues=queues, perm=perm)
+    read_queues, sys_flag = int(entry.get("readQueueNums", queues)), int(entry.get("topicSysFlag", 0))
+    return check_topic(
+        TopicConfig(
+            name=check_topic_name(entry["topicName"]),
+            queues=queues,
+            perm=perm,
+            read_queues=read_queues,
+            order=bool(entry.get("order", False)),
+            sys_flag=sys_flag,
+        )
+    )
+
+
+def check_topic(topic: TopicConfig) -> TopicConfig:
+    """`topic` itself; raises ValueError for numbers that no topic can have."""
+    if not (1 <= topic.queues <= MAX_QUEUES and 1 <= topic.read_queues <= MAX_QUEUES):
+        raise ValueError(f"{topic.queues} queues to write and {topic.read_queues} to read")
+    if not (0 <= topic.perm <= 7 and 0 <= topic.sys_flag < 1 << 31):
+        raise ValueError(f"permission {topic.perm}, topicSysFlag {topic.sys_flag}")
+    return topic

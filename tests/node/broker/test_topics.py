@@ -11,7 +11,7 @@ import pytest
 from node.broker import topics as topics_module
 from node.broker.internal_topics import system_topics
 from node.broker.topics import TopicTable, TopicTableFull
-from node.config import TopicConfig
+from node.config import TopicConfig, parse_broker_config
 
 
 def table(disk: Any, path: Any, *configured: TopicConfig) -> TopicTable:
@@ -89,3 +89,57 @@ def test_a_damaged_table_is_named(helpers: Any, tmp_path: Any, content: str) -> 
     (tmp_path / "topics.json").write_text(content)
     with pytest.raises(ValueError, match=r"topics\.json is (damaged|no topic table)"):
         table(helpers.PlainDisk(), tmp_path)
+
+
+def test_queues_to_read_and_to_write_may_differ(run_case: Any) -> None:
+    """A topic that shrinks: the last queues are read, and producers do not choose them any more."""
+
+    async def scenario(case: Any) -> None:
+        fields = {"topic": "shrinking", "readQueueNums": 8, "writeQueueNums": 2, "perm": 6, "order": True}
+        assert (await case.ask(17, fields | {"topicSysFlag": 3})).code == 0
+        entry = json.loads((await case.ask(21)).body)["topicConfigTable"]["shrinking"]
+        assert (entry["readQueueNums"], entry["writeQueueNums"]) == (8, 2)
+        assert (entry["order"], entry["topicSysFlag"]) == (True, 3)
+        chosen = {(await case.send(topic="shrinking", queue_id=-1)).ext_fields["queueId"] for _ in range(64)}
+        assert chosen == {"0", "1"}
+        assert (await case.send(topic="shrinking", queue_id=7)).code == 0, "a named queue that is read still takes it"
+        assert (await case.send(topic="shrinking", queue_id=8)).code == 1
+        assert (await case.pull(topic="shrinking", queue_id=7)).code == 0
+        assert (await case.pull(topic="shrinking", queue_id=8)).code == 1
+        growing = {"topic": "growing", "readQueueNums": 2, "writeQueueNums": 4}
+        assert (await case.ask(17, growing)).code == 0
+        assert (await case.send(topic="growing", queue_id=3)).code == 0
+        assert (await case.pull(topic="growing", queue_id=3)).code == 1, "not to be read yet"
+        for wrong in ({"readQueueNums": -1}, {"readQueueNums": 70_000}, {"topicSysFlag": -1}, {"perm": 8}):
+            assert (await case.ask(17, fields | wrong)).code == 1
+        for internal in ("RMQ_SYS_TRANS_HALF_TOPIC", "SCHEDULE_TOPIC_XXXX"):
+            assert (await case.ask(17, fields | {"topic": internal})).code == 1
+
+    run_case(scenario)
+
+
+def test_queue_counts_are_configured_and_announced(helpers: Any) -> None:
+    text = CONFIGURED
+    config = parse_broker_config(text)
+    assert config.topics == (TopicConfig(name="a", queues=2, read_queues=6), TopicConfig(name="b", queues=3))
+    assert config.topics[1].read_queues == 3 and config.topics[0].all_queues == 6
+    announced = TopicTable(helpers.PlainDisk(), "/nowhere", config.topics)
+    announced.load()
+    assert [announced.announced()["a"][name] for name in ("readQueueNums", "writeQueueNums")] == [6, 2]
+
+
+CONFIGURED = """
+self_id = "n1"
+listen = "127.0.0.1:0"
+data_dir = "/data"
+[dledger]
+listen = "127.0.0.1:20911"
+[[topics]]
+name = "a"
+queues = 2
+read_queues = 6
+[[topics]]
+name = "b"
+queues = 3
+
+"""
