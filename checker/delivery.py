@@ -19,17 +19,22 @@ def _received(history: History, row: int) -> list[Any]:
     return [freeze(item) for item in result] if isinstance(result, list) else [] if result is None else [freeze(result)]
 
 
-def check_delay(events: Events, *, tolerance_ms: float = 1000.0) -> Result:
+def check_delay(
+    events: Events, *, tolerance_ms: float = 1000.0, resolution_ms: float = 0.0, late_is_wrong: bool = True
+) -> Result:
     """Delayed messages arrive no earlier than due, and not much later.
 
     Operations: ``send`` of ``{"message": m, "delay_ms": d}``, ``receive`` with a message or a list of them.  A delivery
-    is ``early`` when its receive returned before the send was invoked plus the delay; ``late`` when its first receive
-    returned more than ``tolerance_ms`` after the send returned plus the delay; a message is ``lost`` when it was
-    acknowledged, was due with its tolerance before the last receive began, and was never received.  Needs times;
-    unknown without them.
+    is ``early`` when its receive returned before the send was invoked plus the delay, by more than ``resolution_ms`` (a
+    system that keeps time in whole milliseconds cuts off up to one); ``late`` when its first receive returned more than
+    ``tolerance_ms`` after the send returned plus the delay; a message is ``lost`` when it was acknowledged, was due
+    with its tolerance before the last receive began, and was never received.  Late deliveries are only counted without
+    ``late_is_wrong``: a system that was kept from working may deliver afterwards.  Needs times; unknown without them.
     """
     history = History.of(events)
-    tally = Tally("delay", history, wrong=("lost", "early", "late"), noted=("delivered", "pending"))
+    wrong, noted = ["lost", "early"], ["delivered", "pending"]
+    (wrong if late_is_wrong else noted).append("late")
+    tally = Tally("delay", history, wrong=wrong, noted=noted)
     first: dict[Any, int] = {}
     last_start_ns = -1
     for row, f in enumerate(history.f):
@@ -52,7 +57,7 @@ def check_delay(events: Events, *, tolerance_ms: float = 1000.0) -> Result:
             receive = first[message]
             seen_ns = history.returned_ns[receive] or 0
             tally.counts["delivered"] += 1
-            if seen_ns < started + delay_ns:
+            if seen_ns < started + delay_ns - resolution_ms * 1e6:
                 early_ms = (started + delay_ns - seen_ns) / 1e6
                 text = f"{named_row(history, receive)} was {early_ms:.1f} ms early for {named_row(history, row)}"
                 tally.add("early", (row, receive), text)

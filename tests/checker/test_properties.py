@@ -167,3 +167,18 @@ def test_versions_are_checked_by_rank(done) -> None:
     history = done((0, "write", "a", 1), (1, "read", None, [1, "a"]), (2, "read", None, [0, None]))
     result = check(history, VersionedRegister())
     assert result.verdict is Verdict.INVALID and "A5 ranks from versions" in result.stats["engines"]
+
+
+def test_delay_by_the_system_s_own_lights() -> None:
+    def history(received_ms: float) -> list[dict[str, object]]:
+        message = {"message": "m", "delay_ms": 100}
+        rows = [(0.0, 0, "invoke", "send", message), (1.0, 0, "ok", "send", message),
+                (2.0, 1, "invoke", "receive", None), (received_ms, 1, "ok", "receive", ["m"])]  # fmt: skip
+        names = ("time", "process", "type", "f", "value")
+        return [dict(zip(names, (int(row[0] * 1e6), *row[1:]), strict=True)) for row in rows]
+
+    assert check_delay(history(99.5)).verdict is Verdict.INVALID
+    assert check_delay(history(99.5), resolution_ms=1.0).verdict is Verdict.VALID
+    assert check_delay(history(98.5), resolution_ms=1.0).verdict is Verdict.INVALID
+    late = check_delay(history(5000), late_is_wrong=False)
+    assert (late.verdict, late.stats["counts"]["late"]) == (Verdict.VALID, 1)

@@ -1,0 +1,152 @@
+"""How one logical client takes part in groups: the node's own producers and consumers, as programs use them.
+
+Where `broker_connection` sends single requests to chosen brokers, this is the whole client with its routes,
+heartbeats, rebalancing and retries. Every connection has a client id of its own, so each is a member of the group and
+the queues are divided among the clients that are alive. Consumers that come and go, which is what faults make of
+them, are part of the test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Final
+
+from harness.systems.broker_connection import BadMessage
+from node.client import (
+    BrokerOffsets,
+    Client,
+    ClientError,
+    ClientTimings,
+    MessageQueue,
+    NewMessage,
+    ReceivedMessage,
+    SendFailed,
+    StartFrom,
+    TransactionState,
+)
+
+__all__ = ["CONSUMER_GROUP", "DELAY_LEVELS", "TIMINGS", "BrokerMessaging", "LagUnknown"]
+
+CONSUMER_GROUP: Final = "splitbrain-consumers"
+PRODUCER_GROUP: Final = "splitbrain-producers"
+
+DELAY_LEVELS: Final[Mapping[int, int]] = {0: 0, 1_000: 1, 5_000: 2}
+"""Milliseconds -> delay level (R: messageDelayLevel), the short ones."""
+
+TIMINGS: Final = ClientTimings(
+    route_interval_s=1.0,
+    heartbeat_interval_s=1.0,
+    rebalance_interval_s=1.0,
+    persist_interval_s=0.5,
+    pull_suspend_ms=1_000,
+    retry_pause_s=0.1,
+    drain_timeout_s=1.0,
+)
+"""A minute of faults must hold many rebalances; RocketMQ's intervals of 20 and 30 s would show one or two."""
+
+RECEIVE_TIMEOUT_MS: Final = 200
+SEND_RETRIES: Final = 20
+"""Attempts that certainly left nothing behind may be repeated for as long as the operation has time."""
+
+
+class LagUnknown(Exception):
+    """The group's offsets or the queues' ends could not be asked for. Nothing was changed by asking."""
+
+    is_definite = True
+
+
+class BrokerMessaging:
+    """A `MessagingConnection` over one topic of `keys` queues at one broker group.
+
+    `host_of` maps an address that was dialled to its host. `decisions` is shared by the connections of a run: what
+    the local transaction of a message has left behind, by the message's body.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: Client,
+        topic: str,
+        broker_name: str,
+        keys: int,
+        host_of: Callable[[str], str | None],
+        decisions: MutableMapping[bytes, TransactionState],
+        timeout_s: float,
+    ) -> None:
+        self.node: str | None = None
+        self._client = client
+        self._topic = topic
+        self._queues = [MessageQueue(topic, broker_name, key) for key in range(keys)]
+        self._host_of = host_of
+        self._decisions = decisions
+        self._send_timeout_ms = int(timeout_s * 950)
+        self._offsets = BrokerOffsets(client, CONSUMER_GROUP)
+        self._consumer = client.pull_consumer(CONSUMER_GROUP, {topic: "*"}, start_from=StartFrom.FIRST)
+        self._producer = client.transaction_producer(
+            PRODUCER_GROUP, self._decided, retries=SEND_RETRIES, timeout_ms=self._send_timeout_ms
+        )
+
+    async def open(self) -> None:
+        await self._consumer.start()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def send(self, value: Any, *, delay_ms: int = 0) -> None:
+        message = NewMessage(self._topic, _encode(value), delay_level=DELAY_LEVELS[delay_ms])
+        try:
+            receipt = await self._producer.send(message)
+        except SendFailed as error:
+            self.node = self._host_of(error.address or "")
+            raise
+        self.node = self._host_of(receipt.result.address)
+
+    async def send_in_transaction(self, value: Any, *, commit: bool, tell: bool) -> None:
+        body = _encode(value)
+        decision = TransactionState.COMMIT if commit else TransactionState.ROLLBACK
+
+        async def decide(_: object) -> TransactionState:
+            self._decisions[body] = decision
+            return decision if tell else TransactionState.UNKNOWN
+
+        try:
+            receipt, _ = await self._producer.send_in_transaction(NewMessage(self._topic, body), decide)
+        except SendFailed as error:
+            self.node = self._host_of(error.address or "")
+            raise
+        self.node = self._host_of(receipt.result.address)
+
+    async def _decided(self, message: ReceivedMessage) -> TransactionState:
+        """A broker asks. A transaction whose send is still open, or was given up, has not been decided."""
+        return self._decisions.get(message.body, TransactionState.UNKNOWN)
+
+    async def receive(self, max_messages: int) -> list[Any]:
+        self.node = None
+        messages = await self._consumer.poll(timeout_ms=RECEIVE_TIMEOUT_MS, max_messages=max_messages)
+        return [_decode(message.body) for message in messages]
+
+    async def lag(self) -> int:
+        try:
+            await self._client.routes.get(self._topic)
+            waiting = 0
+            for queue in self._queues:
+                address = self._client.routes.require_master(queue.broker_name)
+                self.node = self._host_of(address)
+                end = await self._client.requests.max_offset(queue.topic, queue.queue_id, address=address)
+                waiting += end - (await self._offsets.load(queue) or 0)
+            return waiting
+        except ClientError as error:
+            self._client.routes.failed(self._queues[0].broker_name, self._topic, error)
+            raise LagUnknown(str(error)) from error
+
+
+def _encode(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _decode(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        raise BadMessage(f"a message body that nobody sent: {body[:40]!r}") from None

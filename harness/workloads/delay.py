@@ -1,0 +1,88 @@
+"""Workload `delay`: messages that must not arrive before their time.
+
+Sends carry a delay of 0, 1 or 5 seconds (levels 0 to 2). A message is early when it is received before its send was
+invoked plus the delay, by the harness's clock; with a clock nemesis, early messages are found where the system keeps
+its times by the wall clock, as RocketMQ does. Lateness is counted (more than a second) and is no violation:
+while nobody leads, nothing can be delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.generator import Calls, Context, EachThread, Generator, Mix, Op, Step
+from harness.systems.base import CheckOutcome, MessagingConnection
+from harness.worker import Outcome
+from harness.workloads.base import CheckContext
+from harness.workloads.checks import delays
+from harness.workloads.draining import Drain, unless_drained
+from harness.workloads.queue import DRAIN_MESSAGES, lag
+
+__all__ = ["DELAYS_MS", "DelayWorkload"]
+
+DELAYS_MS = (0, 1_000, 5_000)
+
+SETTLE_S = 10.0
+"""The longest delay, and as long again for a new leader to find what is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DelayedSends:
+    next_value: int = 0
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        value = {"message": self.next_value, "delay_ms": context.random.choice(DELAYS_MS)}
+        return Op("send", None, value), _DelayedSends(self.next_value + 1)
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class DelayWorkload:
+    """Delayed sends, and receives of whatever is there, over `keys` queues."""
+
+    keys: int = 8
+
+    name = "delay"
+    description = "Delayed messages: never early, and none lost."
+    requires = "messaging"
+    check_names = ("delay",)
+
+    def generator(self) -> Generator:
+        return Mix(((0.4, _DelayedSends()), (0.6, Calls(lambda _: Op("receive")))))
+
+    def final_generator(self) -> Generator:
+        return EachThread(Drain("receive", at_least_s=SETTLE_S))
+
+    def client(self, connection: MessagingConnection) -> _DelayClient:
+        return _DelayClient(connection)
+
+    def online(self) -> None:
+        return None
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        moves = [event for event in history if event["f"] != "lag"]
+        return {"delay": unless_drained(delays(moves), history, certain=("early",))}
+
+
+@dataclass(slots=True)
+class _DelayClient:
+    connection: MessagingConnection
+
+    async def open(self) -> None:
+        await self.connection.open()
+
+    async def invoke(self, op: Op) -> Outcome:
+        connection = self.connection
+        if op.f == "send":
+            await connection.send(op.value["message"], delay_ms=op.value["delay_ms"])
+            return Outcome("ok", op.value, node=connection.node)
+        if op.f == "lag":
+            return await lag(connection)
+        return Outcome("ok", await connection.receive(DRAIN_MESSAGES))
+
+    async def close(self) -> None:
+        await self.connection.close()

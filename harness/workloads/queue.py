@@ -1,0 +1,99 @@
+"""Workload `queue`: a producer for every client, and one consumer group that they all are members of.
+
+What was acknowledged must come out, and nothing that nobody sent. A message may come out twice: queues that deliver
+at least once say so, and the number is reported. Each client is a real consumer, with its share of the queues and
+its stored offsets, so this is also a test of rebalancing: a client whose send has an unknown outcome goes away
+and comes back as another member.
+
+At the end everybody receives until the group's stored offsets have reached the end of every queue. If they do not
+within a minute of the last heal, a missing message is not called lost; the verdict is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.generator import Calls, Context, EachThread, Generator, Mix, Op, Step
+from harness.systems.base import CheckOutcome, MessagingConnection
+from harness.worker import Outcome
+from harness.workloads.base import CheckContext
+from harness.workloads.checks import total_queue
+from harness.workloads.draining import Drain, unless_drained
+
+__all__ = ["MessageNumbers", "QueueWorkload", "lag"]
+
+DRAIN_MESSAGES = 32
+"""Messages that one final receive takes at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageNumbers:
+    """Operations `f` on the numbers 0, 1, 2 ..., each once in the run."""
+
+    f: str
+    next_value: int = 0
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        return Op(self.f, None, self.next_value), MessageNumbers(self.f, self.next_value + 1)
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class QueueWorkload:
+    """Somewhat more receives than sends, one message each, over `keys` queues."""
+
+    keys: int = 8
+
+    name = "queue"
+    description = "Producers and a consumer group: what was acknowledged comes out, at least once."
+    requires = "messaging"
+    check_names = ("total-queue",)
+
+    def generator(self) -> Generator:
+        return Mix(((0.45, MessageNumbers("enqueue")), (0.55, Calls(lambda _: Op("dequeue")))))
+
+    def final_generator(self) -> Generator:
+        return EachThread(Drain("drain"))
+
+    def client(self, connection: MessagingConnection) -> _QueueClient:
+        return _QueueClient(connection)
+
+    def online(self) -> None:
+        return None
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        moves = [event for event in history if event["f"] != "lag"]
+        return {"total-queue": unless_drained(total_queue(moves), history, certain=("unexpected",))}
+
+
+async def lag(connection: MessagingConnection) -> Outcome:
+    """The operation `lag`."""
+    waiting = await connection.lag()
+    return Outcome("ok", waiting, node=connection.node)
+
+
+@dataclass(slots=True)
+class _QueueClient:
+    connection: MessagingConnection
+
+    async def open(self) -> None:
+        await self.connection.open()
+
+    async def invoke(self, op: Op) -> Outcome:
+        connection = self.connection
+        if op.f == "enqueue":
+            await connection.send(op.value)
+            return Outcome("ok", op.value, node=connection.node)
+        if op.f == "lag":
+            return await lag(connection)
+        if op.f == "drain":
+            return Outcome("ok", await connection.receive(DRAIN_MESSAGES))
+        messages = await connection.receive(1)
+        return Outcome("ok", messages[0] if messages else None)
+
+    async def close(self) -> None:
+        await self.connection.close()

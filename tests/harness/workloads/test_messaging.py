@@ -1,0 +1,248 @@
+"""The workloads over producers and consumer groups, against a group that lives in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from harness.generator import Context, Generator, Limit, Op
+from harness.systems.base import CheckOutcome
+from harness.worker import Client, Workers
+from harness.workloads.base import CheckContext
+from harness.workloads.delay import DelayWorkload
+from harness.workloads.draining import DRAIN_LIMIT_S, Drain
+from harness.workloads.queue import QueueWorkload
+from harness.workloads.transactions import TransactionsWorkload, as_prepare_and_end
+
+CONTEXT = CheckContext(timeout_s=20, memory_mb=512)
+EVENT_MS = 10.0
+"""The test's clock goes on by this with every event."""
+
+WORKLOADS = [QueueWorkload(keys=2), DelayWorkload(keys=2), TransactionsWorkload(keys=2)]
+
+
+class Lost(Exception):
+    is_definite = False
+
+
+class Refused(Exception):
+    is_definite = True
+
+
+@dataclass
+class Group:
+    """One topic and its consumer group, with switches for what may go wrong. `due` holds what is on its way: the
+    time from which it may come out, and the value."""
+
+    now_ms: Callable[[], float] = lambda: 0.0
+    due: list[tuple[float, Any]] = field(default_factory=list)
+    sent: int = 0
+    drop_every: int = 0
+    double_every: int = 0
+    lose_answer_every: int = 0
+    invented: list[Any] = field(default_factory=list)
+    early_ms: float = 0.0
+    shows_rolled_back: bool = False
+    hidden: int = 0
+    """Messages that the group never gets to."""
+    is_silent_about_lag: bool = False
+
+
+class MemoryMessaging:
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.node: str | None = "n1"
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def send(self, value: Any, *, delay_ms: int = 0) -> None:
+        await asyncio.sleep(0)
+        group = self.group
+        group.sent += 1
+        at_ms = group.now_ms() + max(0.0, delay_ms - group.early_ms if delay_ms else 0)
+        if not (group.drop_every and group.sent % group.drop_every == 0):
+            group.due.append((at_ms, value))
+        if group.double_every and group.sent % group.double_every == 0:
+            group.due.append((at_ms, value))
+        await asyncio.sleep(0)
+        if group.lose_answer_every and group.sent % group.lose_answer_every == 0:
+            raise Lost("the answer got lost")
+
+    async def send_in_transaction(self, value: Any, *, commit: bool, tell: bool) -> None:
+        if commit or self.group.shows_rolled_back:
+            await self.send(value, delay_ms=0 if tell else 50)
+
+    async def receive(self, max_messages: int) -> list[Any]:
+        await asyncio.sleep(0)
+        group = self.group
+        if group.invented:
+            return [group.invented.pop()]
+        ready = [item for item in group.due if item[0] <= group.now_ms()][:max_messages]
+        for item in ready:
+            group.due.remove(item)
+        return [value for _, value in ready]
+
+    async def lag(self) -> int:
+        await asyncio.sleep(0)
+        if self.group.is_silent_about_lag:
+            raise Refused("nobody knows")
+        return len(self.group.due) + self.group.hidden
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def now_ns(self) -> int:
+        return int(len(self.events) * EVENT_MS * 1e6)
+
+    def append(self, event: dict[str, Any]) -> dict[str, Any]:
+        recorded = {"index": len(self.events), "time": self.now_ns(), **event}
+        self.events.append(recorded)
+        return recorded
+
+
+def drive(workload: Any, group: Group) -> tuple[list[dict[str, Any]], CheckOutcome]:
+    recorder = Recorder()
+    group.now_ms = lambda: recorder.now_ns() / 1e6
+
+    def make(process: int, thread: int) -> Client:
+        client: Client = workload.client(MemoryMessaging(group))
+        return client
+
+    async def phase(generator: Generator, first_process: int) -> int:
+        workers = Workers(
+            generator=generator, threads=4, make_client=make, recorder=recorder, now_ns=recorder.now_ns,
+            random=random.Random(3), operation_timeout_s=5, first_process=first_process,
+        )  # fmt: skip
+        await workers.run()
+        assert workers.unexpected_errors == {}
+        return workers.next_process
+
+    async def main() -> None:
+        await phase(workload.final_generator(), await phase(Limit(400, workload.generator()), 0))
+
+    asyncio.run(main())
+    checks = dict(workload.check(recorder.events, CONTEXT))
+    assert tuple(checks) == workload.check_names
+    return recorder.events, checks[workload.check_names[0]]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
+def test_a_right_system_is_valid(workload: Any) -> None:
+    events, outcome = drive(workload, Group())
+    assert outcome.valid is True, outcome.reason
+    assert sum(event["type"] == "ok" for event in events) > 400
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
+def test_lost_answers_and_duplicates_are_no_violation(workload: Any) -> None:
+    events, outcome = drive(workload, Group(lose_answer_every=7, double_every=5))
+    assert any(event["type"] == "info" for event in events)
+    assert outcome.valid is True, outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("workload", "kind"), list(zip(WORKLOADS, ("lost", "lost", "committed-lost"), strict=True)), ids=lambda w: str(w)[:5]
+)
+def test_lost_messages_are_found(workload: Any, kind: str) -> None:
+    _, outcome = drive(workload, Group(drop_every=20))
+    assert outcome.valid is False
+    assert outcome.details["stats"]["counts"][kind] > 0
+
+
+@pytest.mark.parametrize(
+    "group", [Group(drop_every=20, hidden=3), Group(drop_every=20, is_silent_about_lag=True)], ids=["behind", "silent"]
+)
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
+def test_what_was_not_reached_is_not_called_lost(workload: Any, group: Group) -> None:
+    _, outcome = drive(workload, group)
+    assert outcome.valid == "unknown"
+    assert "still to be received" in outcome.reason
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_messages_that_nobody_sent_are_found_even_when_the_group_is_behind(hidden: int) -> None:
+    _, outcome = drive(QueueWorkload(keys=2), Group(invented=[987654], hidden=hidden))
+    assert outcome.valid is False
+    assert outcome.details["stats"]["counts"]["unexpected"] == 1
+
+
+def test_early_messages_are_found() -> None:
+    assert drive(DelayWorkload(keys=2), Group(early_ms=0.9))[1].valid is True
+    _, outcome = drive(DelayWorkload(keys=2), Group(early_ms=900))
+    assert outcome.valid is False
+    assert outcome.details["stats"]["counts"]["early"] > 0
+
+
+def test_rolled_back_messages_are_found() -> None:
+    _, outcome = drive(TransactionsWorkload(keys=2), Group(shows_rolled_back=True))
+    assert outcome.valid is False
+    assert outcome.details["stats"]["counts"]["rolled-back-seen"] > 0
+
+
+def test_a_transaction_is_a_prepare_and_an_end_of_the_same_time() -> None:
+    value = {"message": 4, "commit": False, "tell": True}
+    events = [
+        {"index": 0, "time": 5, "type": "invoke", "process": 3, "f": "transact", "value": value},
+        {"index": 1, "time": 6, "type": "ok", "process": 9, "f": "lag", "value": 0},
+        {"index": 2, "time": 9, "type": "info", "process": 3, "f": "transact", "value": value},
+    ]
+    told = [(e["index"], e["time"], e["type"], e["process"], e["f"], e["value"]) for e in as_prepare_and_end(events)]
+    assert told == [
+        (0, 5, "invoke", 6, "prepare", 4),
+        (1, 5, "invoke", 7, "rollback", 4),
+        (2, 9, "info", 6, "prepare", 4),
+        (3, 9, "info", 7, "rollback", 4),
+    ]
+
+
+def test_draining_ends_when_the_group_is_done_and_not_before() -> None:
+    context = Context(random=random.Random(1))
+    drain: Generator = Drain("receive", at_least_s=2.0)
+
+    def ask(time_s: float) -> Op | None:
+        nonlocal drain
+        context.time_ns = int(time_s * 1e9)
+        step, drain = drain.next(context)
+        assert step is None or isinstance(step, Op)
+        return step
+
+    def tell(f: str, value: Any, type_: str = "ok") -> None:
+        nonlocal drain
+        drain = drain.update(context, {"type": type_, "f": f, "value": value})
+
+    assert ask(100) == Op("receive")
+    tell("receive", [1])
+    assert ask(100.5) == Op("receive")
+    tell("receive", [])
+    assert ask(101) == Op("lag")
+    tell("lag", 0)
+    assert ask(101) == Op("receive"), "it is too soon"
+    tell("receive", [])
+    assert ask(103) == Op("lag")
+    tell("lag", 4)
+    assert ask(103) == Op("receive")
+    tell("receive", [], "info")
+    assert ask(103) == Op("receive")
+    tell("receive", [])
+    assert ask(104) == Op("lag")
+    tell("lag", 0)
+    assert ask(104) is None
+    assert ask(104 + 2 * DRAIN_LIMIT_S) is None
+
+
+def test_draining_gives_up() -> None:
+    context = Context(random=random.Random(1))
+    _, drain = Drain("receive").next(context)
+    context.time_ns = int((DRAIN_LIMIT_S + 1) * 1e9)
+    assert drain.next(context)[0] is None
