@@ -1,4 +1,4 @@
-"""Write the pages of docs/ that say what the registry knows: one for every nemesis and workload, and their lists.
+"""Write the pages of docs/ that say what the registries know: one for every nemesis, workload and checker, and lists.
 
     python scripts/generate_docs.py            write them
     python scripts/generate_docs.py --check    write nothing; status 1 when a page is out of date
@@ -7,20 +7,45 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import checker  # noqa: E402
+from checker.cli import PROPERTIES  # noqa: E402
+from checker.models import Model  # noqa: E402
+from checker.models.registry import MODELS  # noqa: E402
 from harness import registry  # noqa: E402
 from nemesis.shapes import SHAPES  # noqa: E402
 from nemesis.victims import TARGETS  # noqa: E402
 
 NOTE = "<!-- Written by scripts/generate_docs.py from the code; edit it there. -->"
+
+CHECKERS: Mapping[str, Callable[..., Any]] = {
+    "list-append": checker.check_transactions,
+    "rw-register": checker.check_transactions,
+    "log-losses": checker.check_log,
+    "total-queue": checker.check_total_queue,
+    "simple-set": checker.check_set,
+    "set-full": checker.check_set_full,
+    "unique-ids": checker.check_unique_ids,
+    "counter-bounds": checker.check_counter,
+    "exclusion": checker.check_exclusion,
+    "bank": checker.check_bank,
+    "long-fork": checker.check_long_fork,
+    "delay": checker.check_delay,
+    "transaction-visibility": checker.check_transaction_visibility,
+    "consumer-progress": checker.check_consumer_progress,
+    "sessions": checker.check_sessions,
+}
+"""The function behind each of the command line's names for what is not linearizability."""
 
 
 def pages() -> dict[Path, str]:
@@ -30,6 +55,9 @@ def pages() -> dict[Path, str]:
     found[Path("nemeses") / "README.md"] = nemeses_index(nemeses)
     found |= {Path("workloads") / f"{name}.md": workload_page(workload) for name, workload in workloads.items()}
     found[Path("workloads") / "README.md"] = workloads_index(workloads)
+    found |= {Path("checkers") / f"{name}.md": model_page(name, model) for name, model in MODELS.items()}
+    found |= {Path("checkers") / f"{name}.md": property_page(name, CHECKERS[name]) for name in PROPERTIES}
+    found[Path("checkers") / "README.md"] = checkers_index()
     return found
 
 
@@ -114,6 +142,64 @@ def workload_page(workload: Any) -> str:
     lines += [f"Needs a system that offers `{workload.requires}` connections.", ""]
     lines += prose(inspect.getmodule(workload))
     return "\n".join(lines) + "\n"
+
+
+def checkers_index() -> str:
+    """The list of models and of the checkers beside linearizability."""
+    lines = [NOTE, "", "# Checkers", ""]
+    lines += ["`harness check FILE --model NAME` checks a recorded history; workloads use the same functions."]
+    lines += ["[checking.md](../checking.md) says how they decide, and how fast.", ""]
+    lines += ["## Linearizability, against a model", ""]
+    lines += table(["model", "what it is"], [
+        [f"[{name}]({name}.md)", first_sentence(inspect.getdoc(model))] for name, model in MODELS.items()
+    ])  # fmt: skip
+    lines += ["", "`sequential:NAME` asks for sequential consistency with the same model.", ""]
+    lines += ["## Other properties", ""]
+    lines += table(["checker", "what must hold"], [
+        [f"[{name}]({name}.md)", first_sentence(inspect.getdoc(CHECKERS[name]))] for name in PROPERTIES
+    ])  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def model_page(name: str, model: type[Model]) -> str:
+    """One model: its operations, its fields, how to name it."""
+    lines = [NOTE, "", f"# {name}", "", *markdown(inspect.getdoc(model)), ""]
+    if model.functions:
+        lines += [f"Operations: {', '.join(f'`{f}`' for f in sorted(model.functions))}.", ""]
+    fields = dataclasses.fields(model)
+    if fields:
+        first = fields[0].name
+        lines += table(["field", "default"], [[f"`{each.name}`", f"`{default_of(each)}`"] for each in fields])
+        lines += ["", f"    harness check history.jsonl --model {name}:{first}=VALUE", ""]
+    else:
+        lines += [f"    harness check history.jsonl --model {name}", ""]
+    lines += [f"In Python: `checker.check(history, checker.{model.__name__}(...))`."]
+    return "\n".join(lines) + "\n"
+
+
+def property_page(name: str, check: Callable[..., Any]) -> str:
+    """One checker beside linearizability: what it looks for in which operations."""
+    lines = [NOTE, "", f"# {name}", "", *markdown(inspect.getdoc(check)), ""]
+    lines += [f"    harness check history.jsonl --model {name}", "", f"In Python: `checker.{check.__name__}`."]
+    return "\n".join(lines) + "\n"
+
+
+def default_of(each: dataclasses.Field[Any]) -> str:
+    if each.default_factory is not dataclasses.MISSING:
+        return repr(each.default_factory())
+    return "none: must be given" if each.default is dataclasses.MISSING else repr(each.default)
+
+
+def markdown(text: str | None) -> list[str]:
+    """A docstring's lines with its code in Markdown's quotes, its literal blocks as code, its roles as code."""
+    plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", (text or "").replace("``", "`"))
+    return re.sub(r"::$", ":", plain, flags=re.MULTILINE).splitlines()
+
+
+def first_sentence(text: str | None) -> str:
+    """Up to the first full stop that ends a sentence."""
+    flat = " ".join(line.strip() for line in markdown(text))
+    return re.split(r"(?<=[.])\s+(?=[A-Z`])", flat, maxsplit=1)[0].removesuffix(".")
 
 
 def prose(module: Any) -> list[str]:
