@@ -116,6 +116,8 @@ class Dispatcher:
         self._urgent = asyncio.Event()
         self._checkpoint_task: asyncio.Task[None] | None = None
         self._stopped = False
+        self._standing_still = False
+        self._checkpointing = asyncio.Lock()
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.failure: DispatchFailed | None = None
         self.failed: asyncio.Event = asyncio.Event()
@@ -158,6 +160,25 @@ class Dispatcher:
     async def _flush_derivations(self) -> None:
         for derivation in self._derivations.values():
             await derivation.flush()
+
+    def stand_still(self) -> None:
+        """Dispatch nothing until `go_on`: the log is being cut."""
+        self._standing_still = True
+
+    async def go_on(self) -> None:
+        """The log was cut. Where entries are gone that were dispatched, everything is derived anew. Raises OSError."""
+        async with self._checkpointing:
+            log = self._log
+            if not log.ledger_begin_index - 1 <= self._mark.index <= log.ledger_end_index:
+                await self._queues.discard()
+                for derivation in self._derivations.values():
+                    derivation.restore(None)
+                self._mark = NOTHING_DISPATCHED
+                self._checkpointed_index = self._mark.index
+                if log.ledger_begin_index > 0:
+                    self._mark = DispatchMark(index=log.ledger_begin_index - 1, term=-1, store_timestamp_ms=0)
+            self._standing_still = False
+        self.notify()
 
     async def stop(self) -> None:
         """Stop dispatching and write a last checkpoint, so that the next start has nothing to repeat."""
@@ -207,7 +228,7 @@ class Dispatcher:
 
     def _run(self) -> None:
         self._scheduled = False
-        if self._stopped or self.failure is not None:
+        if self._stopped or self._standing_still or self.failure is not None:
             return
         if self._queues.unflushed_bytes >= MAX_UNFLUSHED_BYTES:
             self._urgent.set()
@@ -325,6 +346,10 @@ class Dispatcher:
             self.notify()
 
     async def _checkpoint(self) -> bool:
+        async with self._checkpointing:
+            return await self._write_checkpoint()
+
+    async def _write_checkpoint(self) -> bool:
         mark = self._mark
         if mark.index == self._checkpointed_index:
             return True
