@@ -60,7 +60,7 @@ MAX_OPEN_TRANSACTIONS = 100_000
 MAX_AGE_MS = 72 * 3_600_000
 """A half message nobody could be asked about for so long is given up (R: as long as the log is kept)."""
 RECHECK_S = 1.0
-"""Longest sleep while a transaction is open: a wall clock that was set forward is noticed within this time."""
+"""Longest sleep while a transaction is open: a wall clock that was set is noticed within this time."""
 RETRY_MS = 10_000
 """After a half message could not be read or the log took nothing."""
 CHECKS_PER_TURN = 64
@@ -282,6 +282,7 @@ class TransactionChecks:
         self._endings = _Endings(store, store_host)
         self._running = False
         self._due: list[tuple[int, int]] = []
+        self._seen_ms = 0
         self._timer: asyncio.TimerHandle | None = None
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.checks_total = 0
@@ -292,9 +293,20 @@ class TransactionChecks:
         self.stop()
         self._running = True
         self._transactions.on_opened = self._opened
+        self._set_all_due(self._clock.wall_ms())
+        self._arm()
+
+    def _set_all_due(self, now_ms: int) -> None:
+        """When to ask about each, where the clock may have been set back since its times were noted, here or at
+        another master. One that was stored in the future is asked about at once (R), an asked one again as usual."""
+        self._seen_ms = now_ms
+        for half in self._transactions.halves.values():
+            if half.checks:
+                half.due_ms = min(half.due_ms, now_ms + max(self._interval_ms, RETRY_MS))
+            elif half.stored_ms > now_ms:
+                half.due_ms = now_ms
         self._due = [(half.due_ms, offset) for offset, half in self._transactions.halves.items()]
         heapq.heapify(self._due)
-        self._arm()
 
     def stop(self) -> None:
         """Ask nobody any more."""
@@ -324,6 +336,9 @@ class TransactionChecks:
 
     def _run(self) -> None:
         now_ms = self._clock.wall_ms()
+        if now_ms < self._seen_ms:
+            self._set_all_due(now_ms)
+        self._seen_ms = now_ms
         for _ in range(CHECKS_PER_TURN):
             if not self._due or self._due[0][0] > now_ms:
                 break

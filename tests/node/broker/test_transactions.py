@@ -261,3 +261,29 @@ def test_an_end_that_does_not_know_gets_no_answer(run_case: Any) -> None:
         assert (await case.table())["openTransactions"] == "1"
 
     run_case(scenario)
+
+
+@pytest.mark.row("Check-back")
+def test_a_clock_that_is_set_back_delays_no_question(run_case: Any, helpers: Any) -> None:
+    async def scenario(case: Any) -> None:
+        producer = Producer(case.broker.port)
+        try:
+            await producer.hello()
+            case.clock.now_ms += 86_400_000
+            await send_half(case, b"from tomorrow")
+            await asyncio.sleep(0.03)
+            assert producer.asked == []
+            case.clock.now_ms -= 86_400_000
+            await helpers.until(lambda: len(producer.asked) == 1)
+            case.clock.now_ms += 59_999
+            await asyncio.sleep(0.03)
+            assert len(producer.asked) == 1
+            case.clock.now_ms -= 3_600_000
+            await asyncio.sleep(0.03)
+            assert len(producer.asked) == 1
+            case.clock.now_ms += 60_000
+            await helpers.until(lambda: len(producer.asked) == 2)
+        finally:
+            await producer.client.close()
+
+    run_case(scenario)
