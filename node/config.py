@@ -26,12 +26,14 @@ from node.config_reader import (
     check_member_addresses,
     check_member_id,
     check_name,
+    check_table,
     check_text,
     integer_in,
     load_toml,
     one_of,
     split_address,
 )
+from node.ha.config import HaConfig, read_ha
 from node.mutants.catalogue import NO_MUTANT, check_mutant
 from node.security import AclConfig, TlsConfig, read_acl, read_tls
 
@@ -58,6 +60,7 @@ DEFAULT_PERM: Final = PERM_READ | PERM_WRITE
 
 READ_MODES: Final = ("read_index", "lease", "log", "unsafe")
 FLUSH_MODES: Final = ("sync", "async")
+FLUSH_DISK_TYPES: Final = {"SYNC_FLUSH": "sync", "ASYNC_FLUSH": "async"}
 TIMINGS: Final = ("default", "fast")
 SWITCHES: Final = ("auto", "on", "off")
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -66,6 +69,8 @@ MAX_TOPICS: Final = 10_000
 """Each topic is held in memory and sent whole with every registration."""
 MAX_QUEUES: Final = 65_536
 """Queues of one topic; each that holds a message costs a directory, a file and a few hundred bytes of memory."""
+MAX_DIAL_ENTRIES: Final = 1000
+"""Other brokers' addresses, a few for each."""
 MAX_TOPIC_LENGTH: Final = 127
 """A record stores the topic's length in a signed byte (R)."""
 MAX_RECORD_OVERHEAD_BYTES: Final = 33_120
@@ -126,6 +131,11 @@ class LimitsConfig:
     """Hash slots of 4 bytes in one index file (R: 5 000 000)."""
     index_entries: int = 20_000_000
     """Entries of 20 bytes in one index file (R: 20 000 000)."""
+    disk_full_percent: int = 90
+    """Share of the disk in use, by anybody, from which on no messages are taken (R: diskSpaceWarningLevelRatio)."""
+    in_memory_percent: int = 40
+    """Share of the machine's memory that is taken to hold the newest part of the log (R:
+    accessMessageInMemoryMaxRatio)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +166,8 @@ class ClassicConfig:
     """Space that the log lives in; 0 means that nobody counts."""
     disk_max_ratio_percent: int = 75
     """Share of that space beyond which files go at any hour and age (R: diskMaxUsedSpaceRatio)."""
+    ha: HaConfig | None = None
+    """This broker's part in classic HA; None: it has no slaves and is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +204,8 @@ class BrokerConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     classic: ClassicConfig | None = None
     """A single master's log instead of DLedger; None means DLedger."""
+    dial: Mapping[str, str] = field(default_factory=dict)
+    """Where this node dials what others advertise, by advertised address; for those not named it is the same."""
     transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
     metrics_listen: str = ""
     """Where Prometheus finds the figures; empty: nowhere."""
@@ -199,6 +213,16 @@ class BrokerConfig:
     """Whether a message to an unknown topic makes it, when its client names TBW102 as the example (R)."""
     auto_create_groups: bool = True
     """Whether a consumer group is made by its first heartbeat (R)."""
+    fast_port: bool = False
+    """Listen for everything but pulls on the port of `listen` minus 2 as well (R: the VIP channel of its clients)."""
+    slave_read_enable: bool = False
+    """Send consumers that lag far behind to a slave (R: slaveReadEnable)."""
+    start_accept_send_timestamp_ms: int = 0
+    """Milliseconds of the epoch before which sends are refused (R: startAcceptSendRequestTimeStamp)."""
+    region_id: str = "DefaultRegion"
+    """What answers to sends say in MSG_REGION (R: regionId)."""
+    trace_on: bool = True
+    """What answers to sends say in TRACE_ON (R: traceOn)."""
     acl: AclConfig | None = None
     """Who may do what; None lets everybody do everything."""
     tls: TlsConfig | None = None
@@ -207,8 +231,15 @@ class BrokerConfig:
     """A known bug to be put in (node.mutants), for tests of the tests."""
 
     @property
+    def ha(self) -> HaConfig | None:
+        """The part in classic HA; None: there is none."""
+        return self.classic.ha if self.classic is not None else None
+
+    @property
     def slave_broker_id(self) -> int:
-        """The broker id of this node while it is a slave: the number in its id, plus 1 (R)."""
+        """The broker id of this node while it is a slave: as configured, or the number in its id, plus 1 (R)."""
+        if self.ha is not None and self.ha.is_slave:
+            return self.ha.broker_id
         return int(self.self_id[1:]) + 1
 
 
@@ -219,6 +250,14 @@ class NameServerConfig:
     listen: str
     uvloop: str
     log_level: str
+    broker_expiry_s: int = 120
+    """A broker that was not heard of for so long is removed (R)."""
+    scan_interval_s: int = 10
+    """How often that is looked at (R)."""
+    kv_config_path: str | None = None
+    """File of the key-value configuration; None keeps it in memory."""
+    max_connections: int = 2000
+    """Connections of brokers and clients; further ones are closed at once."""
     tls: TlsConfig | None = None
     """TLS on its port; None means plain text."""
 
@@ -238,6 +277,13 @@ def _boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"must be true or false, not {value!r}")
     return value
+
+
+def _dial(value: Any) -> dict[str, str]:
+    pairs = check_table(value)
+    if len(pairs) > MAX_DIAL_ENTRIES:
+        raise ValueError(f"has {len(pairs)} entries, at most {MAX_DIAL_ENTRIES} are supported")
+    return {check_dialled_address(known): check_dialled_address(dialled) for known, dialled in pairs.items()}
 
 
 def _topic_name(value: Any) -> str:
@@ -273,9 +319,19 @@ def _classic(reader: ConfigReader | None) -> ClassicConfig | None:
         disk_max_ratio_percent=reader.take(
             "disk_max_ratio_percent", integer_in(10, 95), defaults.disk_max_ratio_percent
         ),
+        ha=read_ha(reader),
     )
-    reader.finish()
     return classic
+
+
+def _flush_mode(reader: ConfigReader, classic: ConfigReader | None) -> str:
+    """`flush_mode`, or in [classic] RocketMQ's own name for it."""
+    mode: str = reader.take("flush_mode", one_of(("", *FLUSH_MODES)), "")
+    kind = classic.take("flush_disk_type", one_of(("", *FLUSH_DISK_TYPES)), "") if classic is not None else ""
+    meant = FLUSH_DISK_TYPES.get(kind, "")
+    if mode and meant and mode != meant:
+        reader.problem("flush_mode", f"is {mode!r} and classic.flush_disk_type {kind!r}: leave one away")
+    return mode or meant or "sync"
 
 
 def _transactions(reader: ConfigReader) -> TransactionsConfig:
@@ -302,6 +358,8 @@ def _limits(reader: ConfigReader) -> LimitsConfig:
         queue_file_units=reader.take("queue_file_units", integer_in(1, 1 << 30), defaults.queue_file_units),
         index_slots=reader.take("index_slots", integer_in(16, 1 << 28), defaults.index_slots),
         index_entries=reader.take("index_entries", integer_in(2, 1 << 30), defaults.index_entries),
+        disk_full_percent=reader.take("disk_full_percent", integer_in(1, 100), defaults.disk_full_percent),
+        in_memory_percent=reader.take("in_memory_percent", integer_in(0, 100), defaults.in_memory_percent),
     )
     reader.finish()
     return limits
@@ -318,7 +376,11 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
     self_id = reader.take("self_id", check_member_id)
     broker_name = reader.take("broker_name", check_name, "broker-a")
     listen = reader.take("listen", check_address)
-    classic = _classic(reader.optional_table("classic"))
+    classic_reader = reader.optional_table("classic")
+    classic = _classic(classic_reader)
+    flush_mode = _flush_mode(reader, classic_reader)
+    if classic_reader is not None:
+        classic_reader.finish()
     ledger = reader.table("dledger")
     ledger_listen = ledger.take("listen", check_address) if classic is None else ""
     own_peers = {self_id: ledger_listen} if self_id and ledger_listen else {}
@@ -333,7 +395,7 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         data_dir=reader.take("data_dir", check_absolute_path),
         name_servers=reader.take("name_servers", check_addresses, ()),
         read_mode=reader.take("read_mode", one_of(READ_MODES), "read_index"),
-        flush_mode=reader.take("flush_mode", one_of(FLUSH_MODES), "sync"),
+        flush_mode=flush_mode,
         flush_interval_ms=reader.take(
             "flush_interval_ms", integer_in(1, 3_600_000), 10 if classic is None else 500
         ),
@@ -348,10 +410,16 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         topics=_topics(reader),
         limits=_limits(limits_reader),
         classic=classic,
+        dial=reader.take("dial", _dial, {}),
         transactions=_transactions(reader.table("transactions")),
         metrics_listen=reader.take("metrics_listen", check_address, ""),
         auto_create_topics=reader.take("auto_create_topics", _boolean, True),
         auto_create_groups=reader.take("auto_create_groups", _boolean, True),
+        fast_port=reader.take("fast_port", _boolean, False),
+        slave_read_enable=reader.take("slave_read_enable", _boolean, False),
+        start_accept_send_timestamp_ms=reader.take("start_accept_send_timestamp_ms", integer_in(0, (1 << 63) - 1), 0),
+        region_id=reader.take("region_id", check_name, "DefaultRegion"),
+        trace_on=reader.take("trace_on", _boolean, True),
         acl=read_acl(reader.optional_table("acl")),
         tls=read_tls(reader.optional_table("tls"), dials=True),
         mutant=reader.take("mutant", check_mutant, NO_MUTANT),
@@ -386,8 +454,13 @@ def _relations(config: BrokerConfig) -> list[str]:
             f"limits.segment_size_bytes: a file must hold the largest message, that is max_message_size_bytes"
             f" and {MAX_RECORD_OVERHEAD_BYTES}"
         )
+    port = split_address(config.listen)[1]
+    if config.fast_port and 0 < port < 3:
+        problems.append(f"fast_port: there is no port {port - 2}; let listen have a higher one")
     if config.listen == config.dledger_listen and split_address(config.listen)[1] != 0:
         problems.append("dledger.listen: is the same address as listen")
+    if config.ha is not None and config.ha.is_slave and not config.ha.master_address and not config.name_servers:
+        problems.append("classic.ha_master_address: is required where no name_servers say where the master is")
     advertised_host, _ = split_address(config.advertise)
     if config.name_servers and ipaddress.ip_address(advertised_host).is_unspecified:
         problems.append("advertise: is required when listen is not a definite address")
@@ -402,6 +475,10 @@ def parse_name_server_config(text: str, overrides: Sequence[str] = ()) -> NameSe
         listen=reader.take("listen", check_address),
         uvloop=reader.take("uvloop", one_of(SWITCHES), "auto"),
         log_level=reader.take("log_level", one_of(LOG_LEVELS), "info"),
+        broker_expiry_s=reader.take("broker_expiry_s", integer_in(1, 86_400), 120),
+        scan_interval_s=reader.take("scan_interval_s", integer_in(1, 86_400), 10),
+        kv_config_path=reader.take("kv_config_path", check_absolute_path, None),
+        max_connections=reader.take("max_connections", integer_in(1, 100_000), 2000),
         tls=read_tls(reader.optional_table("tls"), dials=False),
     )
     reader.finish()

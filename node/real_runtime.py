@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from node.runtime import Runtime
+from node.runtime import DiskUsage, Runtime
 
 __all__ = ["DISK_THREADS", "RealClock", "RealDisk", "RealFile", "real_runtime"]
 
@@ -179,6 +179,11 @@ class RealDisk:
     async def sync_dir(self, path: str) -> None:
         await _in_pool(self._pool, lambda: _sync_directory(path))
 
+    def usage(self, path: str) -> DiskUsage:
+        found = os.statvfs(path)
+        used = found.f_blocks - found.f_bfree
+        return DiskUsage((used + found.f_bavail) * found.f_frsize, used * found.f_frsize)
+
     def close(self) -> None:
         """Wait for operations under way and end the threads. Nothing but reads works afterwards."""
         self._pool.shutdown()
@@ -212,4 +217,5 @@ def _sync_directory(path: str) -> None:
 
 def real_runtime(seed: int | None = None) -> Runtime:
     """A runtime on this machine. `seed` makes its random numbers repeatable; None takes the system's entropy."""
-    return Runtime(clock=RealClock(), disk=RealDisk(), random=random.Random(seed))
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Runtime(clock=RealClock(), disk=RealDisk(), random=random.Random(seed), memory_bytes=memory_bytes)

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-__all__ = ["Clock", "Disk", "File", "Runtime"]
+__all__ = ["Clock", "Disk", "DiskUsage", "File", "Runtime"]
 
 
 class Clock(Protocol):
@@ -73,6 +73,18 @@ class File(Protocol):
         ...
 
 
+class DiskUsage(NamedTuple):
+    """How much room a file system has, and how much of it anybody uses."""
+
+    total_bytes: int
+    used_bytes: int
+
+    @property
+    def used_ratio(self) -> float:
+        """From 0 to 1; a file system without any room is full."""
+        return min(self.used_bytes / self.total_bytes, 1.0) if self.total_bytes > 0 else 1.0
+
+
 class Disk(Protocol):
     """The files of one node. Paths are absolute strings; parents must exist unless said otherwise."""
 
@@ -117,6 +129,10 @@ class Disk(Protocol):
         """Make creations in a directory durable."""
         ...
 
+    def usage(self, path: str) -> DiskUsage:
+        """Room on the file system that holds `path`, as a program that is not root may use it. Raises OSError."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
@@ -125,3 +141,5 @@ class Runtime:
     clock: Clock
     disk: Disk
     random: random.Random
+    memory_bytes: int = 4 << 30
+    """Physical memory of the machine, of which a share is taken to hold the newest part of the log."""

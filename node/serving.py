@@ -13,6 +13,7 @@ from node.broker.controller import BrokerController
 from node.config import BrokerConfig, NameServerConfig, split_address
 from node.mutants.switch import mutate_broker
 from node.nameserver import NameServer, NameServerOptions
+from node.remoting import ServerLimits
 from node.runtime import Runtime
 
 __all__ = ["serve_broker", "serve_name_server"]
@@ -57,7 +58,14 @@ async def serve_name_server(config: NameServerConfig, runtime: Runtime, stop: as
     """Run a name server until `stop` is set. Raises OSError or ValueError when it cannot start."""
     host, port = split_address(config.listen)
     tls = config.tls.server_context() if config.tls else None
-    server = NameServer(host, port, runtime, options=NameServerOptions(tls=tls))
+    options = NameServerOptions(
+        broker_expiry_s=config.broker_expiry_s,
+        scan_interval_s=config.scan_interval_s,
+        kv_config_path=config.kv_config_path,
+        limits=ServerLimits(max_connections=config.max_connections),
+        tls=tls,
+    )
+    server = NameServer(host, port, runtime, options=options)
     await server.start()
     logger.info("READY nameserver listen=%s:%d", host, server.port)
     await stop.wait()

@@ -12,12 +12,14 @@ from node.broker.client_manager import ClientManager
 from node.broker.consumer_offsets import ConsumerOffsets, TooManyOffsets
 from node.broker.heartbeat import Heartbeat, LockRequest
 from node.broker.internal_topics import retry_topic
+from node.broker.memory_window import MemoryWindow
 from node.broker.reads import ReadGate
 from node.broker.rebalance_locks import RebalanceLocks
 from node.broker.subscription_groups import SubscriptionGroup, SubscriptionGroups, TooManyGroups
 from node.broker.topics import TopicTable, TopicTableFull
 from node.config import TopicConfig, check_topic_name
 from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
+from node.store.consume_queue import ConsumeQueue
 from node.store.queue_store import QueueStore
 
 __all__ = ["ClientProcessor"]
@@ -38,6 +40,7 @@ class ClientProcessor:
         offsets: ConsumerOffsets,
         clients: ClientManager,
         locks: RebalanceLocks,
+        memory: MemoryWindow,
         delay_offsets: Callable[[], Mapping[str, Any]],
         on_topics_changed: Callable[[], None],
         auto_create_groups: bool = True,
@@ -49,6 +52,7 @@ class ClientProcessor:
         self._offsets = offsets
         self._clients = clients
         self._locks = locks
+        self._memory = memory
         self._delay_offsets = delay_offsets
         self._on_topics_changed = on_topics_changed
         self._auto_create_groups = auto_create_groups
@@ -140,27 +144,41 @@ class ClientProcessor:
     def query_offset(self, command: Command, connection: Connection) -> Command:
         """Code 14: where a group goes on in a queue.
 
-        Unknown: 0 when the queue still holds its first message, so that nothing is skipped, else QUERY_NOT_FOUND.
+        Unknown: 0 when the queue still holds its first message, so that nothing is skipped, and that message is not
+        so old that it has to be read from the disk; else QUERY_NOT_FOUND, and the client looks for a place itself (R:
+        a group that is new on a queue with a long past begins at its end).
         """
         self._require_leader()
         topic, queue_id = command.get_str("topic"), command.get_int("queueId")
         offset = self._offsets.find(command.get_str("consumerGroup"), topic, queue_id)
         if offset is None:
             queue = self._queues.find(topic, queue_id)
-            if queue is not None and queue.min_offset > 0:
+            if queue is not None and (queue.min_offset > 0 or self._is_spilled(queue)):
                 return command.reply(ResponseCode.QUERY_NOT_FOUND, remark="the group has no offset for this queue")
             offset = 0
         return command.reply(ResponseCode.SUCCESS, fields={"offset": offset})
 
+    def _is_spilled(self, queue: ConsumeQueue) -> bool:
+        try:
+            return any(self._memory.is_behind(unit.physical_offset) for unit in queue.read(0, 1))
+        except OSError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the queue cannot be read: {error}") from error
+
     def update_offset(self, command: Command, connection: Connection) -> Command:
-        """Code 15: a group has consumed a queue up to here."""
+        """Code 15: a group has consumed a queue up to here. The queue must exist: what strangers may have kept here
+        is bounded."""
         self._require_leader()
+        name, queue_id = command.get_str("topic"), command.get_int("queueId")
+        topic = self._topics.get(name)
+        if topic is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name[:127]!r} does not exist")
+        if not 0 <= queue_id < topic.all_queues:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"queue {queue_id} of topic {name!r}, which has {topic.all_queues}"
+            )
         try:
             self._offsets.commit(
-                command.get_str("consumerGroup"),
-                command.get_str("topic"),
-                command.get_int("queueId"),
-                command.get_int("commitOffset"),
+                command.get_str("consumerGroup"), name, queue_id, command.get_int("commitOffset")
             )
         except TooManyOffsets as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error

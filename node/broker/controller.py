@@ -25,11 +25,15 @@ from node.broker.client_manager import ClientManager
 from node.broker.client_processor import ClientProcessor
 from node.broker.consumer_offsets import ConsumerOffsets
 from node.broker.delay import DelayProgress, DelayService
+from node.broker.disk_watch import DiskWatch
 from node.broker.dispatcher import Dispatcher, Queue
 from node.broker.internal_topics import SCHEDULE_TOPIC
 from node.broker.ledger import Ledger, ReadMode
+from node.broker.memory_window import MemoryWindow
 from node.broker.message_store import MessageStore
 from node.broker.metrics import MetricsServer, render
+from node.broker.new_ledger import new_ledger
+from node.broker.ports import Ports
 from node.broker.pull import PullHolds, PullProcessor
 from node.broker.query import QueryProcessor
 from node.broker.reads import ReadGate
@@ -38,22 +42,20 @@ from node.broker.registration import Identity, NameServerRegistrar, registration
 from node.broker.role import RoleChangeHandler
 from node.broker.send import SendProcessor
 from node.broker.send_back import RetryTopics, SendBackProcessor
+from node.broker.send_hooks import SendHooks
 from node.broker.subscription_groups import SubscriptionGroups
+from node.broker.tool_status import tool_status
 from node.broker.topics import TopicTable
 from node.broker.transactions import EndTransactionProcessor, OpenTransactions, TransactionChecks
 from node.config import BrokerConfig, split_address
-from node.dledger import TIMINGS, DLedgerConfig, DLedgerRequestCode, DLedgerServer
 from node.remoting import (
     Command,
     Connection,
     RemotingClient,
-    RemotingServer,
     RequestCode,
     ResponseCode,
-    ServerLimits,
 )
 from node.runtime import Runtime
-from node.store.commit_log import FlushPolicy
 from node.store.index_file import MessageIndex
 from node.store.queue_store import QueueStore
 
@@ -65,51 +67,6 @@ REGISTER_INTERVAL_S: Mapping[str, float] = {"default": 30.0, "fast": 1.0}
 """Between two registrations at a name server, by timing profile (R: 30 s)."""
 DRAIN_TIMEOUT_S = 3.0
 """How long a shutdown waits for messages under way: a little more than the log waits for its quorum (2.5 s)."""
-
-
-def new_dledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
-    """This broker's member of its DLedger group. Nothing is opened before it is started.
-
-    Appends from outside (the APPEND request of DLedger's own clients) are not served: an entry that is no message
-    record would end every broker that dispatches it.
-    """
-    ledger = DLedgerServer(
-        DLedgerConfig(
-            group=config.group,
-            self_id=config.self_id,
-            peers=config.dledger_peers,
-            listen=config.dledger_listen,
-            data_dir=config.data_dir,
-            flush_mode="async" if config.flush_mode == "async" else "sync",
-            flush_interval_ms=config.flush_interval_ms,
-            flush_least_pages=config.flush_least_pages,
-            flush_thorough_interval_ms=config.flush_thorough_interval_ms,
-            timing=TIMINGS[config.timing],
-            data_segment_size_bytes=config.limits.segment_size_bytes,
-        ),
-        runtime,
-    )
-    ledger.remoting.processors.pop(DLedgerRequestCode.APPEND)
-    return ledger
-
-
-def new_ledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
-    """The log that the configuration asks for."""
-    if config.classic is None:
-        return new_dledger(config, runtime)
-    return ClassicLedger(
-        self_id=config.self_id,
-        data_dir=config.data_dir,
-        segment_size_bytes=config.limits.segment_size_bytes,
-        flush_mode=config.flush_mode,
-        flush=FlushPolicy(
-            interval_ms=config.flush_interval_ms,
-            least_pages=config.flush_least_pages,
-            thorough_interval_ms=config.flush_thorough_interval_ms,
-        ),
-        config=config.classic,
-        runtime=runtime,
-    )
 
 
 class BrokerController:
@@ -125,16 +82,7 @@ class BrokerController:
         self.config = config
         self._runtime = runtime
         self.ledger: Ledger = (make_ledger or new_ledger)(config, runtime)
-        host, port = split_address(config.listen)
-        self._server = RemotingServer(
-            host,
-            port,
-            limits=ServerLimits(max_connections=config.limits.max_connections),
-            name="broker",
-            tls=config.tls.server_context() if config.tls else None,
-        )
-        if config.acl is not None:
-            self._server.register_guard(AccessControl(config.acl).check)
+        self._server = Ports(config, guard=AccessControl(config.acl).check if config.acl is not None else None)
         self._client = RemotingClient(
             name="broker",
             tls=config.tls.dialling_context() if config.tls else None,
@@ -160,7 +108,24 @@ class BrokerController:
             derivations={"delay": self.delay_progress, "transactions": self.transactions, "index": self.index},
             is_in_log=self.ledger.store.holds if isinstance(self.ledger, ClassicLedger) else None,
         )
-        self.store = MessageStore(ledger=self.ledger, queues=self.queues, clock=runtime.clock)
+        self._disk_watch = DiskWatch(
+            runtime.disk,
+            config.data_dir,
+            full_percent=config.limits.disk_full_percent,
+            counters=lambda: (self.store.put_total, self._pulls.get_total),
+        )
+        self.store = MessageStore(
+            ledger=self.ledger,
+            queues=self.queues,
+            clock=runtime.clock,
+            is_disk_full=lambda: self._disk_watch.is_full,
+        )
+        self._memory = MemoryWindow(
+            self.ledger.store, memory_bytes=runtime.memory_bytes, percent=config.limits.in_memory_percent
+        )
+        self.send_hooks = SendHooks()
+        """Called around every send; add to it before clients come."""
+        self._boot_ms = runtime.clock.wall_ms()
         self.delays = DelayService(
             store=self.store,
             queues=self.queues,
@@ -205,7 +170,9 @@ class BrokerController:
             groups=self.groups,
             clients=self.clients,
             offsets=self.offsets,
+            memory=self._memory,
             auto_create_groups=config.auto_create_groups,
+            slave_read_enable=config.slave_read_enable,
         )
         self.metrics = MetricsServer(config.metrics_listen, self._metrics) if config.metrics_listen else None
         self._removals: list[asyncio.Task[None]] = []
@@ -215,6 +182,11 @@ class BrokerController:
     def port(self) -> int:
         """The port that clients use; known once started."""
         return self._server.port
+
+    @property
+    def fast_port(self) -> int | None:
+        """The port for clients that send over the VIP channel; None without one."""
+        return self._server.fast_port
 
     @property
     def address(self) -> str:
@@ -242,6 +214,7 @@ class BrokerController:
         if self.metrics is not None:
             await self.metrics.start()
         self._runtime.disk.make_dirs(self.config.data_dir)
+        self._disk_watch.start()
         self.topics.load()
         self.groups.load()
         self.offsets.load()
@@ -290,19 +263,23 @@ class BrokerController:
             transactions=None if self.config.transactions.reject else self.transactions,
             auto_create_topics=self.config.auto_create_topics,
             on_topics_changed=self._registrar.announce,
+            region_id=self.config.region_id,
+            trace_on=self.config.trace_on,
+            accept_from_ms=self.config.start_accept_send_timestamp_ms,
         )
+        send = self.send_hooks.around(self._sends.process)
         admin = AdminProcessor(
             gate=self._gate,
             log=self.ledger.store,
             queues=self.queues,
             topics=self.topics,
             broker_name=self.config.broker_name,
-            describe=self.runtime_table,
+            describe=self._status,
             on_topics_changed=self._registrar.announce,
         )
         server = self._server
         for code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
-            server.register(code, self._sends.process)
+            server.register(code, send)
         server.register(RequestCode.CONSUMER_SEND_MSG_BACK, send_back.process)
         server.register(RequestCode.END_TRANSACTION, end_transaction.process)
         server.register(RequestCode.PULL_MESSAGE, self._pulls.process)
@@ -324,6 +301,7 @@ class BrokerController:
             offsets=self.offsets,
             clients=self.clients,
             locks=RebalanceLocks(asyncio.get_running_loop().time),
+            memory=self._memory,
             delay_offsets=self.delay_progress.document,
             on_topics_changed=self._registrar.announce,
             auto_create_groups=self.config.auto_create_groups,
@@ -343,6 +321,7 @@ class BrokerController:
     async def stop(self) -> None:
         """Shut down in order, losing nothing that was acknowledged. Idempotent."""
         self._holds.close()
+        self._disk_watch.stop()
         self.delays.stop()
         self._checks.stop()
         await self._roles.stop()
@@ -421,6 +400,16 @@ class BrokerController:
     def _metrics(self) -> bytes:
         return render(self.runtime_table(), self.store.put_times, self.store.topic_puts())
 
+    def _status(self) -> dict[str, object]:
+        table = self.runtime_table()
+        return table | tool_status(
+            table,
+            self._disk_watch,
+            self.ledger.store,
+            boot_ms=self._boot_ms,
+            accept_from_ms=self.config.start_accept_send_timestamp_ms,
+        )
+
     def runtime_table(self) -> dict[str, object]:
         """What code 28 tells about this node, about this very moment."""
         config, log, state, clock = self.config, self.ledger.store, self.ledger.member_state, self._runtime.clock
@@ -451,6 +440,8 @@ class BrokerController:
             "putCommittedTotal": self.store.committed_total,
             "putMaxSeconds": round(self.store.put_times.max_s, 6),
             "putSlowTotal": self.store.put_times.slow_total,
+            "commitLogDiskRatio": round(self._disk_watch.used_ratio, 4),
+            "diskFull": int(self._disk_watch.is_full),
             "dispatchBehind": log.committed_index - self.dispatcher.dispatched_index,
             "getTotal": self._pulls.get_total,
             "openTransactions": len(self.transactions.halves),

@@ -23,6 +23,8 @@ MAX_SUBSCRIPTIONS = 1000
 MAX_LOCK_QUEUES = 100_000
 """Queues in one lock request: more than one topic can have."""
 MAX_NAME_CHARACTERS = 255
+MAX_EXPRESSION_CHARACTERS = 8192
+"""Of a tag or SQL92 expression: as much as a pull may bring."""
 
 CONSUME_TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
 MESSAGE_MODELS = ("BROADCASTING", "CLUSTERING")
@@ -165,6 +167,13 @@ def _choice(content: dict[str, Any], key: str, names: Sequence[str], default: st
     raise _refuse(f"{key} is {str(value)[:40]!r}, known are {', '.join(names)}")
 
 
+def _expression(content: dict[str, Any]) -> str:
+    text = str(content.get("subString") or "*")
+    if len(text) > MAX_EXPRESSION_CHARACTERS:
+        raise _refuse(f"subString has {len(text)} characters, allowed are {MAX_EXPRESSION_CHARACTERS}")
+    return text
+
+
 def _consumer(content: dict[str, Any]) -> ConsumerData:
     return ConsumerData(
         group=_name(content, "groupName"),
@@ -174,7 +183,7 @@ def _consumer(content: dict[str, Any]) -> ConsumerData:
         subscriptions=tuple(
             Subscription(
                 topic=_name(entry, "topic"),
-                expression=str(entry.get("subString") or "*"),
+                expression=_expression(entry),
                 expression_type=str(entry.get("expressionType") or "TAG").upper(),
                 version=_number(entry, "subVersion", 0),
             )

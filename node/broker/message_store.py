@@ -11,10 +11,11 @@ have appended since. So a put is refused unless the log's term is that very term
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 from node.broker.dispatcher import Queue
-from node.broker.ledger import AppendResult, Ledger
+from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, Ledger
 from node.broker.metrics import Histogram
 from node.runtime import Clock
 from node.store.queue_store import QueueStore
@@ -39,10 +40,13 @@ class PendingPut(NamedTuple):
 class MessageStore:
     """Assigns queue offsets and appends records to the replicated log while this node is master."""
 
-    def __init__(self, *, ledger: Ledger, queues: QueueStore, clock: Clock) -> None:
+    def __init__(
+        self, *, ledger: Ledger, queues: QueueStore, clock: Clock, is_disk_full: Callable[[], bool] = lambda: False
+    ) -> None:
         self._ledger = ledger
         self._queues = queues
         self._clock = clock
+        self._is_disk_full = is_disk_full
         self._next_offsets: dict[Queue, int] = {}
         self._master_term: int | None = None
         self._last_store_timestamp_ms = 0
@@ -89,11 +93,13 @@ class MessageStore:
     def put(self, topic: str, queue_id: int, record: PreparedRecord) -> PendingPut:
         """Append one record to the log.
 
-        Raises NotWritable and DLedgerError (NOT_LEADER, LEADER_PENDING_FULL, DISK_ERROR, ...): nothing was
+        Raises NotWritable and DLedgerError (NOT_LEADER, LEADER_PENDING_FULL, DISK_FULL, ...): nothing was
         stored. What happens after the append is told by `committed` of the result.
         """
         if not self.is_master:
             raise NotWritable("not the master")
+        if self._is_disk_full():
+            raise DLedgerError(DLedgerCode.DISK_FULL, "the disk is full")
         key = (topic, queue_id)
         queue_offset = self._next_offsets.get(key, 0)
         store_timestamp_ms = max(self._last_store_timestamp_ms, self._clock.wall_ms())

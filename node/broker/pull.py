@@ -22,9 +22,10 @@ from node.broker.client_manager import ClientManager
 from node.broker.consumer_offsets import ConsumerOffsets, TooManyOffsets
 from node.broker.dispatcher import Queue
 from node.broker.ledger import LedgerStore
+from node.broker.memory_window import MemoryWindow
 from node.broker.reads import ReadGate
 from node.broker.sql92 import SqlError, parse_sql
-from node.broker.subscription_groups import SubscriptionGroups
+from node.broker.subscription_groups import DEFAULT_SLOW_BROKER_ID, MASTER_ID, SubscriptionGroups
 from node.broker.topics import TopicTable
 from node.logs import LogLimiter
 from node.remoting import Command, Connection, RequestError, ResponseCode
@@ -41,6 +42,12 @@ MAX_BATCH_MESSAGES = 32
 """Messages in one reply (R: maxTransferCountOnMessageInMemory)."""
 MAX_BATCH_BYTES = 256 * 1024
 """Bytes in one reply, unless its first message alone is longer (R: maxTransferBytesOnMessageInMemory)."""
+MAX_DISK_MESSAGES = 8
+"""Messages in one reply as soon as one of them comes from the disk (R: maxTransferCountOnMessageInDisk)."""
+MAX_DISK_BYTES = 64 * 1024
+"""Bytes in such a reply, unless its first message alone is longer (R: maxTransferBytesOnMessageInDisk)."""
+HOLD_RECHECK_S = 5.0
+"""A held pull looks again after this time, whatever it was told (R: PullRequestHoldService)."""
 MAX_SCANNED_UNITS = 800
 """Units that one filtered pull looks at (R: maxFilterMessageCount 16000 bytes of 20-byte units)."""
 MAX_SCANNED_MESSAGES = 128
@@ -49,6 +56,8 @@ MAX_SUSPEND_MS = 60_000
 """Longest time a pull is held, whatever it asks for: clients use 15 to 30 s."""
 MAX_SUBSCRIPTION_CHARACTERS = 8192
 """A tag expression beyond this is refused."""
+
+BROADCASTING = "BROADCASTING"
 
 _STATE_KEY = "held_pulls"
 
@@ -155,6 +164,11 @@ class _Groups:
         self._clients = clients
         self._auto_create = auto_create
 
+    def slow_broker_id(self, name: str) -> int:
+        """Where a consumer of the group that lags far behind had better read (R: whichBrokerWhenConsumeSlowly)."""
+        group = self._groups.get(name)
+        return group.slow_broker_id if group is not None else DEFAULT_SLOW_BROKER_ID
+
     def check(self, name: str) -> None:
         """Refuse a group that must not consume here (R: PullMessageProcessor)."""
         group = self._groups.get(name)
@@ -165,6 +179,10 @@ class _Groups:
                 )
         elif not group.consume_enable:
             raise RequestError(ResponseCode.NO_PERMISSION, f"group {name!r} may not consume")
+        elif not group.consume_broadcast_enable:
+            consumers = self._clients.consumer_group(name)
+            if consumers is not None and consumers.message_model == BROADCASTING:
+                raise RequestError(ResponseCode.NO_PERMISSION, f"group {name!r} may not consume by broadcast")
 
     def subscription(self, name: str, topic: str, version: int) -> tuple[str, str]:
         """Expression and its type that a group's heartbeats gave for `topic`, for a pull that brings none."""
@@ -263,9 +281,13 @@ class PullProcessor:
         groups: SubscriptionGroups,
         clients: ClientManager,
         offsets: ConsumerOffsets,
+        memory: MemoryWindow,
         auto_create_groups: bool = True,
+        slave_read_enable: bool = False,
     ) -> None:
         self._groups = _Groups(groups, clients, auto_create_groups)
+        self._memory = memory
+        self._slave_read_enable = slave_read_enable
         self._offsets = offsets
         self._gate = gate
         self._log = log
@@ -308,7 +330,7 @@ class PullProcessor:
             left_s = deadline_s - loop.time()
             if reply.code != ResponseCode.PULL_NOT_FOUND or left_s <= 0 or self._holds.is_full:
                 return reply
-            await self._holds.wait((request.topic, request.queue_id), connection, left_s)
+            await self._holds.wait((request.topic, request.queue_id), connection, min(left_s, HOLD_RECHECK_S))
             if connection.is_closing:
                 return None
             if self._gate.needs_leader and not self._gate.leads:
@@ -320,6 +342,7 @@ class PullProcessor:
         low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
         offset = request.offset
         body = b""
+        suggested_id = MASTER_ID
         if offset < low:
             code, following = ResponseCode.PULL_OFFSET_MOVED, low
         elif offset > high:
@@ -328,16 +351,18 @@ class PullProcessor:
             code, following = ResponseCode.PULL_NOT_FOUND, offset
         else:
             try:
-                records, following = self._collect(queue, request)
+                records, following, last = self._collect(queue, request)
             except (RecordError, OSError) as error:
                 raise _Unreadable(f"queue {request.topic}/{request.queue_id} at {offset}", error) from error
             self.get_total += len(records)
             body = b"".join(records)
             code = ResponseCode.SUCCESS if records else ResponseCode.PULL_RETRY_IMMEDIATELY
+            if self._slave_read_enable and self._memory.is_behind(last):
+                suggested_id = self._groups.slow_broker_id(request.group)
         return command.reply(
             code,
             fields={
-                "suggestWhichBrokerId": 0,
+                "suggestWhichBrokerId": suggested_id,
                 "nextBeginOffset": following,
                 "minOffset": low,
                 "maxOffset": high,
@@ -345,8 +370,9 @@ class PullProcessor:
             body=body,
         )
 
-    def _collect(self, queue: ConsumeQueue, request: _PullRequest) -> tuple[list[bytes], int]:
-        """Records that pass the filter from the offset on, within the caps; and the offset to go on from.
+    def _collect(self, queue: ConsumeQueue, request: _PullRequest) -> tuple[list[bytes], int, int]:
+        """Records that pass the filter from the offset on, within the caps; the offset to go on from; and where in the
+        log the last message lies that was looked at.
 
         Stops before a message that cannot be read; raises RecordError or OSError when that is the first one.
         """
@@ -357,22 +383,32 @@ class PullProcessor:
         units = queue.read(request.offset, wanted)
         records: list[bytes] = []
         size_bytes = 0
-        offset = request.offset
+        offset, last = request.offset, 0
         for offset, unit in enumerate(units, request.offset):
+            last = unit.physical_offset
             if not request.tag_filter.may_pass(unit.tag_hash):
                 continue
-            if records and (len(records) == request.max_messages or size_bytes + unit.size_bytes > MAX_BATCH_BYTES):
-                return records, offset
+            if records and self._is_full(request, len(records), size_bytes + unit.size_bytes, last):
+                return records, offset, last
             try:
                 record, summary = self._read_record(unit, request, offset)
             except (RecordError, OSError):
                 if records:
-                    return records, offset
+                    return records, offset, last
                 raise
             if request.tag_filter.passes(summary):
                 records.append(record)
                 size_bytes += len(record)
-        return records, offset + 1
+        return records, offset + 1, last
+
+    def _is_full(self, request: _PullRequest, messages: int, size_bytes: int, physical_offset: int) -> bool:
+        """Whether a reply of so many messages takes no further one, with which it had `size_bytes`: reading from the
+        disk must not take long (R: isTheBatchFull)."""
+        if messages >= request.max_messages:
+            return True
+        if self._memory.is_behind(physical_offset):
+            return messages >= MAX_DISK_MESSAGES or size_bytes > MAX_DISK_BYTES
+        return size_bytes > MAX_BATCH_BYTES
 
     def _read_record(self, unit: Unit, request: _PullRequest, offset: int) -> tuple[bytes, RecordSummary]:
         """The record behind `unit`, checked to be the one that the queue means. Raises RecordError."""

@@ -9,19 +9,19 @@ nobody knows (quorum timeout, change of term, disk error). Order of the checks a
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 from node.broker.copies import delay_level, delay_text
 from node.broker.internal_topics import AUTO_CREATE_TOPIC, HALF_TOPIC, RETRY_PREFIX, is_internal
 from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, StoredInPart
 from node.broker.message_store import MessageStore, NotWritable, PendingPut
 from node.broker.send_back import RetryTopics
+from node.broker.send_request import SendHeader, names_of, split_batch
 from node.broker.topics import TopicTable, TopicTableFull
 from node.broker.transactions import OpenTransactions
 from node.config import TopicConfig
-from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
+from node.remoting import Command, Connection, RequestError, ResponseCode
 from node.runtime import Runtime
 from node.store.properties import (
     DELAY_LEVEL,
@@ -45,97 +45,10 @@ from node.store.record import (
     prepare_record,
 )
 
-__all__ = ["SendHeader", "SendProcessor", "split_batch"]
-
-MAX_BATCH_MESSAGES = 4096
-"""Messages in one batch: each becomes a log entry of its own, and the log takes 10 000 unacknowledged ones."""
-
-REGION_ID = "DefaultRegion"
-"""What the reply's MSG_REGION says (R: BrokerConfig.regionId)."""
-
-_V2_NAMES = {
-    "producerGroup": "a",
-    "topic": "b",
-    "defaultTopic": "c",
-    "defaultTopicQueueNums": "d",
-    "queueId": "e",
-    "sysFlag": "f",
-    "bornTimestamp": "g",
-    "flag": "h",
-    "properties": "i",
-    "reconsumeTimes": "j",
-    "maxReconsumeTimes": "l",
-    "batch": "m",
-}
-_V1_NAMES = {name: name for name in _V2_NAMES}
+__all__ = ["SendProcessor"]
 
 _Place = tuple[str, int, PreparedRecord]
 """A record with the topic and the queue that it is put into."""
-
-_BATCH_HEAD = struct.Struct(">iiiii")
-_INT16 = struct.Struct(">h")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendHeader:
-    """The fields of a send request that matter to the store, whichever way they were named."""
-
-    topic: str
-    queue_id: int
-    sys_flag: int
-    flag: int
-    born_timestamp_ms: int
-    properties_text: str
-    reconsume_times: int
-    batch: bool
-
-    @classmethod
-    def of(cls, command: Command) -> SendHeader:
-        """Read the header of a 10, 310 or 320 request. Either naming is taken with either code.
-
-        Raises RequestError for a missing topic or queue id, or a number that is none.
-        """
-        names = _V2_NAMES if "b" in command.ext_fields else _V1_NAMES
-        return cls(
-            topic=command.get_str(names["topic"]),
-            queue_id=command.get_int(names["queueId"]),
-            sys_flag=command.get_int(names["sysFlag"], 0),
-            flag=command.get_int(names["flag"], 0),
-            born_timestamp_ms=command.get_int(names["bornTimestamp"], 0),
-            properties_text=command.get_str(names["properties"], ""),
-            reconsume_times=command.get_int(names["reconsumeTimes"], 0),
-            batch=command.get_bool(names["batch"]) or command.code == RequestCode.SEND_BATCH_MESSAGE,
-        )
-
-
-def split_batch(body: bytes) -> list[tuple[int, bytes, str]]:
-    """The messages of a batch body: flag, body and property text of each.
-
-    A message is total size, magic and CRC (both ignored), flag, body length (int32 each), the body, the
-    property length (int16) and the properties. Raises RequestError (MESSAGE_ILLEGAL) for anything else.
-    """
-    messages: list[tuple[int, bytes, str]] = []
-    position = 0
-    while position < len(body):
-        if len(messages) == MAX_BATCH_MESSAGES:
-            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"more than {MAX_BATCH_MESSAGES} messages in a batch")
-        try:
-            total, _, _, flag, size = _BATCH_HEAD.unpack_from(body, position)
-            body_at = position + _BATCH_HEAD.size
-            (properties_size,) = _INT16.unpack_from(body, body_at + size) if size >= 0 else (-1,)
-            properties_at = body_at + size + _INT16.size
-            end = properties_at + properties_size
-            if properties_size < 0 or end != position + total or end > len(body):
-                raise ValueError("sizes do not agree")
-            messages.append((flag, body[body_at : body_at + size], body[properties_at:end].decode()))
-        except (struct.error, ValueError) as error:
-            raise RequestError(
-                ResponseCode.MESSAGE_ILLEGAL, f"message {len(messages)} of the batch, at byte {position}: {error}"
-            ) from error
-        position = end
-    if not messages:
-        raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
-    return messages
 
 
 class SendProcessor:
@@ -155,7 +68,13 @@ class SendProcessor:
         honours_wait: bool = False,
         auto_create_topics: bool = True,
         on_topics_changed: Callable[[], None] = lambda: None,
+        region_id: str = "DefaultRegion",
+        trace_on: bool = True,
+        accept_from_ms: int = 0,
     ) -> None:
+        self._told = {"MSG_REGION": region_id, "TRACE_ON": "true" if trace_on else "false"}
+        self._accept_from_ms = accept_from_ms
+        self._clock = runtime.clock
         self._store = store
         self._topics = topics
         self._auto_create_topics = auto_create_topics
@@ -177,7 +96,24 @@ class SendProcessor:
 
     def process(self, command: Command, connection: Connection) -> Command | Awaitable[Command | None]:
         """Check, append, and answer when the message is committed. The answer is a future without a task, unless the
-        message makes its topic."""
+        message makes its topic. Every answer says which region this is and whether messages are traced here (S1)."""
+        try:
+            answer = self._process(command, connection)
+        except RequestError as error:
+            return command.reply(error.code, remark=error.remark, fields=self._told)
+        return answer if isinstance(answer, Command | asyncio.Future) else self._later(command, answer)
+
+    async def _later(self, command: Command, answer: Awaitable[Command | None]) -> Command | None:
+        try:
+            return await answer
+        except RequestError as error:
+            return command.reply(error.code, remark=error.remark, fields=self._told)
+
+    def _process(self, command: Command, connection: Connection) -> Command | Awaitable[Command | None]:
+        if self._accept_from_ms and self._clock.wall_ms() < self._accept_from_ms:
+            raise RequestError(  # R: startAcceptSendRequestTimeStamp
+                ResponseCode.SYSTEM_ERROR, f"no messages are taken before {self._accept_from_ms} ms of the epoch"
+            )
         if not self._store.is_master:
             return self._refuse_not_master(command)
         header = SendHeader.of(command)
@@ -191,7 +127,7 @@ class SendProcessor:
 
     def _model(self, command: Command, header: SendHeader) -> TopicConfig | None:
         """The topic that this message makes; None when it must exist already."""
-        names = _V2_NAMES if "b" in command.ext_fields else _V1_NAMES
+        names = names_of(command)
         if header.topic.startswith(RETRY_PREFIX):
             default_topic, queues = AUTO_CREATE_TOPIC, 1
         elif self._auto_create_topics:
@@ -203,7 +139,7 @@ class SendProcessor:
 
     async def _send_retry(self, command: Command, header: SendHeader, connection: Connection) -> Command | None:
         """A client retries by itself: its group's limit holds here too (R: handleRetryAndDLQ)."""
-        names = _V2_NAMES if "b" in command.ext_fields else _V1_NAMES
+        names = names_of(command)
         group = self._retries.group(header.topic.removeprefix(RETRY_PREFIX))
         allowed = command.get_int(names["maxReconsumeTimes"], -1)
         if allowed < 0:
@@ -251,7 +187,9 @@ class SendProcessor:
         return self._put(command, queue_id, places, header.properties_text)
 
     def _refuse_not_master(self, command: Command) -> Command:
-        return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark=self._not_leader_remark())
+        return command.reply(
+            ResponseCode.SERVICE_NOT_AVAILABLE, remark=self._not_leader_remark(), fields=self._told
+        )
 
     def _check_topic(self, header: SendHeader) -> TopicConfig:
         name = header.topic
@@ -361,13 +299,13 @@ class SendProcessor:
             for put in puts:
                 put.committed.add_done_callback(_retrieve)
             remark = f"batch stored in part: {len(puts)} of {len(places)} messages were appended ({error})"
-            return command.reply(ResponseCode.SYSTEM_ERROR, remark=remark)
-        if self._honours_wait and property_value(properties_text, WAIT_STORE) == "false":
+            return command.reply(ResponseCode.SYSTEM_ERROR, remark=remark, fields=self._told)
+        if self._honours_wait and (property_value(properties_text, WAIT_STORE) or "").lower() == "false":
             for put in puts:
                 _answer_at_once(put)
             puts = [put._replace(committed=_done()) for put in puts]
         transaction_id = property_value(properties_text, UNIQUE_KEY) or ""
-        answer = _Answer(command, puts, self._store_host, queue_id, self._store, transaction_id).future
+        answer = _Answer(command, puts, self._store_host, queue_id, self._store, transaction_id, self._told).future
         self._under_way[answer] = None
         answer.add_done_callback(self._answered)
         return answer
@@ -380,8 +318,10 @@ class SendProcessor:
         if isinstance(error, NotWritable) or error.code == DLedgerCode.NOT_LEADER:
             return self._refuse_not_master(command)
         if error.code == DLedgerCode.LEADER_PENDING_FULL:
-            return command.reply(ResponseCode.SYSTEM_BUSY, remark=f"too many unacknowledged messages: {error}")
-        return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark=f"nothing was stored: {error}")
+            code, remark = ResponseCode.SYSTEM_BUSY, f"too many unacknowledged messages: {error}"
+        else:
+            code, remark = ResponseCode.SERVICE_NOT_AVAILABLE, f"nothing was stored: {error}"
+        return command.reply(code, remark=remark, fields=self._told)
 
 
 def _retrieve(future: asyncio.Future[AppendResult]) -> None:
@@ -415,6 +355,7 @@ class _Answer:
         "_remark",
         "_store",
         "_store_host",
+        "_told",
         "_transaction_id",
         "future",
     )
@@ -427,8 +368,10 @@ class _Answer:
         queue_id: int,
         store: MessageStore,
         transaction_id: str,
+        told: Mapping[str, str],
     ) -> None:
         self._transaction_id = transaction_id
+        self._told = told
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
         self._code: int = ResponseCode.SUCCESS
@@ -454,7 +397,9 @@ class _Answer:
             return
         if error is not None:
             self.future.set_result(
-                self._command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the outcome is unknown: {error}")
+                self._command.reply(
+                    ResponseCode.SYSTEM_ERROR, remark=f"the outcome is unknown: {error}", fields=self._told
+                )
             )
         elif self._left == 0:
             self._store.put_times.observe(self._loop.time() - self._began_s)
@@ -468,8 +413,7 @@ class _Answer:
                         "queueId": self._queue_id,
                         "queueOffset": self._puts[0].queue_offset,
                         "transactionId": self._transaction_id,
-                        "MSG_REGION": REGION_ID,
-                        "TRACE_ON": "true",
+                        **self._told,
                     },
                 )
             )

@@ -13,13 +13,23 @@ from typing import Any
 from node.broker.lazy_file import LazyFile
 from node.runtime import Disk
 
-__all__ = ["MAX_GROUPS", "SubscriptionGroup", "SubscriptionGroups", "TooManyGroups"]
+__all__ = [
+    "DEFAULT_SLOW_BROKER_ID",
+    "MASTER_ID",
+    "MAX_GROUPS",
+    "SubscriptionGroup",
+    "SubscriptionGroups",
+    "TooManyGroups",
+]
 
 PERSIST_INTERVAL_S = 1.0
 """A group made by a heartbeat is made again by the next one, so losing a second's worth does no harm."""
 MAX_GROUPS = 10_000
 """As many as topics: each group may have a retry topic of its own."""
 MAX_GROUP_CHARACTERS = 255
+MASTER_ID = 0
+DEFAULT_SLOW_BROKER_ID = 1
+"""R: the first slave."""
 DEFAULT_RETRY_MAX_TIMES = 16
 """R: a message is delivered again up to 16 times, then it is a dead letter."""
 
@@ -39,6 +49,10 @@ class SubscriptionGroup:
     retry_queues: int = 1
     retry_max_times: int = DEFAULT_RETRY_MAX_TIMES
     notify_changes: bool = True
+    broker_id: int = MASTER_ID
+    """Kept for tools that ask (R: brokerId)."""
+    slow_broker_id: int = DEFAULT_SLOW_BROKER_ID
+    """Which broker id a consumer that lags far behind is sent to (R: whichBrokerWhenConsumeSlowly)."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> SubscriptionGroup:
@@ -49,6 +63,10 @@ class SubscriptionGroup:
         retry_queues, retry_max_times = int(content.get("retryQueueNums", 1)), int(content.get("retryMaxTimes", 16))
         if not (0 <= retry_queues <= 64 and 0 <= retry_max_times <= 1000):
             raise ValueError(f"{retry_queues} retry queues, {retry_max_times} retries")
+        broker_id = int(content.get("brokerId", MASTER_ID))
+        slow_broker_id = int(content.get("whichBrokerWhenConsumeSlowly", DEFAULT_SLOW_BROKER_ID))
+        if not (0 <= broker_id < 1 << 31 and 0 <= slow_broker_id < 1 << 31):
+            raise ValueError(f"broker ids {broker_id} and {slow_broker_id}")
         return cls(
             name=name,
             consume_enable=bool(content.get("consumeEnable", True)),
@@ -57,6 +75,8 @@ class SubscriptionGroup:
             retry_queues=retry_queues,
             retry_max_times=retry_max_times,
             notify_changes=bool(content.get("notifyConsumerIdsChangedEnable", True)),
+            broker_id=broker_id,
+            slow_broker_id=slow_broker_id,
         )
 
     def document(self) -> dict[str, Any]:
@@ -68,8 +88,8 @@ class SubscriptionGroup:
             "consumeBroadcastEnable": self.consume_broadcast_enable,
             "retryQueueNums": self.retry_queues,
             "retryMaxTimes": self.retry_max_times,
-            "brokerId": 0,
-            "whichBrokerWhenConsumeSlowly": 1,
+            "brokerId": self.broker_id,
+            "whichBrokerWhenConsumeSlowly": self.slow_broker_id,
             "notifyConsumerIdsChangedEnable": self.notify_changes,
         }
 

@@ -16,11 +16,15 @@ from harness.clusters.sim.disk import READ, SYNC, WRITE, SimDisk, disk_error
 from harness.clusters.sim.inode import Inode, Layer
 from harness.clusters.sim.lane import Lane
 from node.real_runtime import TEMPORARY_SUFFIX
+from node.runtime import DiskUsage
 
 if TYPE_CHECKING:
     from harness.clusters.sim.loop import SimLoop
 
 __all__ = ["ProcessDisk", "ProcessFile"]
+
+UNLIMITED_BYTES = 1 << 40
+"""Room that a disk without a capacity seems to have."""
 
 LATE_WRITE_RATIO = 0.25
 """Writes that reach the page cache at the end of the time they take; the others do at its beginning."""
@@ -213,6 +217,11 @@ class ProcessDisk:
         operation = self.new_operation()
         self._sync_names(path, operation)
         await operation.wait()
+
+    def usage(self, path: str) -> DiskUsage:
+        self._check_alive(path)
+        used_bytes, room_bytes = self.device.used_bytes(), self.device.room_bytes()
+        return DiskUsage(used_bytes + (UNLIMITED_BYTES if room_bytes is None else room_bytes), used_bytes)
 
     # Steps of operations. Whatever begins in a process that is dead does not happen.
 

@@ -18,6 +18,7 @@ from node.broker.consumer_offsets import ConsumerOffsets
 from node.broker.controller import BrokerController
 from node.broker.dispatcher import Dispatcher
 from node.broker.ledger import DLedgerCode, DLedgerError, ReadMode, Role
+from node.broker.memory_window import MemoryWindow
 from node.broker.message_store import MessageStore
 from node.broker.pull import PullHolds
 from node.broker.reads import ReadGate
@@ -26,7 +27,7 @@ from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.topics import TopicTable
 from node.config import TopicConfig, parse_broker_config
 from node.remoting import Command, RemotingClient
-from node.runtime import Runtime
+from node.runtime import DiskUsage, Runtime
 from node.store.queue_store import QueueStore
 
 HEADER_SIZE_BYTES = 48
@@ -240,6 +241,12 @@ class PlainDisk:
     async def sync_dir(self, path: str) -> None:
         assert os.path.isdir(path)
 
+    used_ratio = 0.5
+
+    def usage(self, path: str) -> DiskUsage:
+        assert os.path.isdir(path)
+        return DiskUsage(1000, int(1000 * self.used_ratio))
+
 
 @dataclass
 class FakeConnection:
@@ -302,6 +309,7 @@ class Parts:
         self.offsets = ConsumerOffsets(self.runtime.disk, f"{data_dir}/consumerOffset.json")
         self.clients = ClientManager(may_notify=lambda group: True)
         self.connection = FakeConnection()
+        self.memory = MemoryWindow(self.ledger.store, memory_bytes=1 << 30, percent=40)
         self.ledger.add_commit_listener(self.dispatcher.notify)
 
     async def start(self, *, master: bool = True) -> None:

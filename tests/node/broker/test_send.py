@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from node.broker.ledger import DLedgerCode, Role
-from node.broker.send import SendHeader, SendProcessor, split_batch
+from node.broker.send import SendProcessor
 from node.broker.send_back import RetryTopics
+from node.broker.send_request import SendHeader, split_batch
 from node.remoting import Command, RequestError
 from node.store.record import decode_record
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.broker.send import split_batch
+from node.broker.send_request import split_batch
 from node.client.allocation import allocate_averagely, allocate_in_circle
 from node.client.messages import (
     MAX_INFLATED_BYTES,

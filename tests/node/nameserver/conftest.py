@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from node.runtime import File, Runtime
+from node.runtime import DiskUsage, File, Runtime
 
 
 @dataclass
@@ -51,6 +51,9 @@ class MemoryDisk:
 
     async def sync_dir(self, path: str) -> None:
         return None
+
+    def usage(self, path: str) -> DiskUsage:
+        return DiskUsage(1 << 40, 0)
 
 
 @pytest.fixture

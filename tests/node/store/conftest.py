@@ -6,6 +6,8 @@ import posixpath
 
 import pytest
 
+from node.runtime import DiskUsage
+
 
 class MemoryFile:
     """One handle of a `MemoryDisk` file."""
@@ -101,6 +103,9 @@ class MemoryDisk:
 
     async def sync_dir(self, path: str) -> None:
         assert posixpath.isabs(path)
+
+    def usage(self, path: str) -> DiskUsage:
+        return DiskUsage(1 << 40, sum(map(len, self.files.values())))
 
 
 @pytest.fixture

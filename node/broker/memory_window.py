@@ -1,0 +1,24 @@
+"""Which messages count as being in memory: the newest part of the log, as large as a share of the machine's memory.
+
+Nobody asks the kernel which pages it holds (R neither): what lies further back than that is taken to come from the
+disk. Three things depend on it: how much one pull gets, whether a consumer that lags is sent to a slave, and whether a
+new group may begin at the very start of a queue.
+"""
+
+from __future__ import annotations
+
+from node.broker.ledger import LedgerStore
+
+__all__ = ["MemoryWindow"]
+
+
+class MemoryWindow:
+    """The newest `percent` of `memory_bytes` of `log` (R: accessMessageInMemoryMaxRatio, 40)."""
+
+    def __init__(self, log: LedgerStore, *, memory_bytes: int, percent: int) -> None:
+        self._log = log
+        self._size_bytes = memory_bytes * percent // 100
+
+    def is_behind(self, physical_offset: int) -> bool:
+        """Whether what lies at this offset of the log has to be read from the disk."""
+        return self._log.committed_pos - physical_offset > self._size_bytes

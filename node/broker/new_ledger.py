@@ -1,0 +1,57 @@
+"""Which log a broker keeps, by its configuration: DLedger's, or one of its own."""
+
+from __future__ import annotations
+
+from node.broker.classic import ClassicLedger
+from node.broker.ledger import Ledger
+from node.config import BrokerConfig
+from node.dledger import TIMINGS, DLedgerConfig, DLedgerRequestCode, DLedgerServer
+from node.runtime import Runtime
+from node.store.commit_log import FlushPolicy
+
+__all__ = ["new_dledger", "new_ledger"]
+
+
+def new_dledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
+    """This broker's member of its DLedger group. Nothing is opened before it is started.
+
+    Appends from outside (the APPEND request of DLedger's own clients) are not served: an entry that is no message
+    record would end every broker that dispatches it.
+    """
+    ledger = DLedgerServer(
+        DLedgerConfig(
+            group=config.group,
+            self_id=config.self_id,
+            peers=config.dledger_peers,
+            listen=config.dledger_listen,
+            data_dir=config.data_dir,
+            flush_mode="async" if config.flush_mode == "async" else "sync",
+            flush_interval_ms=config.flush_interval_ms,
+            flush_least_pages=config.flush_least_pages,
+            flush_thorough_interval_ms=config.flush_thorough_interval_ms,
+            timing=TIMINGS[config.timing],
+            data_segment_size_bytes=config.limits.segment_size_bytes,
+        ),
+        runtime,
+    )
+    ledger.remoting.processors.pop(DLedgerRequestCode.APPEND)
+    return ledger
+
+
+def new_ledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
+    """The log that the configuration asks for."""
+    if config.classic is None:
+        return new_dledger(config, runtime)
+    return ClassicLedger(
+        self_id=config.self_id,
+        data_dir=config.data_dir,
+        segment_size_bytes=config.limits.segment_size_bytes,
+        flush_mode=config.flush_mode,
+        flush=FlushPolicy(
+            interval_ms=config.flush_interval_ms,
+            least_pages=config.flush_least_pages,
+            thorough_interval_ms=config.flush_thorough_interval_ms,
+        ),
+        config=config.classic,
+        runtime=runtime,
+    )

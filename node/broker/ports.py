@@ -1,0 +1,70 @@
+"""The ports that clients use: the broker's own, and the fast one beside it, two below, where no pulls are taken.
+
+R's clients send over the fast port when told to (the VIP channel), so that a crowd of consumers cannot hold up senders.
+Here both are served by one loop, so it is the same service under another number; it is there for those clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from node.config import BrokerConfig, split_address
+from node.remoting import Command, Connection, RemotingServer, RequestCode, ServerLimits
+
+__all__ = ["FAST_PORT_BELOW", "Ports"]
+
+FAST_PORT_BELOW = 2
+"""How far below the broker's port the fast one is (R: fastListenPort)."""
+
+Processor = Callable[[Command, Connection], Command | Awaitable[Command | None] | None]
+
+
+class Ports:
+    """One or two servers with the same processors. `guard` looks at every request first."""
+
+    def __init__(self, config: BrokerConfig, *, guard: Callable[[Command, Connection], None] | None) -> None:
+        host, port = split_address(config.listen)
+        wanted = [(port, "broker")]
+        if config.fast_port:
+            wanted.append((port - FAST_PORT_BELOW if port else 0, "broker fast port"))
+        limits = ServerLimits(max_connections=config.limits.max_connections)
+        tls = config.tls.server_context() if config.tls else None
+        self._servers = [RemotingServer(host, port, limits=limits, name=name, tls=tls) for port, name in wanted]
+        if guard is not None:
+            for server in self._servers:
+                server.register_guard(guard)
+
+    @property
+    def port(self) -> int:
+        """The broker's port; known once started."""
+        return self._servers[0].port
+
+    @property
+    def fast_port(self) -> int | None:
+        """The fast port; None without one."""
+        return self._servers[1].port if len(self._servers) > 1 else None
+
+    @property
+    def connection_count(self) -> int:
+        """Connections open now."""
+        return sum(server.connection_count for server in self._servers)
+
+    def register(self, code: int, processor: Processor) -> None:
+        """Answer requests of this code."""
+        for server in self._servers[: 1 if code == RequestCode.PULL_MESSAGE else None]:
+            server.register(code, processor)
+
+    def register_default(self, processor: Processor) -> None:
+        """Answer requests of every other code."""
+        for server in self._servers:
+            server.register_default(processor)
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when an address is in use or not this machine's."""
+        for server in self._servers:
+            await server.start()
+
+    async def stop(self) -> None:
+        """Stop listening and close every connection. Idempotent."""
+        for server in self._servers:
+            await server.stop()

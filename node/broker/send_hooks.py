@@ -1,0 +1,102 @@
+"""Hooks around sending: called before a message is looked at and after it was answered (S1: SendMessageHook).
+
+Whoever embeds a broker adds them to `BrokerController.send_hooks`: to count, to trace, to refuse. Nothing is spent on
+them while there are none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+from node.broker.send_request import names_of
+from node.remoting import Command, Connection, RequestError
+
+__all__ = ["SendContext", "SendHook", "SendHooks"]
+
+logger = logging.getLogger("node.broker")
+
+Answer = Command | Awaitable[Command | None]
+
+
+class SendContext(NamedTuple):
+    """One send request, as its hooks see it."""
+
+    command: Command
+    producer_group: str
+    topic: str
+    born_host: str
+    body_size_bytes: int
+
+
+class SendHook(Protocol):
+    """Something that is told of every send."""
+
+    def before(self, context: SendContext) -> None:
+        """The request has come. A RequestError raised here is its answer; anything else that is raised is logged."""
+        ...
+
+    def after(self, context: SendContext, reply: Command) -> None:
+        """The request is answered so: stored, refused, or of unknown outcome. What is raised here is logged."""
+        ...
+
+
+class SendHooks:
+    """The hooks of one broker, called in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._hooks: list[SendHook] = []
+
+    def add(self, hook: SendHook) -> None:
+        """Have `hook` called from the next request on."""
+        self._hooks.append(hook)
+
+    def around(self, process: Callable[[Command, Connection], Answer]) -> Callable[[Command, Connection], Answer]:
+        """A processor that calls the hooks around `process`."""
+
+        def hooked(command: Command, connection: Connection) -> Answer:
+            return self._process(process, command, connection) if self._hooks else process(command, connection)
+
+        return hooked
+
+    def _process(
+        self, process: Callable[[Command, Connection], Answer], command: Command, connection: Connection
+    ) -> Answer:
+        names = names_of(command)
+        context = SendContext(
+            command,
+            command.get_str(names["producerGroup"], ""),
+            command.get_str(names["topic"], ""),
+            connection.remote_address,
+            len(command.body),
+        )
+        try:
+            for hook in self._hooks:
+                self._call(hook.before, context)
+        except RequestError as error:
+            return self._after(context, command.reply(error.code, remark=error.remark))
+        answer = process(command, connection)
+        if isinstance(answer, Command):
+            return self._after(context, answer)
+        return self._await(context, answer)
+
+    async def _await(self, context: SendContext, answer: Awaitable[Command | None]) -> Command | None:
+        reply = await answer
+        return reply if reply is None else self._after(context, reply)
+
+    def _after(self, context: SendContext, reply: Command) -> Command:
+        for hook in self._hooks:
+            self._call(hook.after, context, reply)
+        return reply
+
+    def _call(self, method: Callable[..., None], *arguments: object) -> None:
+        try:
+            method(*arguments)
+        except (RequestError, asyncio.CancelledError):
+            if len(arguments) == 1:
+                raise
+            logger.exception("a hook refused a message that is answered already")
+        except Exception:
+            logger.exception("a hook around sending failed")

@@ -1,0 +1,102 @@
+"""What a send request says: its header under either naming, and the messages of a batch."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from node.remoting import Command, RequestCode, RequestError, ResponseCode
+
+__all__ = ["MAX_BATCH_MESSAGES", "SendHeader", "names_of", "split_batch"]
+
+MAX_BATCH_MESSAGES = 4096
+"""Messages in one batch: each becomes a log entry of its own, and the log takes 10 000 unacknowledged ones."""
+
+_V2_NAMES = {
+    "producerGroup": "a",
+    "topic": "b",
+    "defaultTopic": "c",
+    "defaultTopicQueueNums": "d",
+    "queueId": "e",
+    "sysFlag": "f",
+    "bornTimestamp": "g",
+    "flag": "h",
+    "properties": "i",
+    "reconsumeTimes": "j",
+    "maxReconsumeTimes": "l",
+    "unitMode": "k",
+    "batch": "m",
+}
+_V1_NAMES = {name: name for name in _V2_NAMES}
+
+
+def names_of(command: Command) -> Mapping[str, str]:
+    """Under which name a request carries each field."""
+    return _V2_NAMES if "b" in command.ext_fields else _V1_NAMES
+
+
+_BATCH_HEAD = struct.Struct(">iiiii")
+_INT16 = struct.Struct(">h")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendHeader:
+    """The fields of a send request that matter to the store, whichever way they were named."""
+
+    topic: str
+    queue_id: int
+    sys_flag: int
+    flag: int
+    born_timestamp_ms: int
+    properties_text: str
+    reconsume_times: int
+    batch: bool
+
+    @classmethod
+    def of(cls, command: Command) -> SendHeader:
+        """Read the header of a 10, 310 or 320 request. Either naming is taken with either code.
+
+        Raises RequestError for a missing topic or queue id, or a number that is none.
+        """
+        names = names_of(command)
+        return cls(
+            topic=command.get_str(names["topic"]),
+            queue_id=command.get_int(names["queueId"]),
+            sys_flag=command.get_int(names["sysFlag"], 0),
+            flag=command.get_int(names["flag"], 0),
+            born_timestamp_ms=command.get_int(names["bornTimestamp"], 0),
+            properties_text=command.get_str(names["properties"], ""),
+            reconsume_times=command.get_int(names["reconsumeTimes"], 0),
+            batch=command.get_bool(names["batch"]) or command.code == RequestCode.SEND_BATCH_MESSAGE,
+        )
+
+
+def split_batch(body: bytes) -> list[tuple[int, bytes, str]]:
+    """The messages of a batch body: flag, body and property text of each.
+
+    A message is total size, magic and CRC (both ignored), flag, body length (int32 each), the body, the
+    property length (int16) and the properties. Raises RequestError (MESSAGE_ILLEGAL) for anything else.
+    """
+    messages: list[tuple[int, bytes, str]] = []
+    position = 0
+    while position < len(body):
+        if len(messages) == MAX_BATCH_MESSAGES:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"more than {MAX_BATCH_MESSAGES} messages in a batch")
+        try:
+            total, _, _, flag, size = _BATCH_HEAD.unpack_from(body, position)
+            body_at = position + _BATCH_HEAD.size
+            (properties_size,) = _INT16.unpack_from(body, body_at + size) if size >= 0 else (-1,)
+            properties_at = body_at + size + _INT16.size
+            end = properties_at + properties_size
+            if properties_size < 0 or end != position + total or end > len(body):
+                raise ValueError("sizes do not agree")
+            messages.append((flag, body[body_at : body_at + size], body[properties_at:end].decode()))
+        except (struct.error, ValueError) as error:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL, f"message {len(messages)} of the batch, at byte {position}: {error}"
+            ) from error
+        position = end
+    if not messages:
+        raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+    return messages

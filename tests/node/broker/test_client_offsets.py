@@ -1,0 +1,53 @@
+"""Where a group goes on: code 14 and its rule for groups that never said, code 15 and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from node.broker.heartbeat import MAX_EXPRESSION_CHARACTERS
+
+ASK = {"consumerGroup": "g", "topic": "t", "queueId": 0}
+
+
+def test_a_new_group_begins_at_the_start_while_it_is_in_memory(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        assert (await case.ask(14, ASK)).ext_fields["offset"] == "0"
+        await case.send()
+        assert (await case.ask(14, ASK)).ext_fields["offset"] == "0"
+
+    run_case(scenario)
+
+
+def test_a_new_group_looks_for_a_place_itself_when_the_start_has_spilled(run_case: Any) -> None:
+    """R: checkInDiskByConsumeOffset. The client then asks for the end."""
+
+    async def scenario(case: Any) -> None:
+        assert (await case.ask(14, ASK)).code == 0, "an empty queue has nothing on the disk"
+        await case.send()
+        assert (await case.ask(14, ASK)).code == 22
+        assert (await case.ask(15, ASK | {"commitOffset": 1})).code == 0
+        assert (await case.ask(14, ASK)).ext_fields["offset"] == "1"
+
+    run_case(scenario, **{"limits.in_memory_percent": "0"})
+
+
+def test_offsets_of_queues_that_do_not_exist_are_not_kept(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        assert (await case.ask(15, ASK | {"commitOffset": 1, "topic": "x" * 100_000})).code == 17
+        for queue_id in (-1, 2, 1 << 40):
+            assert (await case.ask(15, ASK | {"commitOffset": 1, "queueId": queue_id})).code == 1
+        assert (await case.ask(15, ASK | {"commitOffset": -1})).code == 0, "clients that do not know theirs yet"
+        assert json.loads((await case.ask(43)).body) == {"offsetTable": {}}
+
+    run_case(scenario)
+
+
+def test_a_subscription_has_a_length(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        for size, code in ((MAX_EXPRESSION_CHARACTERS, 0), (MAX_EXPRESSION_CHARACTERS + 1, 1)):
+            subscription = {"topic": "t", "subString": "x" * size}
+            beat = {"clientID": "c", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [subscription]}]}
+            assert (await case.ask(34, body=json.dumps(beat).encode())).code == code
+
+    run_case(scenario)
