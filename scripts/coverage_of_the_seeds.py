@@ -3,7 +3,8 @@
     python scripts/coverage_of_the_seeds.py [--check]
 
 The mechanisms are the lines of docs/mechanisms.txt, in sections that begin with "# ". A test names its mechanisms with
-`@pytest.mark.row("...")`; the argument is a mechanism's line, literally or by the name of a constant of the module.
+`@pytest.mark.row("...")`; the argument is a mechanism's line, literally or by the name of a constant of the module, or
+its beginning followed by "...", where only one line begins so.
 With --check nothing is written: the exit status says whether the document is up to date and every row is known.
 """
 
@@ -47,6 +48,15 @@ def _rows(decorators: list[ast.expr], constants: dict[str, ast.expr]) -> Iterato
                 yield str(ast.literal_eval(value))
 
 
+def resolved(rows: dict[str, list[str]], known: set[str]) -> dict[str, list[str]]:
+    """The same by whole lines, where a test gave a line's beginning; what fits no line or several stays as it is."""
+    found: dict[str, list[str]] = {}
+    for row, tests in rows.items():
+        fitting = [line for line in known if row.endswith("...") and line.startswith(row[:-3])]
+        found.setdefault(fitting[0] if len(fitting) == 1 else row, []).extend(tests)
+    return {row: sorted(set(tests)) for row, tests in found.items()}
+
+
 def document(rows: dict[str, list[str]]) -> str:
     """The document's text."""
     lines = [
@@ -69,8 +79,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Write docs/coverage-of-the-seeds.md from the tests' row markers.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when the document is out of date")
     options = parser.parse_args()
-    rows = tests_by_row()
     known = set(MECHANISMS.read_text(encoding="utf-8").splitlines())
+    rows = resolved(tests_by_row(), known)
     unknown = [row for row in rows if row not in known]
     for row in unknown:
         print(f"no mechanism is called {row!r}, which {rows[row][0]} names", file=sys.stderr)

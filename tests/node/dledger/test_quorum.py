@@ -71,6 +71,7 @@ def lead(simulate: Any) -> Any:
     return run
 
 
+@pytest.mark.row("Quorum index...")
 def test_quorum_index_counts_the_leader_in(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
@@ -82,6 +83,7 @@ def test_quorum_index_counts_the_leader_in(lead: Any) -> None:
     lead(scenario)
 
 
+@pytest.mark.row("Quorum index...")
 @pytest.mark.parametrize(("size", "quorum"), [(2, 2), (3, 2), (4, 3), (5, 3), (7, 4)])
 def test_quorum_index_is_what_a_majority_reaches(lead: Any, size: int, quorum: int) -> None:
     async def scenario(leader: Leader) -> None:
@@ -98,6 +100,7 @@ def test_quorum_index_is_what_a_majority_reaches(lead: Any, size: int, quorum: i
     lead(scenario, size=size)
 
 
+@pytest.mark.row("Ack walk-down...")
 def test_appends_complete_in_order_when_a_quorum_has_them(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
@@ -164,6 +167,7 @@ def test_figure_8_old_terms_are_not_committed_by_counting(lead: Any) -> None:
     lead(scenario, size=5)
 
 
+@pytest.mark.row("TERM_CHANGED clean-up...")
 def test_acknowledgements_of_other_terms_are_ignored(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(2)
@@ -192,6 +196,7 @@ def test_a_late_acknowledgement_lowers_no_mark_but_a_comparison_may(lead: Any) -
     lead(scenario)
 
 
+@pytest.mark.row("WAIT_QUORUM_ACK_TIMEOUT")
 def test_appends_without_a_quorum_time_out_and_stay_in_doubt(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
@@ -211,6 +216,7 @@ def test_appends_without_a_quorum_time_out_and_stay_in_doubt(lead: Any) -> None:
     lead(scenario)
 
 
+@pytest.mark.row("TERM_CHANGED clean-up...")
 def test_appends_of_a_lost_term_are_in_doubt(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
@@ -224,6 +230,7 @@ def test_appends_of_a_lost_term_are_in_doubt(lead: Any) -> None:
     lead(scenario)
 
 
+@pytest.mark.row("QuorumAckChecker watermark log...")
 def test_watermarks_are_logged_when_they_have_moved(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
@@ -242,3 +249,19 @@ def test_codes_that_leave_an_append_in_doubt() -> None:
     assert doubtful == {
         "UNKNOWN", "TIMEOUT", "NETWORK_ERROR", "INTERNAL_ERROR", "TERM_CHANGED", "WAIT_QUORUM_ACK_TIMEOUT"
     }  # fmt: skip
+
+
+@pytest.mark.row("needCheck...")
+def test_an_append_that_nobody_was_woken_for_is_completed_all_the_same(lead: Any) -> None:
+    async def scenario(leader: Leader) -> None:
+        await leader.lead(1)
+        (future,) = leader.append(b"a")
+        await leader.acked()
+        leader.checker._watermarks_by_term[1]["n2"] = 0  # an acknowledgement without a wake-up
+        await asyncio.sleep(0.1)
+        assert not future.done()
+        interval_s = leader.member.config.timing.watermark_log_interval_ms / 1000
+        await asyncio.sleep(interval_s)
+        assert future.done() and leader.checker.watermarks() == {"n1": 0, "n2": 0, "n3": -1}
+
+    lead(scenario)

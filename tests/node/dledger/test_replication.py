@@ -10,6 +10,7 @@ import pytest
 
 from node.dledger import DLedgerCode, DLedgerError, DLedgerServer
 from node.dledger.dispatcher import Quota
+from node.dledger.entry import parse_entries
 from node.dledger.messages import HeartBeatResponse, PushEntryRequest, PushEntryResponse, VoteResponse
 from node.dledger.peers import PeerClient, PeerError, RemotingPeerClient
 from node.dledger.rpc import PushType
@@ -75,6 +76,7 @@ def answer_to(request: PushEntryRequest, code: DLedgerCode, **fields: Any) -> Pu
     )
 
 
+@pytest.mark.row("checkAndFreshState")
 def test_the_first_push_of_a_term_is_compare(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         seen: list[tuple[str, int, PushType]] = []
@@ -93,6 +95,7 @@ def test_the_first_push_of_a_term_is_compare(replicate: Any) -> None:
     replicate(scenario)
 
 
+@pytest.mark.row("Resend: ...")
 def test_every_third_push_lost_and_everything_commits(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         count = 0
@@ -114,6 +117,9 @@ def test_every_third_push_lost_and_everything_commits(replicate: Any) -> None:
     replicate(scenario)
 
 
+@pytest.mark.row("pendingMap leak check...")
+@pytest.mark.row("pendingMap(index...")
+@pytest.mark.row("DLedgerEntryPusher: ...")
 def test_unacknowledged_entries_are_bounded_and_the_rest_follows(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         pushed: list[int] = []
@@ -141,6 +147,7 @@ def test_unacknowledged_entries_are_bounded_and_the_rest_follows(replicate: Any)
     replicate(scenario, data_segment_size_bytes=1 << 20, index_segment_size_bytes=32000)
 
 
+@pytest.mark.row("Reply SUCCESS...")
 def test_an_answer_that_says_inconsistent_leads_to_compare(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         seen: list[PushType] = []
@@ -167,6 +174,8 @@ def test_an_answer_that_says_inconsistent_leads_to_compare(replicate: Any) -> No
     replicate(scenario)
 
 
+@pytest.mark.row("doWork: ...")
+@pytest.mark.row("Reply SUCCESS...")
 @pytest.mark.parametrize("code", [DLedgerCode.DISK_ERROR, DLedgerCode.REPEATED_PUSH, DLedgerCode.FALL_BEHIND_TOO_MUCH])
 def test_other_answers_are_waited_out(replicate: Any, code: DLedgerCode) -> None:
     async def scenario(group: Any, watch: Any) -> None:
@@ -216,6 +225,7 @@ def test_a_follower_that_refuses_what_continues_its_log_is_not_hammered(replicat
     replicate(scenario)
 
 
+@pytest.mark.row("COMMIT push")
 def test_committed_index_reaches_followers_when_traffic_stops(simulate: Any, with_timing: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
@@ -228,6 +238,8 @@ def test_committed_index_reaches_followers_when_traffic_stops(simulate: Any, wit
     simulate(scenario, timing=with_timing(commit_interval_ms=1000))
 
 
+@pytest.mark.row("COMMIT push")
+@pytest.mark.row("COMPARE start...")
 def test_an_idle_group_is_quiet(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         seen: list[PushType] = []
@@ -276,6 +288,7 @@ def test_a_late_follower_catches_up_across_files(simulate: Any) -> None:
     simulate(scenario, max_cached_bytes=3000)
 
 
+@pytest.mark.row("Quota: ...")
 def test_a_far_behind_follower_is_held_to_its_quota_the_others_are_not(simulate: Any) -> None:
     async def scenario(group: Any) -> float:
         await group.start("n1", "n2")
@@ -301,6 +314,7 @@ def test_a_far_behind_follower_is_held_to_its_quota_the_others_are_not(simulate:
     assert free_s < 1.0 and 2.0 < throttled_s < 6.0
 
 
+@pytest.mark.row("Quota: ...")
 def test_quota_counts_by_the_second() -> None:
     now_ns = 5_300_000_000
     quota = Quota(1000, lambda: now_ns)
@@ -313,6 +327,7 @@ def test_quota_counts_by_the_second() -> None:
     assert quota.wait_ns() == 0
 
 
+@pytest.mark.row("doWork: ...")
 def test_pushes_of_a_deposed_leader_stop(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         await group.start()
@@ -357,6 +372,8 @@ DIVERGENT: dict[str, tuple[list[int], ...]] = {
 }
 
 
+@pytest.mark.row("TRUNCATE")
+@pytest.mark.row("COMPARE decisions...")
 @pytest.mark.parametrize("case", DIVERGENT)
 def test_divergent_logs_converge_byte_for_byte(simulate: Any, case: str) -> None:
     logs = DIVERGENT[case]
@@ -375,3 +392,33 @@ def test_divergent_logs_converge_byte_for_byte(simulate: Any, case: str) -> None
 
     for seed in range(3):
         simulate(scenario, size=len(logs), seed=seed)
+
+
+@pytest.mark.row("APPEND changeState")
+def test_after_comparing_pushes_go_on_behind_what_agrees(replicate: Any) -> None:
+    async def scenario(group: Any, watch: Any) -> None:
+        await group.start()
+        leader = await group.leader()
+        await group.append_all(leader, *[b"x"] * 9)
+        await group.converged()
+        behind = next(name for name in group.names if name != leader)
+        group.kill(behind)
+        await group.append_all(leader, *[b"y"] * 5)
+        pushed: list[tuple[PushType, int]] = []
+
+        def note(peer: str, request: PushEntryRequest) -> None:
+            if peer == behind and request.type is not PushType.COMMIT:
+                first = parse_entries(request.entries)[0].index
+                pushed.append((request.type, first))
+
+        watch(note)
+        agreed = max(index for index, _ in enumerate(group.log(leader))) - 5
+        await group.start(behind)
+        await group.converged()
+        compared = [index for push_type, index in pushed if push_type is PushType.COMPARE]
+        first_append = next(index for push_type, index in pushed if push_type is PushType.APPEND)
+        assert compared[-1] == agreed and first_append == agreed + 1
+        marks = group[leader].pusher.checker.watermarks()
+        assert marks[behind] == marks[leader] == agreed + 5
+
+    replicate(scenario)

@@ -15,6 +15,7 @@ from node.dledger import DLedgerCode, DLedgerError, LedgerCorrupt
 from node.dledger.entry import HEADER_SIZE_BYTES, encode_entry
 
 
+@pytest.mark.row("Log numbering...")
 def test_indices_and_positions_are_consecutive_across_files(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -104,6 +105,7 @@ def test_reopening_finds_the_same_log_and_the_committed_index(bench: Any) -> Non
     bench(scenario)
 
 
+@pytest.mark.row("Committed checkpoint")
 def test_committed_index_after_a_kill_is_at_most_the_former_one(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -120,6 +122,7 @@ def test_committed_index_after_a_kill_is_at_most_the_former_one(bench: Any) -> N
     bench(scenario)
 
 
+@pytest.mark.row("updateCommittedIndex")
 def test_update_committed_index_case_by_case(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -137,6 +140,7 @@ def test_update_committed_index_case_by_case(bench: Any) -> None:
     bench(scenario)
 
 
+@pytest.mark.row("TRUNCATE")
 def test_truncate_keeps_the_index_it_names_and_survives_a_restart(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -183,6 +187,7 @@ def test_truncate_of_entries_that_are_still_in_memory(bench: Any) -> None:
     bench(scenario)
 
 
+@pytest.mark.row("TRUNCATE")
 def test_truncate_never_crosses_the_committed_index(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
