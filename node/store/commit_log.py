@@ -378,21 +378,31 @@ class CommitLog:
         return self._rows.read(position, min(size_bytes, self._rows.room_at(position)))
 
     def read_range(self, position: int, size_bytes: int) -> bytes:
-        """Up to `size_bytes` of what is written from `position` on, in one file, wherever records begin there.
-
-        Raises OSError.
-        """
-        return self._rows.read(position, min(size_bytes, self._rows.room_at(position)))
+        """Up to `size_bytes` from `position` on, in one file, wherever records begin there. Raises OSError."""
+        if position < self._rows.end_position:
+            return self._rows.read(position, min(size_bytes, self._rows.room_at(position)))
+        for at, record in self._unwritten.items():
+            if at <= position < at + len(record):
+                return record[position - at : position - at + size_bytes]
+        return b""
 
     def record_before(self, position: int) -> int:
-        """Where the record begins that holds the byte at `position`; found from the beginning of its file. Raises
-        OSError: EBADMSG when the log is damaged before it."""
+        """Where the record begins that holds the byte at `position`, the end of the log for one behind it. Found from
+        the beginning of the file. Raises OSError: EBADMSG where no record begins."""
         at = max(position - position % self._rows.segment_size_bytes, self.begin_position)
-        while True:
-            following = at + len(self.record_at(at)[0])
-            if following > position:
+        data, data_at = b"", at
+        while at < min(position, self.end_position):
+            head = data[at - data_at : at - data_at + BLANK_HEAD_SIZE_BYTES]
+            if len(head) < BLANK_HEAD_SIZE_BYTES:
+                data, data_at = self.read_range(at, SCAN_BYTES), at
+                head = data[:BLANK_HEAD_SIZE_BYTES]
+            size_bytes = int.from_bytes(head[:4], "big")
+            if size_bytes < BLANK_HEAD_SIZE_BYTES:
+                size_bytes = len(self.record_at(at)[0])  # says what is wrong
+            if at + size_bytes > position:
                 return at
-            at = following
+            at += size_bytes
+        return at
 
     def record_at(self, position: int) -> tuple[bytes, bool]:
         """The whole record that begins at `position`, and whether it is a message rather than a blank one.

@@ -1,0 +1,70 @@
+"""Messages that wait until a slave has them (S4; R: GroupTransferService).
+
+They wait in the order of the log, so that a report releases a run of them from the front and one timer is enough.
+Unlike the seed's service, which looks again every second for one request after the other, nobody waits behind a
+request that is not his: a report releases all that it covers at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+__all__ = ["MAX_WAITING", "GroupTransferService"]
+
+MAX_WAITING = 100_000
+"""Messages that wait at once, a few hundred bytes each; beyond it a SYNC_MASTER takes no more for the moment."""
+
+
+class GroupTransferService:
+    """Futures by position; each becomes True when a slave has the log up to there, False after `timeout_s`."""
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._waiting: deque[tuple[int, float, asyncio.Future[bool]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._waiting) >= MAX_WAITING
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._waiting)
+
+    def wait_for(self, position: int) -> asyncio.Future[bool]:
+        """Wait for a slave to have everything below `position`, which never goes back from call to call."""
+        loop = asyncio.get_running_loop()
+        transferred: asyncio.Future[bool] = loop.create_future()
+        due_s = loop.time() + self._timeout_s
+        self._waiting.append((position, due_s, transferred))
+        if self._timer is None:
+            self._timer = loop.call_at(due_s, self._time_out)
+        return transferred
+
+    def confirmed(self, position: int) -> None:
+        """A slave has everything below `position`."""
+        while self._waiting and self._waiting[0][0] <= position:
+            _settle(self._waiting.popleft()[2], True)
+
+    def _time_out(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        while self._waiting and self._waiting[0][1] <= now_s:
+            _settle(self._waiting.popleft()[2], False)
+        if self._waiting:
+            self._timer = loop.call_at(self._waiting[0][1], self._time_out)
+
+    def close(self) -> None:
+        """Nothing will be transferred any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._waiting:
+            _settle(self._waiting.popleft()[2], False)
+
+
+def _settle(transferred: asyncio.Future[bool], result: bool) -> None:
+    if not transferred.done():
+        transferred.set_result(result)

@@ -1,0 +1,193 @@
+"""A broker's commit log in classic HA: a master's, which slaves copy, or a slave's, which is a copy.
+
+    ASYNC_MASTER  answers when a message is as safe here as the flush mode promises; slaves get it when they get it
+    SYNC_MASTER   also waits until one slave has it: SLAVE_NOT_AVAILABLE when none is near, FLUSH_SLAVE_TIMEOUT when
+                  none said so in time. Either way the message is stored here, and may be lost with this machine
+    SLAVE         takes no messages; dispatches what it has copied to its own queues and index
+
+Roles are the configuration's and do not change while the process lives (RocketMQ 4.x): there is no election. To promote
+a slave is an operator's decision, made by starting it with another `broker_role`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from node.broker.classic import ClassicLedger
+from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, ReadMode, Role, StoredInPart
+from node.config import ClassicConfig
+from node.ha.client import HAClient
+from node.ha.config import HaConfig
+from node.ha.group_transfer import GroupTransferService
+from node.ha.service import HAService
+from node.remoting import ResponseCode
+from node.runtime import Runtime
+from node.store.commit_log import DEFAULT_FLUSH, FlushPolicy
+
+__all__ = ["HaLedger"]
+
+
+async def _nothing() -> None:
+    return None
+
+
+class HaLedger(ClassicLedger):
+    """See the module. `host` and `port` are where a master waits for slaves; `slave_reads` says whether a slave answers
+    reads."""
+
+    def __init__(
+        self,
+        *,
+        self_id: str,
+        data_dir: str,
+        segment_size_bytes: int,
+        flush_mode: str,
+        flush: FlushPolicy = DEFAULT_FLUSH,
+        config: ClassicConfig,
+        ha: HaConfig,
+        slave_reads: bool,
+        timing: str,
+        host: str,
+        port: int,
+        runtime: Runtime,
+    ) -> None:
+        super().__init__(
+            self_id=self_id,
+            data_dir=data_dir,
+            segment_size_bytes=segment_size_bytes,
+            flush_mode=flush_mode,
+            flush=flush,
+            config=config,
+            runtime=runtime,
+            role=Role.FOLLOWER if ha.is_slave else Role.LEADER,
+        )
+        self.ha = ha
+        self._slave_reads = slave_reads
+        timings = ha.timings(timing)
+        self.before_cut: Callable[[], None] = lambda: None
+        """Called before the log is cut: what is made from it must stand still."""
+        self.after_cut: Callable[[], Awaitable[None]] = _nothing
+        """Called when it was cut: what was made from it follows."""
+        self.transfers = GroupTransferService(timeout_s=timings.slave_timeout_s)
+        self.service: HAService | None = None
+        self.client: HAClient | None = None
+        if ha.is_slave:
+            self.client = HAClient(log=self.log, timings=timings, cut=self._cut_everything, heals=ha.mismatch == "heal")
+            self.add_commit_listener(self.client.progressed)
+            if ha.master_address:
+                self.client.set_master(ha.master_address)
+        else:
+            self.service = HAService(
+                host=host,
+                port=port,
+                log=self.log,
+                timings=timings,
+                batch_bytes=ha.batch_bytes,
+                fallbehind_max_bytes=ha.fallbehind_max_bytes,
+                on_confirmed=self.transfers.confirmed,
+            )
+            self.add_commit_listener(self.service.wake)
+
+    async def start(self) -> None:
+        """Recover; a master then waits for slaves. A slave goes to its master when its `client` is started, which is
+        when everything made from the log is recovered too. Raises as ClassicLedger; OSError for a port in use."""
+        await super().start()
+        if self.service is not None:
+            await self.service.start()
+
+    async def stop(self) -> None:
+        """Leave the others, then close the log."""
+        if self.client is not None:
+            await self.client.stop()
+        if self.service is not None:
+            await self.service.stop()
+        self.transfers.close()
+        await super().stop()
+
+    def master_is_at(self, ha_address: str) -> None:
+        """A name server says where the master waits for slaves; counts unless the configuration names the place."""
+        if self.client is not None and not self.ha.master_address:
+            self.client.set_master(ha_address)
+
+    async def _cut_everything(self, position: int) -> None:
+        self.before_cut()
+        try:
+            await self.cut(position)
+        finally:
+            await self.after_cut()
+
+    def append(self, body_size_bytes: int, encode_body: Callable[[int], bytes]) -> asyncio.Future[AppendResult]:
+        """As ClassicLedger; the future may also fail with StoredInPart SLAVE_NOT_AVAILABLE or FLUSH_SLAVE_TIMEOUT.
+
+        Raises DLedgerError NOT_LEADER on a slave, LEADER_PENDING_FULL also when too many messages wait for slaves.
+        """
+        service = self.service
+        if service is None:
+            raise DLedgerError(DLedgerCode.NOT_LEADER, "a slave takes no messages")
+        if not self.ha.is_sync:
+            return super().append(body_size_bytes, encode_body)
+        if self.transfers.is_full:
+            raise DLedgerError(
+                DLedgerCode.LEADER_PENDING_FULL, f"{self.transfers.waiting_count} messages wait for a slave"
+            )
+        local = super().append(body_size_bytes, encode_body)
+        end = self.log.end_position
+        transferred = self.transfers.wait_for(end) if service.is_slave_ok(end) else None
+        return _both(local, transferred)
+
+    async def read_barrier(self, mode: ReadMode) -> int:
+        """What is committed here; a slave answers reads only when it may (`slave_read_enable`), and then what it has.
+
+        Raises DLedgerError NOT_LEADER.
+        """
+        if self.ha.is_slave and not self._slave_reads:
+            raise DLedgerError(DLedgerCode.NOT_LEADER, "this slave answers no reads")
+        return await super().read_barrier(mode)
+
+    def status(self) -> dict[str, Any]:
+        """What the runtime table says of replication."""
+        if self.client is not None:
+            return {
+                "haState": self.client.state,
+                "haMasterAddress": self.client.master_address,
+                "haTrouble": self.client.trouble,
+                "haCutBytesTotal": self.client.cut_bytes_total,
+            }
+        assert self.service is not None
+        service = self.service
+        return {
+            "haConnections": service.connection_count,
+            "haSlaveMaxOffset": service.push_to_slave_max_position,
+            "haSlaves": ",".join(f"{each['address']}={each['confirmed']}" for each in service.slaves()),
+            "haWaiting": self.transfers.waiting_count,
+        }
+
+
+def _both(
+    local: asyncio.Future[AppendResult], transferred: asyncio.Future[bool] | None
+) -> asyncio.Future[AppendResult]:
+    """The outcome of a message that is to be here and on a slave. A slave's failure counts for more than the disk's
+    delay, as in RocketMQ; an outcome that nobody knows counts for more than either."""
+    result: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+
+    def finish(_: object) -> None:
+        if result.done() or not local.done() or (transferred is not None and not transferred.done()):
+            return
+        error = DLedgerError(DLedgerCode.DISK_ERROR, "given up") if local.cancelled() else local.exception()
+        if error is not None and not isinstance(error, StoredInPart):
+            result.set_exception(error)
+        elif transferred is None:
+            result.set_exception(StoredInPart(ResponseCode.SLAVE_NOT_AVAILABLE, "no slave is near enough"))
+        elif not transferred.result():
+            result.set_exception(StoredInPart(ResponseCode.FLUSH_SLAVE_TIMEOUT, "no slave had it in time"))
+        elif error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(local.result())
+
+    local.add_done_callback(finish)
+    if transferred is not None:
+        transferred.add_done_callback(finish)
+    return result

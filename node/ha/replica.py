@@ -1,0 +1,243 @@
+"""The slave's log as a copy of the master's: what to ask for, what of the stream to believe, where the two part.
+
+RocketMQ's slave asks for the position behind its own end, and writes whatever comes. If its log is not a copy of the
+master's (the master lost its tail in a power cut; the slave was master once and has messages of its own), the result
+is a log that is neither, or, where the position lies outside the master's log, a slave that silently gets nothing
+(rocketmq#3388). This one asks for a little that it has already and compares, which needs no other protocol:
+
+    equal up to its own end            it is a copy, and says so from then on
+    unequal                            it asks again from further back, until it knows where they part
+    the master ends before it does     it has what the master lost
+    the master begins behind its end   it is too old: the master has removed what it would need
+
+Only whole records are appended, each checked to be the one for its place, so that the log ends with a record at any
+moment and a position that is reported is one where the next record begins.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from node.ha.frames import Frame
+from node.store.commit_log import BLANK_HEAD_SIZE_BYTES
+from node.store.record import BLANK_MAGIC, RECORD_MAGIC, RecordError, summarize_record
+
+__all__ = ["Ahead", "Behind", "CopyLog", "Diverged", "NotACopy", "OutOfStep", "Replica", "StartsAt", "StreamError"]
+
+FIRST_COMPARED_BYTES = 32 << 10
+"""Compared at the begin of each connection: hundreds of messages, one frame."""
+_PIECE_BYTES = 1 << 20
+_MAGIC = RECORD_MAGIC.to_bytes(4, "big")
+_MAGIC_AT = 4
+_OFFSET_AT = 28
+_HEAD_BYTES = 36
+"""A record's head up to its physical offset."""
+
+
+class CopyLog(Protocol):
+    """The slave's log."""
+
+    @property
+    def begin_position(self) -> int: ...
+    @property
+    def end_position(self) -> int: ...
+    @property
+    def segment_size_bytes(self) -> int: ...
+    def read_range(self, position: int, size_bytes: int) -> bytes: ...
+    def record_before(self, position: int) -> int: ...
+    def append_copy(self, record: bytes) -> None: ...
+
+
+class StreamError(Exception):
+    """The connection cannot go on; the text says why."""
+
+
+class OutOfStep(StreamError):
+    """The master sends another position than the one that is due."""
+
+
+class NotACopy(StreamError):
+    """What the master sends cannot stand where it says."""
+
+
+class StartsAt(StreamError):
+    """This log is empty and the master's stream begins at `position`."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(f"the master's newest file begins at {position}")
+        self.position = position
+
+
+class Mismatch(StreamError):
+    """The two logs do not fit together. `keep_position`: up to where this one can be kept; None: nothing of it."""
+
+    def __init__(self, text: str, keep_position: int | None) -> None:
+        super().__init__(text)
+        self.keep_position = keep_position
+
+
+class Ahead(Mismatch):
+    """The master's log ends before this one does."""
+
+
+class Behind(Mismatch):
+    """The master's log begins after this one's end."""
+
+
+class Diverged(Mismatch):
+    """The two logs hold different bytes. `is_certain` is False while they may part further back."""
+
+    def __init__(self, text: str, keep_position: int | None, *, is_certain: bool) -> None:
+        super().__init__(text, keep_position)
+        self.is_certain = is_certain
+
+
+class Replica:
+    """One connection's view of the log. `compare_bytes` is how much of it is asked for again."""
+
+    def __init__(self, log: CopyLog, *, compare_bytes: int = FIRST_COMPARED_BYTES) -> None:
+        self._log = log
+        self._partial = bytearray()
+        self._is_first = True
+        self._own_end = log.end_position
+        is_empty = log.end_position == log.begin_position
+        # 0 would mean that there is nothing; a log that has something asks for its second byte at the earliest.
+        self.request_position = 0 if is_empty else max(self._own_end - compare_bytes, log.begin_position, 1)
+        self._due = self.request_position
+        self.is_compared = is_empty
+        """Whether this log is known to be a copy of the master's, so that its end may be reported."""
+
+    def receive(self, frame: Frame) -> None:
+        """Take the next frame. Raises StreamError; OSError or LogRefuses when the log does not take more."""
+        first, self._is_first = self._is_first, False
+        if frame.position != self._due:
+            self._judge_position(frame, first=first)
+        position, body = frame
+        if position < self._own_end and self.is_compared is False:
+            if not body:
+                raise self._ahead(position)
+            compared = min(len(body), self._own_end - position)
+            self._compare(position, body[:compared])
+            self._due = position = position + compared
+            body = body[compared:]
+            if position == self._own_end:
+                if not self._shows_a_record(position):
+                    raise self._diverged(position, "these bytes are the master's, and would be any log's")
+                self.is_compared = True
+        if body:
+            self._due = position + len(body)
+            self._partial += body
+            self._append_whole_records()
+
+    def _judge_position(self, frame: Frame, *, first: bool) -> None:
+        """The frame is not the one that is due: say what that means, unless an empty log may begin there."""
+        position = frame.position
+        if first and self.request_position == 0:
+            if position % self._log.segment_size_bytes:
+                raise NotACopy(
+                    f"the master's file begins at {position}, which is no multiple of this log's file size,"
+                    f" {self._log.segment_size_bytes}: both need the same"
+                )
+            if position != self._log.end_position:
+                raise StartsAt(position)
+            self._due = position
+            return
+        if first and not frame.body:
+            if position < self._due:
+                raise self._ahead(position)
+            raise Behind(f"the master's log begins at {position}, behind the end of this one at {self._own_end}", None)
+        raise OutOfStep(f"the master sends position {position} where {self._due} is due")
+
+    def _ahead(self, master_end: int) -> Ahead:
+        keep = None
+        if master_end > self._log.begin_position:
+            keep = self._log.record_before(master_end)
+        return Ahead(
+            f"the master's log ends at {master_end}, this one at {self._own_end}: it has"
+            f" {self._own_end - master_end} bytes that the master lacks",
+            keep,
+        )
+
+    def _compare(self, position: int, body: bytes) -> None:
+        at = 0
+        while at < len(body):
+            own = self._log.read_range(position + at, len(body) - at)
+            if not own:
+                raise OSError(f"this log cannot be read at {position + at}")
+            theirs = body[at : at + len(own)]
+            if own != theirs:
+                same = next(i for i, (one, other) in enumerate(zip(own, theirs, strict=True)) if one != other)
+                raise self._diverged(position + at + same, "this log and the master's differ")
+            at += len(own)
+
+    def _diverged(self, position: int, what: str) -> Diverged:
+        """Equality before `position` only means something where it covers a record's head, which no other message has:
+        a blank's zeros or a body may be alike in logs that parted long before."""
+        log = self._log
+        keep = log.record_before(position)
+        is_certain = self.request_position <= max(log.begin_position, 1) or self._shows_a_record(keep)
+        return Diverged(
+            f"{what} at {position}, {self._own_end - position} bytes before the end",
+            keep if keep > log.begin_position else None,
+            is_certain=is_certain,
+        )
+
+    def _shows_a_record(self, end: int) -> bool:
+        """Whether a record's head lies between what was asked for and `end`; all of a log needs none."""
+        log, at = self._log, self.request_position
+        if at <= max(log.begin_position, 1):
+            return True
+        while at + _HEAD_BYTES <= end:
+            piece = log.read_range(at, min(_PIECE_BYTES, end - at))
+            found = piece.find(_MAGIC)
+            while found >= 0:
+                head_at = at + found - _MAGIC_AT
+                offset = log.read_range(head_at + _OFFSET_AT, 8)
+                if (
+                    self.request_position <= head_at
+                    and head_at + _HEAD_BYTES <= end
+                    and int.from_bytes(offset, "big") == head_at
+                ):
+                    return True
+                found = piece.find(_MAGIC, found + 1)
+            if len(piece) < _HEAD_BYTES:
+                at += max(len(piece), 1)
+            else:
+                at += len(piece) - len(_MAGIC) + 1
+        return False
+
+    def _append_whole_records(self) -> None:
+        log, partial = self._log, self._partial
+        at = 0
+        try:
+            while len(partial) - at >= BLANK_HEAD_SIZE_BYTES:
+                position = log.end_position
+                size_bytes = int.from_bytes(partial[at : at + 4], "big")
+                room = log.segment_size_bytes - position % log.segment_size_bytes
+                if not BLANK_HEAD_SIZE_BYTES <= size_bytes <= room:
+                    raise NotACopy(f"the master sends a record of {size_bytes} bytes at {position}, where {room} fit")
+                if len(partial) - at < size_bytes:
+                    return
+                record = bytes(partial[at : at + size_bytes])
+                _check(record, position, room)
+                log.append_copy(record)
+                at += size_bytes
+        finally:
+            del partial[:at]
+
+
+def _check(record: bytes, position: int, room: int) -> None:
+    """Raise NotACopy unless `record` can stand at `position`, `room` bytes before the end of a file."""
+    magic = int.from_bytes(record[4:8], "big")
+    if magic == BLANK_MAGIC:
+        if len(record) != room:
+            raise NotACopy(f"the master's file ends behind {position + len(record)}: both need the same file size")
+        return
+    if magic != RECORD_MAGIC:
+        raise NotACopy(f"the master sends no record at {position}")
+    try:
+        physical_offset = summarize_record(record).physical_offset
+    except RecordError as error:
+        raise NotACopy(f"the master sends a damaged record at {position}: {error}") from error
+    if physical_offset != position:
+        raise NotACopy(f"the master sends the record for {physical_offset} at {position}")
