@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -9,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from checker.codecs.edn import read_edn_text
-from checker.codecs.jsonl import FormatError, read_jsonl
+from checker.codecs.jsonl import FormatError, read_jsonl, read_jsonl_lines
 from checker.codecs.lines import read_jepsen_log_text, read_limo_text
 from checker.history import History, HistoryBuilder, HistoryError
 
-__all__ = ["FORMATS", "detect_format", "read", "read_rows"]
+__all__ = ["FORMATS", "detect_format", "read", "read_bytes", "read_rows"]
 
 #: Formats by the name the command line takes; ``auto`` looks at the first lines.
 FORMATS = ("auto", "jsonl", "json", "edn", "edn-keyed", "jepsen-log", "kv", "limo")
@@ -50,13 +51,32 @@ def read(path: str | Path, format: str = "auto", *, strict: bool = False) -> His
     source = str(path)
     if format == "auto":
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            head = file.read(_HEAD_CHARS)
-        if head.startswith("PAR1"):
-            raise FormatError(source, None, "a Parquet file; read its rows and pass them to checker.codecs.read_rows")
-        format = detect_format(head)
+            format = _format_of(file.read(_HEAD_CHARS), source)
     if format == "jsonl":
         return read_jsonl(path, strict=strict)
-    text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    return _read_text(Path(path).read_text(encoding="utf-8", errors="surrogateescape"), format, source)
+
+
+def read_bytes(content: bytes, *, source: str) -> History:
+    """Read a history from bytes, of a file that some other machine or archive holds; the format is ``auto``.
+
+    ``source`` names it in errors.  Raises :class:`FormatError` as :func:`read` does.
+    """
+    text = content.decode("utf-8", "surrogateescape")
+    format = _format_of(text[:_HEAD_CHARS], source)
+    if format == "jsonl":
+        return read_jsonl_lines(io.StringIO(text, newline="\n"), source=source)
+    return _read_text(text.replace("\r\n", "\n"), format, source)
+
+
+def _format_of(head: str, source: str) -> str:
+    if head.startswith("PAR1"):
+        raise FormatError(source, None, "a Parquet file; read its rows and pass them to checker.codecs.read_rows")
+    return detect_format(head)
+
+
+def _read_text(text: str, format: str, source: str) -> History:
+    """Every format but JSONL, which is read by line."""
     if format == "json":
         return _read_json_array(text, source)
     if format == "jepsen-log":

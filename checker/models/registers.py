@@ -73,6 +73,9 @@ class CASRegister(Register):
         asserts = self.initial is None if self.failed_cas_asserts is None else self.failed_cas_asserts
         return frozenset({"cas"}) if asserts else frozenset()
 
+    def is_pure(self, f: str, value: Any, result: Any) -> bool:
+        return f == "read" or result is FAILED or (f == "cas" and value[0] == value[1])
+
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if f == "write":
             return value
