@@ -15,8 +15,9 @@ from checker.linearizability.problem import Problem, Transitions
 
 __all__ = ["Foresight"]
 
-#: Steps spent on stepping every kind of operation through every state; beyond them there is no foresight.
-MAX_STEPS = 20_000
+#: States, and steps of all kinds of operation through all of them, beyond which there is no foresight.
+MAX_STATES = 24
+MAX_STEPS = 4_000
 
 #: A state, who needs it, who open can bring it about, and which crashed operations can: (shift, field) of each.
 Need = tuple[int, int, int, list[tuple[int, int]]]
@@ -59,7 +60,7 @@ class Foresight:
         kinds = problem.kinds
         done = 0
         while done < len(states):
-            if (done + 1) * len(kinds) > MAX_STEPS:
+            if len(states) > MAX_STATES or (done + 1) * len(kinds) > MAX_STEPS:
                 return None
             for row in kinds:
                 row[done]

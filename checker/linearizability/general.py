@@ -31,9 +31,10 @@ _ROOT, _FRESH, _OWN_TAKEN, _EXPANDED = range(4)
 #: Steps without passing another return after which a search that tries operations as they come gives up for one with
 #: foresight; few, because the first is only quick where hardly any choice is wrong.
 NAIVE_PATIENCE_STEPS = 60
-#: The same after which the search begins again in another order; each time by one part in ``PATIENCE_GROWTH`` more,
-#: so that every search ends.
-PATIENCE_STEPS = 3_000
+#: The same after which the search begins again in another order, with foresight and where there is none; each time by
+#: one part in ``PATIENCE_GROWTH`` more, so that every search ends.
+PATIENCE_STEPS = 2_000
+BLIND_PATIENCE_STEPS = 600
 PATIENCE_GROWTH = 2
 #: Steps without passing another return before foresight is asked: it costs more than a few steps.
 EASE_STEPS = 20
@@ -63,6 +64,7 @@ class Search:
         self._shuffle: random.Random | None = None
         self._foresight: Foresight | None = None
         self._enabling = True
+        self._looked_ahead = False
         self._restarts = self._stuck = self._reached = 0
         self._patience = NAIVE_PATIENCE_STEPS
 
@@ -94,9 +96,19 @@ class Search:
                 self._stuck = 0
                 continue
             self._stuck += self.steps - before
-            if self._stuck >= self._patience:
+            if self._stuck >= self._patience and not self._bear_on():
                 self._restart()
         return None
+
+    def _bear_on(self) -> bool:
+        """Look ahead, the first time; where there are too many states for that, go on with more patience instead."""
+        if self._looked_ahead:
+            return False
+        self._looked_ahead = True
+        self._foresight = Foresight.of(self._problem)
+        if self._foresight is None:
+            self._patience = BLIND_PATIENCE_STEPS
+        return self._foresight is None
 
     def _restart(self) -> None:
         """Begin again from the root, in another order, with all that is known to be dead.
@@ -119,13 +131,13 @@ class Search:
         self._stack = list(self._roots)
         self._candidates[:] = [None] * len(self._candidates)
         self._restarts += 1
+        if self._foresight is None:
+            self._enabling = self._restarts % 2 == 0
         if self._restarts == 1:
-            self._foresight = Foresight.of(self._problem)
-            self._patience = PATIENCE_STEPS
+            self._patience = BLIND_PATIENCE_STEPS if self._foresight is None else PATIENCE_STEPS
         else:
-            self._enabling = self._foresight is not None or self._restarts % 2 == 0
             self._shuffle = random.Random(self._restarts)
-            self._patience += self._patience // PATIENCE_GROWTH + 1
+        self._patience += self._patience // PATIENCE_GROWTH + 1
         self._stuck = self._reached = 0
 
     def _sorted_candidates(self, at: int) -> list[tuple[int, Transitions, int]]:

@@ -49,11 +49,13 @@ def test_engines_agree_with_brute_force(name: str) -> None:
 
 
 def test_restarting_at_every_step_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(general, "PATIENCE_STEPS", 1)
+    for patience in ("NAIVE_PATIENCE_STEPS", "PATIENCE_STEPS", "BLIND_PATIENCE_STEPS", "EASE_STEPS"):
+        monkeypatch.setattr(general, patience, 1)
     rng = random.Random(2)
     for number in range(HISTORIES):
-        history = random_history("cas-register", rng, operations=8, processes=4, spread=2, crash=0.4, lie=0.3)
-        compare(history, "cas-register", f"restarts {number}")
+        name = ("cas-register", "mutex", "set", "key-value")[number % 4]
+        history = random_history(name, rng, operations=8, processes=4, spread=2, crash=0.4, lie=0.3)
+        compare(history, name, f"restarts {number}")
 
 
 @st.composite

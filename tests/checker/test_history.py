@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from checker import FormatError, History, HistoryError, Operation, read_jsonl
-from checker.codecs import detect_format, read, read_rows
+from checker.codecs import detect_format, read, read_bytes, read_rows
 
 
 def write(tmp_path: Path, name: str, text: str) -> Path:
@@ -93,6 +93,8 @@ FORMS = {
     "#jepsen.history.Op{:process 0, :type :ok, :f :read, :value 3, :error [:a #{1}]}\n",
     "tuples.edn": "[0 :invoke :read nil]\n[0 :ok :read 3]\n",
     "log": "INFO  jepsen.util - 0\t:invoke\t:read\tnil\nINFO other line\nINFO  jepsen.util - 0\t:ok\t:read\t3\n",
+    "jsonl": '{"process": 0, "type": "invoke", "f": "read", "value": null}\n'
+    '{"process": 0, "type": "ok", "f": "read", "value": 3}\n',
     "limo": "# @object atomic-queue\n[0] call read\n[0] return 3\n",
 }
 
@@ -101,6 +103,8 @@ FORMS = {
 def test_every_format_reads_the_same_operation(tmp_path: Path, name: str) -> None:
     history = read(write(tmp_path, f"history.{name}", FORMS[name]))
     assert [(o.process, o.f, o.result, o.status) for o in history] == [(0, "read", 3, "ok")]
+    for content in (FORMS[name], FORMS[name].replace("\n", "\r\n")):
+        assert list(read_bytes(content.encode(), source=name)) == list(history)
 
 
 def test_independent_keys_of_old_tuples(tmp_path: Path) -> None:
@@ -125,6 +129,8 @@ def test_other_formats_name_the_line_too(tmp_path: Path, name: str, text: str, l
     with pytest.raises(FormatError) as error:
         read(write(tmp_path, name, text))
     assert error.value.line == line
+    with pytest.raises(FormatError, match=f"^{name}:{line}: "):
+        read_bytes(text.encode(), source=name)
 
 
 def test_detection() -> None:
