@@ -227,19 +227,19 @@ def measure_checking(store: str) -> tuple[float, float, float]:
         "from spark_analysis.ingest import ingest,list_runs;from spark_analysis.checking import *\n"
         "with open_session() as s:\n"
         "  u=time.perf_counter(); l=list_runs(s.spark, sys.argv[1])\n"
-        "  runs=ingest(s.spark,l,unavailable_after_ns=10**9).select('run_dir','problem','workload')\n"
-        "  rows=check_runs(s.spark,l,runs,CheckPlan()).collect()\n"
-        "  assert {r.verdict for r in rows}=={'valid'}, {r.verdict for r in rows}\n"
+        "  runs=ingest(s.spark,l,unavailable_after_ns=10**9)\n"
+        "  rows=check_runs(s.spark,l,runs,CheckPlan())\n"
+        "  assert {r['verdict'] for r in rows}=={'valid'}, {r['verdict'] for r in rows}\n"
         "  print(time.perf_counter()-u)"
     )
     alone = (
         "import sys,time,glob;u=time.perf_counter()\n"
-        "from spark_analysis.reading import read_runs;from spark_analysis import checking\n"
-        "import pickle;from checker import check,Register\n"
+        "from spark_analysis.reading import read_runs;from spark_analysis.cutting import cut_by_key\n"
+        "from checker import check,Register\n"
         "for p in glob.glob(sys.argv[1]+'/*/*/history.parquet'):\n"
         "  for run in read_runs(p, open(p,'rb').read(), with_values=True):\n"
-        "    for row in checking._keys_of(run, p):\n"
-        "      assert check(pickle.loads(row['payload'])[0], Register())\n"
+        "    for cut in cut_by_key(run):\n"
+        "      assert check(cut.history, Register())\n"
         "print(time.perf_counter()-u)"
     )
     began_s = time.perf_counter()

@@ -175,8 +175,7 @@ def _tables(
 
 
 def _checked(spark: SparkSession, listing: Listing, runs: DataFrame, plan: CheckPlan) -> list[Table]:
-    keys = check_runs(spark, listing, runs, plan).collect()
-    return [checks_table(runs, keys)]
+    return [checks_table(runs, check_runs(spark, listing, runs, plan))]
 
 
 def _notable_runs(runs: DataFrame) -> Table:

@@ -1,34 +1,38 @@
 """Table 4: checking histories inside executors, key by key.
 
-Histories are read once and cut into keys; every key of every run becomes one row, and the rows are dealt to
-tasks by size: a key that is large by itself gets a task of its own, the largest first, so that one hot key does
-not hold up the rest behind it. The checkers are the same code as on one machine (shipped as a zip), a key's
-operations keep their places in the whole run, and what the keys say is put together as the local checker does,
-so verdicts and witnesses are the same. Budgets are per key; one that runs out makes its run unknown.
+A run that is small beside a core's share of all operations is checked by the task that reads it, key after key, and
+nothing of it travels. A larger one is cut into keys, and every key becomes a row that goes to another task: a key
+that is large by itself gets a task of its own, the largest first, so that one hot key does not hold up the rest
+behind it. Checkers of properties that span keys (transactions, sequential consistency, banks) see whole runs.
+
+The checkers are the same code as on one machine (shipped as a zip), a key's operations keep their places in the
+whole run, and what the keys say is put together as the local checker does, so verdicts and witnesses are the same.
+Budgets are per key; one that runs out makes its run unknown.
 """
 
 from __future__ import annotations
 
 __all__ = ["CHECKS_BY_WORKLOAD", "CheckPlan", "check_runs", "checks_table", "run_verdicts"]
 
-import itertools
 import json
 import pickle
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from checker import Log, Register, Result, check, check_log, parse_model
-from checker.history import NEVER as CHECKER_NEVER
+from checker import Log, Register, Result, check, check_log, check_sequential, parse_model
+from checker.cli import PROPERTIES
 from checker.history import History, HistoryError
 from checker.log import ANOMALIES
 from checker.models import ModelError
+from spark_analysis.cutting import Cut, cut_by_key, whole
+from spark_analysis.errors import AnalysisError
 from spark_analysis.ingest import GROUP, Listing, history_files, run_dir_of
-from spark_analysis.operations import STATUS_NAMES, RunData, UnreadableRunError
+from spark_analysis.operations import UnreadableRunError
 from spark_analysis.reading import read_runs
 from spark_analysis.session import one_line
 from spark_analysis.tables import Table
@@ -43,11 +47,19 @@ CHECKS_BY_WORKLOAD: Mapping[str, tuple[str, ...]] = {
 """Which checks a workload of the harness gets: names of models, and "log contents" for the log checker."""
 
 LOG_CONTENTS = "log contents"
+SEQUENTIAL = "sequential:"
 
 TASKS_PER_CORE = 4
 """Tasks over which keys are dealt: enough that a slow one is levelled out, few enough to start cheaply."""
 
-_SPLIT_SCHEMA = pa.schema(
+WHOLE_SHARE = 0.5
+"""Of what one core has to do, the part up to which a file is one task's work: smaller ones level each other out."""
+
+MAX_BATCH_ROWS = 512
+MAX_BATCH_BYTES = 8 * 1024 * 1024
+"""Rows, and bytes of histories in them, that a Python worker gathers before it hands them to Spark."""
+
+_CUT_SCHEMA = pa.schema(
     [
         ("run_dir", pa.string()),
         ("place", pa.int64()),
@@ -74,13 +86,20 @@ _CHECK_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckPlan:
-    """How to check. `model` (as `checker.parse_model` takes it) replaces what the workload implies; budgets are
-    per key: seconds, and MiB beyond what a worker holds already."""
+    """How to check. `model` (what `harness check --model` takes) replaces what the workload implies; budgets are
+    per key: seconds, and MiB beyond what a worker holds already. Raises AnalysisError for an unknown model."""
 
     model: str | None = None
     timeout_s: float | None = 60.0
     memory_mb: float | None = 1024.0
     by_workload: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict(CHECKS_BY_WORKLOAD))
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.model not in PROPERTIES:
+            try:
+                parse_model(self.model.removeprefix(SEQUENTIAL))
+            except (ModelError, ValueError) as error:
+                raise AnalysisError(f"--model {self.model}: {error}") from None
 
     def checks_for(self, workload: str | None) -> tuple[str, ...]:
         """The checks of a workload; none when nobody said what would be right there."""
@@ -89,37 +108,65 @@ class CheckPlan:
         return tuple(self.by_workload.get(workload or "", ()))
 
 
-def check_runs(spark: SparkSession, listing: Listing, runs: DataFrame, plan: CheckPlan) -> DataFrame:
+def _spans_keys(name: str) -> bool:
+    return name in PROPERTIES or name.startswith(SEQUENTIAL)
+
+
+def check_runs(spark: SparkSession, listing: Listing, runs: DataFrame, plan: CheckPlan) -> list[dict[str, Any]]:
     """One row per run, key and check: verdict, reason, counts of anomalies (JSON), witness (JSON) and time.
 
-    `runs` is `ingest`'s table: it says which workload a run had, and only its runs are checked.
+    `runs` is `ingest`'s table: it says which workload a run had and how large it is, and only its runs are checked.
     """
-    from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.storagelevel import StorageLevel
 
-    def split(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for path, content in zip(batch.column(0), batch.column(1), strict=True):
-                for rows in _split_file(path.as_py(), content.as_buffer()):
-                    yield pa.RecordBatch.from_pylist(rows, schema=_SPLIT_SCHEMA)
+    wanted: dict[str, tuple[str, ...]] = {}
+    sizes: dict[str, int] = {}
+    for run in runs.filter("problem is null").select("run_dir", "file", "workload", "operations").collect():
+        checks = plan.checks_for(run.workload)
+        if checks:
+            wanted[run.run_dir] = checks
+            sizes[run.file] = sizes.get(run.file, 0) + run.operations
+    share = WHOLE_SHARE * sum(sizes.values()) / spark.sparkContext.defaultParallelism
+    divisible = any(not _spans_keys(name) for checks in wanted.values() for name in checks)
+    large = [path for path, operations in sizes.items() if divisible and operations > share]
+
+    def cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _batched(map(_cut_row, _all_parts(batches, wanted)), _CUT_SCHEMA)
 
     def judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            found = []
-            columns = [batch.column(name) for name in ("run_dir", "place", "key", "operations", "payload", "workload")]
-            for values in zip(*columns, strict=True):
-                run_dir, place, key, operations = (value.as_py() for value in values[:4])
-                for name in plan.checks_for(values[5].as_py()):
-                    row = _check_key(values[4].as_buffer(), name, plan)
-                    found.append({"run_dir": run_dir, "place": place, "key": key, "operations": operations, **row})
-            yield pa.RecordBatch.from_pylist(found, schema=_CHECK_SCHEMA)
+        return _batched((row for part in _sent_parts(batches) for row in _judged(part, wanted, plan)), _CHECK_SCHEMA)
 
-    keys = history_files(spark, listing).mapInArrow(split, from_arrow_schema(_SPLIT_SCHEMA))
-    keys = keys.persist(StorageLevel.DISK_ONLY)
-    wanted = runs.filter("problem is null").select("run_dir", "workload")
-    dealt = _dealt(spark, keys.join(F.broadcast(wanted), "run_dir"))
-    return dealt.mapInArrow(judge, from_arrow_schema(_CHECK_SCHEMA))
+    def read_and_judge(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        parts = _all_parts(batches, wanted)
+        return _batched((row for part in parts for row in _judged(part, wanted, plan)), _CHECK_SCHEMA)
+
+    rows: list[Any] = []
+    columns = from_arrow_schema(_CHECK_SCHEMA)
+    small = [path for path in sizes if path not in set(large)]
+    judged = history_files(spark, listing, small).mapInArrow(read_and_judge, columns)
+    if large:
+        keys = history_files(spark, listing, large).mapInArrow(cut, from_arrow_schema(_CUT_SCHEMA))
+        keys = keys.persist(StorageLevel.DISK_ONLY)
+        try:
+            # The first partitions start first: the largest keys of the large runs, then everything small.
+            rows = _dealt(spark, keys).mapInArrow(judge, columns).unionAll(judged).collect()
+        finally:
+            keys.unpersist()
+    elif small:
+        rows = judged.collect()
+    found = [row.asDict() for row in rows]
+    seen = {(row["run_dir"], row["check"]) for row in found}
+    return found + [
+        _unread(run_dir, name) for run_dir, names in wanted.items() for name in names if (run_dir, name) not in seen
+    ]
+
+
+def _unread(run_dir: str, name: str) -> dict[str, Any]:
+    """The row of a run that `ingest` could read and the checking could not."""
+    reason = "its history could not be read again"
+    return {**dict.fromkeys(_CHECK_SCHEMA.names), "run_dir": run_dir, "place": 0, "check": name, "operations": 0,
+            "verdict": "unknown", "reason": reason, "search_s": 0.0}  # fmt: skip
 
 
 def _dealt(spark: SparkSession, keys: DataFrame) -> DataFrame:
@@ -167,131 +214,104 @@ def _slot(spark: SparkSession, tasks: int) -> Any:
     return F.array(*[F.lit(found[task]) for task in range(tasks)])[F.col("task")]
 
 
-def _split_file(path: str, content: Any) -> Iterator[list[dict[str, Any]]]:
+class _Part(NamedTuple):
+    """What one check looks at: a key of a run, or all of it (`place` is `WHOLE`); or why there is neither."""
+
+    run_dir: str
+    cut: Cut
+    failure: str | None = None
+
+
+WHOLE = -1
+
+
+def _all_parts(batches: Iterator[pa.RecordBatch], wanted: Mapping[str, tuple[str, ...]]) -> Iterator[_Part]:
+    """The parts of every run of some files, as far as a check wants them."""
+    for batch in batches:
+        for path, content in zip(batch.column(0), batch.column(1), strict=True):
+            yield from _parts(path.as_py(), content.as_buffer(), wanted)
+
+
+def _parts(path: str, content: Any, wanted: Mapping[str, tuple[str, ...]]) -> Iterator[_Part]:
     name = path.rpartition("/")[2]
+    run_dir = run_dir_of(path)
     try:
-        data = content if name.endswith(".parquet") else content.to_pybytes()
-        for run in read_runs(name, data, with_values=True):
-            yield list(_keys_of(run, run_dir_of(path, run.identity.run_id)))
+        for run in read_runs(name, content if name.endswith(".parquet") else content.to_pybytes(), with_values=True):
+            run_dir = run_dir_of(path, run.identity.run_id)
+            spans = {_spans_keys(check) for check in wanted.get(run_dir, ())}
+            if False in spans:
+                yield from (_Part(run_dir, cut) for cut in (cut_by_key(run) if len(run) else [whole(run)]))
+            if True in spans:
+                yield _Part(run_dir, whole(run)._replace(place=WHOLE))
     except UnreadableRunError:
         return  # `ingest` reads the same file and reports it
     except Exception as error:  # of a library, on bytes that nobody foresaw: the run is unknown, not the job lost
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        yield [{"run_dir": run_dir_of(path), "place": 0, "key": None, "operations": 0, "payload": pickle.dumps(reason)}]
+        failure = f"{type(error).__name__}: {one_line(error)}"
+        nothing = Cut(0, None, History(), np.empty(0, np.int64))
+        for spans_keys in {_spans_keys(check) for check in wanted.get(run_dir, ())}:
+            yield _Part(run_dir, nothing._replace(place=WHOLE if spans_keys else 0), failure)
 
 
-def _keys_of(run: RunData, run_dir: str) -> Iterator[dict[str, Any]]:
-    """One row per key, in order of first use: its operations as a `History` that knows their rows in the run."""
-    order = np.argsort(run.key.codes, kind="stable")
-    codes = run.key.codes[order]
-    edges = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist(), len(codes)]
-    groups = [order[start:end] for start, end in itertools.pairwise(edges) if end > start]
-    groups.sort(key=lambda rows: int(rows[0]))
-    columns = _columns(run)
-    for place, rows in enumerate(groups):
-        history, key_name = _history(columns, run, rows)
-        yield {
-            "run_dir": run_dir,
-            "place": place,
-            "key": key_name,
-            "operations": len(rows),
-            "payload": pickle.dumps((history, rows.astype(np.int32).tobytes()), pickle.HIGHEST_PROTOCOL),
-        }
-
-
-def _columns(run: RunData) -> dict[str, Any]:
-    """What every key takes its rows from, decoded once for the whole run."""
+def _cut_row(part: _Part) -> dict[str, Any]:
+    """A part as it is sent to another task."""
+    cut = part.cut
+    payload = pickle.dumps((cut.history, cut.rows.astype(np.int32).tobytes(), part.failure), pickle.HIGHEST_PROTOCOL)
     return {
-        "status": np.array(STATUS_NAMES, object)[run.status],
-        "f": np.array([*run.f.names, ""], object)[run.f.codes],
-        "node": np.array([*run.node.names, None], object)[run.node.codes],
-        "value": _objects(run.values),
-        "result": _objects(run.results),
-        "returned": np.where((run.completed < 0) | (run.status == 2), CHECKER_NEVER, run.completed),
-        "process": run.process if run.processes is None else _object_array(run.processes),
-    }
+        "run_dir": part.run_dir, "place": cut.place, "key": cut.key, "operations": len(cut.rows), "payload": payload,
+    }  # fmt: skip
 
 
-def _objects(column: Any) -> Any:
-    """JSON texts as values, all parsed at once."""
-    if isinstance(column, list):
-        return _object_array(column)
-    texts = column.fill_null("null").to_pylist()
-    try:
-        values = json.loads(f"[{','.join(texts)}]")
-    except ValueError:
-        values = []
-    return _object_array(values if len(values) == len(texts) else [_value(text) for text in texts])
+def _sent_parts(batches: Iterator[pa.RecordBatch]) -> Iterator[_Part]:
+    """What `_cut_row` made, at the other end."""
+    for batch in batches:
+        columns = [batch.column(name) for name in ("run_dir", "place", "key", "payload")]
+        for run_dir, place, key, payload in zip(*columns, strict=True):
+            history, rows, failure = pickle.loads(payload.as_buffer())
+            cut = Cut(place.as_py(), key.as_py(), history, np.frombuffer(rows, np.int32))
+            yield _Part(run_dir.as_py(), cut, failure)
 
 
-def _value(text: str) -> Any:
-    """One value; text that is no JSON stands for itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+def _batched(rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows as record batches that are neither tiny nor, with payloads, huge."""
+    held: list[dict[str, Any]] = []
+    size = 0
+    for row in rows:
+        held.append(row)
+        size += len(row.get("payload", b""))
+        if len(held) >= MAX_BATCH_ROWS or size >= MAX_BATCH_BYTES:
+            yield pa.RecordBatch.from_pylist(held, schema=schema)
+            held, size = [], 0
+    if held:
+        yield pa.RecordBatch.from_pylist(held, schema=schema)
 
 
-def _object_array(values: list[Any]) -> Any:
-    array: Any = np.empty(len(values), object)
-    array[:] = values
-    return array
+def _judged(part: _Part, wanted: Mapping[str, tuple[str, ...]], plan: CheckPlan) -> Iterator[dict[str, Any]]:
+    """The rows of `_CHECK_SCHEMA` of one part."""
+    cut = part.cut
+    for name in wanted[part.run_dir]:
+        if _spans_keys(name) == (cut.place == WHOLE):
+            yield {
+                "run_dir": part.run_dir, "place": max(cut.place, 0), "key": cut.key, "operations": len(cut.rows),
+                **_check(part, name, plan),
+            }  # fmt: skip
 
 
-def _history(columns: Mapping[str, Any], run: RunData, rows: Any) -> tuple[History, str | None]:
-    code = int(run.key.codes[rows[0]])
-    key: Any = None
-    if code >= 0:
-        key = run.key_objects[code] if run.key_objects is not None else _key(run.key.names[code])
-    ended = run.completed_ns[rows].tolist()
-    errors = {}
-    if run.errors is not None and run.errors.null_count < len(run.errors):
-        taken = run.errors.take(pa.array(rows))
-        valid = np.flatnonzero(np.asarray(taken.is_valid()))
-        errors = dict(zip(valid.tolist(), taken.take(pa.array(valid)).to_pylist(), strict=True))
-    count = len(rows)
-    history = History(
-        process=columns["process"][rows].tolist(),
-        f=columns["f"][rows].tolist(),
-        key=[key] * count,
-        value=columns["value"][rows].tolist(),
-        result=columns["result"][rows].tolist(),
-        status=columns["status"][rows].tolist(),
-        invoked=run.invoked[rows].tolist(),
-        returned=columns["returned"][rows].tolist(),
-        invoked_ns=run.invoked_ns[rows].tolist() if run.timed else [None] * count,
-        returned_ns=[None if time_ns < 0 else time_ns for time_ns in ended],
-        node=columns["node"][rows].tolist(),
-        errors=errors,
-        keyed=code >= 0,
-    )
-    return history, None if code < 0 else run.key.names[code]
-
-
-def _key(text: str) -> Any:
-    """A key as the harness had it: a whole number where the text is one, as Parquet's column was made from it."""
-    return int(text) if text.removeprefix("-").isdigit() and str(int(text)) == text else text
-
-
-def _check_key(payload: Any, name: str, plan: CheckPlan) -> dict[str, Any]:
+def _check(part: _Part, name: str, plan: CheckPlan) -> dict[str, Any]:
     began_s = time.perf_counter()
-    content = pickle.loads(payload)
     try:
-        if isinstance(content, str):
-            raise ValueError(content)
-        history, rows = content
-        result = _run_check(history, name, plan)
+        if part.failure is not None:
+            raise ValueError(part.failure)
+        result = _run_check(part.cut.history, name, plan)
         data = result.to_json()
         verdict, reason = result.verdict.value, result.reason
-        counts = data["stats"].get("counts")
+        counts = data["stats"].get("counts", data["stats"].get("anomalies"))
         witness = data["witness"]
     except (HistoryError, ModelError, ValueError, TypeError, MemoryError) as error:
         verdict, counts, witness = "unknown", None, None
         reason = f"cannot be checked as {name}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     if witness is not None:
-        places = np.frombuffer(rows, np.int32)
         for operation in witness["operations"]:
-            operation["index"] = int(places[operation["index"]])
+            operation["index"] = int(part.cut.rows[operation["index"]])
     return {
         "check": name,
         "verdict": verdict,
@@ -303,12 +323,16 @@ def _check_key(payload: Any, name: str, plan: CheckPlan) -> dict[str, Any]:
 
 
 def _run_check(history: History, name: str, plan: CheckPlan) -> Result:
+    timeout_s, memory_mb = plan.timeout_s, plan.memory_mb
     if name == LOG_CONTENTS:
-        return check_log(history, timeout_s=plan.timeout_s, memory_mb=plan.memory_mb)
-    model = {"register": Register, "log": Log}.get(name)
-    return check(
-        history, parse_model(name) if model is None else model(), timeout_s=plan.timeout_s, memory_mb=plan.memory_mb
-    )
+        return check_log(history, timeout_s=timeout_s, memory_mb=memory_mb)
+    if name in PROPERTIES:
+        return PROPERTIES[name](history, timeout_s, memory_mb)
+    if name.startswith(SEQUENTIAL):
+        model = parse_model(name.removeprefix(SEQUENTIAL))
+        return check_sequential(history, model, timeout_s=timeout_s, memory_mb=memory_mb)
+    known = {"register": Register, "log": Log}.get(name)
+    return check(history, parse_model(name) if known is None else known(), timeout_s=timeout_s, memory_mb=memory_mb)
 
 
 def run_verdicts(rows: list[Any]) -> dict[tuple[str, str], dict[str, Any]]:

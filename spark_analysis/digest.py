@@ -122,7 +122,8 @@ def phases_of(invoked_ns: Ints, edges: tuple[Ints, Ints]) -> Any:
 def _counts(run: RunData, phase: Any) -> list[dict[str, Any]]:
     width = len(PHASES) * len(STATUS_NAMES)
     code = run.f.codes.astype(np.int64) * width + phase * len(STATUS_NAMES) + run.status
-    tally = np.bincount(code, minlength=len(run.f.names) * width).reshape(-1, len(PHASES), len(STATUS_NAMES))
+    shape = (len(run.f.names), len(PHASES), len(STATUS_NAMES))
+    tally = np.bincount(code, minlength=len(run.f.names) * width).reshape(shape)
     return [
         {"f": name, "phase": PHASES[p], "ok": int(row[OK]), "fail": int(row[FAIL]), "info": int(row[INFO])}
         for name, by_phase in zip(run.f.names, tally, strict=True)

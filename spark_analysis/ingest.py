@@ -66,6 +66,7 @@ _IDENTITY = pa.struct(
 _DIGEST_SCHEMA = pa.schema(
     [
         ("run_dir", pa.string()),
+        ("file", pa.string()),
         ("source", pa.string()),
         ("problem", pa.string()),
         ("notes", pa.list_(pa.string())),
@@ -205,13 +206,14 @@ def _why(error: BaseException) -> str:
     return re.sub(r"^\[[A-Z_]+\]\s*", "", text)
 
 
-def history_files(spark: SparkSession, listing: Listing) -> DataFrame:
-    """The histories as (path, content), packed into tasks by size."""
-    paths = [run.history for run in listing.runs if run.history is not None] + listing.compacted
+def history_files(spark: SparkSession, listing: Listing, paths: Sequence[str] | None = None) -> DataFrame:
+    """The histories, or those of `paths`, as (path, content), packed into tasks by size."""
+    if paths is None:
+        paths = [run.history for run in listing.runs if run.history is not None] + listing.compacted
     return _contents(spark, paths)
 
 
-def _contents(spark: SparkSession, paths: list[str]) -> DataFrame:
+def _contents(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
     reader = spark.read.format("binaryFile")
     if not paths:
         return spark.createDataFrame([], "path string, content binary")
@@ -219,8 +221,8 @@ def _contents(spark: SparkSession, paths: list[str]) -> DataFrame:
 
 
 def ingest(spark: SparkSession, listing: Listing, *, unavailable_after_ns: int) -> DataFrame:
-    """One row per run: run_dir, problem, notes, the identity columns, verdict and anomalies, and the
-    fields of its digest (null where the history is unusable).
+    """One row per run: run_dir, the history's file, problem, notes, the identity columns, verdict and anomalies,
+    and the fields of its digest (null where the history is unusable).
 
     A run without results counts as unknown; one without a usable history keeps its problem and no figures.
     """
@@ -287,6 +289,7 @@ def _joined(digested: DataFrame, merged: DataFrame) -> DataFrame:
     )
     return digested.join(F.broadcast(merged), "run_dir", "left").select(
         "run_dir",
+        "file",
         "source",
         "problem",
         notes.alias("notes"),
@@ -324,11 +327,12 @@ def _digest_rows(path: str, content: Any, unavailable_after_ns: int) -> Iterator
     compacted = folder.endswith("/" + COMPACTED)
     whole = run_dir_of(path)
     source = "compacted" if compacted else "foreign" if whole == path else "store"
-    unusable: dict[str, Any] = {"run_dir": whole, "source": source, "notes": [], "identity": None, "run": None}
+    unusable: dict[str, Any] = {"run_dir": whole, "file": path, "source": source, "identity": None, "run": None}
     try:
         for run in read_runs(name, content if name.endswith(".parquet") else content.to_pybytes()):
             yield {
                 "run_dir": run_dir_of(path, run.identity.run_id),
+                "file": path,
                 "source": source,
                 "problem": None,
                 "notes": _notes(run, name),
@@ -336,9 +340,9 @@ def _digest_rows(path: str, content: Any, unavailable_after_ns: int) -> Iterator
                 "run": digest(run, unavailable_after_ns=unavailable_after_ns),
             }
     except UnreadableRunError as error:
-        yield {**unusable, "problem": f"{name}: {error}"}
+        yield {**unusable, "notes": [], "problem": f"{name}: {error}"}
     except Exception as error:  # of a library, on bytes that nobody foresaw: still this file's problem alone
-        yield {**unusable, "problem": f"{name}: {type(error).__name__}: {one_line(error)}"}
+        yield {**unusable, "notes": [], "problem": f"{name}: {type(error).__name__}: {one_line(error)}"}
 
 
 def _notes(run: RunData, name: str) -> list[str]:

@@ -115,6 +115,8 @@ class RunData:
     """The keys themselves by code, where the source is foreign and their text says less."""
     processes: list[Any] | None = None
     """The processes themselves, likewise."""
+    history: Any = None
+    """The `History` that a codec of the checker made of a foreign file, when values were asked for."""
     timed: bool = True
     """Whether the source had times; without them there is no latency and no availability."""
 

@@ -7,12 +7,10 @@ are null, unknown ones are ignored, numbers of another width are widened.
 
 from __future__ import annotations
 
-__all__ = ["FOREIGN_SUFFIXES", "SCHEMA_VERSION", "read_runs"]
+__all__ = ["SCHEMA_VERSION", "read_runs"]
 
 import itertools
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -21,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from checker.codecs import read as read_foreign
+from checker.codecs import FormatError, read_bytes
 from checker.history import NEVER as CHECKER_NEVER
 from checker.history import History, HistoryError, plain
 from spark_analysis.operations import (
@@ -37,9 +35,6 @@ from spark_analysis.operations import (
 
 SCHEMA_VERSION = 1
 """The newest version of the store's Parquet that this reader knows; newer ones may mean something else."""
-
-FOREIGN_SUFFIXES = (".edn", ".jsonl", ".json", ".log", ".txt")
-"""Single-file histories of other tools, by the end of their names."""
 
 MAX_LINE_TEXT = 120
 """Characters of a broken line that a reason quotes."""
@@ -380,22 +375,19 @@ def _value_text(value: Any) -> str | None:
 
 
 def _read_foreign(name: str, content: bytes) -> History:
-    suffix = next((suffix for suffix in FOREIGN_SUFFIXES if name.endswith(suffix)), ".edn")
-    with tempfile.NamedTemporaryFile(suffix=suffix, delete=False) as file:
-        file.write(content)
     try:
-        return read_foreign(file.name)
+        return read_bytes(content, source=name)
+    except FormatError as error:
+        raise UnreadableRunError(f"line {error.line}: {error.reason}" if error.line else error.reason) from None
     except (HistoryError, ValueError, RecursionError) as error:
-        raise UnreadableRunError(_first_line(error).replace(f"{file.name}:", "line ").replace("line  ", "")) from None
-    finally:
-        os.unlink(file.name)
+        raise UnreadableRunError(_first_line(error)) from None
 
 
 def _from_history(history: History, with_values: bool) -> RunData:
     """Operations that a codec of the checker has paired already."""
     count = len(history)
-    if not count:
-        raise UnreadableRunError("the history has no operations")
+    if not count and not history.skipped_events:
+        raise UnreadableRunError("the history has no events")
     numbers: dict[str, int] = {}
     process = [p if type(p) is int else numbers.setdefault(str(p), -2 - len(numbers)) for p in history.process]
     timed = all(time_ns is not None for time_ns in history.invoked_ns)
@@ -418,13 +410,14 @@ def _from_history(history: History, with_values: bool) -> RunData:
         completed_ns=np.array(ended, np.int64),
         invoked=np.array(history.invoked, np.int64),
         completed=np.where(positions >= CHECKER_NEVER, NEVER, positions),
-        end_ns=max(*started, *ended),
+        end_ns=max((*started, *ended), default=0),
         problems=list(history.problems),
         values=list(history.value) if with_values else None,
         results=list(history.result) if with_values else None,
         errors=pa.array([history.errors.get(row) for row in range(count)], pa.string()) if with_values else None,
         key_objects=key_objects,
         processes=list(history.process),
+        history=history if with_values else None,
         timed=timed,
     )
 

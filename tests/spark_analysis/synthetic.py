@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import json
 import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -57,6 +58,24 @@ def make_run(
     run_dir.write_results({**results, "run_id": f"run-{number}", "started_at": began.isoformat(), "version": "test"})
     identity = RunIdentity.of(test, run_id=f"run-{number}", started_at=began)
     write_parquet(run_dir.history_path, run_dir.parquet_path, identity)
+    run_dir.finish()
+    return run_dir
+
+
+def write_run(store: Path, number: int, events: list[dict[str, Any]], *, workload: str) -> RunDir:
+    """A run in `store` with these events, never judged."""
+    test = Test(
+        system="broker", cluster="local", nodes=3, workload=workload, nemesis=(), nemesis_interval_s=1.0,
+        time_limit_s=10.0, concurrency=5, rate=100.0, seed=number, settings={},
+    )  # fmt: skip
+    began = BEGAN + timedelta(minutes=number)
+    run_dir = Store(store).create(test.name, now=began)
+    run_dir.write_test(test.to_json())
+    with open(run_dir.history_path, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+    write_parquet(
+        run_dir.history_path, run_dir.parquet_path, RunIdentity.of(test, run_id=f"run-{number}", started_at=began)
+    )
     run_dir.finish()
     return run_dir
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from checker import Log, Register, check, check_log, read_jsonl
+from checker import Log, Register, check, check_log, check_sequential, check_transactions, read_jsonl
+from checker.cli import PROPERTIES
+from checker.codecs import read
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(900)]
 
-CORPORA = Path(__file__).resolve().parents[2].parent / "shared" / "corpora"
+CORPORA = Path(os.environ.get("SPLITBRAIN_CORPORA", Path(__file__).resolve().parents[3] / "shared" / "corpora"))
 
 
 def checked(spark: Any, place: str, plan: Any, include: tuple[str, ...] = ()) -> dict[tuple[str, str], dict[str, Any]]:
@@ -23,7 +26,7 @@ def checked(spark: Any, place: str, plan: Any, include: tuple[str, ...] = ()) ->
 
     listing = list_runs(spark, place, include=include)
     runs = ingest(spark, listing, unavailable_after_ns=10**9)
-    found = run_verdicts(check_runs(spark, listing, runs, plan).collect())
+    found = run_verdicts(check_runs(spark, listing, runs, plan))
     return {(run_dir.removeprefix("file:"), name): verdict for (run_dir, name), verdict in found.items()}
 
 
@@ -31,10 +34,14 @@ def without_times(witness: dict[str, Any] | None) -> Any:
     return witness and {**witness, "note": ""}
 
 
-def test_every_run_as_the_local_checker_sees_it(spark: Any, store: Path) -> None:
-    from spark_analysis.checking import CheckPlan
+@pytest.mark.parametrize("share", [0.0, 1e9], ids=["sent as keys", "where they are read"])
+def test_every_run_as_the_local_checker_sees_it(
+    spark: Any, store: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    from spark_analysis import checking
 
-    found = checked(spark, str(store), CheckPlan())
+    monkeypatch.setattr(checking, "WHOLE_SHARE", share)
+    found = checked(spark, str(store), checking.CheckPlan())
     verdicts = set()
     wanted = set()
     for test in store.glob("*/2*/test.json"):
@@ -96,11 +103,10 @@ def test_a_budget_that_runs_out_is_unknown(spark: Any, synthetic: ModuleType, tm
     ],
 )
 def test_corpora_have_the_local_verdicts(spark: Any, corpus: str, include: tuple[str, ...], model_of: str) -> None:
-    from checker.codecs import read
     from spark_analysis.checking import CheckPlan
 
     found = checked(spark, str(CORPORA / corpus), CheckPlan(model=model_of, timeout_s=30), include)
-    assert found
+    assert found.keys() == {(str(path), model_of) for path in (CORPORA / corpus).rglob("*") if is_history(path)}
     verdicts = set()
     for (path, name), mine in found.items():
         local = check(read(path), name, timeout_s=30)
@@ -108,3 +114,96 @@ def test_corpora_have_the_local_verdicts(spark: Any, corpus: str, include: tuple
         assert mine["verdict"] == local.verdict.value, path
     assert verdicts <= {"valid", "invalid"}
     assert verdicts == {"valid", "invalid"} or corpus in ("limo", "knossos/multi-register")
+
+
+def is_history(path: Path) -> bool:
+    return path.is_file() and path.name != "expected.json"
+
+
+PROPERTY_OF = {"counter": "counter-bounds"}  # the corpus's name of a property, where ours is another
+
+
+@pytest.mark.corpora
+@pytest.mark.skipif(not CORPORA.is_dir(), reason="no recorded histories beside the checkout")
+def test_transactions_have_the_local_verdicts(spark: Any) -> None:
+    """Every property on every history, whether it was made for it or not."""
+    from spark_analysis.checking import CheckPlan, check_runs, run_verdicts
+    from spark_analysis.ingest import ingest, list_runs
+
+    folder = CORPORA / "elle-cli"
+    expected = json.loads((folder / "expected.json").read_text())
+    listing = list_runs(spark, str(folder / "histories"), include=("*.json",))
+    runs = ingest(spark, listing, unavailable_after_ns=10**9).persist()
+    histories = {str(path): read(path) for path in (folder / "histories").rglob("*") if is_history(path)}
+    recorded = 0
+    try:
+        for name in ("list-append", "rw-register", "bank", "counter-bounds", "set-full", "long-fork"):
+            rows = check_runs(spark, listing, runs, CheckPlan(model=name, timeout_s=30))
+            found = {path.removeprefix("file:"): verdict for (path, _), verdict in run_verdicts(rows).items()}
+            assert found.keys() == histories.keys()
+            for path, mine in found.items():
+                try:
+                    local = PROPERTIES[name](histories[path], 30.0, None)
+                except (ValueError, TypeError):
+                    assert mine["verdict"] == "unknown" and mine["reason"].startswith(f"cannot be checked as {name}:")
+                    continue
+                assert (mine["verdict"], mine["reason"]) == (local.verdict.value, local.reason), path
+                witness = local.to_json()["witness"]
+                assert without_times(json.loads(mine["witness"] or "null")) == without_times(witness)
+                about = expected.get(str(Path(path).relative_to(folder)))
+                if about is not None and PROPERTY_OF.get(about["model"], about["model"]) == name:
+                    assert (mine["verdict"] == "valid") is about["valid"]
+                    recorded += 1
+    finally:
+        runs.unpersist()
+    assert recorded == len(expected)
+
+
+@pytest.mark.parametrize("share", [0.0, 1e9], ids=["sent as keys", "where they are read"])
+def test_transactions_of_a_store(
+    spark: Any, synthetic: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """A store's Parquet brings transactions as JSON; beside a model of keys, in runs that are cut and that are not."""
+    from spark_analysis import checking
+
+    monkeypatch.setattr(checking, "WHOLE_SHARE", share)
+    run = synthetic.make_run(tmp_path, 1, workload="log", operations=200, faults=0, wrong=0.05)
+    lost_update = [
+        (0, "invoke", [["r", 1, None], ["append", 1, 1]]),
+        (1, "invoke", [["r", 1, None], ["append", 1, 2]]),
+        (0, "ok", [["r", 1, []], ["append", 1, 1]]),
+        (1, "ok", [["r", 1, []], ["append", 1, 2]]),
+        (0, "invoke", [["r", 1, None]]),
+        (0, "ok", [["r", 1, [1, 2]]]),
+    ]
+    events = [
+        {"index": at, "time": at, "process": process, "type": kind, "f": "txn", "value": value}
+        for at, (process, kind, value) in enumerate(lost_update)
+    ]
+    transactions = synthetic.write_run(tmp_path, 2, events, workload="txn")
+    plan = checking.CheckPlan(
+        by_workload={"log": ("log", "sequential:log", "log contents"), "txn": ("list-append",)}, timeout_s=30
+    )
+    found = checked(spark, str(tmp_path), plan)
+    history = read_jsonl(run.history_path)
+    local = {
+        (str(run.path), "log"): check(history, Log()),
+        (str(run.path), "sequential:log"): check_sequential(history, Log(), timeout_s=30),
+        (str(run.path), "log contents"): check_log(history),
+        (str(transactions.path), "list-append"): check_transactions(events, "list-append"),
+    }
+    assert {place: row["verdict"] for place, row in found.items()} == {
+        place: result.verdict.value for place, result in local.items()
+    }
+    assert {row["verdict"] for row in found.values()} == {"invalid"}
+    assert "lost-update" in found[str(transactions.path), "list-append"]["counts"]
+
+
+def test_models_that_are_not_known(spark: Any) -> None:
+    from spark_analysis.checking import CheckPlan
+    from spark_analysis.errors import AnalysisError
+
+    for model in ("registr", "sequential:nothing", "register:colour=1"):
+        with pytest.raises(AnalysisError, match="--model") as caught:
+            CheckPlan(model=model)
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,53 @@
+"""One file at a time: what is read, and what is said of what cannot be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("pandas", reason="the spark extra is not installed")
+
+NEMESIS = {"process": "nemesis", "type": "invoke", "f": "inject", "time": 1, "value": {"id": "f0"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("jepsen.edn", b"[{:process :nemesis, :type :info, :f :isolate, :value nil}]"),
+        ("history.jsonl", json.dumps(NEMESIS).encode() + b"\n"),
+    ],
+)
+def test_a_run_in_which_no_client_did_anything(name: str, content: bytes) -> None:
+    from spark_analysis.cutting import cut_by_key, whole
+    from spark_analysis.digest import digest
+    from spark_analysis.reading import read_runs
+
+    (run,) = read_runs(name, content, with_values=True)
+    assert len(run) == 0 == run.end_ns
+    figures = digest(run, unavailable_after_ns=10**9)
+    assert (figures["operations"], figures["counts"], figures["spans"], figures["latencies"]) == (0, [], [], [])
+    assert list(cut_by_key(run)) == []
+    assert len(whole(run).history) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("jepsen.edn", b"[]\n", "no events"),
+        ("jepsen.edn", b"; nothing\n", "line 1: not JSON"),
+        ("jepsen.edn", b"{:process 0 :type :ok :f :read}", "line 1: "),
+        ("jepsen.edn", b"{:process 0 :type\n", "line 1: "),
+        ("other.json", b'[{"process": 0, "type"', "line 1: not JSON"),
+        ("history.jsonl", b"\n\n", "no events"),
+        ("history.parquet", b"", "empty"),
+        ("history.parquet", b"PAR1", "not readable as Parquet"),
+    ],
+)
+def test_what_cannot_be_used_says_why(name: str, content: bytes, words: str) -> None:
+    from spark_analysis.operations import UnreadableRunError
+    from spark_analysis.reading import read_runs
+
+    with pytest.raises(UnreadableRunError, match=words) as caught:
+        list(read_runs(name, content))
+    assert "\n" not in str(caught.value)
