@@ -13,7 +13,7 @@ from typing import Any
 from node.broker.lazy_file import LazyFile
 from node.runtime import Disk
 
-__all__ = ["MAX_CONSUMER_OFFSETS", "ConsumerOffsets", "TooManyOffsets"]
+__all__ = ["MAX_CONSUMER_OFFSETS", "ConsumerOffsets", "TooManyOffsets", "split_key"]
 
 PERSIST_INTERVAL_S = 5.0
 """R: flushConsumerOffsetInterval."""
@@ -23,6 +23,12 @@ MAX_GROUP_CHARACTERS = 255
 """R: Validators.CHARACTER_MAX_LENGTH."""
 
 _SEPARATOR = "@"
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """Topic and group of a key of the table."""
+    topic, _, group = key.rpartition(_SEPARATOR)
+    return topic, group
 
 
 class TooManyOffsets(Exception):
@@ -35,6 +41,7 @@ class ConsumerOffsets:
     def __init__(self, disk: Disk, path: str) -> None:
         self._table: dict[str, dict[int, int]] = {}
         self._count = 0
+        self._taken: dict[tuple[str, int], None] | None = None
         self._file = LazyFile(disk, path, delay_s=PERSIST_INTERVAL_S, render=self.document)
 
     def load(self) -> None:
@@ -89,7 +96,22 @@ class ConsumerOffsets:
         elif queues[queue_id] == offset:
             return
         queues[queue_id] = offset
+        if self._taken is not None:
+            self._taken[key, queue_id] = None
         self._file.touch()
+
+    def note_taken(self, wanted: bool) -> None:
+        """Whether to remember from now on which offsets clients commit: a slave tells its master of them."""
+        self._taken = {} if wanted else None
+
+    def taken(self) -> list[tuple[str, int]]:
+        """Keys and queues whose offset was committed while that was remembered, and is there."""
+        return [(key, queue_id) for key, queue_id in self._taken or () if queue_id in self._table.get(key, ())]
+
+    def forget_taken(self, key: str, queue_id: int, offset: int | None) -> None:
+        """The master knows this offset; one that was committed meanwhile stays remembered."""
+        if self._taken is not None and self._table.get(key, {}).get(queue_id) == offset:
+            self._taken.pop((key, queue_id), None)
 
     def find(self, group: str, topic: str, queue_id: int) -> int | None:
         """The offset at which `group` goes on; None when it never said."""

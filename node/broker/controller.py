@@ -43,6 +43,7 @@ from node.broker.role import RoleChangeHandler
 from node.broker.send import SendProcessor
 from node.broker.send_back import RetryTopics, SendBackProcessor
 from node.broker.send_hooks import SendHooks
+from node.broker.slave import SlaveSide
 from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.tool_status import tool_status
 from node.broker.topics import TopicTable
@@ -142,16 +143,28 @@ class BrokerController:
             name_servers=config.name_servers,
             interval_s=REGISTER_INTERVAL_S[config.timing],
             describe=self._registration,
+            on_registered=lambda fields: self.slave.registered(fields),
         )
         self._gate = ReadGate(
             ledger=self.ledger,
             dispatcher=self.dispatcher,
-            mode=ReadMode(config.read_mode),
+            mode=self._read_mode(),
             not_leader_remark=self.not_leader_remark,
         )
         self.offsets = ConsumerOffsets(runtime.disk, f"{config.data_dir}/consumerOffset.json")
         self.groups = SubscriptionGroups(runtime.disk, f"{config.data_dir}/subscriptionGroup.json")
         self.clients = ClientManager(may_notify=self._may_notify)
+        self.slave = SlaveSide(
+            config=config,
+            ledger=self.ledger,
+            dispatcher=self.dispatcher,
+            client=self._client,
+            topics=self.topics,
+            offsets=self.offsets,
+            groups=self.groups,
+            queues=self.queues,
+            disk=runtime.disk,
+        )
         self._checks = TransactionChecks(
             ledger=self.ledger,
             store=self.store,
@@ -223,6 +236,7 @@ class BrokerController:
             self.ledger.on_removed = self._log_removed
         await self.ledger.start()
         await self.dispatcher.start()
+        self.slave.follow()
         self._register_processors()
         self._roles.start()
         self._registrar.start()
@@ -324,6 +338,7 @@ class BrokerController:
         self._disk_watch.stop()
         self.delays.stop()
         self._checks.stop()
+        self.slave.stop()
         await self._roles.stop()
         await self._registrar.stop()
         if self._started:
@@ -363,6 +378,7 @@ class BrokerController:
                 self.delays.arrived(queue_id)
 
     def _role_changed(self) -> None:
+        self.slave.role_changed(self.store.is_master)
         if self.store.is_master:
             self.delays.start()
             self._checks.start()
@@ -374,8 +390,15 @@ class BrokerController:
 
     @property
     def broker_id(self) -> int:
-        """0 while master, otherwise the number in this node's id plus 1 (R)."""
-        return 0 if self.store.is_master else self.config.slave_broker_id
+        """0 while master, otherwise the slave's number. One that is master for good never is anything else (R)."""
+        ha = self.config.ha
+        is_master = self.store.is_master if ha is None else not ha.is_slave
+        return 0 if is_master else self.config.slave_broker_id
+
+    def _read_mode(self) -> ReadMode:
+        """As configured; but what a slave answers, where it may, is what it has (R: slaveReadEnable)."""
+        ha, config = self.config.ha, self.config
+        return ReadMode.UNSAFE if ha and ha.is_slave and config.slave_read_enable else ReadMode(config.read_mode)
 
     def not_leader_remark(self) -> str:
         """ "NOT_LEADER leader=ID addr=ADDRESS" for a request that only the leader may answer; "-" is unknown."""
@@ -383,7 +406,7 @@ class BrokerController:
         leader = state.leader_id
         if leader == self.config.self_id:
             return f"NOT_READY leader={leader} addr={self.address}"
-        address = self.config.client_addresses.get(leader) if leader else None
+        address = self.config.client_addresses.get(leader) if leader else self.slave.master_address
         return f"NOT_LEADER leader={leader or '-'} addr={address or '-'}"
 
     def _registration(self) -> tuple[Identity, bytes]:
@@ -391,7 +414,7 @@ class BrokerController:
             "brokerName": self.config.broker_name,
             "brokerAddr": self.address,
             "clusterName": self.config.cluster_name,
-            "haServerAddr": "",
+            "haServerAddr": self.slave.ha_address,
             "brokerId": self.broker_id,
             "dledgerTerm": self.ledger.member_state.term,
         }
@@ -419,7 +442,7 @@ class BrokerController:
             "brokerName": config.broker_name,
             "clusterName": config.cluster_name,
             "brokerId": self.broker_id,
-            "brokerRole": "SYNC_MASTER" if self.store.is_master else "SLAVE",
+            "brokerRole": self.slave.role or ("SYNC_MASTER" if self.store.is_master else "SLAVE"),
             "role": state.role.name,
             "term": state.term,
             "leaderId": state.leader_id or "",
@@ -454,4 +477,4 @@ class BrokerController:
             "consumers": self.clients.consumer_count,
             "subscriptionGroups": len(self.groups),
             "nameServersRegistered": sum(self._registrar.registered.values()),
-        }
+        } | self.slave.status()

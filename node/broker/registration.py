@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from node.logs import LogLimiter
@@ -48,7 +48,8 @@ def registration_body(topics: dict[str, Any], data_version: int) -> bytes:
 
 
 class NameServerRegistrar:
-    """Keeps one broker registered at all its name servers. `describe` gives fields and body of the moment."""
+    """Keeps one broker registered at all its name servers. `describe` gives fields and body of the moment;
+    `on_registered` gets the fields of each answer, which tell a slave of its master (R)."""
 
     def __init__(
         self,
@@ -57,10 +58,12 @@ class NameServerRegistrar:
         name_servers: tuple[str, ...],
         interval_s: float,
         describe: Callable[[], tuple[Identity, bytes]],
+        on_registered: Callable[[Mapping[str, str]], None] = lambda fields: None,
     ) -> None:
         self._client = client
         self._interval_s = interval_s
         self._describe = describe
+        self._on_registered = on_registered
         self._news = {address: asyncio.Event() for address in name_servers}
         self._tasks: list[asyncio.Task[None]] = []
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
@@ -105,20 +108,23 @@ class NameServerRegistrar:
     async def _register(self, address: str) -> bool:
         fields, body = self._describe()
         fields = fields | {"compressed": False, "bodyCrc32": zlib.crc32(body) & 0x7FFFFFFF}
-        return await self._call(address, RequestCode.REGISTER_BROKER, fields, body, REGISTER_TIMEOUT_MS)
+        reply = await self._call(address, RequestCode.REGISTER_BROKER, fields, body, REGISTER_TIMEOUT_MS)
+        if reply is not None:
+            self._on_registered(reply.ext_fields)
+        return reply is not None
 
-    async def _unregister(self, address: str, fields: Identity) -> bool:
-        return await self._call(address, RequestCode.UNREGISTER_BROKER, fields, b"", UNREGISTER_TIMEOUT_MS)
+    async def _unregister(self, address: str, fields: Identity) -> None:
+        await self._call(address, RequestCode.UNREGISTER_BROKER, fields, b"", UNREGISTER_TIMEOUT_MS)
 
-    async def _call(self, address: str, code: int, fields: Identity, body: bytes, timeout_ms: int) -> bool:
+    async def _call(self, address: str, code: int, fields: Identity, body: bytes, timeout_ms: int) -> Command | None:
         try:
             reply = await self._client.invoke(address, Command.request(code, fields, body), timeout_ms=timeout_ms)
         except RemotingError as error:
             self._complaints.warning(logger, address, "name server %s: %s", address, error)
-            return False
+            return None
         if reply.code != ResponseCode.SUCCESS:
             self._complaints.warning(
                 logger, address, "name server %s answered %d: %s", address, reply.code, reply.remark
             )
-            return False
-        return True
+            return None
+        return reply

@@ -1,0 +1,122 @@
+"""A broker's dealings with its master: where it is, its log, its tables.
+
+Name servers tell a slave, as the answer to each registration, where the master of its name is and where that one waits
+for slaves (R: RegisterBrokerResult). Nothing of it is remembered across a change of roles: the next registration, which
+a change brings about at once, tells it anew (S3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from node.broker.consumer_offsets import ConsumerOffsets
+from node.broker.dispatcher import Dispatcher
+from node.broker.ledger import Ledger
+from node.broker.slave_sync import SlaveSynchronize
+from node.broker.subscription_groups import SubscriptionGroups
+from node.broker.topics import TopicTable
+from node.config import BrokerConfig, split_address
+from node.ha.ledger import HaLedger
+from node.remoting import RemotingClient
+from node.runtime import Disk
+from node.store.queue_store import QueueStore
+
+__all__ = ["SlaveSide"]
+
+
+class SlaveSide:
+    """What is a slave's business of one broker; on a master it rests."""
+
+    def __init__(
+        self,
+        *,
+        config: BrokerConfig,
+        ledger: Ledger,
+        dispatcher: Dispatcher,
+        client: RemotingClient,
+        topics: TopicTable,
+        offsets: ConsumerOffsets,
+        groups: SubscriptionGroups,
+        queues: QueueStore,
+        disk: Disk,
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._ha = ledger if isinstance(ledger, HaLedger) else None
+        self.master_address = ""
+        """The master as it advertises itself to clients; "" while unknown, and on the master itself."""
+        self.synchronize = SlaveSynchronize(
+            client=client,
+            master=self._dialled_master,
+            may_give_back=self._is_copy,
+            topics=topics,
+            offsets=offsets,
+            groups=groups,
+            queues=queues,
+            disk=disk,
+            delay_path=f"{config.data_dir}/delayOffset.json",
+            timing=config.timing,
+        )
+        if self._ha is not None:
+            self._ha.before_cut = dispatcher.stand_still
+            self._ha.after_cut = dispatcher.go_on
+
+    def follow(self) -> None:
+        """Everything is recovered: copy the master's log from now on."""
+        if self._ha is not None and self._ha.client is not None:
+            self._ha.client.start()
+
+    def registered(self, fields: Mapping[str, str]) -> None:
+        """A name server has answered a registration."""
+        if self._ledger.member_state.is_leader:
+            return
+        self.master_address = fields.get("masterAddr", "")
+        if self._ha is not None:
+            self._ha.master_is_at(self._dialled(fields.get("haServerAddr", "")))
+
+    def role_changed(self, is_master: bool) -> None:
+        """The broker's role is another one, or was found to be the same."""
+        self.master_address = ""
+        if is_master:
+            self.synchronize.stop()
+        else:
+            self.synchronize.start()
+
+    def stop(self) -> None:
+        """Copy no tables any more."""
+        self.synchronize.stop()
+
+    @property
+    def ha_address(self) -> str:
+        """Where this master waits for slaves, as it is advertised; "" where it does not."""
+        service = self._ha.service if self._ha is not None else None
+        if service is None:
+            return ""
+        host, _ = split_address(self._config.advertise)
+        return f"[{host}]:{service.port}" if ":" in host else f"{host}:{service.port}"
+
+    @property
+    def role(self) -> str:
+        """The role by the name that the configuration has for it; "" where that has none."""
+        return self._ha.ha.role if self._ha is not None else ""
+
+    def status(self) -> dict[str, Any]:
+        """For the runtime table."""
+        table = {"masterAddress": self.master_address, "slaveSyncTotal": self.synchronize.rounds_total}
+        return table | (self._ha.status() if self._ha is not None else {})
+
+    def _dialled(self, address: str) -> str:
+        return self._config.dial.get(address, address)
+
+    def _dialled_master(self) -> str:
+        """The master's address for clients, as this node dials it; "" while it is this node or unknown."""
+        state = self._ledger.member_state
+        if state.is_leader:
+            return ""
+        known = self._config.client_addresses.get(state.leader_id or "", "") or self.master_address
+        return self._dialled(known) if known != self._config.advertise else ""
+
+    def _is_copy(self) -> bool:
+        client = self._ha.client if self._ha is not None else None
+        return client is not None and client.state == "FOLLOWING"
