@@ -190,7 +190,7 @@ async def _observe(parts: Parts, run_dir: RunDir, run_id: str, console: Console)
     test = parts.test
     clock = TestClock(asyncio.get_running_loop())
     state = RunState.create(run_id)
-    work_dir = run_dir.path / "nodes"
+    work_dir = run_dir.nodes_path
     save_schedule(parts.schedule, str(run_dir.path / "schedule.json"))
     cluster = parts.cluster_class(
         node_count=test.nodes,

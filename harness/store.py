@@ -11,7 +11,7 @@
           results.json            the verdict, written whole or not at all
           report.html             for people
           harness.log             the harness's own log
-          logs/<node>/            what the nodes wrote
+          nodes/<node>/           what the nodes wrote
           running                 present and locked while the harness works on this run
 
 The marker tells three states apart: locked means a harness is at work, present but unlocked means it died
@@ -121,14 +121,10 @@ class RunDir:
     def harness_log_path(self) -> Path:
         return self.path / "harness.log"
 
-    def node_logs(self, node: str) -> Path:
-        """The directory for one node's logs, created when missing. Raises StoreError."""
-        if not _NAME.match(node):
-            raise StoreError(f"{node!r} cannot name a directory of logs")
-        path = self.path / "logs" / node
-        with _storing(f"create {path}"):
-            path.mkdir(parents=True, exist_ok=True)
-        return path
+    @property
+    def nodes_path(self) -> Path:
+        """Where every node has a directory of its own: logs, and the data where they are kept."""
+        return self.path / "nodes"
 
     @property
     def status(self) -> RunStatus:
@@ -216,7 +212,6 @@ class Store:
                 with contextlib.suppress(OSError):  # a file system without locks: see RunDir.status
                     fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.write(lock_fd, f"{os.getpid()}\n".encode())
-                (path / "logs").mkdir()
                 _point(folder / LATEST, path.name)
                 _point(self.root / LATEST, f"{test_name}/{path.name}")
             except BaseException:

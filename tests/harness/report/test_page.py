@@ -188,8 +188,8 @@ def test_nothing_that_a_node_or_an_operator_wrote_becomes_markup(run):
         "seed": ATTACK,
     }
     test = {name: ATTACK for name in runs.TEST} | {"nemesis": [ATTACK], "settings": {ATTACK: ATTACK}}
-    (run.path / "logs" / "n1").mkdir()
-    (run.path / "logs" / "n1" / "<img src=x onerror=alert(2)>.log").touch()
+    (run.path / "nodes" / "n1").mkdir(parents=True)
+    (run.path / "nodes" / "n1" / "<img src=x onerror=alert(2)>.log").touch()
     page = report(run, results, test=test)
     assert page.tags.count("script") == 1
     assert "img" not in page.tags
@@ -213,10 +213,11 @@ def test_the_page_needs_nothing_from_anywhere(run):
 def test_it_links_to_what_the_run_left(run):
     for name in ("results.json", "test.json", "harness.log"):
         (run.path / name).write_text("{}")
-    (run.node_logs("n1") / "broker 1.log").write_text("")
+    (run.nodes_path / "n1").mkdir(parents=True)
+    (run.nodes_path / "n1" / "broker 1.log").write_text("")
     page = report(run, runs.make_results(), operations=10)
     links = {value for tag, name, value in page.attributes if (tag, name) == ("a", "href")}
-    assert {"results.json", "test.json", "history.jsonl", "harness.log", "logs/n1/broker%201.log"} <= links
+    assert {"results.json", "test.json", "history.jsonl", "harness.log", "nodes/n1/broker%201.log"} <= links
 
 
 def test_no_faults_and_no_operations(run):

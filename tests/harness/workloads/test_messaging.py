@@ -152,7 +152,9 @@ def test_lost_answers_and_duplicates_are_no_violation(workload: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workload", "kind"), list(zip(WORKLOADS, ("lost", "lost", "committed-lost"), strict=True)), ids=lambda w: str(w)[:5]
+    ("workload", "kind"),
+    list(zip(WORKLOADS, ("lost", "lost", "committed-lost"), strict=True)),
+    ids=["queue", "delay", "transactions"],
 )
 def test_lost_messages_are_found(workload: Any, kind: str) -> None:
     _, outcome = drive(workload, Group(drop_every=20))
