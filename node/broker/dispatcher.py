@@ -115,6 +115,7 @@ class Dispatcher:
         self._work = asyncio.Event()
         self._urgent = asyncio.Event()
         self._checkpoint_task: asyncio.Task[None] | None = None
+        self._restored = False
         self._stopped = False
         self._standing_still = False
         self._checkpointing = asyncio.Lock()
@@ -142,6 +143,7 @@ class Dispatcher:
         if self._mark.index < self._log.ledger_begin_index - 1:
             self._mark = DispatchMark(index=self._log.ledger_begin_index - 1, term=-1, store_timestamp_ms=0)
         self._checkpoint_task = asyncio.get_running_loop().create_task(self._checkpoint_forever())
+        self._restored = True
         self.notify()
 
     async def _restore_derivations(self) -> None:
@@ -199,8 +201,9 @@ class Dispatcher:
         return entry is not None and entry.term == term
 
     def notify(self) -> None:
-        """The committed index has advanced: dispatch soon. Cheap, and idempotent until it has run."""
-        if not self._scheduled and not self._stopped:
+        """The committed index has advanced: dispatch soon. Cheap, and idempotent until it has run. Before `start` has
+        restored the queues it does nothing: the log tells of its progress while it recovers, before that."""
+        if self._restored and not self._scheduled and not self._stopped:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._run)
 

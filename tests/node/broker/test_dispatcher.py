@@ -12,7 +12,7 @@ import pytest
 
 from node.broker import dispatcher as dispatcher_module
 from node.broker.dispatcher import DispatchFailed
-from node.store.record import Message, encode_record
+from node.store.record import Message, encode_record, prepare_record
 
 
 def add(parts: Any, queue_id: int, number: int, *, topic: str = "t", sys_flag: int = 0, **changes: Any) -> None:
@@ -339,3 +339,35 @@ def test_dispatch_waits_for_the_disk_when_too_much_is_unwritten(
         await parts.stop()
 
     asyncio.run(main())
+
+
+def test_nothing_is_dispatched_before_the_queues_are_restored(make_parts: Any, monkeypatch: Any) -> None:
+    """The log tells of its progress while it recovers; what is dispatched then would enter queues twice."""
+
+    async def scenario() -> None:
+        parts = make_parts()
+        await parts.start()
+        for number in range(5):
+            record = prepare_record(topic="t", queue_id=0, body=b"%d" % number)
+            await parts.store.put("t", 0, record).committed
+        await parts.stop()
+        again = make_parts(parts.ledger)
+        restore = again.queues.restore
+
+        async def slowly(is_in_log: Any) -> Any:
+            again.dispatcher.notify()
+            await asyncio.sleep(0.01)
+            assert again.dispatcher.dispatched_index == -1
+            return await restore(is_in_log)
+
+        monkeypatch.setattr(again.queues, "restore", slowly)
+        again.dispatcher.notify()
+        await asyncio.sleep(0)
+        await again.dispatcher.start()
+        await asyncio.sleep(0.01)
+        assert again.dispatcher.dispatched_index == parts.ledger.store.committed_index
+        assert again.dispatcher.repeated_total == 0
+        assert again.queues.find("t", 0).max_offset == 5
+        await again.stop()
+
+    asyncio.run(scenario())

@@ -1,0 +1,24 @@
+"""Crashes under load, in small numbers; `benchmarks/crash_loop.py` has the large ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import crash_loop
+
+
+def test_nothing_is_lost_when_power_is_cut() -> None:
+    figures = crash_loop.power_cut_rounds(30, seconds=600, seed=4711)
+    assert figures["rounds"] == 30 and figures["acknowledged"] > 1000 and figures["lost_unsynced_bytes"] > 0
+
+
+def test_the_loop_notices_what_an_asynchronous_flush_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crash_loop, "CONFIG", crash_loop.CONFIG.replace('"sync"', '"async"'))
+    with pytest.raises(AssertionError, match="lost"):
+        crash_loop.power_cut_rounds(30, seconds=600, seed=1)
+
+
+@pytest.mark.cluster
+def test_nothing_is_lost_when_a_process_is_killed() -> None:
+    figures = crash_loop.kill_rounds(4, seconds=600, seed=4711)
+    assert figures["rounds"] == 4 and figures["acknowledged"] > 0
