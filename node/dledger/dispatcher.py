@@ -2,23 +2,24 @@
 
 A dispatcher begins each of its leader's terms with COMPARE, makes the peer's log a prefix of its own with TRUNCATE
 where it must, then pushes entries with APPEND, several requests ahead of the answers, and with COMMIT what is
-committed while there is nothing to append. It sleeps until there is something to do: an entry, an answer, a timeout.
+committed while there is nothing to append. Comparing is a dialogue and has a task; appending takes one call for each
+thing that happens: an entry, an answer, the one timer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from node.dledger.comparison import Comparison
 from node.dledger.config import DLedgerConfig
 from node.dledger.entry import Entry
 from node.dledger.member_state import MemberState
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
-from node.dledger.peers import PeerClient, PeerError
+from node.dledger.peers import PeerClient, PeerError, settle
 from node.dledger.quorum import QuorumAckChecker
 from node.dledger.rpc import DLedgerCode, PushType
 from node.dledger.store import DLedgerStore
@@ -32,6 +33,10 @@ logger = logging.getLogger("node.dledger.pusher")
 IDLE_COMMIT_FACTOR = 5
 """While everything is confirmed, COMMIT is repeated only so many times more rarely: it then only serves to find a
 peer that has restarted without anybody noticing (dledger#61)."""
+
+
+MIN_WAIT_NS = 100_000
+"""Between two looks at what is due: the clock that counts may be a little slower than the timer."""
 
 
 class Quota:
@@ -108,25 +113,59 @@ class EntryDispatcher:
         self._last_commit_ns = 0
         self._confirmed_commit = -1
         self._is_refused = False
-        self._event = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._pushes: dict[asyncio.Task[None], None] = {}
+        self._is_running = False
+        self._is_patient = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
+        self._comparing: asyncio.Task[None] | None = None
+        self._resting: asyncio.Task[None] | None = None
         self.push_total = 0
         self.entry_total = 0
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"dledger-push-{self.peer_id}")
+        """Work from now on, whenever this member leads."""
+        self._is_running = True
+        self.wake()
 
     async def stop(self) -> None:
-        tasks = [*self._pushes, *([self._task] if self._task is not None else [])]
-        self._task = None
+        """End; answers that are still to come change nothing any more."""
+        self._is_running = False
+        self._epoch += 1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        tasks = [task for task in (self._comparing, self._resting) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def wake(self) -> None:
         """There may be something to do: an entry, a new term, a new role."""
-        self._event.set()
+        if not self._is_running or self._comparing is not None:
+            return
+        try:
+            if not self._check_and_fresh_state():
+                return
+            if self._type is PushType.APPEND:
+                wait_ns = self._do_append()
+                if wait_ns is not None:
+                    self._look_again_in(wait_ns)
+            if self._type is not PushType.APPEND:
+                self._comparing = asyncio.get_running_loop().create_task(
+                    self._compare(), name=f"dledger-compare-{self.peer_id}"
+                )
+        except OSError as error:
+            self._complaints.warn("disk", f"push to {self.peer_id}: cannot read the log: {error}")
+            self._look_again_in(self._timing.error_backoff_ms * 1_000_000)
+        except Exception:
+            logger.exception("the dispatcher for %s met an error of its own", self.peer_id)
+            self._look_again_in(self._timing.error_backoff_ms * 1_000_000)
+
+    def committed(self) -> None:
+        """The committed index has advanced; the peer may be told sooner than was planned."""
+        if self._is_patient:
+            self._is_patient = False
+            self.wake()
 
     @property
     def type(self) -> PushType:
@@ -138,40 +177,49 @@ class EntryDispatcher:
         """Entries on their way to the peer."""
         return self._pending_count
 
-    # The task
+    # What to do, and when
 
-    async def _run(self) -> None:
-        while True:
-            self._event.clear()
-            wait_ns: int | None = None
-            try:
-                if self._check_and_fresh_state():
-                    if self._type is PushType.APPEND:
-                        wait_ns = self._do_append()
-                    else:
-                        wait_ns = await self._do_compare()
-            except PeerError as error:
-                self._complaints.warn("peer", f"push to {self.peer_id}: {error}")
-                wait_ns = await self._back_off()
-            except OSError as error:
-                self._complaints.warn("disk", f"push to {self.peer_id}: cannot read the log: {error}")
-                wait_ns = await self._back_off()
-            except Exception:
-                logger.exception("the dispatcher for %s met an error of its own", self.peer_id)
-                wait_ns = await self._back_off()
-            if wait_ns is None or wait_ns > 0:
+    def _look_again_in(self, wait_ns: int) -> None:
+        """Wake up then, if not before."""
+        loop = asyncio.get_running_loop()
+        when_s = loop.time() + max(wait_ns, MIN_WAIT_NS) / 1e9
+        if self._timer is not None:
+            if self._timer_s <= when_s:
+                return  # what is not due by then is waited for again
+            self._timer.cancel()
+        self._timer_s = when_s
+        self._timer = loop.call_at(when_s, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self.wake()
+
+    async def _compare(self) -> None:
+        """Compare, and truncate where that is needed, until entries can be appended or this member leads no more."""
+        try:
+            while self._check_and_fresh_state() and self._type is not PushType.APPEND:
                 try:
-                    async with asyncio.timeout(wait_ns if wait_ns is None else wait_ns / 1e9):
-                        await self._event.wait()
-                except TimeoutError:
-                    pass
+                    if not await self._do_compare():
+                        return
+                except PeerError as error:
+                    self._complaints.warn("peer", f"push to {self.peer_id}: {error}")
+                    await self._back_off()
+                except OSError as error:
+                    self._complaints.warn("disk", f"push to {self.peer_id}: cannot read the log: {error}")
+                    await self._back_off()
+                except Exception:
+                    logger.exception("the dispatcher for %s met an error of its own", self.peer_id)
+                    await self._back_off()
+        finally:
+            self._comparing = None
+        if self._type is PushType.APPEND:
+            self.wake()
 
-    async def _back_off(self) -> int:
+    async def _back_off(self) -> None:
         """Rest after an error (500 ms, S0); then begin with COMPARE if a comparison was under way."""
         await asyncio.sleep(self._timing.error_backoff_ms / 1000)
         if self._type is PushType.TRUNCATE:
             self._change_state(-1, PushType.COMPARE)
-        return 0
 
     def _check_and_fresh_state(self) -> bool:
         """Whether this member leads; a new term begins with COMPARE."""
@@ -197,22 +245,22 @@ class EntryDispatcher:
         else:
             self._pending.clear()
             self._pending_count = 0
-        self._event.set()
 
     # COMPARE and TRUNCATE
 
-    async def _do_compare(self) -> int | None:
-        """Find where the logs part, make the peer's a prefix of this one, and go over to APPEND."""
+    async def _do_compare(self) -> bool:
+        """Find where the logs part, make the peer's a prefix of this one, and go over to APPEND. False when there is
+        nothing to compare."""
         store = self._store
         if store.ledger_end_index < 0:
-            return None  # an empty cluster
+            return False  # an empty cluster
         search = self.new_comparison(store.ledger_begin_index, store.ledger_end_index)
         index = search.first
         while True:
             entry = self._entry(index)
             answer = await self._ask(self._request(PushType.COMPARE, [entry]))
             if answer is None:
-                return 0
+                return True
             if answer.code not in (DLedgerCode.SUCCESS, DLedgerCode.INCONSISTENT_STATE):
                 raise PeerError(f"COMPARE at {index} was answered with {answer.code.name}")
             decision = search.decide(
@@ -224,11 +272,11 @@ class EntryDispatcher:
             index = decision.index
             if decision.type is PushType.APPEND:
                 self._change_state(index, PushType.APPEND)
-                return 0
+                return True
             if decision.type is PushType.TRUNCATE:
                 self._change_state(index, PushType.TRUNCATE)
                 await self._do_truncate(index)
-                return 0
+                return True
 
     def new_comparison(self, begin: int, end: int) -> Comparison:
         """The search that decides what a COMPARE's answer means."""
@@ -247,7 +295,9 @@ class EntryDispatcher:
     async def _ask(self, request: PushEntryRequest) -> PushEntryResponse | None:
         """Push and wait; None when this member's lead of the term has ended meanwhile."""
         epoch = self._epoch
-        answer = await self._peers.push(self.peer_id, request)
+        future: asyncio.Future[PushEntryResponse] = asyncio.get_running_loop().create_future()
+        self._peers.push(self.peer_id, request, partial(settle, future))
+        answer = await future
         if self._meets_higher_term(answer) or not self._state.is_leader or self._state.term != request.term:
             return None
         return answer if self._epoch == epoch else None
@@ -260,7 +310,7 @@ class EntryDispatcher:
         self._check_leak(now_ns)
         resend_ns = self._check_append_response(now_ns)
         if self._type is not PushType.APPEND:
-            return 0
+            return None
         while self._write_index <= self._store.ledger_end_index:
             room = self._config.max_pending_pushes - self._pending_count
             if room < 1 or len(self._pending) >= self._config.push_pipeline_depth:
@@ -286,12 +336,16 @@ class EntryDispatcher:
         self._quota.use(len(request.entries))
         self.push_total += 1
         self.entry_total += len(entries)
-        self._send(self._append(request, self._epoch))
         self._last_commit_ns = now_ns
+        self._peers.push(self.peer_id, request, partial(self._append_answered, request, self._epoch))
 
-    async def _append(self, request: PushEntryRequest, epoch: int) -> None:
-        """One APPEND and what its answer means."""
-        answer = await self._peers.push(self.peer_id, request)
+    def _append_answered(self, request: PushEntryRequest, epoch: int, answer: PushEntryResponse | PeerError) -> None:
+        """What the answer to an APPEND means."""
+        if not self._is_running:
+            return
+        if isinstance(answer, PeerError):
+            self._complaints.warn("peer", f"push to {self.peer_id}: {answer}")
+            return
         if self._meets_higher_term(answer) or answer.term != request.term:
             return
         if answer.code is DLedgerCode.SUCCESS:
@@ -300,44 +354,62 @@ class EntryDispatcher:
             if epoch == self._epoch:
                 self._confirmed_commit = max(self._confirmed_commit, min(request.commit_index, answer.index))
                 self._drop_pending(answer.index)
-                self._event.set()
+                if self._write_index <= self._store.ledger_end_index:
+                    self.wake()
         elif answer.code is DLedgerCode.INCONSISTENT_STATE:
-            if epoch == self._epoch:
-                await self._compare_again(epoch)
+            self._compare_again(epoch)
         elif answer.code is not DLedgerCode.REPEATED_PUSH:
             self._complaints.warn("answer", f"push to {self.peer_id} was answered with {answer.code.name}")
 
-    async def _compare_again(self, epoch: int) -> None:
+    def _compare_again(self, epoch: int) -> None:
         """The peer says that its log is not what this dispatcher thinks. Twice in a row without any success in
         between, rest first: something is wrong that comparing does not mend."""
+        if epoch != self._epoch or self._type is not PushType.APPEND or self._resting is not None:
+            return
         if self._is_refused:
             self._complaints.warn("refused", f"{self.peer_id} refuses entries that continue its log")
+            self._resting = asyncio.get_running_loop().create_task(self._rest_and_compare(epoch))
+            return
+        self._is_refused = True
+        self._change_state(-1, PushType.COMPARE)
+        self.wake()
+
+    async def _rest_and_compare(self, epoch: int) -> None:
+        try:
             await asyncio.sleep(self._timing.error_backoff_ms / 1000)
+        finally:
+            self._resting = None
         if epoch == self._epoch and self._type is PushType.APPEND:
-            self._is_refused = True
             self._change_state(-1, PushType.COMPARE)
+            self.wake()
 
     def _do_commit(self, now_ns: int) -> int:
         """Tell the peer what is committed, when nothing else has for a while. Returns when to look again, in ns."""
         interval_ns = self._timing.commit_interval_ms * 1_000_000
-        if self._confirmed_commit >= self._store.committed_index:
+        self._is_patient = not self._pending and self._confirmed_commit >= self._store.committed_index
+        if self._is_patient:
             interval_ns *= IDLE_COMMIT_FACTOR
         due_ns = self._last_commit_ns + interval_ns
         if now_ns < due_ns:
             return due_ns - now_ns
         self._last_commit_ns = now_ns
-        self._send(self._commit(self._request(PushType.COMMIT, []), self._epoch))
+        request = self._request(PushType.COMMIT, [])
+        self._peers.push(self.peer_id, request, partial(self._commit_answered, self._epoch))
         return interval_ns
 
-    async def _commit(self, request: PushEntryRequest, epoch: int) -> None:
-        answer = await self._peers.push(self.peer_id, request)
+    def _commit_answered(self, epoch: int, answer: PushEntryResponse | PeerError) -> None:
+        if not self._is_running:
+            return
+        if isinstance(answer, PeerError):
+            self._complaints.warn("peer", f"push to {self.peer_id}: {answer}")
+            return
         if self._meets_higher_term(answer) or epoch != self._epoch:
             return
         if answer.code is DLedgerCode.SUCCESS:
             self._is_refused = False
             self._confirmed_commit = max(self._confirmed_commit, answer.index)
         elif answer.code is DLedgerCode.INCONSISTENT_STATE:
-            await self._compare_again(epoch)
+            self._compare_again(epoch)
 
     def _check_append_response(self, now_ns: int) -> int | None:
         """Push the oldest unanswered entries again after a timeout. Returns when that is due, in ns."""
@@ -416,16 +488,3 @@ class EntryDispatcher:
             return False
         self._on_higher_term(answer.term)
         return True
-
-    def _send(self, push: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(push)
-        self._pushes[task] = None
-        task.add_done_callback(self._sent)
-
-    def _sent(self, task: asyncio.Task[None]) -> None:
-        self._pushes.pop(task, None)
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, PeerError):
-            self._complaints.warn("peer", f"push to {self.peer_id}: {error}")
-        elif error is not None:
-            logger.error("a push to %s failed", self.peer_id, exc_info=error)

@@ -93,10 +93,8 @@ class LeaderElector:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        leadership = self.leadership
-        if leadership is not None:
+        if self.leadership is not None:
             self._become_candidate("stopping")
-            await leadership.ended()
 
     # Requests of others
 
@@ -174,6 +172,19 @@ class LeaderElector:
             return self.leadership is not None and self.leadership.holds_quorum()
         return state.is_follower and state.leader_id != candidate and not self._lease_is_over(now_ns)
 
+    def hears(self, term: int, leader_id: str) -> bool:
+        """Whether a request comes from the leader that this member follows already, so that nothing is to be
+        judged, written or waited for."""
+        state = self._state
+        return state.leader_id == leader_id and state.term == term and state.is_follower and not state.is_settling
+
+    def answer_heartbeat(self, request: HeartBeatRequest) -> HeartBeatResponse | None:
+        """What `handle_heartbeat` would return, at once; None when it has to wait for something."""
+        if not self.hears(request.term, request.leader_id):
+            return None
+        self._leader_heard_ns = self._clock.monotonic_ns()
+        return self._heartbeat_answer(request, DLedgerCode.SUCCESS)
+
     async def handle_heartbeat(self, request: HeartBeatRequest) -> HeartBeatResponse:
         """Judge a leader's heartbeat, and follow it. Raises OSError when the disk refuses a newer term."""
         if self._state.is_settling:
@@ -181,6 +192,9 @@ class LeaderElector:
         code = await self.meet_leader(request.term, request.leader_id)
         if code is DLedgerCode.SUCCESS:
             self._leader_heard_ns = self._clock.monotonic_ns()
+        return self._heartbeat_answer(request, code)
+
+    def _heartbeat_answer(self, request: HeartBeatRequest, code: DLedgerCode) -> HeartBeatResponse:
         return HeartBeatResponse(
             group=request.group,
             remote_id=request.local_id,

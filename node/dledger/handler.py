@@ -46,7 +46,8 @@ class _Push:
     request: PushEntryRequest
     entries: list[Entry]
     arrived_s: float
-    answer: asyncio.Future[PushEntryResponse]
+    then: Callable[[PushEntryResponse], object]
+    is_answered: bool = False
 
 
 class EntryHandler:
@@ -61,51 +62,65 @@ class EntryHandler:
         self._waiting_bytes = 0
         self._compare_requests: deque[_Push] = deque()
         self._acks: deque[tuple[int, int, _Push]] = deque()
-        self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
+        self._gap_timer: asyncio.TimerHandle | None = None
+        self._is_handling = False
+        self._stopped = False
         self._verified_term = -1
         self._verified_index = -1
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="dledger-handler")
+        self._compare_handlers: dict[PushType, Callable[[_Push], None]] = {
+            PushType.COMPARE: self._do_compare,
+            PushType.TRUNCATE: self._do_truncate,
+            PushType.COMMIT: self._do_commit,
+        }
 
     async def stop(self) -> None:
         """Answer what is open with an error and end."""
-        task, self._task = self._task, None
+        self._stopped = True
+        self._disarm()
+        task, self._settling = self._settling, None
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         self.clear(DLedgerCode.NOT_FOLLOWER)
 
-    def handle_push(self, request: PushEntryRequest) -> asyncio.Future[PushEntryResponse]:
-        """Queue a push of the leader of the present term; the future gives the answer."""
-        loop = asyncio.get_running_loop()
-        push = _Push(request, [], loop.time(), loop.create_future())
+    def handle_push(self, request: PushEntryRequest, then: Callable[[PushEntryResponse], object]) -> None:
+        """Take a push of the leader of the present term; `then` gets the answer, now or when there is one."""
+        push = _Push(request, [], asyncio.get_running_loop().time(), then)
         try:
             push.entries = parse_entries(request.entries)
         except BadEntry as error:
             self._complaints.warn("entries", f"a push of {request.leader_id} has bad entries: {error}")
-            return self._reply(push, DLedgerCode.UNEXPECTED_ARGUMENT)
+            self._reply(push, DLedgerCode.UNEXPECTED_ARGUMENT)
+            return
+        refusal = self._queue(push)
+        if refusal is None:
+            self._go_on()
+        else:
+            self._reply(push, refusal)
+
+    def _queue(self, push: _Push) -> DLedgerCode | None:
+        """Let a push wait for its turn, or say why not."""
+        request = push.request
         if not self._has_right_shape(push):
-            return self._reply(push, DLedgerCode.UNEXPECTED_ARGUMENT)
+            return DLedgerCode.UNEXPECTED_ARGUMENT
         if len(self._acks) >= MAX_WAITING_PUSHES:
-            return self._reply(push, DLedgerCode.FALL_BEHIND_TOO_MUCH)
+            return DLedgerCode.FALL_BEHIND_TOO_MUCH
         if request.type is PushType.APPEND:
             first_index = push.entries[0].index
             if first_index in self._write_requests:
-                return self._reply(push, DLedgerCode.REPEATED_PUSH)
+                return DLedgerCode.REPEATED_PUSH
             if len(self._write_requests) >= MAX_WAITING_PUSHES or self._waiting_bytes > MAX_WAITING_BYTES:
-                return self._reply(push, DLedgerCode.FALL_BEHIND_TOO_MUCH)
+                return DLedgerCode.FALL_BEHIND_TOO_MUCH
             self._write_requests[first_index] = push
             self._waiting_bytes += len(request.entries)
         elif len(self._compare_requests) >= MAX_WAITING_PUSHES:
-            return self._reply(push, DLedgerCode.FALL_BEHIND_TOO_MUCH)
+            return DLedgerCode.FALL_BEHIND_TOO_MUCH
         else:
             if request.type is not PushType.COMMIT:
                 self._clear_write_requests(DLedgerCode.INCONSISTENT_STATE)
             self._compare_requests.append(push)
-        self._wake.set()
-        return push.answer
+        return None
 
     def clear(self, code: DLedgerCode) -> None:
         """Refuse everything that is open: this member has another leader now, or none."""
@@ -118,7 +133,9 @@ class EntryHandler:
     def progressed(self) -> None:
         """The store has advanced: send the acknowledgements that waited for it."""
         acks = self._acks
-        if acks and self._store.writer.failure_code is not None:
+        if not acks:
+            return
+        if self._store.writer.failure_code is not None:
             self._fail_acks(self._store.writer.failure_code)
             return
         waiting: deque[tuple[int, int, _Push]] = deque()
@@ -173,48 +190,45 @@ class EntryHandler:
         """How far the leader's committed index may be taken over: not beyond what is verified."""
         return min(request.commit_index, self.verified_index(request.term))
 
-    # The task
+    # What waits for its turn
 
-    async def _run(self) -> None:
-        while True:
-            self._wake.clear()
-            try:
-                if self._state.is_settling:
-                    await self._state.settled()
-                self._handle_all()
-                timeout_s = self._check_abnormal()
-            except OSError as error:
-                self._complaints.warn("disk", f"cannot read the log: {error}")
-                self.clear(DLedgerCode.DISK_ERROR)
-                timeout_s = None
-            except Exception:
-                logger.exception("the entry handler met an error of its own")
-                self.clear(DLedgerCode.INTERNAL_ERROR)
-                timeout_s = None
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+    def _go_on(self) -> None:
+        """Handle what can be handled, at once unless a term or vote is being written."""
+        if self._is_handling or self._stopped:
+            return  # an answer given below has led back here: the loop that is running goes on with it
+        if self._state.is_settling:
+            if self._settling is None:
+                self._settling = asyncio.get_running_loop().create_task(self._go_on_when_settled())
+            return
+        self._is_handling = True
+        try:
+            self._handle_all()
+            self._check_abnormal()
+        except OSError as error:
+            self._complaints.warn("disk", f"cannot read the log: {error}")
+            self.clear(DLedgerCode.DISK_ERROR)
+        except Exception:
+            logger.exception("the entry handler met an error of its own")
+            self.clear(DLedgerCode.INTERNAL_ERROR)
+        finally:
+            self._is_handling = False
+
+    async def _go_on_when_settled(self) -> None:
+        await self._state.settled()
+        self._settling = None
+        self._go_on()
 
     def _handle_all(self) -> None:
         """Everything that can be done now, without waiting in between: COMPARE, TRUNCATE and COMMIT first."""
         while True:
             if self._compare_requests:
                 push = self._compare_requests.popleft()
-                self._guarded(push, self._compare_handlers()[push.request.type])
+                self._guarded(push, self._compare_handlers[push.request.type])
                 continue
             push_or_none = self._next_write_request()
             if push_or_none is None:
                 return
             self._guarded(push_or_none, self._do_append)
-
-    def _compare_handlers(self) -> dict[PushType, Callable[[_Push], None]]:
-        return {
-            PushType.COMPARE: self._do_compare,
-            PushType.TRUNCATE: self._do_truncate,
-            PushType.COMMIT: self._do_commit,
-        }
 
     def _guarded(self, push: _Push, handle: Callable[[_Push], None]) -> None:
         """Handle one request, if its sender still leads; whatever goes wrong is an answer."""
@@ -340,14 +354,13 @@ class EntryHandler:
         self._store.update_committed_index(self.commit_bound(push.request))
         self._reply(push, DLedgerCode.SUCCESS, self._store.committed_index)
 
-    def _check_abnormal(self) -> float | None:
-        """Refuse the smallest request that has waited for its predecessor too long (fast forward).
-
-        Returns when to look again, in seconds; None while nothing waits.
-        """
+    def _check_abnormal(self) -> None:
+        """Refuse the smallest request that has waited for its predecessor too long (fast forward), and look again
+        while some wait."""
         if not self._write_requests:
-            return None
-        now_s = asyncio.get_running_loop().time()
+            return
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
         patience_s = self._config.timing.push_timeout_ms / 1000
         late = [index for index, push in self._write_requests.items() if push.arrived_s + patience_s <= now_s]
         if late:
@@ -357,9 +370,18 @@ class EntryHandler:
                     "gap", f"entry {min(late)} was pushed, this log ends at {self._store.ledger_end_index}"
                 )
                 self._reply(push, DLedgerCode.INCONSISTENT_STATE)
-        if not self._write_requests:
-            return None
-        return max(min(push.arrived_s for push in self._write_requests.values()) + patience_s - now_s, 0.001)
+        if self._write_requests and self._gap_timer is None:
+            oldest_s = min(push.arrived_s for push in self._write_requests.values())
+            self._gap_timer = loop.call_at(max(oldest_s + patience_s, now_s + 0.001), self._look_again)
+
+    def _look_again(self) -> None:
+        self._gap_timer = None
+        self._go_on()
+
+    def _disarm(self) -> None:
+        if self._gap_timer is not None:
+            self._gap_timer.cancel()
+            self._gap_timer = None
 
     # Answers
 
@@ -390,21 +412,22 @@ class EntryHandler:
         for push in requests.values():
             self._reply(push, code)
 
-    def _reply(self, push: _Push, code: DLedgerCode, index: int | None = None) -> asyncio.Future[PushEntryResponse]:
-        if not push.answer.done():
-            if index is None:
-                index = push.entries[-1].index if push.entries else -1
-            push.answer.set_result(
-                PushEntryResponse(
-                    group=push.request.group,
-                    remote_id=push.request.local_id,
-                    local_id=self._state.self_id,
-                    term=self._state.term,
-                    leader_id=self._state.leader_id or "",
-                    code=code,
-                    index=index,
-                    begin_index=self._store.ledger_begin_index,
-                    end_index=self._store.ledger_end_index,
-                )
+    def _reply(self, push: _Push, code: DLedgerCode, index: int | None = None) -> None:
+        if push.is_answered:
+            return
+        push.is_answered = True
+        if index is None:
+            index = push.entries[-1].index if push.entries else -1
+        push.then(
+            PushEntryResponse(
+                group=push.request.group,
+                remote_id=push.request.local_id,
+                local_id=self._state.self_id,
+                term=self._state.term,
+                leader_id=self._state.leader_id or "",
+                code=code,
+                index=index,
+                begin_index=self._store.ledger_begin_index,
+                end_index=self._store.ledger_end_index,
             )
-        return push.answer
+        )

@@ -9,19 +9,17 @@ stepping down without a quorum, and reads (`confirm`), of which all that wait sh
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from node.dledger.config import DLedgerConfig
-from node.dledger.messages import HeartBeatRequest
+from node.dledger.messages import HeartBeatRequest, HeartBeatResponse
 from node.dledger.peers import PeerClient, PeerError
 from node.dledger.rpc import DLedgerCode, DLedgerError
 from node.runtime import Clock
 
 __all__ = ["Leadership"]
-
-logger = logging.getLogger("node.dledger.elector")
 
 MAX_WAITING_CONFIRMATIONS = 20_000
 """Reads that may wait for a round; each costs a few hundred bytes."""
@@ -58,7 +56,12 @@ class Leadership:
         self._answered: dict[str, int] = dict.fromkeys(self._others, 0)
         self._answered_sent_ns: dict[str, int] = dict.fromkeys(self._others, now_ns)
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._requests = {
+            peer: HeartBeatRequest(
+                group=config.group, remote_id=peer, local_id=config.self_id, term=term, leader_id=config.self_id
+            )
+            for peer in self._others
+        }
         self._unanswered: dict[str, int] = dict.fromkeys(self._others, 0)
         self._ended = False
         self.last_beat_ns = now_ns - config.timing.heartbeat_interval_ms * 1_000_000
@@ -118,17 +121,11 @@ class Leadership:
     def end(self) -> None:
         """This lead is over: waiting reads fail, and no more heartbeats are sent."""
         self._ended = True
-        for task in self._tasks:
-            task.cancel()
         waiting, self._waiting = self._waiting, deque()
         for _, future in waiting:
             if not future.done():
                 future.set_exception(DLedgerError(DLedgerCode.NOT_LEADER, f"the lead of term {self.term} is over"))
                 future.exception()  # the reader may have gone away
-
-    async def ended(self) -> None:
-        """Wait until nothing of an ended lead is under way."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _quorum_round(self) -> int:
         """The newest round that a quorum has answered."""
@@ -138,30 +135,15 @@ class Leadership:
         return sorted(self._answered.values(), reverse=True)[needed - 1]
 
     def _send(self, peer: str, number: int, sent_ns: int, *, is_repeat: bool = False) -> None:
-        task = asyncio.get_running_loop().create_task(self._beat_one(peer, number, sent_ns, is_repeat))
-        self._tasks[task] = None
-        task.add_done_callback(self._forget)
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("a heartbeat failed", exc_info=task.exception())
-
-    async def _beat_one(self, peer: str, number: int, sent_ns: int, is_repeat: bool) -> None:
-        request = HeartBeatRequest(
-            group=self._config.group,
-            remote_id=peer,
-            local_id=self._config.self_id,
-            term=self.term,
-            leader_id=self._config.self_id,
-        )
         self._unanswered[peer] += 1
-        try:
-            answer = await self._peers.heartbeat(peer, request)
-        except PeerError:
+        self._peers.heartbeat(peer, self._requests[peer], partial(self._heard, peer, number, sent_ns, is_repeat))
+
+    def _heard(
+        self, peer: str, number: int, sent_ns: int, is_repeat: bool, answer: HeartBeatResponse | PeerError
+    ) -> None:
+        self._unanswered[peer] -= 1
+        if isinstance(answer, PeerError):
             return
-        finally:
-            self._unanswered[peer] -= 1
         if self._ended:
             return
         if answer.code is DLedgerCode.SUCCESS and answer.term == self.term:

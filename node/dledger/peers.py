@@ -1,9 +1,15 @@
-"""Asking other members: one method for each request, over the remoting client."""
+"""Asking other members: one method for each request, over the remoting client.
+
+Votes are awaited. Heartbeats and pushes, of which each operation costs several, are answered by a call instead, in the
+turn of the loop in which the answer comes: no task, no future.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, TypeVar
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from node.dledger.config import DLedgerConfig
 from node.dledger.messages import (
@@ -19,8 +25,9 @@ from node.dledger.messages import (
 )
 from node.dledger.rpc import DLedgerRequestCode, PushType
 from node.remoting import ClientLimits, Command, RemotingClient, RemotingError, ResponseCode
+from node.remoting.outstanding import Outcome
 
-__all__ = ["PeerClient", "PeerError", "RemotingPeerClient"]
+__all__ = ["AnswerTaker", "PeerClient", "PeerError", "RemotingPeerClient", "settle"]
 
 ResponseT = TypeVar("ResponseT", bound=Response)
 
@@ -32,12 +39,16 @@ class PeerError(Exception):
     """A peer did not give a usable answer: not reached, not in time, or not understood."""
 
 
+AnswerTaker = Callable[[ResponseT | PeerError], object]
+"""Called once, with the answer or with why there is none. Must not raise."""
+
+
 class PeerClient(Protocol):
-    """How a member reaches its peers. Each method raises PeerError, and nothing else."""
+    """How a member reaches its peers. `vote` raises PeerError, and nothing else."""
 
     async def vote(self, peer: str, request: VoteRequest) -> VoteResponse: ...
-    async def heartbeat(self, peer: str, request: HeartBeatRequest) -> HeartBeatResponse: ...
-    async def push(self, peer: str, request: PushEntryRequest) -> PushEntryResponse: ...
+    def heartbeat(self, peer: str, request: HeartBeatRequest, then: AnswerTaker[HeartBeatResponse]) -> None: ...
+    def push(self, peer: str, request: PushEntryRequest, then: AnswerTaker[PushEntryResponse]) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -54,40 +65,69 @@ class RemotingPeerClient:
 
     async def vote(self, peer: str, request: VoteRequest) -> VoteResponse:
         """Ask for a vote."""
+        answer: asyncio.Future[VoteResponse] = asyncio.get_running_loop().create_future()
         timeout_ms = self._timing.rpc_timeout_ms
-        return await self._ask(peer, DLedgerRequestCode.VOTE, request, VoteResponse, timeout_ms)
+        self._ask(peer, DLedgerRequestCode.VOTE, request, VoteResponse, timeout_ms, partial(settle, answer))
+        return await answer
 
-    async def heartbeat(self, peer: str, request: HeartBeatRequest) -> HeartBeatResponse:
+    def heartbeat(self, peer: str, request: HeartBeatRequest, then: AnswerTaker[HeartBeatResponse]) -> None:
         """Tell a peer who leads."""
         timeout_ms = self._timing.rpc_timeout_ms
-        return await self._ask(peer, DLedgerRequestCode.HEART_BEAT, request, HeartBeatResponse, timeout_ms)
+        self._ask(peer, DLedgerRequestCode.HEART_BEAT, request, HeartBeatResponse, timeout_ms, then)
 
-    async def push(self, peer: str, request: PushEntryRequest) -> PushEntryResponse:
+    def push(self, peer: str, request: PushEntryRequest, then: AnswerTaker[PushEntryResponse]) -> None:
         """Push entries, or compare, truncate, commit."""
         slow = request.type in (PushType.APPEND, PushType.COMMIT)
         timeout_ms = self._timing.push_rpc_timeout_ms if slow else self._timing.rpc_timeout_ms
-        return await self._ask(peer, DLedgerRequestCode.PUSH, request, PushEntryResponse, timeout_ms)
+        self._ask(peer, DLedgerRequestCode.PUSH, request, PushEntryResponse, timeout_ms, then)
 
     async def close(self) -> None:
         """Close the connections; requests under way end in PeerError."""
         await self._client.close()
 
-    async def _ask(
-        self, peer: str, code: DLedgerRequestCode, request: Request, response: type[ResponseT], timeout_ms: int
-    ) -> ResponseT:
+    def _ask(
+        self,
+        peer: str,
+        code: DLedgerRequestCode,
+        request: Request,
+        response: type[ResponseT],
+        timeout_ms: int,
+        then: AnswerTaker[ResponseT],
+    ) -> None:
+        # In the binary header: this one is read and written in one go, and nobody but members reads it.
+        command = Command(code, {}, request.to_body(), serializer="binary")
+        self._client.ask(
+            self._peers[peer], command, partial(self._judge, peer, request.group, response, then), timeout_ms=timeout_ms
+        )
+
+    def _judge(
+        self, peer: str, group: str, response: type[ResponseT], then: AnswerTaker[ResponseT], outcome: Outcome
+    ) -> None:
+        """Pass on an answer, or say what is wrong with it."""
+        if isinstance(outcome, RemotingError):
+            then(PeerError(f"{peer}: {outcome}"))
+            return
+        if outcome.code != ResponseCode.SUCCESS:
+            then(PeerError(f"{peer} answered {outcome.code}: {outcome.remark}"))
+            return
         try:
-            command = Command.request(code, body=request.to_body())
-            reply = await self._client.invoke(self._peers[peer], command, timeout_ms=timeout_ms)
-        except RemotingError as error:
-            raise PeerError(f"{peer}: {error}") from error
-        if reply.code != ResponseCode.SUCCESS:
-            raise PeerError(f"{peer} answered {reply.code}: {reply.remark}")
-        try:
-            answer = response.from_body(reply.body)
+            answer = response.from_body(outcome.body)
         except MalformedMessage as error:
-            raise PeerError(f"{peer} answered with garbage: {error}") from error
-        if answer.group != request.group:
-            raise PeerError(f"{peer} belongs to group {answer.group!r}, not {request.group!r}")
-        if answer.local_id != peer:
-            raise PeerError(f"{self._peers[peer]} is {answer.local_id!r}, not {peer!r}")
-        return answer
+            then(PeerError(f"{peer} answered with garbage: {error}"))
+            return
+        if answer.group != group:
+            then(PeerError(f"{peer} belongs to group {answer.group!r}, not {group!r}"))
+        elif answer.local_id != peer:
+            then(PeerError(f"{self._peers[peer]} is {answer.local_id!r}, not {peer!r}"))
+        else:
+            then(answer)
+
+
+def settle(future: asyncio.Future[Any], answer: Response | PeerError) -> None:
+    """Hand an answer to a future whose owner may have given it up."""
+    if future.done():
+        return
+    if isinstance(answer, PeerError):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)

@@ -48,7 +48,8 @@ class DLedgerEntryPusher:
         self._lead_term = -1
         state.add_role_listener(self._role_changed)
         store.add_progress_listener(self._progressed)
-        store.add_commit_listener(self._wake_dispatchers)
+        self._wakes = False
+        store.add_commit_listener(self._committed)
 
     def make_checker(self) -> QuorumAckChecker:
         return QuorumAckChecker(self._config, self._state, self._store)
@@ -69,13 +70,12 @@ class DLedgerEntryPusher:
         )
 
     def start(self) -> None:
-        """Start the tasks."""
-        self.handler.start()
+        """Push from now on, whenever this member leads."""
         for dispatcher in self.dispatchers.values():
             dispatcher.start()
 
     async def stop(self) -> None:
-        """End the tasks; appends that wait for a quorum are in doubt (TERM_CHANGED)."""
+        """End; appends that wait for a quorum are in doubt (TERM_CHANGED)."""
         self.checker.end_term()
         for dispatcher in self.dispatchers.values():
             await dispatcher.stop()
@@ -134,9 +134,9 @@ class DLedgerEntryPusher:
         if code is not None:
             raise DLedgerError(code, str(self._store.writer.failure))
 
-    def handle_push(self, request: PushEntryRequest) -> asyncio.Future[PushEntryResponse]:
-        """A push of the leader that this member follows."""
-        return self.handler.handle_push(request)
+    def handle_push(self, request: PushEntryRequest, then: Callable[[PushEntryResponse], object]) -> None:
+        """A push of the leader that this member follows; `then` gets the answer."""
+        self.handler.handle_push(request, then)
 
     def _appended(self, entry: Entry) -> Entry:
         self._wake_dispatchers()
@@ -153,9 +153,20 @@ class DLedgerEntryPusher:
 
     def _progressed(self) -> None:
         if self._state.is_leader:
-            self.checker.wakeup()
+            self.checker.count()
         self.handler.progressed()
 
+    def _committed(self) -> None:
+        for dispatcher in self.dispatchers.values():
+            dispatcher.committed()
+
     def _wake_dispatchers(self) -> None:
+        """Soon, once for all appends of this turn of the loop: they go out together."""
+        if not self._wakes:
+            self._wakes = True
+            asyncio.get_running_loop().call_soon(self._wake_them)
+
+    def _wake_them(self) -> None:
+        self._wakes = False
         for dispatcher in self.dispatchers.values():
             dispatcher.wake()

@@ -150,20 +150,21 @@ class QuorumAckChecker:
         marks = self._watermarks_by_term.get(term)
         if marks is not None:
             marks[member_id] = index
-            self.wakeup()
+            self.count()
 
     def update_watermark(self, term: int, member_id: str, index: int) -> None:
         """An acknowledgement: the peer has the log up to `index`. Never lowers a mark; other terms are ignored."""
         marks = self._watermarks_by_term.get(term)
         if marks is not None and index > marks[member_id]:
             marks[member_id] = index
-            self.wakeup()
+            if index > self._store.committed_index:
+                self.count()
 
     def wakeup(self) -> None:
-        """Something has been acknowledged: count soon, once for all that comes in this turn of the loop."""
+        """Count in the next turn of the loop, when whoever appends now has registered."""
         if not self._scheduled and self._term >= 0:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._check)
+            asyncio.get_running_loop().call_soon(self._count_soon)
 
     def quorum_index(self) -> int:
         """The largest index that a quorum's water marks reach, this member's included."""
@@ -174,8 +175,12 @@ class QuorumAckChecker:
         """Whether counting may commit `index`: only an entry of the leader's own term."""
         return self._store.term_at(index) == self._term
 
-    def _check(self) -> None:
+    def _count_soon(self) -> None:
         self._scheduled = False
+        self.count()
+
+    def count(self) -> None:
+        """Something has been acknowledged: commit what a quorum has, and complete the appends up to there."""
         if self._term < 0 or not self._state.is_leader or self._state.term != self._term:
             return
         try:
@@ -191,7 +196,7 @@ class QuorumAckChecker:
         loop = asyncio.get_running_loop()
         interval_s = self._timing.watermark_log_interval_ms / 1000
         self._report_timer = loop.call_later(interval_s, self._report)
-        self._check()
+        self.count()
         marks = self.watermarks()
         if marks != self._reported:
             self._reported = marks

@@ -1,7 +1,7 @@
 """The codes of the DLedger protocol and the errors that carry them.
 
-Requests travel in remoting frames with one of these request codes and a JSON body; the answer's remoting code is
-SUCCESS and its body carries a DLedger response code (spec of openmessaging DLedger, R).
+Requests travel in remoting frames with one of these request codes and a body (`messages.py`); the answer's remoting
+code is SUCCESS and its body carries a DLedger response code (spec of openmessaging DLedger, R).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ __all__ = ["DLedgerCode", "DLedgerError", "DLedgerRequestCode", "PushType", "Rea
 
 
 class DLedgerRequestCode(enum.IntEnum):
-    """Remoting request codes of a member."""
+    """Remoting request codes of a member: DLedger's less 20,000, since the binary header has 16 bits for a code."""
 
-    METADATA = 50000
-    APPEND = 50001
-    GET = 50002
-    VOTE = 51001
-    HEART_BEAT = 51002
-    PUSH = 51004
+    METADATA = 30000
+    APPEND = 30001
+    GET = 30002
+    VOTE = 31001
+    HEART_BEAT = 31002
+    PUSH = 31004
 
 
 class DLedgerCode(enum.IntEnum):
@@ -52,29 +52,29 @@ class DLedgerCode(enum.IntEnum):
     LEADER_PENDING_FULL = 503
 
 
-class VoteResult(enum.Enum):
-    """The answer to a request for a vote, with DLedger's names."""
+class VoteResult(enum.IntEnum):
+    """The answer to a request for a vote, with DLedger's names; the numbers are this protocol's own."""
 
-    UNKNOWN = "UNKNOWN"
-    ACCEPT = "ACCEPT"
-    REJECT_UNKNOWN_LEADER = "REJECT_UNKNOWN_LEADER"
-    REJECT_UNEXPECTED_LEADER = "REJECT_UNEXPECTED_LEADER"
-    REJECT_EXPIRED_VOTE_TERM = "REJECT_EXPIRED_VOTE_TERM"
-    REJECT_ALREADY_VOTED = "REJECT_ALREADY_VOTED"
-    REJECT_ALREADY_HAS_LEADER = "REJECT_ALREADY_HAS_LEADER"
-    REJECT_TERM_NOT_READY = "REJECT_TERM_NOT_READY"
-    REJECT_TERM_SMALL_THAN_LEDGER = "REJECT_TERM_SMALL_THAN_LEDGER"
-    REJECT_EXPIRED_LEDGER_TERM = "REJECT_EXPIRED_LEDGER_TERM"
-    REJECT_SMALL_LEDGER_END_INDEX = "REJECT_SMALL_LEDGER_END_INDEX"
+    UNKNOWN = 0
+    ACCEPT = 1
+    REJECT_UNKNOWN_LEADER = 2
+    REJECT_UNEXPECTED_LEADER = 3
+    REJECT_EXPIRED_VOTE_TERM = 4
+    REJECT_ALREADY_VOTED = 5
+    REJECT_ALREADY_HAS_LEADER = 6
+    REJECT_TERM_NOT_READY = 7
+    REJECT_TERM_SMALL_THAN_LEDGER = 8
+    REJECT_EXPIRED_LEDGER_TERM = 9
+    REJECT_SMALL_LEDGER_END_INDEX = 10
 
 
-class PushType(enum.Enum):
+class PushType(enum.IntEnum):
     """What a leader asks of a follower (seeds S0, S2)."""
 
-    APPEND = "APPEND"
-    COMMIT = "COMMIT"
-    COMPARE = "COMPARE"
-    TRUNCATE = "TRUNCATE"
+    APPEND = 1
+    COMMIT = 2
+    COMPARE = 3
+    TRUNCATE = 4
 
 
 class Role(enum.Enum):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from node.dledger.config import DLedgerConfig
@@ -25,6 +26,7 @@ from node.dledger.messages import (
     GetEntriesRequest,
     GetEntriesResponse,
     HeartBeatRequest,
+    HeartBeatResponse,
     MalformedMessage,
     MetadataRequest,
     MetadataResponse,
@@ -33,19 +35,23 @@ from node.dledger.messages import (
     Request,
     Response,
     VoteRequest,
+    VoteResponse,
 )
-from node.dledger.peers import PeerClient, RemotingPeerClient
+from node.dledger.peers import PeerClient, RemotingPeerClient, settle
 from node.dledger.pusher import DLedgerEntryPusher
 from node.dledger.quorum import AppendResult
 from node.dledger.reads import ReadBarrier
 from node.dledger.rpc import DLedgerCode, DLedgerError, DLedgerRequestCode, ReadMode
 from node.dledger.store import DLedgerStore
-from node.remoting import Command, Connection, Processor, RemotingServer, ResponseCode
+from node.remoting import Command, Connection, LateReply, Processor, RemotingServer, ResponseCode
 from node.runtime import Runtime
 
 __all__ = ["DLedgerServer"]
 
 RequestT = TypeVar("RequestT", bound=Request)
+
+_Later = Callable[[Callable[[Response], None]], None]
+"""Goes on with a request, and tells its argument the answer when there is one."""
 
 MAX_GET_ENTRIES = 1000
 MAX_GET_BYTES = 1024 * 1024
@@ -184,40 +190,54 @@ class DLedgerServer:
 
     def _processors(self) -> dict[int, Processor]:
         return {
-            DLedgerRequestCode.VOTE: self._processor(VoteRequest, self.elector.handle_vote),
-            DLedgerRequestCode.HEART_BEAT: self._processor(HeartBeatRequest, self.elector.handle_heartbeat),
-            DLedgerRequestCode.PUSH: self._processor(PushEntryRequest, self._handle_push),
-            DLedgerRequestCode.METADATA: self._processor(MetadataRequest, self._handle_metadata),
-            DLedgerRequestCode.GET: self._processor(GetEntriesRequest, self._handle_get),
-            DLedgerRequestCode.APPEND: self._processor(AppendEntryRequest, self._handle_append),
+            DLedgerRequestCode.VOTE: self._processor(VoteRequest, VoteResponse, self.elector.handle_vote),
+            DLedgerRequestCode.HEART_BEAT: self._processor(HeartBeatRequest, HeartBeatResponse, self._handle_heartbeat),
+            DLedgerRequestCode.PUSH: self._processor(PushEntryRequest, PushEntryResponse, self._handle_push),
+            DLedgerRequestCode.METADATA: self._processor(MetadataRequest, MetadataResponse, self._handle_metadata),
+            DLedgerRequestCode.GET: self._processor(GetEntriesRequest, GetEntriesResponse, self._handle_get),
+            DLedgerRequestCode.APPEND: self._processor(AppendEntryRequest, AppendEntryResponse, self._handle_append),
         }
 
     def _processor(
-        self, kind: type[RequestT], handle: Callable[[RequestT], Awaitable[Response]]
+        self,
+        kind: type[RequestT],
+        answer_kind: type[Response],
+        handle: Callable[[RequestT], Response | Awaitable[Response] | _Later],
     ) -> Processor:
         """Decode, check who is meant, handle, and answer whatever happens with a code."""
 
-        async def process(command: Command, connection: Connection) -> Command:
+        async def when_done(command: Command, answer: Awaitable[Response]) -> Command:
+            try:
+                return _reply(command, await answer)
+            except DLedgerError as error:
+                return self._refusal(command, answer_kind, error.code, str(error))
+            except OSError as error:
+                return self._refusal(command, answer_kind, DLedgerCode.DISK_ERROR, str(error))
+
+        def process(command: Command, connection: Connection) -> Command | Awaitable[Command] | LateReply:
             try:
                 request = kind.from_body(command.body)
             except MalformedMessage as error:
-                return self._refusal(command, DLedgerCode.UNEXPECTED_ARGUMENT, str(error))
+                return self._refusal(command, answer_kind, DLedgerCode.UNEXPECTED_ARGUMENT, str(error))
             if request.group != self.config.group:
-                return self._refusal(command, DLedgerCode.UNKNOWN_GROUP, f"this is group {self.config.group}")
+                remark = f"this is group {self.config.group}"
+                return self._refusal(command, answer_kind, DLedgerCode.UNKNOWN_GROUP, remark)
             if request.remote_id != self.config.self_id:
-                return self._refusal(command, DLedgerCode.UNKNOWN_MEMBER, f"this is {self.config.self_id}")
-            try:
-                answer = await handle(request)
-            except DLedgerError as error:
-                return self._refusal(command, error.code, str(error))
-            except OSError as error:
-                return self._refusal(command, DLedgerCode.DISK_ERROR, str(error))
-            return command.reply(ResponseCode.SUCCESS, body=answer.to_body())
+                remark = f"this is {self.config.self_id}"
+                return self._refusal(command, answer_kind, DLedgerCode.UNKNOWN_MEMBER, remark)
+            answer = handle(request)
+            if isinstance(answer, Response):
+                return _reply(command, answer)
+            if callable(answer):
+                late = LateReply()
+                answer(lambda given: late.give(_reply(command, given)))
+                return late
+            return when_done(command, answer)
 
         return process
 
-    def _refusal(self, command: Command, code: DLedgerCode, remark: str) -> Command:
-        answer = Response(**self._answer_fields(""), code=code)
+    def _refusal(self, command: Command, kind: type[Response], code: DLedgerCode, remark: str) -> Command:
+        answer = kind(**self._answer_fields(""), code=code)
         return command.reply(ResponseCode.SUCCESS, remark=remark[:256], body=answer.to_body())
 
     def _answer_fields(self, remote_id: str) -> dict[str, Any]:
@@ -229,13 +249,23 @@ class DLedgerServer:
             "leader_id": self.member_state.leader_id or "",
         }
 
-    async def _handle_push(self, request: PushEntryRequest) -> PushEntryResponse:
+    def _handle_heartbeat(self, request: HeartBeatRequest) -> HeartBeatResponse | Awaitable[HeartBeatResponse]:
+        return self.elector.answer_heartbeat(request) or self.elector.handle_heartbeat(request)
+
+    def _handle_push(self, request: PushEntryRequest) -> _Later | Awaitable[PushEntryResponse]:
+        if self.elector.hears(request.term, request.leader_id):
+            return partial(self.pusher.handle_push, request)
+        return self._meet_and_handle_push(request)
+
+    async def _meet_and_handle_push(self, request: PushEntryRequest) -> PushEntryResponse:
         if self.member_state.is_settling:
             await self.member_state.settled()
         code = await self.elector.meet_leader(request.term, request.leader_id)
         if code is not DLedgerCode.SUCCESS:
             return PushEntryResponse(**self._answer_fields(request.local_id), code=code)
-        return await self.pusher.handle_push(request)
+        answer: asyncio.Future[PushEntryResponse] = asyncio.get_running_loop().create_future()
+        self.pusher.handle_push(request, partial(settle, answer))
+        return await answer
 
     async def _handle_metadata(self, request: MetadataRequest) -> MetadataResponse:
         return MetadataResponse(
@@ -268,3 +298,7 @@ class DLedgerServer:
         return AppendEntryResponse(
             **self._answer_fields(request.local_id), code=DLedgerCode.SUCCESS, index=result.index, pos=result.pos
         )
+
+
+def _reply(command: Command, answer: Response) -> Command:
+    return command.reply(ResponseCode.SUCCESS, body=answer.to_body())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -130,12 +131,13 @@ def compare_index_only(ledger: DLedgerServer) -> None:
 
 
 def accept_gap(ledger: DLedgerServer) -> None:
-    def handle_push(self: EntryHandler, request: PushEntryRequest) -> asyncio.Future[PushEntryResponse]:
-        answer = EntryHandler.handle_push(self, request)
-        push = next((each for each in self._write_requests.values() if each.answer is answer), None)
+    def handle_push(
+        self: EntryHandler, request: PushEntryRequest, then: Callable[[PushEntryResponse], object]
+    ) -> None:
+        EntryHandler.handle_push(self, request, then)
+        push = next((each for each in self._write_requests.values() if each.then is then), None)
         if push is not None and push.entries[0].index > self._store.ledger_end_index + 1:
             self._reply(push, DLedgerCode.SUCCESS)
-        return answer
 
     replace(ledger.pusher.handler, handle_push=handle_push)
 

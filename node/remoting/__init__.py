@@ -16,6 +16,7 @@ from node.remoting.errors import (
     RequestError,
     RequestTimeout,
 )
+from node.remoting.late_reply import LateReply
 from node.remoting.limits import ClientLimits, ServerLimits
 from node.remoting.server import RemotingServer
 from node.remoting.signature import Credentials
@@ -31,6 +32,7 @@ __all__ = [
     "FrameError",
     "FrameParser",
     "LanguageCode",
+    "LateReply",
     "PeerOverloaded",
     "Processor",
     "RemotingClient",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from node.remoting.command import FLAG_ONEWAY, Command
 from node.remoting.connection import Connection
 from node.remoting.endpoint import Endpoint, tls_options
-from node.remoting.errors import ConnectFailed
+from node.remoting.errors import ConnectFailed, RemotingError
 from node.remoting.limits import ClientLimits
+from node.remoting.outstanding import OutcomeTaker
 
 __all__ = ["RemotingClient"]
 
@@ -49,6 +52,7 @@ class RemotingClient(Endpoint):
         self._sign = sign
         self._connections: dict[str, Connection] = {}
         self._dials: dict[str, asyncio.Task[Connection | str]] = {}
+        self._asking: dict[asyncio.Task[None], None] = {}
         self._closed = False
 
     @property
@@ -72,6 +76,36 @@ class RemotingClient(Endpoint):
             timeout_ms = max((deadline_s - loop.time()) * 1000, 0.0)
         return await connection.invoke(command, timeout_ms=timeout_ms)
 
+    def ask(self, address: str, command: Command, then: OutcomeTaker, *, timeout_ms: float) -> None:
+        """As `invoke` without a task: `then` is called once, in a later turn of the loop, with the reply or with the
+        error that `invoke` would raise."""
+        if self._sign is not None:
+            self._sign(command)
+        connection = self._connections.get(address)
+        if connection is None or connection.is_closing:
+            task = asyncio.get_running_loop().create_task(self._connect_and_ask(address, command, then, timeout_ms))
+            self._asking[task] = None
+            task.add_done_callback(partial(self._asked, then))
+            return
+        try:
+            connection.ask(command, then, timeout_ms=timeout_ms)
+        except RemotingError as error:
+            asyncio.get_running_loop().call_soon(then, error)
+
+    async def _connect_and_ask(self, address: str, command: Command, then: OutcomeTaker, timeout_ms: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_ms / 1000
+        try:
+            connection = await self._connect(address, timeout_ms)
+            connection.ask(command, then, timeout_ms=max((deadline_s - loop.time()) * 1000, 0.0))
+        except RemotingError as error:
+            then(error)
+
+    def _asked(self, then: OutcomeTaker, task: asyncio.Task[None]) -> None:
+        self._asking.pop(task, None)
+        if task.cancelled():
+            then(ConnectFailed("this client is closed"))
+
     async def send_oneway(self, address: str, command: Command) -> None:
         """Send a request that nobody answers; marks it as one-way. Returns once it is queued.
 
@@ -94,10 +128,10 @@ class RemotingClient(Endpoint):
     async def close(self) -> None:
         """Close every connection; open requests end in ConnectionLost. Idempotent; nothing works afterwards."""
         self._closed = True
-        dials = list(self._dials.values())
-        for dial in dials:
-            dial.cancel()
-        await asyncio.gather(*dials, return_exceptions=True)
+        tasks: list[asyncio.Future[Any]] = [*self._asking, *self._dials.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.cancel_tasks()
         gone: list[asyncio.Future[None]] = []
         for connection in list(self._connections.values()):

@@ -32,10 +32,15 @@ _PREFIX: Final = Struct(">iI")
 _LENGTH: Final = Struct(">i")
 _WORD: Final = Struct(">I")
 _FIXED: Final = Struct(">hbhiii")  # code, language, version, opaque, flag, remark length
+_BARE: Final = Struct(">iIhbhiiii")  # prefix and binary header of a command with neither remark nor fields
+_BARE_HEADER: Final = Struct(">hbhiiii")  # the same without the prefix
+_BARE_WORD: Final = 1 << 24 | _BARE_HEADER.size
 _SHORT: Final = Struct(">h")
 _INT: Final = Struct(">i")
 _I32_MIN: Final = -(2**31)
 _I32_MAX: Final = 2**31 - 1
+
+_BARE_BODY_BYTES: Final = MAX_FRAME_BYTES - 4 - _BARE_HEADER.size
 
 _scan = JSONDecoder().scan_once  # type: ignore[attr-defined]
 _language_names: Final = {int(code): code.name for code in LanguageCode}
@@ -48,6 +53,8 @@ def encode(command: Command) -> bytes:
         header = _json_header(command)
         word = len(header)
     else:
+        if not command.ext_fields and command.remark is None and len(command.body) < _BARE_BODY_BYTES:
+            return _encode_bare(command)
         header = _binary_header(command)
         word = _BINARY << 24 | len(header)
     body = command.body
@@ -58,6 +65,21 @@ def encode(command: Command) -> bytes:
             f"{MAX_FRAME_BYTES} or the header limit of {MAX_HEADER_BYTES}"
         )
     return b"%b%b%b" % (_PREFIX.pack(length, word), header, body)
+
+
+def _encode_bare(command: Command) -> bytes:
+    """The frame of a command of body alone, as members of a group send them to each other."""
+    body = command.body
+    try:
+        return (
+            _BARE.pack(
+                _BARE_HEADER.size + 4 + len(body), _BARE_WORD,
+                command.code, command.language, command.version, command.opaque, command.flag, 0, 0,
+            )
+            + body
+        )  # fmt: skip
+    except struct.error as error:
+        raise FrameError(f"a command with code {command.code} does not fit the binary header: {error}") from None
 
 
 def _json_header(command: Command) -> bytes:
@@ -283,6 +305,15 @@ class FrameParser:
                 if end > size:
                     break
                 body_at = at + 8 + header_size
+                if word == _BARE_WORD:
+                    code, language, version, opaque, flag, remark_size, fields_size = _BARE_HEADER.unpack_from(
+                        data, at + 8
+                    )
+                    if not remark_size and not fields_size:
+                        body = data[body_at:end]
+                        commands.append(Command(code, {}, body, opaque, flag, None, language, version, "binary"))
+                        at = end
+                        continue
                 commands.append(_decode_header(serializer, data[at + 8 : body_at], data[body_at:end]))
                 at = end
             if at < size:

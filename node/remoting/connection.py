@@ -1,8 +1,9 @@
 """One connection of the remoting protocol, the same on the listening and the dialling side.
 
 Requests that arrive go to the endpoint's processors; replies that arrive go to whoever sent the request with
-that opaque. A processor that answers at once costs no task; one that returns an awaitable is answered when
-that is done, in whatever order. Everything that is to be sent within one turn of the loop leaves in one write.
+that opaque. A processor that answers at once costs no task, nor does one that returns a LateReply; one that returns
+an awaitable is answered when that is done, in whatever order. Everything that is to be sent within one turn of the
+loop leaves in one write.
 
 What a peer can make the node hold is bounded (`limits.py`). Timers are armed lazily: one for idleness that
 looks at the time of the last byte when it fires, one while a frame is incomplete, one while the peer does not
@@ -20,7 +21,9 @@ from typing import TYPE_CHECKING, Any, cast
 from node.remoting.codec import FrameParser, encode
 from node.remoting.codes import ResponseCode
 from node.remoting.command import FLAG_RESPONSE, Command
-from node.remoting.errors import ConnectionLost, FrameError, PeerOverloaded, RequestError, RequestTimeout
+from node.remoting.errors import ConnectionLost, FrameError, PeerOverloaded, RequestError
+from node.remoting.late_reply import LateReply
+from node.remoting.outstanding import OutcomeTaker, Outstanding, settle
 
 if TYPE_CHECKING:
     from node.remoting.endpoint import Endpoint
@@ -29,7 +32,6 @@ __all__ = ["Connection", "Guard", "Processor"]
 
 _MAX_REMARK_CHARS = 256
 """Length of the remark made of an exception: enough for its sentence, too little to leak a data dump."""
-_OPAQUE_MASK = 0x7FFFFFFF
 
 _REQUEST_OVERHEAD_BYTES = 512
 """What a request costs beside its text and body: the objects that hold it."""
@@ -61,11 +63,11 @@ class Connection(asyncio.Protocol):
         self._backlog_bytes = 0
         self._pause_reasons = 0
         self._writing_paused = False
-        self._waiting: dict[int, tuple[asyncio.Future[Command], asyncio.TimerHandle]] = {}
-        self._next_opaque = 0
+        self._waiting = Outstanding(self._loop, lambda: self.remote_address, self._timed_out)
         self._silent_timeouts = 0
         self._last_activity_s = self._loop.time()
         self._frame_started_s = 0.0
+        self._has_unfinished = False
         self._idle_timer: asyncio.TimerHandle | None = None
         self._frame_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -105,6 +107,13 @@ class Connection(asyncio.Protocol):
         The future fails with RequestTimeout or ConnectionLost (indefinite). Raises ConnectionLost,
         PeerOverloaded or FrameError at once when nothing was sent.
         """
+        future: asyncio.Future[Command] = self._loop.create_future()
+        self.ask(command, partial(settle, future), timeout_ms=timeout_ms)
+        return future
+
+    def ask(self, command: Command, then: OutcomeTaker, *, timeout_ms: float) -> None:
+        """The same without a future: `then` is called with the reply, in the turn of the loop in which it comes, or
+        with RequestTimeout or ConnectionLost. What is raised here is not told to `then`."""
         if self._closing:
             error = ConnectionLost(f"the connection to {self.remote_address} is closed")
             error.is_definite = True
@@ -112,19 +121,13 @@ class Connection(asyncio.Protocol):
         waiting = self._waiting
         if len(waiting) >= self._limits.max_outstanding_requests:
             raise PeerOverloaded(f"{len(waiting)} requests to {self.remote_address} are unanswered")
-        if self._unsent_bytes() > self._limits.max_unsent_bytes:
+        may_be_full = self._writing_paused or self._outgoing_bytes > self._limits.write_high_water_bytes
+        if may_be_full and self._unsent_bytes() > self._limits.max_unsent_bytes:
             raise PeerOverloaded(f"{self._unsent_bytes()} bytes to {self.remote_address} are unsent")
-        opaque = self._next_opaque
-        while opaque in waiting:  # only after 2^31 requests can one from the last round still be open
-            opaque = (opaque + 1) & _OPAQUE_MASK
-        self._next_opaque = (opaque + 1) & _OPAQUE_MASK
-        command.opaque = opaque
+        opaque = command.opaque = waiting.next_opaque()
         frame = encode(command)
-        future: asyncio.Future[Command] = self._loop.create_future()
-        timer = self._loop.call_later(timeout_ms / 1000, self._expire, opaque, timeout_ms)
-        waiting[opaque] = (future, timer)
+        waiting.add(opaque, timeout_ms, then)
         self._write(frame)
-        return future
 
     def on_close(self, callback: Callable[[Connection], object]) -> None:
         """Call `callback(connection)` once when the connection is gone; at once (next turn) if it is already."""
@@ -137,7 +140,7 @@ class Connection(asyncio.Protocol):
         """Close after what is queued has been sent. Idempotent."""
         if self._closing:
             return
-        self._flush()
+        self.flush()
         self._closing = True
         if self._transport is not None:
             if self._idle_timer is not None:
@@ -186,17 +189,17 @@ class Connection(asyncio.Protocol):
             finally:
                 self._in_turn = False
             if self._outgoing:
-                self._flush()
+                self.flush()
         if failure is not None:
             self._endpoint.complaints.warn("frame", f"closing {self.remote_address}: {failure}")
             self._close_reason = str(failure)
             self.close()
-        elif self._frame_timer is not None or self._parser.pending_bytes:
+        elif self._parser.pending_bytes or self._has_unfinished:
             self._watch_frame(bool(commands))
 
     def eof_received(self) -> bool:
         """The peer sends no more: in this protocol it wants no answers either, so the transport may close."""
-        self._flush()
+        self.flush()
         self._closing = True
         return False
 
@@ -233,12 +236,8 @@ class Connection(asyncio.Protocol):
         self._account_requests(backlog_change=-self._backlog_bytes)
         self._endpoint.unfinished.set(self, 0)
         self._endpoint.unsent.set(self, 0)
-        waiting, self._waiting = self._waiting, {}
         reason = self._close_reason or (str(exc) if exc is not None else "closed by the peer")
-        for future, timer in waiting.values():
-            timer.cancel()
-            if not future.done():
-                future.set_exception(ConnectionLost(f"connection to {self.remote_address} lost: {reason}"))
+        self._waiting.fail_all(lambda: ConnectionLost(f"connection to {self.remote_address} lost: {reason}"))
         self._endpoint.connection_closed(self)
         callbacks, self._close_callbacks = self._close_callbacks, []
         for callback in callbacks:
@@ -254,7 +253,7 @@ class Connection(asyncio.Protocol):
             if self._closing:
                 return
             if command.flag & FLAG_RESPONSE:
-                self._complete(command)
+                self._waiting.answered(command)
             elif self._backlog or self._pause_reasons or not self._has_room():
                 self._backlog.append(command)
                 self._account_requests(backlog_change=_size_of(command))
@@ -285,15 +284,17 @@ class Connection(asyncio.Protocol):
         if result is None:
             return
         if isinstance(result, Command):
-            self._answer(command, result)
+            self.answer(command, result)
             if self._outgoing_bytes > self._limits.write_high_water_bytes:
-                self._flush()  # which pauses us where the peer takes replies more slowly than we make them
+                self.flush()  # which pauses us where the peer takes replies more slowly than we make them
             return
+        if isinstance(result, LateReply) and result.begin(self, command):
+            return  # given already
         size_bytes = _size_of(command)
         self._running_requests += 1
         self._account_requests(running_change=size_bytes)
-        future = self._endpoint.run(result)
-        future.add_done_callback(partial(self._finish, command, size_bytes))
+        if not isinstance(result, LateReply):
+            self._endpoint.run(result).add_done_callback(partial(self._finish, command, size_bytes))
 
     def _account_requests(self, *, running_change: int = 0, backlog_change: int = 0) -> None:
         """Count bytes of requests that are being worked on or wait, here and over all connections."""
@@ -309,20 +310,28 @@ class Connection(asyncio.Protocol):
                 greediest._give_up("too many bytes of unanswered requests, most of them here")
 
     def _finish(self, command: Command, size_bytes: int, future: asyncio.Future[Command | None]) -> None:
-        self._running_requests -= 1
-        self._account_requests(running_change=-size_bytes)
         if future.cancelled():
             result: Command | None = command.reply(ResponseCode.SYSTEM_ERROR, remark="the request was cancelled")
         else:
             error = future.exception()
             result = future.result() if error is None else self._failure_reply(command, error)
-        if result is not None:
-            self._answer(command, result)
+        self._done(command, size_bytes, result)
+
+    def late_reply(self, command: Command, reply: Command) -> None:
+        """A processor's LateReply was given."""
+        self._done(command, _size_of(command), reply)
+
+    def _done(self, command: Command, size_bytes: int, reply: Command | None) -> None:
+        self._running_requests -= 1
+        self._account_requests(running_change=-size_bytes)
+        if reply is not None:
+            self.answer(command, reply)
         if self._pause_reasons & _PAUSED_BY_REQUESTS:
             self.retry_backlog()
         self._endpoint.room_made()
 
-    def _answer(self, command: Command, reply: Command) -> None:
+    def answer(self, command: Command, reply: Command) -> None:
+        """Send the reply to a request; nothing for a one-way request."""
         if command.is_oneway or self._closing:
             return
         try:
@@ -340,22 +349,8 @@ class Connection(asyncio.Protocol):
         )
         return command.reply(ResponseCode.SYSTEM_ERROR, remark=summary)
 
-    def _complete(self, reply: Command) -> None:
-        entry = self._waiting.pop(reply.opaque, None)
-        if entry is None:
-            return  # the answer to a request that timed out or was given up
-        future, timer = entry
-        timer.cancel()
-        if not future.done():
-            future.set_result(reply)
-
-    def _expire(self, opaque: int, timeout_ms: float) -> None:
-        entry = self._waiting.pop(opaque, None)
-        if entry is None:
-            return
-        self._silent_timeouts += 1
-        if not entry[0].done():
-            entry[0].set_exception(RequestTimeout(f"no answer from {self.remote_address} within {timeout_ms:g} ms"))
+    def _timed_out(self, count: int) -> None:
+        self._silent_timeouts += count
         if self._silent_timeouts >= self._limits.max_silent_timeouts:
             self.abort(f"silent through {self._silent_timeouts} timeouts")
 
@@ -401,9 +396,10 @@ class Connection(asyncio.Protocol):
         self._outgoing_bytes += len(frame)
         if not self._in_turn and not self._flush_scheduled:
             self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
+            self._endpoint.flush_soon(self)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Hand what is queued to the transport."""
         self._flush_scheduled = False
         outgoing = self._outgoing
         if not outgoing or self._transport is None or self._closing:
@@ -441,8 +437,9 @@ class Connection(asyncio.Protocol):
         """Keep the account and the timer of the unfinished frame after new bytes have come."""
         pending_bytes = self._parser.pending_bytes
         endpoint = self._endpoint
-        if frame_completed or not endpoint.unfinished.held_bytes(self):
+        if frame_completed or not self._has_unfinished:
             self._frame_started_s = self._last_activity_s
+        self._has_unfinished = pending_bytes > 0
         endpoint.unfinished.set(self, pending_bytes)
         if endpoint.unfinished.total_bytes > self._limits.max_total_unfinished_bytes:
             greediest = endpoint.unfinished.greediest()
@@ -481,6 +478,6 @@ def _size_of(command: Command) -> int:
     return len(command.body) + sum(map(len, command.ext_fields.values())) + _REQUEST_OVERHEAD_BYTES
 
 
-Processor = Callable[[Command, Connection], Command | Awaitable[Command | None] | None]
+Processor = Callable[[Command, Connection], Command | Awaitable[Command | None] | LateReply | None]
 Guard = Callable[[Command, Connection], None]
 """Raises a RequestError where a request may not be processed."""

@@ -56,6 +56,7 @@ class Endpoint:
         self.running_bytes = 0
         self._tasks: dict[asyncio.Future[Command | None], None] = {}
         self._waiting_for_room: dict[Connection, None] = {}
+        self._to_flush: list[Connection] = []
 
     def register(self, code: int, processor: Processor) -> None:
         """Answer requests of `code` with `processor`; a later registration replaces an earlier one."""
@@ -80,6 +81,21 @@ class Endpoint:
     def connection_closed(self, connection: Connection) -> None:
         """A connection is gone."""
         self._waiting_for_room.pop(connection, None)
+
+    def flush_soon(self, connection: Connection) -> None:
+        """Hand what `connection` has queued to its transport at the end of this turn of the loop, together with what
+        others have: a message to all peers takes one callback."""
+        self._to_flush.append(connection)
+        if len(self._to_flush) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        connections, self._to_flush = self._to_flush, []
+        for connection in connections:
+            try:
+                connection.flush()
+            except Exception as error:
+                self.complaints.warn("flush", f"cannot write to {connection.remote_address}: {error}", error=error)
 
     def run(self, result: Awaitable[Command | None]) -> asyncio.Future[Command | None]:
         """The future of what an asynchronous processor returned. A coroutine becomes a task that is kept

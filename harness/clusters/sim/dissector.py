@@ -6,13 +6,20 @@ what they are about: terms, the result of a vote, the indexes of the entries.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from node.dledger.messages import (
+    HeartBeatRequest,
+    HeartBeatResponse,
+    MalformedMessage,
+    Message,
+    PushEntryRequest,
+    PushEntryResponse,
+    Response,
+    VoteRequest,
+    VoteResponse,
+)
 from node.dledger.rpc import DLedgerCode, DLedgerRequestCode
 from node.remoting.codec import FrameParser
 from node.remoting.codes import RequestCode, ResponseCode
@@ -51,6 +58,9 @@ _NAMES: dict[int, str] = {
     DLedgerRequestCode.APPEND: "append entry",
     DLedgerRequestCode.GET: "get entries",
 }
+
+
+_MessageT = TypeVar("_MessageT", bound=Message)
 
 
 class Rpc(NamedTuple):
@@ -112,12 +122,11 @@ class Dissector:
 
 def _request(command: Command, stream: _Stream) -> Rpc:
     name, detail = _NAMES.get(command.code, f"code {command.code}"), ""
-    if command.code in (DLedgerRequestCode.VOTE, DLedgerRequestCode.HEART_BEAT, DLedgerRequestCode.PUSH):
-        body = _object(command.body)
-        if command.code == DLedgerRequestCode.PUSH:
-            name, detail = _push(body)
-        else:
-            detail = f"term {body.get('term')}"
+    if command.code == DLedgerRequestCode.PUSH:
+        name, detail = _push(_message(PushEntryRequest, command.body))
+    elif command.code in _CANDIDACIES:
+        message = _message(_CANDIDACIES[command.code], command.body)
+        detail = "" if message is None else f"term {message.term}"
     elif name == "send":
         queue = command.ext_fields.get("queueId", command.ext_fields.get("e"))  # the second form's names are letters
         detail = "" if queue is None else f"queue {queue}"
@@ -130,12 +139,23 @@ def _request(command: Command, stream: _Stream) -> Rpc:
     return Rpc(name, False, detail[:MAX_DETAIL])
 
 
-def _push(body: Mapping[str, Any]) -> tuple[str, str]:
-    kind = str(body.get("type", "push")).lower()[:MAX_DETAIL]
-    try:
-        entries = base64.b64decode(body.get("entries") or "")
-    except (binascii.Error, ValueError, TypeError):
-        entries = b""
+_CANDIDACIES: dict[int, type[Message]] = {
+    DLedgerRequestCode.VOTE: VoteRequest,
+    DLedgerRequestCode.HEART_BEAT: HeartBeatRequest,
+}
+
+_ANSWERS: dict[str, type[Response]] = {
+    "vote": VoteResponse,
+    "heartbeat": HeartBeatResponse,
+    **dict.fromkeys(("append", "commit", "compare", "truncate"), PushEntryResponse),
+}
+
+
+def _push(request: PushEntryRequest | None) -> tuple[str, str]:
+    if request is None:
+        return "push", ""
+    kind = request.type.name.lower()
+    entries = request.entries
     indexes = []
     at = 0
     while len(entries) - at >= ENTRY_INDEX.stop:
@@ -145,7 +165,7 @@ def _push(body: Mapping[str, Any]) -> tuple[str, str]:
         indexes.append(int.from_bytes(entries[at + ENTRY_INDEX.start : at + ENTRY_INDEX.stop], "big"))
         at += size_bytes
     if not indexes:
-        return kind, f"to {body.get('commitIndex')}" if kind == "commit" else ""
+        return kind, f"to {request.commit_index}" if kind == "commit" else ""
     first, last = indexes[0], indexes[-1]
     return kind, str(first) if first == last else f"{first}–{last}"
 
@@ -153,16 +173,16 @@ def _push(body: Mapping[str, Any]) -> tuple[str, str]:
 def _reply_detail(name: str, command: Command) -> str:
     if command.code != ResponseCode.SUCCESS:
         return _word(ResponseCode, command.code)
-    if name not in ("vote", "heartbeat", "append", "commit", "compare", "truncate"):
+    if name not in _ANSWERS:
         return "ok"
-    body = _object(command.body)
-    if name == "vote":
-        return str(body.get("voteResult", "")).lower().replace("_", " ")
-    code = body.get("code")
-    if code != DLedgerCode.SUCCESS:
-        return _word(DLedgerCode, code)
-    index = body.get("index", -1)
-    return "ok" if name == "heartbeat" or index == -1 else f"ok {index}"
+    # What went wrong before the request was looked at is answered by a plain response.
+    answer = _message(_ANSWERS[name], command.body) or _message(Response, command.body)
+    if isinstance(answer, VoteResponse):
+        return answer.vote_result.name.lower().replace("_", " ")
+    if answer is None or answer.code is not DLedgerCode.SUCCESS:
+        return _word(DLedgerCode, None if answer is None else answer.code)
+    index = answer.index if isinstance(answer, PushEntryResponse) else -1
+    return "ok" if index == -1 else f"ok {index}"
 
 
 def _word(codes: Any, number: Any) -> str:
@@ -172,9 +192,8 @@ def _word(codes: Any, number: Any) -> str:
         return f"code {number}"
 
 
-def _object(body: bytes) -> Mapping[str, Any]:
+def _message(kind: type[_MessageT], body: bytes) -> _MessageT | None:
     try:
-        content = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        return kind.from_body(body)
+    except MalformedMessage:
+        return None

@@ -81,7 +81,8 @@ class Follower:
             next_term=following.term if following else -1,
             next_chain_crc=following.chain_crc if following else -1,
         )  # fmt: skip
-        answer: asyncio.Future[Any] = self.group.on("n1", lambda: self.handler.handle_push(request))
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.group.on("n1", lambda: self.handler.handle_push(request, answer.set_result))
         return answer
 
     async def code(self, *args: Any, **kwargs: Any) -> DLedgerCode:

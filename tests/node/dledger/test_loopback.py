@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -24,9 +23,25 @@ from node.dledger import (
     ReadMode,
 )
 from node.dledger.entry import parse_entries
-from node.dledger.messages import AppendEntryRequest, AppendEntryResponse, GetEntriesRequest, GetEntriesResponse
+from node.dledger.messages import (
+    AppendEntryRequest,
+    AppendEntryResponse,
+    GetEntriesRequest,
+    GetEntriesResponse,
+    HeartBeatRequest,
+    HeartBeatResponse,
+    Message,
+    MetadataRequest,
+    MetadataResponse,
+    PushEntryRequest,
+    Response,
+    VoteRequest,
+)
+from node.dledger.rpc import PushType
 from node.real_runtime import RealDisk, real_runtime
 from node.remoting import Command, RemotingClient
+
+ResponseT = TypeVar("ResponseT", bound=Response)
 
 
 def free_ports(count: int) -> list[int]:
@@ -200,42 +215,40 @@ def test_requests_over_the_wire(real: Any) -> None:
         follower = next(name for name in group.peers if name != leader)
         client = RemotingClient()
 
-        async def ask(name: str, code: int, body: bytes) -> Any:
-            reply = await client.invoke(group.peers[name], Command.request(code, body=body), timeout_ms=5000)
-            return json.loads(reply.body)
+        async def ask(name: str, code: DLedgerRequestCode, request: Message, answer: type[ResponseT]) -> ResponseT:
+            reply = await client.invoke(
+                group.peers[name], Command.request(code, body=request.to_body()), timeout_ms=5000
+            )
+            return answer.from_body(reply.body)
 
         def base(name: str) -> dict[str, Any]:
             return {"group": "g", "remote_id": name, "local_id": "client"}
 
         append = AppendEntryRequest(**base(leader), body=b"over the wire")
-        answer = AppendEntryResponse.from_body(
-            (await client.invoke(
-                group.peers[leader], Command.request(DLedgerRequestCode.APPEND, body=append.to_body()), timeout_ms=5000
-            )).body
-        )  # fmt: skip
+        answer = await ask(leader, DLedgerRequestCode.APPEND, append, AppendEntryResponse)
         assert answer.code is DLedgerCode.SUCCESS
         get = GetEntriesRequest(**base(leader), begin_index=answer.index)
-        got = await client.invoke(
-            group.peers[leader], Command.request(DLedgerRequestCode.GET, body=get.to_body()), timeout_ms=5000
-        )
-        (entry,) = parse_entries(GetEntriesResponse.from_body(got.body).entries)
+        (entry,) = parse_entries((await ask(leader, DLedgerRequestCode.GET, get, GetEntriesResponse)).entries)
         assert (entry.body, entry.pos) == (b"over the wire", answer.pos)
-        beyond = GetEntriesRequest(**base(leader), begin_index=10**9).to_body()
-        assert (await ask(leader, DLedgerRequestCode.GET, beyond))["code"] == DLedgerCode.INDEX_OUT_OF_RANGE
-        to_follower = AppendEntryRequest(**base(follower), body=b"x").to_body()
-        refused = await ask(follower, DLedgerRequestCode.APPEND, to_follower)
-        assert (refused["code"], refused["leaderId"]) == (DLedgerCode.NOT_LEADER, leader)
-        metadata = await ask(
-            leader, DLedgerRequestCode.METADATA, json.dumps({"group": "g", "remoteId": leader, "localId": "x"}).encode()
+        beyond = await ask(
+            leader, DLedgerRequestCode.GET, GetEntriesRequest(**base(leader), begin_index=10**9), GetEntriesResponse
         )
-        assert (metadata["role"], metadata["leaderId"]) == ("LEADER", leader)
-        for wrong, code in (
-            ({"group": "other", "remoteId": leader}, DLedgerCode.UNKNOWN_GROUP),
-            ({"group": "g", "remoteId": "n9"}, DLedgerCode.UNKNOWN_MEMBER),
-            ({"group": "g"}, DLedgerCode.UNEXPECTED_ARGUMENT),
-        ):
-            body = json.dumps({"localId": "x", "term": 1, "leaderId": "n2", **wrong}).encode()
-            assert (await ask(leader, DLedgerRequestCode.HEART_BEAT, body))["code"] == code
+        assert beyond.code is DLedgerCode.INDEX_OUT_OF_RANGE
+        to_follower = AppendEntryRequest(**base(follower), body=b"x")
+        refused = await ask(follower, DLedgerRequestCode.APPEND, to_follower, AppendEntryResponse)
+        assert (refused.code, refused.leader_id) == (DLedgerCode.NOT_LEADER, leader)
+        metadata = await ask(
+            leader, DLedgerRequestCode.METADATA, MetadataRequest(**base(leader)), MetadataResponse
+        )
+        assert (metadata.role, metadata.leader_id) == ("LEADER", leader)
+        wrongs: list[tuple[Message, DLedgerCode]] = [
+            (HeartBeatRequest(**(base(leader) | {"group": "h"}), term=1, leader_id="n2"), DLedgerCode.UNKNOWN_GROUP),
+            (HeartBeatRequest(**base("n9"), term=1, leader_id="n2"), DLedgerCode.UNKNOWN_MEMBER),
+            (GetEntriesRequest(**base(leader), begin_index=1), DLedgerCode.UNEXPECTED_ARGUMENT),
+        ]
+        for wrong, code in wrongs:
+            refusal = await ask(leader, DLedgerRequestCode.HEART_BEAT, wrong, HeartBeatResponse)
+            assert refusal.code is code
         await client.close()
 
     real(scenario)
@@ -246,14 +259,19 @@ def test_garbage_for_every_request_code_leaves_the_group_working(real: Any) -> N
         await group.start()
         leader = await group.leader()
         client = RemotingClient()
-        bodies = [b"", b"{", b"\xff" * 100, b"[[[[", b'{"group":"g"}', os.urandom(1000)]
-        good = {"group": "g", "remoteId": leader, "localId": "n2", "term": 1 << 62, "leaderId": "n2"}
-        wrongs: list[dict[str, Any]] = [
-            {"leaderId": "nobody"}, {"term": "high"}, {"type": "APPEND", "commitIndex": 1, "entries": "AAAA"},
-            {"type": "TRUNCATE", "commitIndex": -1}, {"ledgerEndIndex": [], "ledgerEndTerm": {}},
-        ]  # fmt: skip
-        bodies += [json.dumps({**good, **wrong}).encode() for wrong in wrongs]
-        for code in [*DLedgerRequestCode, 51003, 51005, 51006]:
+        bodies = [b"", b"\1", b"\1\0\0", b"\xff" * 100, b'{"group":"g"}', os.urandom(1000)]
+        good: dict[str, Any] = {
+            "group": "g", "remote_id": leader, "local_id": "n2", "term": 1 << 62, "leader_id": "n2",
+        }  # fmt: skip
+        wrongs: list[Message] = [
+            HeartBeatRequest(**good),
+            HeartBeatRequest(**(good | {"leader_id": "nobody"})),
+            PushEntryRequest(**good, type=PushType.APPEND, commit_index=1, entries=b"\0\0\0"),
+            PushEntryRequest(**good, type=PushType.TRUNCATE, commit_index=-1),
+            VoteRequest(**good, ledger_end_index=-1, ledger_end_term=1 << 62),
+        ]
+        bodies += [wrong.to_body() for wrong in wrongs]
+        for code in [*DLedgerRequestCode, 31003, 31005, 31006]:
             for body in bodies:
                 request = Command.request(code, body=body)
                 await client.invoke(group.peers[leader], request, timeout_ms=5000)

@@ -11,7 +11,7 @@ import pytest
 from node.dledger import DLedgerCode, DLedgerError, DLedgerServer
 from node.dledger.dispatcher import Quota
 from node.dledger.entry import parse_entries
-from node.dledger.messages import HeartBeatResponse, PushEntryRequest, PushEntryResponse, VoteResponse
+from node.dledger.messages import PushEntryRequest, PushEntryResponse, VoteResponse
 from node.dledger.peers import PeerClient, PeerError, RemotingPeerClient
 from node.dledger.rpc import PushType
 
@@ -30,17 +30,15 @@ class FilteredPeers:
     async def vote(self, peer: str, request: Any) -> VoteResponse:
         return await self._inner.vote(peer, request)
 
-    async def heartbeat(self, peer: str, request: Any) -> HeartBeatResponse:
-        return await self._inner.heartbeat(peer, request)
+    def heartbeat(self, peer: str, request: Any, then: Any) -> None:
+        self._inner.heartbeat(peer, request, then)
 
-    async def push(self, peer: str, request: PushEntryRequest) -> PushEntryResponse:
-        if FilteredPeers.push_filter is not None:
-            outcome = FilteredPeers.push_filter(peer, request)
-            if isinstance(outcome, PeerError):
-                raise outcome
-            if outcome is not None:
-                return outcome  # type: ignore[no-any-return]
-        return await self._inner.push(peer, request)
+    def push(self, peer: str, request: PushEntryRequest, then: Any) -> None:
+        outcome = FilteredPeers.push_filter(peer, request) if FilteredPeers.push_filter is not None else None
+        if outcome is not None:
+            asyncio.get_running_loop().call_soon(then, outcome)
+        else:
+            self._inner.push(peer, request, then)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -1,0 +1,38 @@
+"""Replies that are given by a call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from node.remoting.command import Command
+    from node.remoting.connection import Connection
+
+__all__ = ["LateReply"]
+
+
+class LateReply:
+    """A reply that will be given in some later turn of the loop, or was given meanwhile, by a call: what a processor
+    returns that has neither a task nor a future to wait for. `give` must be called exactly once."""
+
+    __slots__ = ("_command", "_connection", "_reply")
+
+    def __init__(self) -> None:
+        self._connection: Connection | None = None
+        self._command: Command | None = None
+        self._reply: Command | None = None
+
+    def give(self, reply: Command) -> None:
+        """Send the reply."""
+        if self._connection is None or self._command is None:
+            self._reply = reply
+        else:
+            self._connection.late_reply(self._command, reply)
+
+    def begin(self, connection: Connection, command: Command) -> bool:
+        """Called by the connection when the processor has returned; True when the reply was given before."""
+        if self._reply is not None:
+            connection.answer(command, self._reply)
+            return True
+        self._connection, self._command = connection, command
+        return False
