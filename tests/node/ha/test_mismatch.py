@@ -1,0 +1,255 @@
+"""Logs that do not fit together: a slave says so, and refuses or heals, whatever the way in which they parted.
+
+rocketmq#3388 (a slave outside the master's log silently gets nothing) and the like."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.ha.frames import Frame
+from node.ha.replica import Diverged, Mismatch, Replica, StartsAt
+from node.store.record import BLANK_MAGIC, prepare_record
+
+HEAL = 'classic.ha_mismatch="heal"'
+SEGMENT = 1000
+
+
+class MemoryLog:
+    """A log in memory: whole records, blanks at the ends of files."""
+
+    def __init__(self, begin: int = 0) -> None:
+        self.begin_position = begin
+        self.data = b""
+        self.starts: list[int] = []
+        self.segment_size_bytes = SEGMENT
+
+    @property
+    def end_position(self) -> int:
+        return self.begin_position + len(self.data)
+
+    def put(self, body: bytes, store_timestamp_ms: int) -> None:
+        """As a master does. Two masters' records for one place differ at least in when they were stored."""
+        record = prepare_record(topic="t", queue_id=0, body=body)
+        room = SEGMENT - self.end_position % SEGMENT
+        if record.size_bytes + 8 > room:
+            self.append_copy(room.to_bytes(4, "big") + BLANK_MAGIC.to_bytes(4, "big") + bytes(room - 8))
+        sealed = record.seal(
+            queue_offset=0, physical_offset=self.end_position, store_timestamp_ms=store_timestamp_ms
+        )
+        self.append_copy(sealed)
+
+    def append_copy(self, record: bytes) -> None:
+        self.starts.append(self.end_position)
+        self.data += record
+
+    def read_range(self, position: int, size_bytes: int) -> bytes:
+        size_bytes = min(size_bytes, SEGMENT - position % SEGMENT)
+        return self.data[position - self.begin_position :][:size_bytes]
+
+    def record_before(self, position: int) -> int:
+        if position >= self.end_position:
+            return self.end_position
+        return max(start for start in self.starts if start <= position)
+
+    def cut(self, position: int) -> None:
+        if not self.begin_position < position <= self.end_position:
+            self.begin_position, self.data, self.starts = position, b"", []
+        self.data = self.data[: position - self.begin_position]
+        self.starts = [start for start in self.starts if start < position]
+
+
+def stream(master: MemoryLog, request: int, sizes: list[int]) -> list[Frame]:
+    """What a master sends to a slave that asks for `request`, in frames of about these sizes, then a heartbeat."""
+    end = master.end_position
+    at = request if request else max(master.begin_position, end - end % SEGMENT)
+    if not master.begin_position <= at <= end:
+        return [Frame(master.begin_position if at < master.begin_position else end, b"")]
+    frames = []
+    while at < end:
+        body = master.read_range(at, sizes[len(frames) % len(sizes)])
+        frames.append(Frame(at, body))
+        at += len(body)
+    return [*frames, Frame(at, b"")]
+
+
+bodies = st.lists(st.binary(max_size=60) | st.just(b"same"), max_size=25)
+
+
+@given(
+    common=bodies, masters=bodies, slaves=bodies, expired=st.integers(0, 3),
+    sizes=st.lists(st.integers(1, 300), min_size=1, max_size=4), compared=st.sampled_from([1, 40, 200, 5000]),
+)  # fmt: skip
+@settings(max_examples=200)
+def test_a_slave_that_heals_ends_with_the_master_s_log_and_gives_up_no_more_than_it_must(
+    common: list[bytes], masters: list[bytes], slaves: list[bytes], expired: int, sizes: list[int], compared: int
+) -> None:
+    master, slave = MemoryLog(), MemoryLog()
+    for body in common:
+        master.put(body, 1)
+        slave.put(body, 1)
+    for body in masters:
+        master.put(body, 2)
+    for body in slaves:
+        slave.put(body, 3)
+    same = 0
+    while same < min(len(master.data), len(slave.data)) and master.data[same] == slave.data[same]:
+        same += 1
+    keep = max([start for start in [*slave.starts, slave.end_position] if start <= same], default=0)
+    begin = min(expired * SEGMENT, master.end_position - master.end_position % SEGMENT)
+    master.data, master.begin_position = master.data[begin:], begin
+    lowest = slave.end_position
+    compare_bytes = compared
+    for _ in range(60):
+        replica = Replica(slave, compare_bytes=compare_bytes)
+        try:
+            for frame in stream(master, replica.request_position, sizes):
+                replica.receive(frame)
+            break
+        except StartsAt as error:
+            slave.cut(error.position)
+        except Diverged as error:
+            if not error.is_certain:
+                compare_bytes *= 2
+                continue
+            compare_bytes = compared
+            slave.cut(error.keep_position or 0)
+        except Mismatch as error:
+            slave.cut(error.keep_position or 0)
+        lowest = min(lowest, slave.end_position)
+    else:
+        raise AssertionError("the slave never follows")
+    assert replica.is_compared and slave.end_position == master.end_position
+    from_position = max(slave.begin_position, master.begin_position)
+    assert slave.data[from_position - slave.begin_position :] == master.data[from_position - master.begin_position :]
+    if keep >= begin and keep > slave.begin_position:
+        assert lowest >= keep or slave.begin_position > 0
+
+
+def diverge(group: Any, slave_also: bool = True) -> Any:
+    """The master loses its tail in a power cut, which the slave has; then, maybe, takes other messages."""
+
+    async def run() -> tuple[list[bytes], list[bytes]]:
+        kept = await group.fill(150)
+        await group.following("n2")
+        await asyncio.sleep(15)  # the thorough flush: so much is on the master's disk
+        await group.fill(2, size=0, mark=b"lost ")
+        await group.following("n2")
+        group.power_fail("n1")
+        await group.start("n1", "ASYNC_MASTER")
+        assert group.ledger("n1").log.end_position < group.ledger("n2").log.end_position
+        more = await group.fill(20, mark=b"other ") if slave_also else []
+        return kept, more
+
+    return run()
+
+
+LOSES = ("flush_mode=async", "flush_least_pages=100000", "slave_read_enable=true")
+
+
+@pytest.mark.parametrize("slave_also", [False, True])
+def test_a_slave_with_more_than_the_master_refuses_and_says_so(ha: Any, slave_also: bool) -> None:
+    async def scenario(group: Any) -> None:
+        await diverge(group, slave_also)
+        held = group.content("n2")
+        await group.until(lambda: group.ledger("n2").client.state == "REFUSING")
+        trouble = (await group.table("n2"))["haTrouble"]
+        assert ("differ at" if slave_also else "bytes that the master lacks") in trouble
+        assert 'set ha_mismatch = "heal"' in group.lines("n2")
+        await group.fill(20, mark=b"later ")
+        await asyncio.sleep(30)
+        assert group.content("n2") == held, "nothing is written and nothing given up"
+        assert group.ledger("n2").client.state == "REFUSING"
+
+    ha(scenario, *LOSES)
+
+
+@pytest.mark.parametrize("slave_also", [False, True])
+def test_a_slave_that_may_heal_gives_up_what_the_master_lost(ha: Any, slave_also: bool) -> None:
+    async def scenario(group: Any) -> None:
+        kept, more = await diverge(group, slave_also)
+        more += await group.fill(20, mark=b"later ")
+        await group.following("n2")
+        assert group.content("n1") == group.content("n2")
+        assert await group.bodies("n2") == await group.bodies("n1") == kept + more
+        assert int((await group.table("n2"))["haCutBytesTotal"]) > 0
+        assert "giving up" in group.lines("n2")
+        await group.stop("n2")
+        await group.start("n2", "SLAVE")
+        await group.following("n2")
+        assert await group.bodies("n2") == kept + more
+
+    ha(scenario, *LOSES, HEAL)
+
+
+@pytest.mark.parametrize("heals", [False, True])
+def test_a_slave_older_than_the_master_s_log_refuses_or_begins_anew(ha: Any, heals: bool) -> None:
+    """The case of rocketmq#3388: the slave was away until the master had removed what it would need next."""
+
+    async def scenario(group: Any) -> None:
+        bodies = await group.fill(30)
+        await group.following("n2")
+        await group.stop("n2")
+        bodies += await group.fill(500)
+        await group.run("n1", group.ledger("n1").expire)
+        assert group.ledger("n1").log.begin_position > 0
+        await group.start("n2", "SLAVE")
+        if not heals:
+            await group.until(lambda: group.ledger("n2").client.state == "REFUSING")
+            assert "behind the end of this one" in (await group.table("n2"))["haTrouble"]
+            assert "refused" in group.lines("n1")
+            reply = await group.send(b"x")
+            assert reply.code == 11, "the sender of a SYNC_MASTER hears of it"
+            return
+        await group.following("n2")
+        assert group.ledger("n2").log.begin_position > 0
+        reply = await group.ask("n2", 11, {"topic": "t", "queueId": 0, "queueOffset": len(bodies) - 1})
+        assert bodies[-1] in reply.body
+
+    options = ("classic.disk_capacity_bytes=140000", "classic.disk_max_ratio_percent=75", "slave_read_enable=true")
+    ha(scenario, *options, *([HEAL] if heals else []), roles=("SYNC_MASTER", "SLAVE"))
+
+
+def test_a_former_master_comes_back_as_a_slave(ha: Any) -> None:
+    """Its messages that no slave had are given up when it may heal; everybody ends with the same log."""
+
+    async def scenario(group: Any) -> None:
+        bodies = await group.fill(100)
+        await group.following("n2")
+        await group.cut("n2")
+        await group.fill(200, mark=b"only here ")
+        group.kill("n1")
+        await group.heal()
+        await group.stop("n2")
+        await group.start("n2", "ASYNC_MASTER")
+        bodies += await group.fill(250, at="n2", mark=b"new ")
+        await group.start("n1", "SLAVE", HEAL)
+        await group.following("n1")
+        assert group.content("n1") == group.content("n2")
+        assert await group.bodies("n1") == bodies
+
+    ha(scenario, "slave_read_enable=true")
+
+
+def test_a_slave_of_nobody_s_log_keeps_its_own_unless_told(ha: Any) -> None:
+    """Two logs without a common beginning."""
+
+    async def scenario(group: Any) -> None:
+        await group.start("n2", "ASYNC_MASTER", "name_servers=[]")
+        await group.fill(30, at="n2", mark=b"a ")
+        await group.stop("n2")
+        await group.start("n1", "ASYNC_MASTER")
+        await group.fill(60, mark=b"b ")
+        await group.start("n2", "SLAVE")
+        await group.until(lambda: group.ledger("n2").client.state == "REFUSING")
+        assert len(await group.bodies("n2")) == 30
+        await group.stop("n2")
+        await group.start("n2", "SLAVE", HEAL)
+        await group.following("n2")
+        assert await group.bodies("n2") == await group.bodies("n1")
+
+    ha(scenario, "slave_read_enable=true", roles=())

@@ -1,0 +1,154 @@
+"""A slave's log becomes, and stays, the master's: byte for byte, through restarts, cuts and a slave that was away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+READS = "slave_read_enable=true"
+LAST_FILE = (
+    "Write: 12 B header (offset8,size4)+body ≤32 KB; request 0 → start of master's last file;"
+    " heartbeat size 0 every 5 s"
+)
+
+
+@pytest.mark.row("Only commitlog copied")
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_slave_has_the_same_log_and_makes_queues_and_index_of_it(ha: Any, mode: str) -> None:
+    async def scenario(group: Any) -> None:
+        bodies = await group.fill(200)
+        await group.send(b"found", i="KEYS\x01k\x02")
+        bodies.append(b"found")
+        await group.following("n2")
+        assert group.content("n1") == group.content("n2") and len(group.content("n1")) > 1
+        assert await group.bodies("n2") == bodies
+        assert b"found" in (await group.ask("n2", 12, {"topic": "t", "key": "k", "maxNum": 3})).body
+        await group.stop("n2")
+        await group.remove_files("n2", "/consumequeue", "/index")
+        await group.start("n2", "SLAVE")
+        await group.following("n2")
+        assert await group.bodies("n2") == bodies
+        assert b"found" in (await group.ask("n2", 12, {"topic": "t", "key": "k", "maxNum": 3})).body
+
+    ha(scenario, READS, f"flush_mode={mode}")
+
+
+@pytest.mark.parametrize("end", ["stop", "kill", "power_fail", "cut"])
+def test_a_slave_that_was_away_catches_up(ha: Any, end: str) -> None:
+    async def scenario(group: Any) -> None:
+        await group.fill(30)
+        await group.following("n2")
+        if end == "stop":
+            await group.stop("n2")
+        elif end == "cut":
+            await group.cut("n2")
+        else:
+            getattr(group, end)("n2")
+        await group.fill(120, mark=b"while away ")
+        if end == "cut":
+            await group.heal()
+        else:
+            await group.start("n2", "SLAVE")
+        await group.following("n2")
+        assert group.content("n1") == group.content("n2")
+        assert (await group.table("n2"))["haTrouble"] == ""
+
+    ha(scenario)
+
+
+@pytest.mark.parametrize("end", ["stop", "kill", "power_fail"])
+def test_the_master_comes_back_and_its_slaves_with_it(ha: Any, end: str) -> None:
+    async def scenario(group: Any) -> None:
+        await group.fill(40)
+        if end == "stop":
+            await group.stop("n1")
+        else:
+            getattr(group, end)("n1")
+        await group.start("n1", "SYNC_MASTER")
+        await group.fill(40, mark=b"again ")
+        await group.following("n2", "n3")
+        assert group.content("n1") == group.content("n2") == group.content("n3")
+
+    ha(scenario, roles=("SYNC_MASTER", "SLAVE", "SLAVE"))
+
+
+@pytest.mark.row(LAST_FILE)
+def test_an_empty_slave_begins_with_the_master_s_last_file(ha: Any) -> None:
+    async def scenario(group: Any) -> None:
+        bodies = await group.fill(400)
+        await group.start("n2", "SLAVE")
+        await group.following("n2")
+        master, slave = group.content("n1"), group.content("n2")
+        assert len(master) > 2 and slave == dict([max(master.items())]), "older files stay away, by design"
+        low = int((await group.ask("n2", 31, {"topic": "t", "queueId": 0})).ext_fields["offset"])
+        assert 0 < low < len(bodies)
+        reply = await group.ask("n2", 11, {"topic": "t", "queueId": 0, "queueOffset": 0})
+        assert (reply.code, reply.ext_fields["nextBeginOffset"]) == (21, str(low))
+        more = await group.fill(100, mark=b"more ")
+        await group.stop("n2")
+        await group.start("n2", "SLAVE")
+        await group.following("n2")
+        reply = await group.ask("n2", 11, {"topic": "t", "queueId": 0, "queueOffset": len(bodies)})
+        assert more[0] in reply.body
+
+    ha(scenario, READS, roles=("ASYNC_MASTER",))
+
+
+def test_a_slave_takes_no_messages_and_says_where_the_master_is(ha: Any) -> None:
+    async def scenario(group: Any) -> None:
+        for code, fields in ((310, {"b": "t", "e": 0}), (11, {"topic": "t", "queueId": 0, "queueOffset": 0})):
+            reply = await group.ask("n2", code, fields, b"x" if code == 310 else b"")
+            assert reply.code == 14
+            assert reply.remark == f"NOT_LEADER leader=- addr={group.hosts['n1'].address}:10911"
+        assert (await group.ask("n2", 41, {}, b'{"consumerGroup":"g","clientId":"c","mqSet":[]}')).code == 14
+
+    ha(scenario)
+
+
+def test_name_servers_list_master_and_slaves_by_their_numbers(ha: Any) -> None:
+    async def scenario(group: Any) -> None:
+        addresses = {name: f"{group.hosts[name].address}:10911" for name in group.names}
+        assert await group.route() == {"0": addresses["n1"], "1": addresses["n2"], "2": addresses["n3"]}
+        table = await group.table("n2")
+        assert (table["brokerRole"], table["brokerId"], table["role"]) == ("SLAVE", "1", "FOLLOWER")
+        assert table["haMasterAddress"] == f"{group.hosts['n1'].address}:10912"
+        assert (await group.table("n1"))["brokerRole"] == "ASYNC_MASTER"
+
+    ha(scenario, roles=("ASYNC_MASTER", "SLAVE", "SLAVE"))
+
+
+@pytest.mark.parametrize("before", [10, 300])
+def test_files_of_another_size_are_refused(ha: Any, before: int) -> None:
+    """Whether the slave sees it by where the master's newest file begins, or by where one ends."""
+
+    async def scenario(group: Any) -> None:
+        await group.fill(before)
+        await group.start("n2", "SLAVE", "limits.segment_size_bytes=81920")
+        await group.fill(300 - before)
+        await group.until(lambda: "both need the same" in group.lines("n2"))
+        master = b"".join(content for _, content in sorted(group.content("n1").items()))
+        assert b"".join(group.content("n2").values()) == (master[:65536] if before == 10 else b"")[
+            : group.ledger("n2").log.end_position
+        ]
+
+    ha(scenario, roles=("ASYNC_MASTER",))
+
+
+def test_an_operator_promotes_a_slave(ha: Any) -> None:
+    """There is no election: starting a slave as master is how it becomes one."""
+
+    async def scenario(group: Any) -> None:
+        bodies = await group.fill(50)
+        group.kill("n1")
+        await group.stop("n2")
+        await group.start("n2", "SYNC_MASTER")
+        await group.until(lambda: group.ledger("n3").client.master_address.startswith(group.hosts["n2"].address))
+        await group.following("n3")
+        more = await group.fill(50, at="n2", mark=b"new master ")
+        assert await group.bodies("n2") == bodies + more
+        await group.start("n1", "SLAVE")
+        await group.following("n1", "n3")
+        assert group.content("n1") == group.content("n2") == group.content("n3")
+
+    ha(scenario, roles=("SYNC_MASTER", "SLAVE", "SLAVE"))
