@@ -81,10 +81,12 @@ class VoteTally:
 
     @property
     def is_decided(self) -> bool:
-        """Whether further answers are not worth waiting for."""
+        """Whether further answers are not worth waiting for. A member that answers nothing must hold up nobody: those
+        that were not ready stand themselves before long, and votes are split round after round."""
         return (
             self._answered == self._member_count
-            or self._is_quorum(self._accepted)
+            or self._is_quorum(self._accepted + self._not_ready)
+            or self.known_max_term > self._term
             or self._have_leader > self._member_count - self._quorum_size
         )
 

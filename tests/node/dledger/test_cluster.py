@@ -56,6 +56,25 @@ def test_failover_takes_about_a_lease_and_two_rounds_of_votes(simulate: Any, tim
     assert times[5] < limit_s, times
 
 
+@pytest.mark.parametrize("timing", ["fast", "default"])
+def test_failover_takes_no_longer_when_the_leader_is_cut_off_and_answers_nobody(simulate: Any, timing: str) -> None:
+    async def scenario(group: Any) -> float:
+        await group.start()
+        leader = await group.leader()
+        rest = others(group, leader)
+        await group.append_all(leader, b"before")
+        await group.converged()
+        await group.cut(" ".join(rest))
+        cut_s = group.loop.time()
+        await group.append_all(await group.leader(*rest), b"after")
+        return float(group.loop.time() - cut_s)
+
+    options = {"timing": DEFAULT_TIMING} if timing == "default" else {}
+    times = sorted(simulate(scenario, seed=seed, **options) for seed in range(21))
+    limits_s = (10.0, 15.0) if timing == "default" else (1.5, 2.5)
+    assert times[10] < limits_s[0] and times[-1] < limits_s[1], times
+
+
 @pytest.mark.row("Append vs commit...")
 def test_minority_cannot_commit_and_gives_up_leading(simulate: Any) -> None:
     async def scenario(group: Any) -> None:

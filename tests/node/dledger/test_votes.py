@@ -76,6 +76,9 @@ def test_waiting_for_a_leader_only_where_the_others_are_no_quorum() -> None:
 def test_decided_early() -> None:
     assert not tally_of(ACCEPT, SHORT, members=5).is_decided
     assert tally_of(ACCEPT, ACCEPT, ACCEPT, members=5).is_decided
+    assert tally_of(ACCEPT, NOT_READY, NOT_READY, members=5).is_decided
+    assert not tally_of(ACCEPT, NOT_READY, VOTED, members=5).is_decided
+    assert tally_of(ACCEPT, OLD_TERM, members=5, terms=(4, 9)).is_decided
     assert tally_of(ACCEPT, LEADER, LEADER, LEADER, members=5).is_decided
     assert not tally_of(ACCEPT, LEADER, LEADER, members=5).is_decided
     assert tally_of(SILENT, SILENT, SILENT).is_decided
