@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from checker.history import FAIL, INFO, NEVER, OK, History, freeze
 from checker.linearizability.budget import Budget
 from checker.linearizability.general import Search
-from checker.linearizability.outcome import NotApplicable, Undecidable
+from checker.linearizability.outcome import NotApplicable
 from checker.models.base import FAILED, UNKNOWN, Model
 from checker.models.collections import FIFOQueue, PriorityQueue, Stack, UnorderedQueue
 from checker.models.registers import CASRegister, Register
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from checker.linearizability.engine import KeyOutcome
 
 __all__ = ["explain"]
+
+#: A near-linear engine: a violation or ``None``; raises :class:`NotApplicable`.
+Engine = Callable[[History, Sequence[int], Any], Any]
 
 #: Search steps allowed to test one reduction; a reduction that needs more is not made.
 STEPS_PER_TEST = 20_000
@@ -73,7 +76,7 @@ def explain(history: History, model: Model, outcome: KeyOutcome, budget: Budget)
     remaining = EXPLAIN_TIMEOUT_S
     if budget.timeout_s is not None:
         remaining = min(remaining, max(0.5, budget.timeout_s - budget.elapsed_s()))
-    reducer = _Reducer(history, model, time.perf_counter() + remaining)
+    reducer = _Reducer(history, model, time.perf_counter() + remaining, outcome.special)
     if outcome.search is not None:
         culprit = outcome.search.deepest_row
         part = reducer.prefix(outcome.rows, culprit) if culprit is not None else _Part(tuple(outcome.rows))
@@ -95,10 +98,11 @@ def explain(history: History, model: Model, outcome: KeyOutcome, budget: Budget)
 
 
 class _Reducer:
-    def __init__(self, history: History, model: Model, deadline: float) -> None:
+    def __init__(self, history: History, model: Model, deadline: float, engine: Engine | None = None) -> None:
         self._history = history
         self._model = model
         self._deadline = deadline
+        self._engine = engine
         self._out_of_time = False
 
     # -- tests ---------------------------------------------------------------------------------------------------
@@ -109,6 +113,11 @@ class _Reducer:
             self._out_of_time = True
             return False
         history = _extract(self._history, part)
+        if self._engine is not None and not part.any_start:
+            try:
+                return self._engine(history, range(len(history)), self._model) is not None
+            except NotApplicable:
+                pass
         starts: Iterable[Any] | None = None
         if part.any_start:
             starts = self._model.possible_states(_triples(history))
@@ -137,7 +146,7 @@ class _Reducer:
             kept.append(row)
         return _Part(tuple(kept), frozenset(crashed))
 
-    def shortest_prefix(self, rows: Sequence[int], engine: Callable[[History, Sequence[int], Any], Any]) -> _Part:
+    def shortest_prefix(self, rows: Sequence[int], engine: Engine) -> _Part:
         """The shortest prefix that a special engine rejects, by bisection."""
         history = self._history
         ends = sorted((row for row in rows if history.returned[row] != NEVER), key=history.returned.__getitem__)
@@ -148,7 +157,7 @@ class _Reducer:
             extracted = _extract(history, part)
             try:
                 wrong = engine(extracted, range(len(extracted)), self._model) is not None
-            except (NotApplicable, Undecidable):
+            except NotApplicable:
                 wrong = False
             if wrong:
                 high = middle

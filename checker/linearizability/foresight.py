@@ -24,7 +24,7 @@ Need = tuple[int, int, int, list[tuple[int, int]]]
 
 
 class Foresight:
-    """For one problem, or :meth:`of` answers ``None`` where its states are too many."""
+    """For one problem; :meth:`of` answers ``None`` where states are too many or crashed operations ambiguous."""
 
     def __init__(self, problem: Problem, needs: dict[int, int], makes: dict[int, list[int]]) -> None:
         self._problem = problem
@@ -56,6 +56,8 @@ class Foresight:
     @classmethod
     def of(cls, problem: Problem) -> Foresight | None:
         """Steps every kind through every state that can be reached; marks kinds that some state makes illegal."""
+        if problem.ambiguous:
+            return None
         states = problem.space.states
         kinds = problem.kinds
         done = 0

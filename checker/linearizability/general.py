@@ -54,7 +54,6 @@ class Search:
         self, history: History, rows: Sequence[int], model: Model, *, starts: Iterable[Hashable] | None = None
     ) -> None:
         self._problem = problem = Problem(history, rows, model, starts)
-        self.deterministic = problem.deterministic
         self.steps = 0
         self.deepest = 0
         self._roots: list[Entry] = [(0, state, 0, 0, _ROOT) for state in reversed(problem.starts)]

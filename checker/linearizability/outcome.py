@@ -6,15 +6,11 @@ from dataclasses import dataclass
 
 from checker.verdict import Edge
 
-__all__ = ["NotApplicable", "Undecidable", "Violation"]
+__all__ = ["NotApplicable", "Violation"]
 
 
 class NotApplicable(Exception):
     """The engine does not apply to this history; the text says why, for ``stats``."""
-
-
-class Undecidable(Exception):
-    """No engine of this package can tell; the text says why, for the verdict ``unknown``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

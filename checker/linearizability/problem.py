@@ -79,16 +79,18 @@ class Problem:
         self.space = space = Space(model)
         self.kinds = [Transitions(space, kind) for kind in kinds]
         pure = [model.is_pure(*kind) for kind in kinds]
-        #: False where a crashed operation could end in more than one state, which one ``step`` cannot say.
-        self.deterministic = not any(model.is_ambiguous(kinds[number]) for number in crashed_kinds)
         self.starts = [space.intern(state) for state in ([model.start()] if starts is None else starts)]
         self.live = live
         self.invoked, self.returned = history.invoked, history.returned
-        self._count_crashed(crashed_kinds)
+        #: Whether a crashed operation may have had one of several results.
+        self.ambiguous = False
+        self._count_crashed(model, kinds, crashed_kinds)
         self._compile(pure, crashed_kinds)
 
-    def _count_crashed(self, crashed_kinds: dict[int, int]) -> None:
-        """A field and its guard bit for every kind of crashed operation."""
+    def _count_crashed(
+        self, model: Model, kinds: list[tuple[str, Any, Any]], crashed_kinds: dict[int, int]
+    ) -> None:
+        """A field and its guard bit for every kind of crashed operation; one entry for every result it may have had."""
         shift = 0
         self._unit_of: dict[int, int] = {}
         self.guards = 0
@@ -96,7 +98,13 @@ class Problem:
         for number, count in crashed_kinds.items():
             width = count.bit_length()
             self._unit_of[number] = 1 << shift
-            self.crashed.append((shift, (1 << width) - 1, 1 << shift, self.kinds[number]))
+            f, value, _ = kinds[number]
+            for result in model.outcomes(f, value, kinds):
+                row = self.kinds[number]
+                if result is not UNKNOWN:
+                    self.ambiguous = True
+                    row = Transitions(self.space, (f, value, result))
+                self.crashed.append((shift, (1 << width) - 1, 1 << shift, row))
             self.guards |= 1 << (shift + width)
             shift += width + 1
 

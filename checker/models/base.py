@@ -68,9 +68,13 @@ class Model:
         """Whether this operation leaves every state in which it is legal as it was."""
         return f in self.pure or result is FAILED
 
-    def is_ambiguous(self, kind: tuple[str, Any, Any]) -> bool:
-        """Whether a crashed operation of this kind may leave more than one state, so that ``step`` cannot tell."""
-        return False
+    def outcomes(self, f: str, value: Any, operations: Sequence[tuple[str, Any, Any]]) -> Sequence[Any]:
+        """The results a crashed operation may have had, where they lead to different states.
+
+        ``step`` sees one of them; by default :data:`UNKNOWN`, for operations whose effect does not depend on what they
+        answer.  ``operations`` are all ``(f, value, result)`` of the history: what nobody put in, nobody took out.
+        """
+        return (UNKNOWN,)
 
     def specialised(self, operations: Sequence[tuple[str, Any, Any]]) -> Model:
         """A model that agrees with this one on any history of just these ``(f, value, result)``.

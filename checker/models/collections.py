@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from checker.history import freeze
 from checker.models.base import ILLEGAL, UNKNOWN, Model
 
 __all__ = ["FIFOQueue", "GrowOnlySet", "PriorityQueue", "Set", "Stack", "UnorderedQueue"]
@@ -87,21 +88,20 @@ class PriorityQueue(_Container):
 class UnorderedQueue(_Container):
     """A bag: ``dequeue`` gives any value that is in it, or ``None`` when empty.
 
-    A crashed ``dequeue`` may have taken any value, which no deterministic ``step`` can say; such histories are taken
-    apart by value instead, where values differ.
+    A crashed ``dequeue`` may have taken any value that was ever put in.
     """
 
     name: ClassVar[str] = "unordered-queue"
 
-    def is_ambiguous(self, kind: tuple[str, Any, Any]) -> bool:
-        return kind[0] in self.takes
+    def outcomes(self, f: str, value: Any, operations: Sequence[tuple[str, Any, Any]]) -> Sequence[Any]:
+        if f in self.puts:
+            return (UNKNOWN,)
+        return list({freeze(put): put for name, put, _ in operations if name in self.puts}.values())
 
     def _put(self, state: Any, value: Any) -> Any:
         return tuple(sorted((*state, value), key=repr))
 
     def _take(self, state: Any, result: Any) -> Any:
-        if result is UNKNOWN:
-            raise TypeError("a crashed dequeue of an unordered queue has no single outcome")
         if result not in state:
             return ILLEGAL
         at = state.index(result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ __all__ = ["Log", "Topic"]
 
 def _log_step(state: tuple[Any, ...], f: str, value: Any, result: Any) -> Any:
     if f in ("append", "send"):
-        if result is not UNKNOWN and result is not None and result[0] != len(state):
+        if result is not UNKNOWN and result is not None and result[0] not in (None, len(state)):
             return ILLEGAL
         return (*state, freeze(value))
     if result is UNKNOWN:
@@ -66,16 +66,14 @@ class Topic(Model):
     functions: ClassVar[frozenset[str]] = frozenset({"send", "read", "tail"})
     pure: ClassVar[frozenset[str]] = frozenset({"read", "tail"})
 
-    def is_ambiguous(self, kind: tuple[str, Any, Any]) -> bool:
-        return kind[0] == "send"
+    def outcomes(self, f: str, value: Any, operations: Sequence[tuple[str, Any, Any]]) -> Sequence[Any]:
+        return [(queue, None) for queue in range(self.queues)] if f == "send" else (UNKNOWN,)
 
     def start(self) -> Hashable:
         return ((),) * self.queues
 
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if result is UNKNOWN:
-            if f == "send":
-                raise TypeError("a crashed send has no single outcome; topics are checked queue by queue")
             return state
         queue = result["queue"] if f == "read" else result[0]
         if not 0 <= queue < len(state):

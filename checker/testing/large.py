@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections import deque
 from collections.abc import Callable
@@ -61,6 +62,27 @@ def _queue(rng: random.Random, state: dict[str, Any], history: History, row: int
         history.f[row], history.result[row] = "dequeue", queue.popleft() if queue else None
 
 
+def _stack(rng: random.Random, state: dict[str, Any], history: History, row: int) -> None:
+    stack = state.setdefault("stack", [])
+    if rng.random() < 0.5:
+        history.f[row] = "push"
+        history.value[row] = history.result[row] = row
+        stack.append(row)
+    else:
+        history.f[row], history.result[row] = "pop", stack.pop() if stack else None
+
+
+def _priority(rng: random.Random, state: dict[str, Any], history: History, row: int) -> None:
+    heap = state.setdefault("heap", [])
+    if rng.random() < 0.5:
+        history.f[row] = "insert"
+        # A fixed shuffle of the numbers below a prime, so that priorities differ and follow no order.
+        history.value[row] = history.result[row] = row * 7919 % 15_485_863
+        heapq.heappush(heap, history.value[row])
+    else:
+        history.f[row], history.result[row] = "extract", heapq.heappop(heap) if heap else None
+
+
 def _list_append(rng: random.Random, state: dict[str, Any], history: History, row: int) -> None:
     """Transactions of one to four steps on 30 keys at a time; keys are retired, so that reads stay short."""
     asked, answered = [], []
@@ -83,6 +105,8 @@ LARGE: dict[str, Perform] = {
     "register": _register,
     "log": _log,
     "fifo-queue": _queue,
+    "stack": _stack,
+    "priority-queue": _priority,
     "list-append": _list_append,
 }
 
