@@ -1,7 +1,8 @@
 """A laboratory for the docker and ssh clusters on one Linux machine, as root, with nothing left afterwards.
 
     python scripts/lab.py docker DIR -- COMMAND ...      a Docker engine in a network namespace of its own
-    python scripts/lab.py ssh DIR [--hosts N] -- COMMAND ...    N machines, each an sshd in namespaces of its own
+    python scripts/lab.py ssh DIR [--hosts N] -- COMMAND ...    N machines, each an sshd in namespaces of its own;
+                                                         users root, admin (with sudo) and plain (without)
     python scripts/lab.py rootfs DIR                     a small root file system of this machine's own programs, from
                                                          which scripts/build-image.sh --rootfs DIR makes the image
 
@@ -122,14 +123,23 @@ _HOST_SCRIPT = """
 set -e
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
-mkdir -p /run/sshd {base}
+mkdir -p /run/sshd /run/lab/sudoers.d {base}
 mount --bind {directory} {base}
+# Two users beside root, one of whom may use sudo, and the key that lets all of them in.
+for file in passwd shadow hosts; do cp -p "/etc/$file" /run/lab/; done
+printf 'admin:x:4001:4001::/tmp:/bin/sh\nplain:x:4002:4002::/tmp:/bin/sh\n' >>/run/lab/passwd
+printf 'admin:*:19000::::::\nplain:*:19000::::::\n' >>/run/lab/shadow
+printf '127.0.1.1 {host}\n' >>/run/lab/hosts
+printf 'admin ALL=(root) NOPASSWD: ALL\n' >/run/lab/sudoers.d/lab
+chmod 440 /run/lab/sudoers.d/lab
+for file in passwd shadow hosts sudoers.d; do [ ! -e "/etc/$file" ] || mount --bind "/run/lab/$file" "/etc/$file"; done
+cp {authorized} /run/lab/authorized
 # What the user's shell does at its start on this machine is no part of a plain host.
 : > /run/empty
 for file in ~/.bashrc ~/.zshenv; do [ ! -e "$file" ] || mount --bind /run/empty "$file"; done
 mount -t proc proc /proc
 hostname {host}
-exec {sshd} -D -e -f /dev/null -h {key} -o ListenAddress={address} -o AuthorizedKeysFile={authorized} \
+exec {sshd} -D -e -f /dev/null -h {key} -o ListenAddress={address} -o AuthorizedKeysFile=/run/lab/authorized \
     -o StrictModes=no -o UsePAM=no -o UseDNS=no -o PidFile=none -o PermitRootLogin=prohibit-password
 """
 

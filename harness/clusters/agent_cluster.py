@@ -1,7 +1,7 @@
 """What clusters whose hosts have agents share: everything but how a host is made and reached.
 
-A subclass makes its hosts, says how a connection to an agent is made, and removes them; programs, files, cuts and
-probes are done here through the agents (see host_agent, agent_link).
+A subclass makes its hosts, says how a connection to an agent is made, and removes them; programs, files, cuts,
+faults and probes are done here through the agents (see host_agent, agent_link, agent_shim, agent_links).
 """
 
 from __future__ import annotations
@@ -13,17 +13,24 @@ import os
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from harness.clusters.agent_access import AgentAccess
 from harness.clusters.agent_files import fetch_directory, put_file
 from harness.clusters.agent_link import DEFAULT_TIMEOUT_S, FIRST_WORD_TIMEOUT_S, AgentLink, ByteStream
+from harness.clusters.agent_links import AgentLinks
 from harness.clusters.agent_probe import AgentProbe
 from harness.clusters.agent_processes import AgentProcess, AgentProcesses
+from harness.clusters.agent_shim import AgentShim, agent_shim_missing
 from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable, Program
+from harness.clusters.threads import all_of
 from harness.errors import HarnessError, OperatorError
 from harness.run_state import RunState
 from nemesis.mechanisms.nft import NftCuts, remove_script
 from nemesis.mechanisms.shell import ShellError
+from nemesis.mechanisms.shim import ShimError
+from nemesis.mechanisms.shim_faults import ShimClocks, ShimDisks
 from nemesis.target import Grudge, Link, ProbeResult
 
 __all__ = ["NEEDED_PROGRAMS", "AgentCluster", "AgentNetwork", "AgentShell"]
@@ -98,6 +105,10 @@ class AgentCluster(ABC):
         )
         self._probe: AgentProbe | None = None
         self._network: AgentNetwork | None = None
+        self._directories: dict[str, str] = {}
+        self._needs: frozenset[tuple[str, str]] = frozenset()
+        self._shim: AgentShim | None = None
+        self._link_faults: AgentLinks | None = None
 
     # What a subclass brings
 
@@ -132,6 +143,33 @@ class AgentCluster(ABC):
     async def _learn_addresses(self) -> None:
         """Find out what `_address` says where that takes asking the hosts. Raises ClusterUnavailable."""
         return
+
+    # What it can do
+
+    @classmethod
+    def missing(cls, interface: str, ability: str) -> str | None:
+        """Why this cluster cannot have an ability (see nemesis.target.ABILITIES) here; None when it can, as far as can
+        be told without its hosts: what one of them lacks is named when the cluster is started."""
+        return agent_shim_missing(interface, ability) if interface in ("clocks", "disks") else None
+
+    def equip(self, needs: Collection[tuple[str, str]]) -> None:
+        """Prepare for the abilities that the run will use; to be called before `start`."""
+        self._needs = frozenset(needs)
+
+    @property
+    def clocks(self) -> ShimClocks | None:
+        """The clocks of the replicas; None unless `equip` was told of them."""
+        return None if self._shim is None else self._shim.clocks
+
+    @property
+    def disks(self) -> ShimDisks | None:
+        """The disks of the replicas; None unless `equip` was told of them."""
+        return None if self._shim is None else self._shim.disks
+
+    @property
+    def links(self) -> AgentLinks | None:
+        """The quality of the links between replicas' hosts; None unless `equip` was told of them."""
+        return self._link_faults
 
     # Life
 
@@ -168,11 +206,12 @@ class AgentCluster(ABC):
                 link = AgentLink(machine, functools.partial(self._connect, machine), self._listener(machine))
                 self._links[machine] = link
                 link.open(session=f"{self._run.run_id}-{os.getpid()}")
-            await _all(self._check_machine(machine) for machine in self._machines)
+            await all_of(self._check_machine(machine) for machine in self._machines)
             await self._learn_addresses()
-            await _all(self._check_reachable(machine) for machine in self._machines)
+            await all_of(self._check_reachable(machine) for machine in self._machines)
             await self._prepare_network()
-        except ShellError as error:
+            await self._prepare_faults()
+        except (ShellError, ShimError) as error:
             await self._stop_after_failure()
             raise ClusterUnavailable(f"{self.name}: {error}") from None
         except BaseException:
@@ -192,6 +231,7 @@ class AgentCluster(ABC):
             version = ".".join(map(str, hello["python"]))
             raise ClusterUnavailable(f"{machine} has Python {version}: 3.11 or newer is needed")
         self._interpreters[machine] = str(hello["interpreter"])
+        self._directories[machine] = str(hello["directory"])
         tests = "; ".join(f"command -v {shlex.quote(name)} >/dev/null || echo {name}" for name in NEEDED_PROGRAMS)
         _, missing, _ = await link.run(["sh", "-c", tests])
         packages = [NEEDED_PROGRAMS[name] for name in missing.split()]
@@ -228,7 +268,7 @@ class AgentCluster(ABC):
         addresses = {machine: self._address(machine) for machine in self._machines}
         cuts = NftCuts(AgentShell(self._links), addresses)
         undo = {"key": "nftables table", "argv": ["nft", "-f", "-"], "stdin": remove_script()}
-        await _all(link.request("undo", undo) for link in self._links.values())
+        await all_of(link.request("undo", undo) for link in self._links.values())
         try:
             await cuts.install()
         except ShellError as error:
@@ -236,6 +276,26 @@ class AgentCluster(ABC):
         self._probe = AgentProbe(self._links, addresses)
         await self._probe.open()
         self._network = AgentNetwork(cuts, self._probe)
+
+    async def _prepare_faults(self) -> None:
+        """What the nemeses of this run need on the replicas' hosts. Raises ClusterUnavailable, ShellError."""
+        agents = {host: self.agent(host) for host in self._hosts}
+        pythons = {host: self.python(host) for host in self._hosts}
+        directories = {host: self._directories[self._machine(host)] for host in self._hosts}
+        if AgentShim.wanted(self._needs):
+            self._shim = AgentShim(
+                AgentAccess(self.agent, self.python),
+                agents,
+                {host: os.path.join(directory, host) for host, directory in directories.items()},
+                tracks_writes=("disks", "power") in self._needs,
+            )
+            await self._shim.install()
+        if any(interface == "links" for interface, _ in self._needs):
+            addresses = {host: self._address(host) for host in self._hosts}
+            self._link_faults = AgentLinks(
+                agents, addresses, directories=directories, pythons=pythons, seed=self._run.run_id
+            )
+            await self._link_faults.prepare()
 
     def _listener(self, machine: str) -> Any:
         def take(event: dict[str, Any]) -> None:
@@ -254,6 +314,13 @@ class AgentCluster(ABC):
         not removed stays in the run's state.
         """
         problems: list[Exception] = []
+        shim, self._shim = self._shim, None
+        if shim is not None:
+            try:
+                await shim.release_all()
+            except ShellError as error:
+                problems.append(error)
+        self._link_faults = None  # relays and rules go with the hosts
         if self._network is not None:
             problems += await self._processes.stop_all()
             problems += await self.fetch()
@@ -341,11 +408,7 @@ class AgentCluster(ABC):
 
     async def spawn(self, host: str, program: Program) -> AgentProcess:
         """Start a program on a host; returns once it is started. Raises OperatorError when it cannot be run."""
+        if self._shim is not None:
+            added = self._shim.environment(host)
+            program = replace(program, environment={**program.environment, **added})
         return await self._processes.spawn(host, self._machine(host), self.agent(host), program)
-
-
-async def _all(work: Any) -> None:
-    """Everything at once; every one is waited for before the first error is raised."""
-    for outcome in await asyncio.gather(*work, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome

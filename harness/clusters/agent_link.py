@@ -152,13 +152,21 @@ class AgentLink:
         return reply
 
     async def run(
-        self, argv: Sequence[str], *, stdin: str = "", timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str = "",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        environment: Mapping[str, str] | None = None,
     ) -> tuple[int, str, str]:
         """Run a command on the host as root: (status, standard output, standard error). Status -9: its time was up.
 
-        A cancelled caller still waits for the command, so that what it did is known. Raises ShellError.
+        `environment` is added to the agent's own. A cancelled caller still waits for the command, so that what it did
+        is known. Raises ShellError.
         """
         arguments = {"argv": list(argv), "stdin": stdin, "timeout_s": timeout_s}
+        if environment:
+            arguments["environment"] = dict(environment)
         task = asyncio.ensure_future(self.request("run", arguments, timeout_s=timeout_s + _GRACE_S))
         try:
             answer = await asyncio.shield(task)

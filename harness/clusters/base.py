@@ -62,6 +62,11 @@ class HostProcess(Protocol):
         """Process id as the harness's machine sees it; None where it is not visible."""
         ...
 
+    @property
+    def host_pid(self) -> int | None:
+        """Process id as its own host sees it; None where there are none."""
+        ...
+
     def exit_status(self) -> int | None:
         """None while it runs; otherwise its status, negative for a signal."""
         ...

@@ -167,7 +167,8 @@ class Agent:
             self._send(writer, message)
 
     async def _hello(self) -> Message:
-        return {"python": list(sys.version_info[:3]), "interpreter": sys.executable}
+        python = {"python": list(sys.version_info[:3]), "interpreter": sys.executable, "directory": os.getcwd()}
+        return {**python, "wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
 
     # Processes
 
@@ -188,16 +189,15 @@ class Agent:
     def _environment(self, additions: dict[str, str] | None) -> dict[str, str]:
         return {**os.environ, **(additions or {}), RUN_VARIABLE: self._run_id}
 
-    async def _run(self, argv: list[str], stdin: str = "", timeout_s: float = 20.0) -> Message:
+    async def _run(self, argv: list[str], stdin: str = "", timeout_s: float = 20.0, environment: Any = None) -> Message:
         """A short command. Its output goes to memory files, so that no child of it can hold up the answer."""
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(os.fdopen(os.memfd_create(name), "w+b")) for name in ("in", "out", "err")]
             given, output, errors = files
             given.write(stdin.encode())
             given.seek(0)
-            child = self._start(
-                argv, None, stdin=given, stdout=output, stderr=errors, env=self._environment(None), cwd="/"
-            )
+            env = self._environment(environment)
+            child = self._start(argv, None, stdin=given, stdout=output, stderr=errors, env=env, cwd="/")
             try:
                 status = await asyncio.wait_for(asyncio.shield(child.exited), timeout_s)
             except TimeoutError:
@@ -254,10 +254,10 @@ class Agent:
 
     # Files
 
-    async def _write(self, path: str, data: str, offset: int, mode: int = 0o644) -> Message:
-        """Bytes at an offset of a file; offset 0 begins it anew. Asking twice writes the same bytes twice."""
+    async def _write(self, path: str, data: str, offset: int, mode: int = 0o644, keep: bool = False) -> Message:
+        """Bytes at an offset of a file; offset 0 begins it anew unless `keep`, for those who have the file mapped."""
         os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if offset == 0 else 0)
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if offset == 0 and not keep else 0)
         descriptor = os.open(path, flags, mode)
         try:
             os.fchmod(descriptor, mode)

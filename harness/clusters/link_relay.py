@@ -1,15 +1,18 @@
-"""The link relay of a `netns` cluster: packets that a link fault shapes go through this program.
+"""The link relay: packets that a link fault shapes go through this program.
 
-It runs in the bridge's namespace. The bridge is told (by nftables) to forward no packets of shaped pairs of hosts;
-the relay sees those same packets as they come in at the source's port of the bridge, and sends them out of the
-destination's port when their time has come: late, twice, out of order, at a rate, or never. So it needs nothing of the
+In a `netns` cluster it runs in the bridge's namespace. The bridge is told (by nftables) to forward no packets of shaped
+pairs of hosts; the relay sees those same packets as they come in at the source's port of the bridge, and sends them
+out of the destination's port when their time has come: late, twice, out of order, at a rate, or never. On a host with
+an agent it runs on the source itself: the host's own rules turn what it sends on shaped links aside to a device that
+leads nowhere, and the relay takes it from there to the device that it was meant for. So it needs nothing of the
 kernel beyond packet sockets, and works where netem is missing and inside a user namespace. Packets that the kernel
 has joined into one for speed (GSO) travel, and are lost, as one.
 
-It is a process of its own, so that a busy harness makes no packet late. The harness speaks to it over the socket that
-is its standard input, one JSON object a line, each answered by {"id": ..., "ok": ...}:
+It is a process of its own, so that a busy harness makes no packet late. It is spoken to as control_server says: over
+the socket that is its standard input, or over the Unix socket that its argument names.
 
-    open    {"seed": n, "ports": {address: device}}    where each host is
+    open    {"seed": n, "ports": {address: device}, "aside": device}    where packets to each address go out; without
+            "aside" they come in at the port of their source's address
     shape   {"pairs": [[source, destination, shape], ...]}    all shaped pairs; in force when answered
     stats   -> {"relayed", "lost", "queued"}
 """
@@ -20,13 +23,14 @@ import asyncio
 import contextlib
 import heapq
 import itertools
-import json
 import random
 import socket
 import sys
 from typing import Any
 
-__all__ = ["LinkRelay", "Schedule", "main"]
+from harness.clusters.control_server import serve_control, serve_path
+
+__all__ = ["RELAYED_MARK", "LinkRelay", "Schedule", "main"]
 
 MAX_QUEUED_PACKETS = 20_000
 """Packets that wait at a time, over all links: 160 ms of what one Python can relay. More are lost, as in any router."""
@@ -34,10 +38,12 @@ MAX_QUEUED_PACKETS = 20_000
 MAX_BACKLOG_S = 1.0
 """A link with a rate queues this much and loses the rest, as a router's buffer would."""
 
-MAX_LINE_BYTES = 1 << 20
 MAX_PACKETS_PER_WAKE = 64
 MAX_FRAME_BYTES = 70_000
 """A joined packet has at most 64 KiB, and some headers."""
+
+RELAYED_MARK = 0x5B1A
+"""On packets that the relay sends, so that the rule which turned them aside lets them by."""
 
 _ETH_P_ALL = 0x0003
 """Sockets for all protocols see a packet before the bridge takes it; those for one protocol do not."""
@@ -85,12 +91,14 @@ class Schedule:
 
 
 class LinkRelay:
-    """The packet sockets on the bridge's ports, and the packets that wait."""
+    """The packet sockets on the devices, and the packets that wait."""
 
     def __init__(self) -> None:
         self._rng = random.Random(0)
         self._devices: dict[bytes, str] = {}
-        self._sockets: dict[str, socket.socket] = {}
+        self._aside: str | None = None
+        self._ears: dict[str, socket.socket] = {}
+        self._mouths: dict[str, socket.socket] = {}
         self._shaped: dict[tuple[bytes, bytes], Schedule] = {}
         self._shapes: dict[tuple[bytes, bytes], dict[str, float]] = {}
         self._waiting: list[tuple[float, int, bytes, bytes]] = []
@@ -102,7 +110,8 @@ class LinkRelay:
         """Learn where the hosts are."""
         self._rng.seed(int(message["seed"]))
         self._devices = {socket.inet_aton(address): device for address, device in message["ports"].items()}
-        return {"ok": True}
+        self._aside = message.get("aside")
+        return {}
 
     async def shape(self, message: dict[str, Any]) -> dict[str, Any]:
         """Replace all shapes. A link whose shape stays keeps its place in time; packets that wait still go out."""
@@ -115,45 +124,36 @@ class LinkRelay:
             for pair, shape in shapes.items()
         }
         self._shapes = shapes
-        wanted = {self._devices[address] for pair in shapes for address in pair}
-        for device in wanted - self._sockets.keys():
+        for device in {self._devices[destination] for _, destination in shapes} - self._mouths.keys():
+            self._mouths[device] = _packet_socket(device, 0)
+        for device in {self._aside or self._devices[source] for source, _ in shapes} - self._ears.keys():
             self._listen(device)
-        if not wanted:
+        if not shapes:
             self._flush()
-            for device in list(self._sockets):
-                self._forget(device)
-        return {"ok": True}
+            self._forget_all()
+        return {}
 
     async def stats(self, message: dict[str, Any]) -> dict[str, Any]:
         """How many packets went through here."""
-        return {"ok": True, "relayed": self._relayed, "lost": self._lost, "queued": len(self._waiting)}
+        return {"relayed": self._relayed, "lost": self._lost, "queued": len(self._waiting)}
 
     def close(self) -> None:
         """Close every socket. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
-        for device in list(self._sockets):
-            self._forget(device)
+        self._forget_all()
 
     def _listen(self, device: str) -> None:
-        port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-        try:
-            port.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
-            with contextlib.suppress(OSError):  # older kernels: told apart by their type below
-                port.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
-            port.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
-            port.setblocking(False)
-            port.bind((device, _ETH_P_ALL))
-        except BaseException:
-            port.close()
-            raise
-        self._sockets[device] = port
-        asyncio.get_running_loop().add_reader(port, self._read, port)
+        ear = self._ears[device] = _packet_socket(device, _ETH_P_ALL)
+        asyncio.get_running_loop().add_reader(ear, self._read, ear)
 
-    def _forget(self, device: str) -> None:
-        port = self._sockets.pop(device)
-        asyncio.get_running_loop().remove_reader(port)
-        port.close()
+    def _forget_all(self) -> None:
+        for ear in self._ears.values():
+            asyncio.get_running_loop().remove_reader(ear)
+        for port in (*self._ears.values(), *self._mouths.values()):
+            port.close()
+        self._ears.clear()
+        self._mouths.clear()
 
     def _read(self, port: socket.socket) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -193,7 +193,7 @@ class LinkRelay:
             self._timer = loop.call_at(self._waiting[0][0], self._send_due)
 
     def _send(self, destination: bytes, frame: bytes) -> None:
-        port = self._sockets.get(self._devices[destination])
+        port = self._mouths.get(self._devices[destination])
         try:
             if port is not None:
                 port.send(frame)
@@ -209,38 +209,42 @@ class LinkRelay:
         self._send_due()
 
 
-async def _serve(control: socket.socket) -> None:
-    """Answer requests until the harness closes its end."""
-    reader, writer = await asyncio.open_connection(sock=control, limit=MAX_LINE_BYTES)
+def _packet_socket(device: str, protocol: int) -> socket.socket:
+    """A socket for whole frames of a device; it receives none for protocol 0. Raises OSError."""
+    port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    try:
+        port.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
+        with contextlib.suppress(OSError):  # older kernels: told apart by their type when they are read
+            port.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
+        if protocol == 0:
+            port.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, RELAYED_MARK)
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+        port.setblocking(False)
+        port.bind((device, protocol))
+    except BaseException:
+        port.close()
+        raise
+    return port
+
+
+async def _serve(arguments: list[str]) -> None:
+    """Answer requests until the harness closes its end of standard input; on a path for good."""
     relay = LinkRelay()
     operations = {"open": relay.open, "shape": relay.shape, "stats": relay.stats}
     try:
-        while line := await reader.readline():
-            message = json.loads(line)
-            operation = operations.get(message.get("op"))
-            if operation is None:
-                reply: dict[str, Any] = {"ok": False, "error": f"no operation {message.get('op')!r}"}
-            else:
-                try:
-                    reply = await operation(message)
-                except (KeyError, TypeError, ValueError, OSError) as error:
-                    reply = {"ok": False, "error": f"{message['op']}: {error!r}"}
-            writer.write(json.dumps({"id": message.get("id"), **reply}).encode() + b"\n")
-            await writer.drain()
-    except (ConnectionError, ValueError) as error:
-        print(f"link relay: the control connection broke: {error}", file=sys.stderr)
+        if arguments:
+            await serve_path(arguments[0], operations)
+        else:
+            await serve_control(socket.socket(fileno=0), operations)
+    except (OSError, ValueError) as error:
+        sys.exit(f"link relay: its control ended: {error} (the harness starts this program itself)")
     finally:
         relay.close()
-        writer.close()
 
 
 def main() -> None:
-    """Run the relay on the control socket that is standard input."""
-    try:
-        control = socket.socket(fileno=0)
-    except OSError:
-        sys.exit("link relay: standard input is no socket; the harness starts this program itself")
-    asyncio.run(_serve(control))
+    """Run the relay on the control socket that is standard input, or on the path that is the first argument."""
+    asyncio.run(_serve(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 
 from harness.clusters.link_control import LinkProxyHandle
+from harness.clusters.link_meter import arrival_ns, stamp_arrivals
 from harness.clusters.netns_calls import entered
 from harness.clusters.netns_shell import NamespaceShell
 from harness.clusters.processes import Processes
@@ -23,8 +24,6 @@ TABLE = "bridge splitbrain"
 _SPACING_S = 0.004
 """Between two probe packets of a link: they must not queue behind each other on a link that is merely late."""
 
-_SO_TIMESTAMPNS = 35
-_TIMESPEC = struct.Struct("=qq")
 _HEADER = struct.Struct("!II")
 """Number of the packet, and of the measurement."""
 
@@ -193,9 +192,7 @@ class _LinkTiming:
     def open(self, namespaces: Mapping[str, str]) -> None:
         self._sender = self._bound(namespaces, self.link.source)
         self._receiver = self._bound(namespaces, self.link.destination)
-        with contextlib.suppress(OSError):
-            self._receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-        self._receiver.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        stamp_arrivals(self._receiver)
         asyncio.get_running_loop().add_reader(self._receiver, self._read, self._receiver)
 
     def _bound(self, namespaces: Mapping[str, str], host: str) -> socket.socket:
@@ -227,7 +224,7 @@ class _LinkTiming:
             if number in self._arrived_ns:
                 self._duplicates += 1
                 continue
-            self._arrived_ns[number] = _arrival_ns(ancillary)
+            self._arrived_ns[number] = arrival_ns(ancillary)
             if number < self._highest:
                 self._out_of_order += 1
             self._highest = max(self._highest, number)
@@ -251,11 +248,3 @@ class _LinkTiming:
             self._receiver.close()
         if self._sender is not None:
             self._sender.close()
-
-
-def _arrival_ns(ancillary: Collection[tuple[int, int, bytes]]) -> int:
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(data) >= _TIMESPEC.size:
-            seconds, nanoseconds = _TIMESPEC.unpack_from(data)
-            return int(seconds * 1_000_000_000 + nanoseconds)
-    return time.time_ns()

@@ -97,6 +97,11 @@ class ChildProcess:
     def pid(self) -> int:
         return self._popen.pid
 
+    @property
+    def host_pid(self) -> int:
+        """The same: the host is on this machine."""
+        return self._popen.pid
+
     def exit_status(self) -> int | None:
         """None while it runs; otherwise its status, negative for a signal."""
         return self._exited.result() if self._exited.done() else None

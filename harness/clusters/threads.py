@@ -1,12 +1,12 @@
-"""Blocking calls of libraries, made from the event loop."""
+"""Work for many hosts at once: blocking calls of libraries in threads, and waiting for all of it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import ParamSpec, TypeVar
 
-__all__ = ["in_thread"]
+__all__ = ["all_of", "in_thread"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,3 +25,10 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
         if not task.cancelled():
             task.exception()  # looked at, so that it is not reported as lost
         raise
+
+
+async def all_of(work: Iterable[Awaitable[object]]) -> None:
+    """Everything at once; every one is waited for before the first error is raised."""
+    for outcome in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome

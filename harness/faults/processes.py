@@ -115,7 +115,7 @@ class ReplicaProcesses:
         """The process as its host sees it."""
         process = self._process(host)
         state = DOWN if process is None else await process.state()
-        pid = None if process is None or state == DOWN else process.pid
+        pid = None if process is None or state == DOWN else process.host_pid
         return ProcessView(host=host, state=state, starts=self._starts[host], pid=pid)
 
     def _known(self, hosts: Collection[str]) -> frozenset[str]:

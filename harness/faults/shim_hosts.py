@@ -43,6 +43,7 @@ class ShimHosts:
                 control_path=os.path.join(work_dir, host, "faults.control"),
                 data_path=os.path.realpath(data_dir(host)),
                 undo_path=os.path.join(work_dir, host, "undo") if tracks_writes else None,
+                preloaded=os.environ.get("LD_PRELOAD"),
             )
             for host in hosts
         }

@@ -21,24 +21,33 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from nemesis.target import ClockSkew, DiskFault
 
 __all__ = [
     "CLOCK_SLOTS",
+    "COMPILERS",
     "CONTROL_BYTES",
+    "SHIM_DISK_ABILITIES",
+    "TRIAL_SCRIPT",
     "Counters",
     "HostFaults",
     "ShimError",
+    "build_command",
     "build_shim",
     "parse_counters",
     "shim_environment",
+    "shim_sources",
+    "trial_control",
+    "trial_problem",
     "why_no_shim",
 ]
 
 _DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "shim")
 _SOURCES = ("control.c", "clock.c", "disk.c", "undo.c")
-_COMPILERS = ("cc", "gcc", "clang")
+COMPILERS = ("cc", "gcc", "clang")
+"""Programs that can build the shim, the first that is there first."""
 _FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC")
 _TEMP_PREFIX = "splitbrain-shim-"
 _BUILD_TIMEOUT_S = 60.0
@@ -59,16 +68,27 @@ class ShimError(RuntimeError):
     """The shim cannot be built or does not work here. The message is one line that names what mends it."""
 
 
+def shim_sources() -> dict[str, bytes]:
+    """What the shim is built from, by file name: for hosts where this machine's build does not load."""
+    files = (name for name in sorted(os.listdir(_DIRECTORY)) if name.endswith((".c", ".h")))
+    return {name: Path(_DIRECTORY, name).read_bytes() for name in files}
+
+
+def build_command(compiler: str, directory: str, output: str) -> list[str]:
+    """The command that builds the shim from the sources in `directory` into the file `output`."""
+    return [compiler, *_FLAGS, "-o", output, *(os.path.join(directory, name) for name in _SOURCES), "-ldl"]
+
+
 @functools.cache
 def build_shim() -> bytes:
     """The shim as a shared library, built once a process. Raises ShimError."""
-    compiler = next((path for name in _COMPILERS if (path := shutil.which(name)) is not None), None)
+    compiler = next((path for name in COMPILERS if (path := shutil.which(name)) is not None), None)
     if compiler is None:
         raise ShimError("there is no C compiler for the clock and disk shim (apt-get install gcc libc6-dev)")
     _remove_left_behind()
     with tempfile.TemporaryDirectory(prefix=f"{_TEMP_PREFIX}{os.getpid()}-") as directory:
         output = os.path.join(directory, "shim.so")
-        argv = [compiler, *_FLAGS, "-o", output, *(os.path.join(_DIRECTORY, name) for name in _SOURCES), "-ldl"]
+        argv = build_command(compiler, _DIRECTORY, output)
         try:
             built = subprocess.run(argv, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -93,25 +113,40 @@ def why_no_shim() -> str | None:
         library_path, control_path = os.path.join(directory, "shim.so"), os.path.join(directory, "control")
         with open(library_path, "wb") as file:
             file.write(library)
-        faults = HostFaults()
-        faults.add_skew("trial", ClockSkew(offset_ms=-3_600_000), wall_ns=0, monotonic_ns=0)
         with open(control_path, "wb") as file:
-            file.write(faults.pack().ljust(CONTROL_BYTES, b"\0"))
-        script = "import time; print(time.time())"
+            file.write(trial_control())
         before_s = time.time()
         tried = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", script],
+            [sys.executable, "-I", "-S", "-c", TRIAL_SCRIPT],
             capture_output=True,
             text=True,
             timeout=_TRIAL_TIMEOUT_S,
             env={**os.environ, **shim_environment(library_path, control_path, directory)},
         )
+    return trial_problem(sys.executable, tried.stdout, tried.stderr, true_s=before_s)
+
+
+TRIAL_SCRIPT = "import time; print(time.time())"
+"""Run by a Python under the shim and `trial_control`, this shows whether the shim is felt."""
+
+
+def trial_control() -> bytes:
+    """A control file that puts the wall clock back by an hour."""
+    faults = HostFaults()
+    faults.add_skew("trial", ClockSkew(offset_ms=-3_600_000), wall_ns=0, monotonic_ns=0)
+    return faults.pack().ljust(CONTROL_BYTES, b"\0")
+
+
+def trial_problem(python: str, output: str, errors: str, *, true_s: float) -> str | None:
+    """What the trial's output says: None when `python` felt the shim, at the true time `true_s` or a little later."""
     try:
-        seen_s = float(tried.stdout)
+        seen_s = float(output)
     except ValueError:
-        return f"the clock and disk shim does not load into {sys.executable}: {tried.stderr.strip()[:200]}"
-    if not -3700 < seen_s - before_s < -3500:
-        return f"the clock and disk shim does not reach {sys.executable} (is it statically linked?)"
+        return f"the clock and disk shim does not load into {python}: {' '.join(errors.split())[:200]}"
+    # A loader that cannot load it says so and goes on without it.
+    if not -3700 < seen_s - true_s < -3500:
+        said = f": {' '.join(errors.split())[:200]}" if errors.strip() else " (is it statically linked?)"
+        return f"the clock and disk shim does not reach {python}{said}"
     return None
 
 
@@ -131,11 +166,11 @@ def _remove_left_behind() -> None:
 
 
 def shim_environment(
-    library_path: str, control_path: str, root: str, *, undo_path: str | None = None
+    library_path: str, control_path: str, root: str, *, undo_path: str | None = None, preloaded: str | None = None
 ) -> dict[str, str]:
     """What to add to the environment of a program so that it has the faults of a control file, for files under
-    `root`; with `undo_path`, a directory on the same file system, so that what is not synced can be taken back."""
-    preloaded = os.environ.get("LD_PRELOAD")
+    `root`; with `undo_path`, a directory on the same file system, so that what is not synced can be taken back.
+    `preloaded` is what the program's LD_PRELOAD says without us."""
     added = {
         "LD_PRELOAD": library_path if not preloaded else f"{library_path}:{preloaded}",
         "SPLITBRAIN_FAULTS": control_path,
@@ -227,6 +262,9 @@ class HostFaults:
 
 _DISK_FLAGS: Sequence[str] = ("stall-fsync", "stall", "full", "error-write", "error-fsync", "error-read")
 """In the order of the fields of `struct settings`."""
+
+SHIM_DISK_ABILITIES = frozenset({*_DISK_FLAGS, "slow", "power"})
+"""What the shim can do to disks, of nemesis.target.ABILITIES."""
 
 
 def _pack_slot(slot: _Slot) -> bytes:

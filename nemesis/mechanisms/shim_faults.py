@@ -23,20 +23,24 @@ UNDO_TIMEOUT_S = 25.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShimPlace:
-    """Where the shim and its files are on one host. `undo_path` is None where nothing is kept track of."""
+    """Where the shim and its files are on one host. `undo_path` is None where nothing is kept track of; `preloaded`
+    is what is preloaded into programs there anyway."""
 
     library_path: str
     control_path: str
     data_path: str
     undo_path: str | None = None
+    preloaded: str | None = None
 
     def environment(self) -> dict[str, str]:
         """What to add to the environment of the host's replica."""
-        return shim_environment(self.library_path, self.control_path, self.data_path, undo_path=self.undo_path)
+        return shim_environment(
+            self.library_path, self.control_path, self.data_path, undo_path=self.undo_path, preloaded=self.preloaded
+        )
 
     def probe_environment(self) -> dict[str, str]:
         """What to add to the environment of a probe: the same faults, nothing kept track of."""
-        return shim_environment(self.library_path, self.control_path, self.data_path)
+        return shim_environment(self.library_path, self.control_path, self.data_path, preloaded=self.preloaded)
 
 
 class ShimControls:

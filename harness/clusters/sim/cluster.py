@@ -40,8 +40,8 @@ _T = TypeVar("_T")
 class SimProcess:
     """A program on a simulated host. See harness.clusters.base.HostProcess."""
 
-    pid = None
-    """Simulated processes have no number that the harness's machine knows."""
+    pid = host_pid = None
+    """Simulated processes have no numbers."""
 
     def __init__(self, process: Incarnation) -> None:
         self._process = process

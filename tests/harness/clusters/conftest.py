@@ -71,8 +71,15 @@ class SshMachines:
 
     def rules(self, host: str) -> str:
         """The nftables rules of a machine."""
-        argv = ["nsenter", f"--net={self.namespace.removesuffix('-net')}-{host}", "nft", "list", "ruleset"]
-        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+        return self._inside(host, "nft", "list", "ruleset")
+
+    def devices(self, host: str) -> str:
+        """The network devices of a machine."""
+        return self._inside(host, "ip", "-o", "link")
+
+    def _inside(self, host: str, *argv: str) -> str:
+        prefix = ["nsenter", f"--net={self.namespace.removesuffix('-net')}-{host}"]
+        return subprocess.run([*prefix, *argv], check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture(scope="session")

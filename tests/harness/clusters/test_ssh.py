@@ -24,6 +24,7 @@ from harness.clusters.ssh_connection import _why_not
 from harness.clusters.ssh_inventory import ACCEPT_NEW, SshHost, load_inventory
 from harness.errors import HarnessError
 from harness.run_state import RunState
+from nemesis.mechanisms.shim import why_no_shim
 from nemesis.target import Link
 
 LAB = runpy.run_path(str(Path(__file__).resolve().parents[3] / "scripts" / "lab.py"))
@@ -64,6 +65,15 @@ def expect_nothing_left(machines: Any) -> None:
     for host in ("n1", "n2", "n3", "n4"):
         assert machines.files(host) == []
         assert "splitbrain" not in machines.rules(host)
+        assert "sb-aside" not in machines.devices(host)
+
+
+def is_marked(pid: str, run_id: str) -> bool:
+    """Whether a process is a run's, as the machine under the machines sees it."""
+    try:
+        return f"SPLITBRAIN_RUN={run_id}".encode() in Path("/proc", pid, "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 async def passing(cluster: SshCluster, timeout_s: float = 0.25) -> set[Link]:
@@ -261,6 +271,8 @@ def test_a_killed_harness_is_cleaned_up_after(tmp_path: Path, ssh_machines: Any)
         assert json.loads(killed.stdout.readline()) == {"up": True}
         killed.kill()
     assert "10.78.0.1" in ssh_machines.rules("n2")
+    if why_no_shim() is None:
+        assert "sb-aside" in ssh_machines.devices("n1") and "10.78.0.1 . 10.78.0.2" in ssh_machines.rules("n1")
     unreachable = clean(state_root=state_root, report=lambda line: None)  # from a network without these machines
     assert len([line for line in unreachable.left if "ssh-host n" in line and "cannot connect" in line]) == 3
     assert unreachable.exit_status == 255
@@ -276,6 +288,7 @@ def test_a_killed_harness_is_cleaned_up_after(tmp_path: Path, ssh_machines: Any)
     ]
     expect_nothing_left(ssh_machines)
     assert os.listdir(state_root) == []
+    assert [pid for pid in os.listdir("/proc") if pid.isdigit() and is_marked(pid, run_id)] == []
 
 
 @pytest.mark.root

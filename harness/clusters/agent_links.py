@@ -1,0 +1,285 @@
+"""Bad links between hosts with agents: a relay on every host for what it sends, and a meter that measures it.
+
+A host turns what it sends to shaped peers aside, to one end of a pair of devices of ours; the relay takes it from the
+other end and sends it on, late, twice, out of order, at a rate, or never (see link_relay). So a link is shaped where
+its packets begin, one direction at a time, with nothing but nftables and packet sockets, whether or not the kernel has
+netem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from harness.clusters.agent_helper import AgentHelper
+from harness.clusters.agent_link import AgentLink
+from harness.clusters.base import ClusterUnavailable
+from harness.clusters.link_relay import RELAYED_MARK
+from harness.clusters.netns_links import combined
+from harness.clusters.threads import all_of
+from nemesis.mechanisms.shell import ShellError
+from nemesis.target import Link, LinkMeasure, LinkShape
+
+__all__ = ["AgentLinks", "ClockDifference", "measure_of"]
+
+TABLE = "netdev splitbrain"
+"""Family and name of the table of ours that turns packets aside."""
+
+_ASIDE, _TAKEN = "sb-aside", "sb-taken"
+"""The two ends of the pair of devices: where packets go in, and where the relay takes them."""
+
+_REMOVE_TABLE = f"add table {TABLE}\ndelete table {TABLE}\n"
+_REMOVE_DEVICE = f"if ip link show dev {_ASIDE} >/dev/null 2>&1; then ip link delete dev {_ASIDE}; fi"
+
+_MTU = 65535
+"""Of our devices: no packet that any other device takes is too long for them."""
+
+_SPACING_S = 0.004
+"""Between two probe packets of a link: they must not queue behind each other on a link that is merely late."""
+_BURST_BYTES = 512
+"""Packets of this size or more are sent without spacing: they measure a rate."""
+
+_CLOCK_READINGS = 5
+_GRACE_S = 20.0
+"""For a meter to answer, beyond what it was told to wait."""
+
+Pairs = dict[tuple[str, str], LinkShape]
+
+
+@dataclass(frozen=True, slots=True)
+class ClockDifference:
+    """A host's wall clock less the harness's monotonic one, in nanoseconds, right to half of `round_trip_ns`."""
+
+    difference_ns: int
+    round_trip_ns: int
+
+
+class AgentLinks:
+    """See nemesis.target.Links.
+
+    `links` are the agents of the replicas' hosts and `addresses` what these hosts are known by; `directories` are the
+    agents' and `pythons` the interpreters there.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[str, AgentLink],
+        addresses: Mapping[str, str],
+        *,
+        directories: Mapping[str, str],
+        pythons: Mapping[str, str],
+        seed: str,
+    ) -> None:
+        self._links = dict(links)
+        self._addresses = dict(addresses)
+        self._directories = dict(directories)
+        self._seed = zlib.crc32(seed.encode())
+        self._relays, self._meters = (
+            {
+                host: AgentHelper(link, module=module, directory=directories[host], python=pythons[host])
+                for host, link in links.items()
+            }
+            for module in ("harness.clusters.link_relay", "harness.clusters.link_meter")
+        )
+        self._ports: dict[str, int] = {}
+        self._shapes: dict[str, dict[Link, LinkShape]] = {}
+        # What each host is known to shape; None where that is not known.
+        self._applied: dict[str, Pairs | None] = {host: {} for host in links}
+        self._lock = asyncio.Lock()
+        self._measurements = 0
+
+    async def prepare(self) -> None:
+        """Make devices, rules and helpers on every host; nothing is turned aside yet.
+
+        Raises ClusterUnavailable when a host's kernel cannot, ShellError when one cannot be asked.
+        """
+        await all_of(self._prepare(host) for host in self._links)
+
+    async def _prepare(self, host: str) -> None:
+        link = self._links[host]
+        devices = await self._devices_to_peers(host)
+        for key, argv, stdin in (
+            ("device pair", ["sh", "-c", _REMOVE_DEVICE], ""),
+            ("netdev table", ["nft", "-f", "-"], _REMOVE_TABLE),
+        ):
+            await link.request("undo", {"key": key, "argv": argv, "stdin": stdin})
+        lines = [
+            f"link add {_ASIDE} mtu {_MTU} type veth peer name {_TAKEN} mtu {_MTU}",
+            *(f"link set {device} addrgenmode none up" for device in (_ASIDE, _TAKEN)),
+        ]
+        await self._run_or_unavailable(host, ["ip", "-batch", "-"], "\n".join(lines) + "\n")
+        await self._run_or_unavailable(host, ["nft", "-f", "-"], _install_script(set(devices.values())))
+        await AgentHelper.bring(link, self._directories[host])
+        await self._relays[host].start()
+        await self._meters[host].start()
+        await self._relays[host].request("open", seed=self._seed, ports=devices, aside=_TAKEN)
+        self._ports[host] = int((await self._meters[host].request("open", address=self._addresses[host]))["port"])
+
+    async def _devices_to_peers(self, host: str) -> dict[str, str]:
+        """The device by which a host sends to each peer's address."""
+        peers = [address for peer, address in self._addresses.items() if peer != host]
+        if not peers:
+            return {}
+        script = "".join(f"route get {address}\n" for address in peers)
+        output = await self._run_or_unavailable(host, ["ip", "-o", "-batch", "-"], script)
+        found = [re.search(r"\bdev (\S+)", line) for line in output.splitlines()]
+        if len(found) != len(peers) or None in found:
+            raise ClusterUnavailable(f"{host}: ip route get tells no device for some of {', '.join(peers)}")
+        return {address: match[1] for address, match in zip(peers, found, strict=True) if match is not None}
+
+    async def _run_or_unavailable(self, host: str, argv: Sequence[str], stdin: str) -> str:
+        status, output, errors = await self._links[host].run(argv, stdin=stdin)
+        if status != 0:
+            said = (errors.strip().splitlines() or [f"status {status}"])[0]
+            raise ClusterUnavailable(
+                f"{host} cannot hold packets back for link faults ({argv[0]}: {said}): it takes a kernel with veth and "
+                "nf_tables' netdev egress hook (5.16 or newer); without, leave the nemesis link out"
+            )
+        return output
+
+    async def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
+        """Make links bad. Raises ValueError for an unknown host, ShellError."""
+        self._require_known(shapes)
+        self._shapes[fault_id] = dict(shapes)
+        await self._apply()
+
+    async def release(self, fault_id: str) -> None:
+        """Undo one fault's shaping."""
+        if self._shapes.pop(fault_id, None) is not None:
+            await self._apply()
+
+    async def release_all(self) -> None:
+        """Undo all shaping, whatever is thought to be in force. Every host is tried before an error is raised."""
+        self._shapes.clear()
+        self._applied = dict.fromkeys(self._applied)
+        await self._apply()
+
+    async def _apply(self) -> None:
+        async with self._lock:
+            shaped = combined(self._shapes.values())
+            wanted: dict[str, Pairs] = {host: {} for host in self._links}
+            for link, shape in shaped.items():
+                wanted[link.source][self._addresses[link.source], self._addresses[link.destination]] = shape
+            await all_of(self._apply_on(host, pairs) for host, pairs in wanted.items() if self._applied[host] != pairs)
+
+    async def _apply_on(self, host: str, wanted: Pairs) -> None:
+        """What is no longer turned aside goes first, what is newly turned aside comes last: the relay must know every
+        pair that comes to it."""
+        before = self._applied[host]
+        self._applied[host] = None  # not known until it is done; the next change repairs it
+        staying = wanted.keys() & before.keys() if before is not None else set[tuple[str, str]]()
+        if before is None or staying != before.keys():
+            await self._turn_aside(host, staying)
+        await self._relays[host].request("shape", pairs=[[*pair, asdict(shape)] for pair, shape in wanted.items()])
+        if staying != wanted.keys():
+            await self._turn_aside(host, wanted)
+        self._applied[host] = wanted
+
+    async def _turn_aside(self, host: str, pairs: Collection[tuple[str, str]]) -> None:
+        script = f"flush set {TABLE} pairs\n"
+        if pairs:
+            elements = ", ".join(f"{source} . {destination}" for source, destination in sorted(pairs))
+            script += f"add element {TABLE} pairs {{ {elements} }}\n"
+        argv = ["nft", "-f", "-"]
+        status, _, errors = await self._links[host].run(argv, stdin=script)
+        if status != 0:
+            raise ShellError(host, argv, status, errors)
+
+    def _require_known(self, links: Collection[Link]) -> None:
+        unknown = {host for link in links for host in link} - self._links.keys()
+        if unknown:
+            raise ValueError(f"no such hosts in this cluster: {', '.join(sorted(unknown))}")
+
+    async def measure(
+        self, links: Collection[Link], *, count: int, size_bytes: int, timeout_s: float
+    ) -> Mapping[Link, LinkMeasure]:
+        """Datagrams along each link, stamped where they are sent and by the kernel where they arrive; the difference of
+        the two clocks is known to half a round trip of the agents' connections."""
+        self._require_known(links)
+        self._measurements += 1
+        number = self._measurements
+        wanted = list(dict.fromkeys(links))
+        sources, destinations = sorted({link.source for link in wanted}), sorted({link.destination for link in wanted})
+        hosts = sorted({*sources, *destinations})
+        differences = dict(zip(hosts, await asyncio.gather(*(self._difference(host) for host in hosts)), strict=True))
+
+        async def send(source: str) -> Mapping[str, Sequence[int]]:
+            to = [[self._addresses[link.destination], self._ports[link.destination]]
+                  for link in wanted if link.source == source]  # fmt: skip
+            spacing_s = 0.0 if size_bytes >= _BURST_BYTES else _SPACING_S
+            answer = await self._meters[source].request(
+                "send", measurement=number, to=to, count=count, size_bytes=size_bytes, spacing_s=spacing_s,
+                timeout_s=2 * count * spacing_s + _GRACE_S,
+            )  # fmt: skip
+            return dict(answer["sent_ns"])
+
+        async def take(destination: str) -> Mapping[str, Sequence[Sequence[int]]]:
+            expected = [self._addresses[link.source] for link in wanted if link.destination == destination]
+            answer = await self._meters[destination].request(
+                "arrivals", measurement=number, sources=expected, count=count, wait_s=timeout_s,
+                timeout_s=timeout_s + _GRACE_S,
+            )  # fmt: skip
+            return dict(answer["arrivals"])
+
+        sent = dict(zip(sources, await asyncio.gather(*map(send, sources)), strict=True))
+        taken = dict(zip(destinations, await asyncio.gather(*map(take, destinations)), strict=True))
+        return {
+            link: measure_of(
+                link,
+                sent_ns=sent[link.source][self._addresses[link.destination]],
+                arrivals=taken[link.destination][self._addresses[link.source]],
+                ahead_ns=differences[link.destination].difference_ns - differences[link.source].difference_ns,
+            )
+            for link in wanted
+        }
+
+    async def _difference(self, host: str) -> ClockDifference:
+        """Of a few readings the one that took least time."""
+        loop = asyncio.get_running_loop()
+        readings = []
+        for _ in range(_CLOCK_READINGS):
+            before_ns = round(loop.time() * 1e9)
+            wall_ns = int((await self._links[host].request("hello"))["wall_ns"])
+            after_ns = round(loop.time() * 1e9)
+            readings.append(ClockDifference(wall_ns - (before_ns + after_ns) // 2, after_ns - before_ns))
+        return min(readings, key=lambda reading: reading.round_trip_ns)
+
+
+def measure_of(link: Link, *, sent_ns: Sequence[int], arrivals: Sequence[Sequence[int]], ahead_ns: int) -> LinkMeasure:
+    """What packets met on a link. `sent_ns` is when each was sent, 0 if not, by the source's clock; `arrivals` are
+    [number, time] in order by the destination's clock, which is ahead of the source's by `ahead_ns`."""
+    first_ns: dict[int, int] = {}
+    duplicates = out_of_order = 0
+    highest = -1
+    for number, at_ns in arrivals:
+        if number in first_ns:
+            duplicates += 1
+            continue
+        out_of_order += number < highest
+        highest = max(highest, number)
+        first_ns[number] = at_ns - ahead_ns
+    begin_ns = min((at_ns for at_ns in sent_ns if at_ns), default=0)
+    return LinkMeasure(
+        link=link,
+        sent=len(sent_ns),
+        received=len(first_ns),
+        duplicates=duplicates,
+        out_of_order=out_of_order,
+        # Nothing arrives before it is sent; only the clocks are known no better than that.
+        delays_ms=[max(0.0, (at_ns - sent_ns[number]) / 1e6) for number, at_ns in sorted(first_ns.items())],
+        seconds=max(0.0, (max(first_ns.values()) - begin_ns) / 1e9) if first_ns else 0.0,
+    )
+
+
+def _install_script(devices: Collection[str]) -> str:
+    """The nft script that turns packets of the pairs in a set, which is empty at first, aside on every device."""
+    script = f"{_REMOVE_TABLE}add table {TABLE}\nadd set {TABLE} pairs {{ type ipv4_addr . ipv4_addr; }}\n"
+    for number, device in enumerate(sorted(devices)):
+        hook = f'type filter hook egress device "{device}" priority 0; policy accept;'
+        script += f"add chain {TABLE} egress{number} {{ {hook} }}\n"
+        pairs = f"meta mark != {RELAYED_MARK} ip saddr . ip daddr @pairs"
+        script += f'add rule {TABLE} egress{number} {pairs} counter fwd to "{_ASIDE}"\n'
+    return script

@@ -1,0 +1,150 @@
+"""The clock and disk shim on hosts with agents: brought there, tried there, and steered from here.
+
+The harness's machine builds it. Where that build does not load (another processor, an older C library), the host's own
+compiler builds it from the same sources. Either way a Python there must have felt it before a replica is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import Collection, Mapping
+
+from harness.clusters.agent_access import AgentAccess
+from harness.clusters.agent_files import put_file
+from harness.clusters.agent_link import AgentLink
+from harness.clusters.base import ClusterUnavailable
+from harness.clusters.threads import all_of
+from nemesis.mechanisms.shim import (
+    COMPILERS,
+    SHIM_DISK_ABILITIES,
+    TRIAL_SCRIPT,
+    ShimError,
+    build_command,
+    build_shim,
+    shim_environment,
+    shim_sources,
+    trial_control,
+    trial_problem,
+)
+from nemesis.mechanisms.shim_faults import ShimClocks, ShimControls, ShimDisks, ShimPlace
+
+__all__ = ["AgentShim", "agent_shim_missing"]
+
+_BUILD_TIMEOUT_S = 120.0
+"""For a compiler on an emulated machine; anywhere else it takes less than a second."""
+
+_TRIAL_TIMEOUT_S = 30.0
+
+
+def agent_shim_missing(interface: str, ability: str) -> str | None:
+    """Why an ability of clocks or disks of hosts with agents cannot be had from this machine; None when it can."""
+    if interface == "disks" and ability not in SHIM_DISK_ABILITIES:
+        return f"disks cannot {ability} on hosts that are reached through an agent: use --cluster netns as root"
+    try:
+        build_shim()
+    except ShimError as error:
+        return str(error)
+    return None
+
+
+class AgentShim:
+    """The shim's files on all replicas' hosts, and the interfaces that act through it.
+
+    `directories` has each host's directory there, as the host itself resolves it: `faults.so`, `faults.control` and,
+    when power cuts are wanted, `undo` are put into it, beside `data`.
+    """
+
+    def __init__(
+        self,
+        access: AgentAccess,
+        links: Mapping[str, AgentLink],
+        directories: Mapping[str, str],
+        *,
+        tracks_writes: bool,
+    ) -> None:
+        """`tracks_writes`: keep track of what is not synced. Nothing is on the hosts before `install`."""
+        self._access = access
+        self._links = dict(links)
+        self._directories = dict(directories)
+        places = {
+            host: ShimPlace(
+                library_path=os.path.join(directory, "faults.so"),
+                control_path=os.path.join(directory, "faults.control"),
+                data_path=os.path.join(directory, "data"),
+                undo_path=os.path.join(directory, "undo") if tracks_writes else None,
+            )
+            for host, directory in directories.items()
+        }
+        self._controls = ShimControls(access, places)
+        self.clocks = ShimClocks(self._controls)
+        self.disks = ShimDisks(self._controls)
+
+    @classmethod
+    def wanted(cls, needs: Collection[tuple[str, str]]) -> bool:
+        """Whether abilities that a run uses call for the shim."""
+        return any(interface in ("clocks", "disks") for interface, _ in needs)
+
+    async def install(self) -> None:
+        """Put the files on every host and see that a Python there feels them.
+
+        Raises ClusterUnavailable naming what a host lacks, ShellError when one cannot be asked.
+        """
+        await all_of(self._install(host) for host in self._links)
+
+    async def _install(self, host: str) -> None:
+        place, link = self._controls.places[host], self._links[host]
+        library = await asyncio.to_thread(build_shim)
+        await put_file(link, place.library_path, library)
+        problem = await self._trial_problem(host)
+        if problem is not None:
+            await self._build_there(host, problem)
+        await put_file(link, place.control_path, self._controls.initial_content(host))
+        if place.undo_path is not None:
+            await link.run(["mkdir", "-p", place.undo_path])
+
+    async def _trial_problem(self, host: str) -> str | None:
+        place, link = self._controls.places[host], self._links[host]
+        control_path = os.path.join(self._directories[host], "trial.control")
+        await put_file(link, control_path, trial_control())
+        wall_ns, _ = await self._access.now(host)
+        python = self._access.python(host)
+        environment = shim_environment(place.library_path, control_path, place.data_path)
+        argv = [python, "-I", "-S", "-c", TRIAL_SCRIPT]
+        _, output, errors = await link.run(argv, timeout_s=_TRIAL_TIMEOUT_S, environment=environment)
+        return trial_problem(python, output, errors, true_s=wall_ns / 1e9)
+
+    async def _build_there(self, host: str, problem: str) -> None:
+        """The host's compiler builds it; `problem` is why our build does not do. Raises ClusterUnavailable."""
+        link, library_path = self._links[host], self._controls.places[host].library_path
+        find = " || ".join(f"command -v {shlex.quote(name)}" for name in COMPILERS)
+        _, found, _ = await link.run(["sh", "-c", find])
+        compiler = found.strip()
+        if not compiler:
+            raise ClusterUnavailable(
+                f"{host}: {problem}; with a compiler there it is built there: apt-get install gcc libc6-dev on {host}"
+            )
+        sources = os.path.join(self._directories[host], "shim")
+        for name, content in shim_sources().items():
+            await put_file(link, os.path.join(sources, name), content)
+        argv = build_command(compiler, sources, library_path)
+        status, _, errors = await link.run(argv, timeout_s=_BUILD_TIMEOUT_S)
+        if status != 0:
+            said = next((line for line in errors.splitlines() if "error" in line), errors.strip()[:200])
+            raise ClusterUnavailable(
+                f"{host}: {compiler} there cannot build the clock and disk shim (apt-get install libc6-dev): {said}"
+            )
+        problem_there = await self._trial_problem(host)
+        if problem_there is not None:
+            raise ClusterUnavailable(f"{host}: {problem_there}")
+
+    def environment(self, host: str) -> dict[str, str]:
+        """What to add to the environment of a program on `host`; nothing for hosts without replicas."""
+        place = self._controls.places.get(host)
+        return {} if place is None else place.environment()
+
+    async def release_all(self) -> None:
+        """Let everything go: a replica that waits for its disk does not end in order. Raises ShellError."""
+        await self.disks.release_all()
+        await self.clocks.release_all()

@@ -1,0 +1,155 @@
+"""The link meter: sends and takes the packets that show how good the links of a host are.
+
+It runs on a host with an agent, beside what is tested and not under its faults. What it sends is stamped by the host's
+wall clock, what it takes by the kernel on arrival; whoever asks knows how the clocks of two hosts differ. It is
+spoken to over the Unix socket that its argument names, as control_server says:
+
+    open      {"address": own}   -> {"port"}    where it takes packets; asked again it is the same
+    send      {"measurement": n, "to": [[address, port], ...], "count", "size_bytes", "spacing_s"}
+              -> {"sent_ns": {address: [time of each]}}    answered when all are sent; 0 for one that was refused
+    arrivals  {"measurement": n, "sources": [address, ...], "count", "wait_s"}
+              -> {"arrivals": {address: [[number, time], ...]}}    in order, as soon as `count` different ones have
+              come from each source, or after `wait_s` seconds
+
+Only packets of the newest measurement that was heard of are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import sys
+import time
+from typing import Any
+
+from harness.clusters.control_server import serve_path
+
+__all__ = ["HEADER_BYTES", "LinkMeter", "arrival_ns", "main", "stamp_arrivals"]
+
+MAX_ARRIVALS = 200_000
+"""Packets kept of one measurement: twice what a hundred peers send."""
+MAX_PACKETS_PER_WAKE = 256
+
+_SO_TIMESTAMPNS = 35
+_TIMESPEC = struct.Struct("=qq")
+_HEADER = struct.Struct("!II")
+"""Number of the packet, and of the measurement."""
+HEADER_BYTES = _HEADER.size
+_RECEIVE_BUFFER_BYTES = 4 << 20
+_ANCILLARY_BYTES = 128
+
+
+class LinkMeter:
+    """One host's end of every link."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._measurement = 0
+        self._arrivals: dict[str, list[tuple[int, int]]] = {}
+        self._different: dict[str, set[int]] = {}
+        self._count = 0
+        self._news = asyncio.Event()
+
+    async def open(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Bind the one socket."""
+        if self._socket is None:
+            made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            try:
+                stamp_arrivals(made)
+                made.setblocking(False)
+                made.bind((message["address"], 0))
+            except BaseException:
+                made.close()
+                raise
+            asyncio.get_running_loop().add_reader(made, self._read, made)
+            self._socket = made
+        return {"port": self._socket.getsockname()[1]}
+
+    async def send(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send to every destination in turn, `spacing_s` between two rounds."""
+        if self._socket is None:
+            raise ValueError("the meter was not opened")
+        measurement, size_bytes = int(message["measurement"]), int(message["size_bytes"])
+        sent_ns: dict[str, list[int]] = {address: [] for address, _ in message["to"]}
+        for number in range(int(message["count"])):
+            data = _HEADER.pack(number, measurement).ljust(size_bytes, b"\0")
+            for address, port in message["to"]:
+                at_ns = time.time_ns()
+                try:
+                    self._socket.sendto(data, (address, port))
+                except OSError:  # counts as lost
+                    at_ns = 0
+                sent_ns[address].append(at_ns)
+            if message["spacing_s"]:
+                await asyncio.sleep(message["spacing_s"])
+        return {"sent_ns": sent_ns}
+
+    async def arrivals(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Wait for packets, and tell of them."""
+        measurement, sources, count = int(message["measurement"]), message["sources"], int(message["count"])
+        self._begin(measurement)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(message["wait_s"]):
+                while self._measurement == measurement and any(
+                    len(self._different.get(source, ())) < count for source in sources
+                ):
+                    self._news.clear()
+                    await self._news.wait()
+        if self._measurement != measurement:
+            raise ValueError(f"measurement {measurement} is over")
+        return {"arrivals": {source: self._arrivals.get(source, []) for source in sources}}
+
+    def _begin(self, measurement: int) -> None:
+        if measurement > self._measurement:
+            self._measurement = measurement
+            self._arrivals, self._different, self._count = {}, {}, 0
+            self._news.set()
+
+    def _read(self, receiver: socket.socket) -> None:
+        for _ in range(MAX_PACKETS_PER_WAKE):
+            try:
+                data, ancillary, _, (source, _port) = receiver.recvmsg(1 << 16, _ANCILLARY_BYTES)
+            except OSError:
+                break
+            if len(data) < HEADER_BYTES:
+                continue
+            number, measurement = _HEADER.unpack_from(data)
+            self._begin(measurement)
+            if measurement == self._measurement and self._count < MAX_ARRIVALS:
+                self._count += 1
+                self._arrivals.setdefault(source, []).append((number, arrival_ns(ancillary)))
+                self._different.setdefault(source, set()).add(number)
+        self._news.set()
+
+
+def stamp_arrivals(receiver: socket.socket) -> None:
+    """Have the kernel stamp what a socket receives, and let many packets wait there. Raises OSError."""
+    with contextlib.suppress(OSError):
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+    receiver.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+
+
+def arrival_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
+    """When the kernel took a packet, by its ancillary data; now where that is not said."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(data) >= _TIMESPEC.size:
+            seconds, nanoseconds = _TIMESPEC.unpack_from(data)
+            return int(seconds * 1_000_000_000 + nanoseconds)
+    return time.time_ns()
+
+
+async def _serve(path: str) -> None:
+    meter = LinkMeter()
+    operations = {"open": meter.open, "send": meter.send, "arrivals": meter.arrivals}
+    await serve_path(path, operations)
+
+
+def main() -> None:
+    """Run the meter on the path that is the first argument."""
+    asyncio.run(_serve(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Clocks, disks, power and links of hosts with agents: what faults do to programs there, and that healing undoes it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import runpy
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.clusters import agent_links, agent_shim
+from harness.clusters.agent_links import measure_of
+from harness.clusters.base import ClusterUnavailable, Program
+from harness.clusters.docker import DockerCluster
+from harness.clusters.ssh import SshCluster
+from harness.run_state import RunState
+from nemesis.mechanisms.shim import why_no_shim
+from nemesis.target import ABILITIES, ClockSkew, DiskFault, Link, LinkShape
+
+LAB = runpy.run_path(str(Path(__file__).resolve().parents[3] / "scripts" / "lab.py"))
+NO_MACHINES = LAB["missing_for"]("ssh") or why_no_shim()
+NO_ENGINE = LAB["missing_for"]("docker") or why_no_shim()
+on_machines = pytest.mark.skipif(NO_MACHINES is not None, reason=f"no sshd in namespaces: {NO_MACHINES}")
+on_engine = pytest.mark.skipif(NO_ENGINE is not None, reason=f"no Docker engine can be started: {NO_ENGINE}")
+
+EVERYTHING = [
+    (interface, ability)
+    for interface in ("clocks", "disks", "links")
+    for ability in ABILITIES[interface]
+    if SshCluster.missing(interface, ability) is None
+]
+THERE, BACK, OTHER = Link("n1", "n2"), Link("n2", "n1"), Link("n1", "n3")
+MIXED = LinkShape(delay_ms=30, reorder_percent=40)
+Scenario = Callable[[Any], Awaitable[None]]
+
+
+def with_cluster(tmp_path: Path, place: Any, cluster_class: Any, scenario: Scenario, **options: Any) -> None:
+    """Run `scenario` on three started hosts that are equipped for everything."""
+
+    async def body() -> None:
+        run = RunState.create(f"tf{os.getpid()}-{tmp_path.name[-12:]}", state_root=str(tmp_path / "state"))
+        cluster = cluster_class(node_count=3, run=run, work_dir=str(tmp_path / "work"), ports=[7000], **options)
+        cluster.equip(EVERYTHING)
+        await cluster.start()
+        try:
+            await scenario(cluster)
+        finally:
+            await cluster.stop()
+        assert run.claims == () and run.close()
+
+    place.run(body())
+
+
+async def printed(cluster: Any, host: str, code: str) -> str:
+    """What a program of the host prints in which the host's faults are."""
+    process = await cluster.spawn(host, Program(name="p", argv=[cluster.python(host), "-c", code], log_name="p.log"))
+    assert await asyncio.wait_for(process.wait(), 60) == 0
+    _, output, _ = await cluster.run(host, ["tail", "-n", "1", f"{cluster.data_dir(host)}/../logs/p.log"])
+    return str(output.strip())
+
+
+CLOCK = "import time; print(time.time())"
+WRITER = """
+import os, sys, time
+def write(name, synced):
+    descriptor = os.open(os.path.join(sys.argv[1], name), os.O_CREAT | os.O_WRONLY)
+    os.write(descriptor, b"content")
+    if synced:
+        os.fsync(descriptor)
+        directory = os.open(sys.argv[1], os.O_RDONLY)
+        os.fsync(directory)
+write("synced", True)
+write("unsynced", False)
+print("written", flush=True)
+time.sleep(600)
+"""
+
+
+async def clocks(cluster: Any) -> None:
+    """An hour on one host, nothing on another; and back."""
+    await cluster.clocks.skew("f1", {"n1": ClockSkew(offset_ms=3_600_000)})
+    assert 3500 < float(await printed(cluster, "n1", CLOCK)) - time.time() < 3700
+    assert abs(float(await printed(cluster, "n2", CLOCK)) - time.time()) < 100
+    await cluster.clocks.release("f1")
+    assert abs(float(await printed(cluster, "n1", CLOCK)) - time.time()) < 100
+    with pytest.raises(ValueError, match="no replica runs on n9"):
+        await cluster.clocks.skew("f2", {"n9": ClockSkew(offset_ms=1)})
+
+
+async def disks(cluster: Any) -> None:
+    """A disk that fails, one that stalls, and one that loses what was not synced."""
+    faults = {"n1": DiskFault(kind="error-write"), "n2": DiskFault(kind="stall-fsync")}
+    await cluster.disks.impair("f1", faults)
+    first, second, third = [await cluster.disks.probe(host, timeout_s=5.0) for host in ("n1", "n2", "n3")]
+    assert first.write.outcome == "EIO"
+    assert (second.write.outcome, second.sync.outcome) == ("ok", "no answer")
+    assert third.write.outcome == third.sync.outcome == third.read.outcome == "ok"
+    await cluster.disks.release_all()
+    assert (await cluster.disks.probe("n2", timeout_s=30.0)).sync.outcome == "ok"
+
+    data = cluster.data_dir("n1")
+    program = Program(name="w", argv=[cluster.python("n1"), "-c", WRITER, data], log_name="w.log")
+    process = await cluster.spawn("n1", program)
+    log = f"{data}/../logs/w.log"
+    status, _, _ = await cluster.run("n1", ["sh", "-c", f"until grep -q written {log}; do :; done"], timeout_s=60)
+    assert status == 0 and await cluster.disks.reaches("n1", process.host_pid) is None
+    assert "has not loaded" in await cluster.disks.reaches("n1", 1)
+    await process.kill()
+    lost = await cluster.disks.cut_power("f2", "n1")
+    assert lost.lost_bytes == len("content")
+    _, left, _ = await cluster.run("n1", ["ls", data])
+    assert left.split() == ["synced"]
+
+
+async def links(cluster: Any) -> None:
+    """Packets that are late, lost, doubled, out of order, or come slowly."""
+
+    async def measure(count: int = 60, size_bytes: int = 64) -> Any:
+        return await cluster.links.measure([THERE, BACK, OTHER], count=count, size_bytes=size_bytes, timeout_s=3.0)
+
+    def median_ms(measured: Any) -> float:
+        return float(statistics.median(measured.delays_ms))
+
+    shaping = cluster.links
+    await shaping.shape("f1", {THERE: LinkShape(delay_ms=120)})
+    seen = await measure()
+    assert median_ms(seen[THERE]) >= 90
+    assert median_ms(seen[BACK]) < 60 and median_ms(seen[OTHER]) < 60
+    await shaping.shape("f2", {THERE: LinkShape(delay_ms=120), BACK: LinkShape(loss_percent=50)})
+    seen = await measure()
+    assert median_ms(seen[THERE]) >= 210
+    assert 5 < seen[BACK].received < 55 and seen[OTHER].received == 60
+    await shaping.release("f1")
+    await shaping.shape(
+        "f2", {THERE: LinkShape(duplicate_percent=50), BACK: LinkShape(delay_ms=30, reorder_percent=40)}
+    )
+    seen = await measure()
+    assert seen[THERE].duplicates > 5 and seen[THERE].received == 60
+    assert seen[BACK].out_of_order > 0 and seen[THERE].out_of_order == 0
+    await shaping.shape("f2", {THERE: LinkShape(rate_bytes_per_s=50_000)})
+    seen = await measure(count=25, size_bytes=1000)
+    assert seen[THERE].seconds >= 0.4
+    # What TCP hands the kernel is far larger than a packet, and comes through whole.
+    ip, port = cluster.address_from("n1", "n2", 7000).split(":")
+    take = (
+        f"import hashlib, socket; c, _ = socket.create_server(('{ip}', {port})).accept(); h = hashlib.sha256()\n"
+        "while d := c.recv(1 << 16): h.update(d)\n"
+        "print(h.hexdigest())"
+    )
+    send = (
+        "import hashlib, random, socket, time\nd = random.Random(5).randbytes(1_000_000)\n"
+        "for _ in range(200):\n"
+        f"    try: s = socket.create_connection(('{ip}', {port})); break\n"
+        "    except OSError: time.sleep(0.1)\n"
+        "s.sendall(d); s.close(); print(hashlib.sha256(d).hexdigest())"
+    )
+    await shaping.shape("f2", {THERE: LinkShape(delay_ms=20, duplicate_percent=5)})
+    taken, sent = await asyncio.gather(printed(cluster, "n2", take), printed(cluster, "n1", send))
+    assert taken == sent
+    await shaping.release_all()
+    await shaping.release_all()
+    for measured in (await measure()).values():
+        assert (measured.received, measured.duplicates, measured.out_of_order) == (60, 0, 0)
+        assert median_ms(measured) < 60
+    with pytest.raises(ValueError, match="no such hosts in this cluster: n9"):
+        await shaping.shape("f3", {Link("n1", "n9"): LinkShape(delay_ms=1)})
+
+
+async def everything(cluster: Any) -> None:
+    for part in (clocks, disks, links):
+        await part(cluster)
+
+
+@pytest.mark.ssh
+@pytest.mark.root
+@on_machines
+def test_faults_on_machines_behind_ssh(tmp_path: Path, ssh_machines: Any) -> None:
+    with_cluster(tmp_path, ssh_machines, SshCluster, everything, inventory=str(ssh_machines.inventory))
+    for host in ("n1", "n2", "n3"):
+        assert ssh_machines.files(host) == []
+        assert "splitbrain" not in ssh_machines.rules(host)
+        assert "sb-aside" not in ssh_machines.devices(host)
+
+
+@pytest.mark.docker
+@pytest.mark.root
+@on_engine
+def test_faults_in_containers(tmp_path: Path, docker_engine: Any) -> None:
+    with_cluster(tmp_path, docker_engine, DockerCluster, everything)
+
+
+@pytest.mark.ssh
+@pytest.mark.root
+@on_machines
+def test_a_build_that_does_not_load_is_built_there(
+    tmp_path: Path, ssh_machines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on another processor: the host's compiler builds it, or its absence is named."""
+    monkeypatch.setattr(agent_shim, "build_shim", lambda: b"\x7fELF of another kind")
+    with_cluster(tmp_path, ssh_machines, SshCluster, clocks, inventory=str(ssh_machines.inventory))
+    monkeypatch.setattr(agent_shim, "COMPILERS", ("no-such-compiler",))
+    with pytest.raises(ClusterUnavailable, match=r"^n\d: the clock and disk shim .*gcc libc6-dev on n\d$") as caught:
+        with_cluster(tmp_path, ssh_machines, SshCluster, clocks, inventory=str(ssh_machines.inventory))
+    assert "\n" not in str(caught.value)
+    assert ssh_machines.files("n1") == []
+
+
+@pytest.mark.ssh
+@pytest.mark.root
+@on_machines
+def test_a_kernel_that_cannot_hold_packets_back_is_named(
+    tmp_path: Path, ssh_machines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_links, "_ASIDE", "a-name-that-is-too-long")
+    with pytest.raises(ClusterUnavailable, match=r"^n\d cannot hold packets back .*netdev egress hook") as caught:
+        with_cluster(tmp_path, ssh_machines, SshCluster, links, inventory=str(ssh_machines.inventory))
+    assert "\n" not in str(caught.value)
+    assert ssh_machines.files("n1") == []
+
+
+PACKETS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1000)), max_size=30)
+
+
+@given(PACKETS, st.integers(-(10**12), 10**12))
+def test_a_measure_is_the_same_whatever_the_clocks_say(packets: list[tuple[int, int]], ahead_ns: int) -> None:
+    sent_ns = [1_000_000 + number for number in range(10)]
+    plain = [(number, sent_ns[number] + late) for number, late in packets]
+    shifted = [(number, at_ns + ahead_ns) for number, at_ns in plain]
+    measured = measure_of(THERE, sent_ns=sent_ns, arrivals=plain, ahead_ns=0)
+    assert measured == measure_of(THERE, sent_ns=sent_ns, arrivals=shifted, ahead_ns=ahead_ns)
+    numbers = [number for number, _ in packets]
+    assert measured.received == len(measured.delays_ms) == len(set(numbers))
+    assert measured.duplicates == len(numbers) - len(set(numbers))
+    firsts = list(dict.fromkeys(numbers))
+    assert measured.out_of_order == sum(number < max(firsts[:at], default=-1) for at, number in enumerate(firsts))
+    assert all(delay_ms <= 0.001 for delay_ms in measured.delays_ms)
+
+
+def test_what_only_a_file_system_of_its_own_can_have_is_said_so() -> None:
+    said = SshCluster.missing("disks", "no-such-ability")
+    assert said is not None and "use --cluster netns" in said and "\n" not in said
+    assert DockerCluster.missing("links", "loss") is None
