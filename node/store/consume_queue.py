@@ -14,12 +14,15 @@ written and are not filled up in advance, so two nodes with the same log have th
 Queues are derived: they hold nothing that the commit log does not, and can be rebuilt from it. So appends go to
 memory, a lazy flush carries them to the files, and a checkpoint says how far the files can be trusted. At
 start the queues are cut back to the checkpoint and what the log holds beyond is dispatched again; if files and
-checkpoint do not fit together, everything is rebuilt.
+checkpoint do not fit together, everything is rebuilt. The checkpoint has a checksum of every file: a unit with a
+flipped bit may look like any other, and a wrong hash of tags would hide a message from its consumers without a trace.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -35,7 +38,11 @@ __all__ = [
     "Unit",
 ]
 
+logger = logging.getLogger("node.store")
+
 UNIT_SIZE_BYTES = 20
+SUM_CHUNK_BYTES = 1 << 20
+"""Read at once when checksums are compared."""
 MAX_OPEN_FILES = 256
 """Queue files held open at once; a quarter of the 1024 descriptors that a process usually gets."""
 
@@ -122,6 +129,8 @@ class ConsumeQueue:
         self._written_bytes = 0
         """Queue position up to which the units are in the files; the tail begins here."""
         self._tail = bytearray()
+        self._sums: dict[int, tuple[int, int]] = {}
+        self._summed_bytes = 0
         self._unsynced: dict[str, None] = {}
         self.min_offset = 0
         self.max_offset = 0
@@ -146,8 +155,29 @@ class ConsumeQueue:
         if self.max_offset != self.min_offset:
             raise ValueError(f"{self._directory} is not empty")
         self.min_offset = self.max_offset = offset
-        self._written_bytes = offset * UNIT_SIZE_BYTES
+        self._written_bytes = self._summed_bytes = offset * UNIT_SIZE_BYTES
         self._tail.clear()
+        self._sums.clear()
+
+    def sums(self) -> list[list[int]]:
+        """Checksums of the queue's files as of this moment, oldest first: the position that each begins with, and the
+        CRC-32 of everything from there to the end of the file or of the queue."""
+        self._sum()
+        first = self.min_offset * UNIT_SIZE_BYTES // self._file_size_bytes * self._file_size_bytes
+        self._sums = {base: entry for base, entry in self._sums.items() if base >= first}
+        return [list(entry) for entry in self._sums.values()]
+
+    def _sum(self) -> None:
+        """Take everything that was appended into the checksums."""
+        end = self._written_bytes + len(self._tail)
+        while self._summed_bytes < end:
+            start = self._summed_bytes
+            base = start - start % self._file_size_bytes
+            stop = min(end, base + self._file_size_bytes)
+            began, crc = self._sums.get(base, (start, 0))
+            piece = self._tail[start - self._written_bytes : stop - self._written_bytes]
+            self._sums[base] = (began, zlib.crc32(piece, crc))
+            self._summed_bytes = stop
 
     def append(self, queue_offset: int, physical_offset: int, size_bytes: int, tag_hash: int) -> bool:
         """Add the unit of the message that the log calls number `queue_offset` of this queue.
@@ -205,6 +235,7 @@ class ConsumeQueue:
     async def flush(self) -> None:
         """Carry the units in memory to the files; they then survive a crash of the process. Raises OSError."""
         while self._tail:
+            self._sum()
             base = self._written_bytes - self._written_bytes % self._file_size_bytes
             path = self._path(base)
             data = bytes(self._tail[: base + self._file_size_bytes - self._written_bytes])
@@ -229,17 +260,25 @@ class ConsumeQueue:
                 self._files.pin(None)
             self._unsynced.pop(path, None)
 
-    async def restore(self, min_offset: int, max_offset: int) -> bool:
+    async def restore(self, min_offset: int, max_offset: int, sums: list[list[int]]) -> bool:
         """Take the units [min_offset, max_offset) from the files and delete everything behind them.
 
-        Returns False when the files do not hold that many (they are then of no use). Raises OSError.
+        Returns False when the files do not hold that many, or others than those of `sums`; they are then of no use.
+        Raises OSError.
         """
         end = max_offset * UNIT_SIZE_BYTES
         first = min_offset * UNIT_SIZE_BYTES // self._file_size_bytes * self._file_size_bytes
+        if min_offset == max_offset:
+            first, sums = end, []  # nothing is held, whatever the files say
         names = self._disk.list(self._directory)
         for base in range(first, end, self._file_size_bytes):
             expected = min(end - base, self._file_size_bytes)
-            if f"{base:020d}" not in names or self._files.open(self._path(base)).size_bytes() < expected:
+            if f"{base:020d}" not in names:
+                logger.warning("%s is missing", self._path(base))
+                return False
+            size_bytes = self._files.open(self._path(base)).size_bytes()
+            if size_bytes < expected:
+                logger.warning("%s is %d bytes long, not %d", self._path(base), size_bytes, expected)
                 return False
             if base + self._file_size_bytes > end:
                 await self._files.open(self._path(base)).truncate(expected)
@@ -247,8 +286,31 @@ class ConsumeQueue:
             if not (name.isascii() and name.isdigit() and first <= int(name) < end):
                 self._files.forget(f"{self._directory}/{name}")
                 await self._disk.remove(f"{self._directory}/{name}")
+        self._sums = {start - start % self._file_size_bytes: (start, crc) for start, crc in sums}
+        if not self._are_as_summed(first, end):
+            return False
         self.min_offset, self.max_offset = min_offset, max_offset
-        self._written_bytes = end
+        self._written_bytes = self._summed_bytes = end
         self._tail.clear()
         self._unsynced.clear()
+        return True
+
+    def _are_as_summed(self, first: int, end: int) -> bool:
+        """Whether every file from position `first` to `end` has the checksum that it should have."""
+        for base in range(first, end, self._file_size_bytes):
+            if base not in self._sums:
+                logger.warning("the checkpoint says nothing of %s", self._path(base))
+                return False
+            start, wanted = self._sums[base]
+            stop, crc = min(end, base + self._file_size_bytes), 0
+            file = self._files.open(self._path(base))
+            while start < stop:
+                piece = file.read(start - base, min(SUM_CHUNK_BYTES, stop - start))
+                if not piece:
+                    break
+                crc = zlib.crc32(piece, crc)
+                start += len(piece)
+            if crc != wanted:
+                logger.warning("%s is damaged: its checksum is %08x, not %08x", self._path(base), crc, wanted)
+                return False
         return True

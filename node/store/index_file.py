@@ -13,7 +13,8 @@ The key is "topic#key", its hash Java's String.hashCode made positive. A file th
 by the physical offset of its first message, so that a rebuilt index has the same files byte for byte.
 
 Like the consume queues the index is derived. Entries go to memory and are carried to the files at a checkpoint, entries
-first and slots after them; a slot that is ahead of the checkpoint after a crash is led back along its chain.
+first and slots after them; a slot that is ahead of the checkpoint after a crash is led back along its chain. The
+checkpoint has checksums of the entries and of the slots, because a flipped bit would only make a query find nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
+import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,6 +47,8 @@ MAX_CHAIN = 200_000
 _HEADER = struct.Struct(">qqqqii")
 _ENTRY = struct.Struct(">iqii")
 _PAGE_SLOTS = 1024
+_CHUNK_BYTES = 1 << 22
+"""Read at once when checksums are compared."""
 _MAX_INT = 0x7FFFFFFF
 _NAME = re.compile(r"\d{20}")
 _POWERS = [pow(31, exponent, 1 << 32) for exponent in range(1024)][::-1]
@@ -87,6 +91,14 @@ class _Header:
         return _HEADER.pack(self.begin_ms, self.end_ms, self.begin_offset, self.end_offset, self.used_slots, self.count)
 
 
+def _pages(slots: array[int], first: int, last: int | None = None) -> bytes:
+    """Pages of slots, up to and with the last one, as they lie in a file."""
+    piece = slots[first * _PAGE_SLOTS : ((first if last is None else last) + 1) * _PAGE_SLOTS]
+    if sys.byteorder == "little":
+        piece.byteswap()
+    return piece.tobytes()
+
+
 class _IndexFile:
     """One file. Everything from entry `flushed` on is in memory, the slots wholly while the file is written to."""
 
@@ -99,6 +111,12 @@ class _IndexFile:
         self.slots: array[int] | None = None
         self.dirty_pages: dict[int, None] = {}
         self.file: File | None = None
+        self.summed = header.count
+        """Entries before this one are in `entries_crc`."""
+        self.entries_crc = 0
+        self._unsummed_pages: dict[int, None] = {}
+        self._page_crcs = array("I", bytes(4 * -(-slots // _PAGE_SLOTS)))
+        self.slots_crc = 0
 
     @property
     def is_dirty(self) -> bool:
@@ -116,10 +134,32 @@ class _IndexFile:
         before = self.slots[slot]
         self.tail += _ENTRY.pack(hashed, physical_offset, seconds, before)
         self.slots[slot] = header.count
-        self.dirty_pages[slot // _PAGE_SLOTS] = None
+        self.dirty_pages[slot // _PAGE_SLOTS] = self._unsummed_pages[slot // _PAGE_SLOTS] = None
         header.used_slots += before == 0
         header.count += 1
         header.end_ms, header.end_offset = stored_ms, physical_offset
+
+    def sum(self) -> tuple[int, int]:
+        """CRC-32 of the entries and of the slots as they are now, both as the file has them once it is flushed."""
+        self.sum_entries()
+        if self.slots is not None:
+            for page in self._unsummed_pages:
+                self._page_crcs[page] = zlib.crc32(_pages(self.slots, page))
+            self._unsummed_pages.clear()
+            self.slots_crc = zlib.crc32(self._page_crcs.tobytes())
+        return self.entries_crc, self.slots_crc
+
+    def sum_entries(self) -> None:
+        """Take every entry that was added into their checksum."""
+        if self.summed < self.header.count:
+            fresh = self.tail[_ENTRY.size * (self.summed - self.flushed) :]
+            self.entries_crc, self.summed = zlib.crc32(fresh, self.entries_crc), self.header.count
+
+    def sum_anew(self, slots: array[int]) -> int:
+        """The checksum of `slots`, noted page by page."""
+        for page in range(len(self._page_crcs)):
+            self._page_crcs[page] = zlib.crc32(_pages(slots, page))
+        return zlib.crc32(self._page_crcs.tobytes())
 
     def newest_of(self, hashed: int, file: File | None) -> int:
         slot = hashed % self.slot_count
@@ -178,6 +218,7 @@ class MessageIndex:
             path = f"{self._directory}/{physical_offset + 1:020d}"
         made = _IndexFile(path, self._slots, _Header())
         made.slots = array("i", bytes(4 * self._slots))
+        made.sum_anew(made.slots)
         self._files.append(made)
 
     def find(self, topic: str, key: str, *, begin_ms: int, end_ms: int, most: int) -> list[int]:
@@ -223,7 +264,9 @@ class MessageIndex:
         return {
             "slots": self._slots,
             "entries": self._entries,
-            "files": [[each.path.rpartition("/")[2], *_HEADER.unpack(each.header.pack())] for each in self._files],
+            "files": [
+                [each.path.rpartition("/")[2], *_HEADER.unpack(each.header.pack()), *each.sum()] for each in self._files
+            ],
         }
 
     def restore(self, state: Any) -> None:
@@ -238,7 +281,7 @@ class MessageIndex:
             return
         if (state["slots"], state["entries"]) != (self._slots, self._entries):
             raise ValueError(f"the index below {self._directory} was made with other sizes")
-        for name, *numbers in state["files"]:
+        for name, *numbers, entries_crc, slots_crc in state["files"]:
             index_file = _IndexFile(f"{self._directory}/{name}", self._slots, _Header(*numbers))
             if name not in names:
                 raise ValueError(f"{index_file.path} is missing")
@@ -246,16 +289,36 @@ class MessageIndex:
             try:
                 if file.size_bytes() < index_file.entry_at(index_file.header.count):
                     raise ValueError(f"{index_file.path} is too short")
+                self._check_entries(index_file, file, entries_crc)
+                is_newest = name == state["files"][-1][0]
+                slots = self._read_slots(index_file, file)
+                if index_file.sum_anew(slots) != slots_crc:
+                    raise ValueError(f"{index_file.path} is damaged: the checksum of its slots is another")
+                index_file.entries_crc, index_file.slots_crc = entries_crc, slots_crc
+                index_file.slots = slots if is_newest else None
                 self._files.append(index_file)
                 self._stale.remove(index_file.path)
-                if name == state["files"][-1][0]:
-                    self._load_slots(index_file, file)
             finally:
                 file.close()
 
-    def _load_slots(self, index_file: _IndexFile, file: File) -> None:
-        """Read the slots of the file that is written to, led back to the entries that the snapshot knows."""
-        slots = array("i", file.read(_HEADER.size, 4 * self._slots))
+    @staticmethod
+    def _check_entries(index_file: _IndexFile, file: File, wanted: int) -> None:
+        start, end, crc = index_file.entry_at(1), index_file.entry_at(index_file.header.count), 0
+        while start < end:
+            piece = file.read(start, min(_CHUNK_BYTES, end - start))
+            if not piece:
+                break
+            crc = zlib.crc32(piece, crc)
+            start += len(piece)
+        if crc != wanted:
+            raise ValueError(f"{index_file.path} is damaged: the checksum of its entries is another")
+
+    def _read_slots(self, index_file: _IndexFile, file: File) -> array[int]:
+        """The slots, led back to the entries that the snapshot knows."""
+        data = file.read(_HEADER.size, 4 * self._slots)
+        if len(data) != 4 * self._slots:
+            raise ValueError(f"{index_file.path} is too short for its slots")
+        slots = array("i", data)
         if sys.byteorder == "little":
             slots.byteswap()
         count = index_file.header.count
@@ -270,7 +333,7 @@ class MessageIndex:
                 if number != slots[slot]:
                     slots[slot] = number
                     index_file.dirty_pages[slot // _PAGE_SLOTS] = None
-        index_file.slots = slots
+        return slots
 
     async def flush(self) -> None:
         """Carry what is in memory to the files, durably. Raises OSError; what failed is written again next time."""
@@ -289,6 +352,7 @@ class MessageIndex:
     async def _flush_file(self, index_file: _IndexFile) -> None:
         if index_file.file is None:
             index_file.file = await self._disk.create(index_file.path)
+        index_file.sum_entries()
         file, tail, header = index_file.file, bytes(index_file.tail), index_file.header.pack()
         pages, index_file.dirty_pages = index_file.dirty_pages, {}
         try:
@@ -313,11 +377,8 @@ class MessageIndex:
         for at, page in enumerate(ordered):
             if at + 1 < len(ordered) and ordered[at + 1] == page + 1:
                 continue
-            first = ordered[start] * _PAGE_SLOTS
-            piece = index_file.slots[first : (page + 1) * _PAGE_SLOTS]
-            if sys.byteorder == "little":
-                piece.byteswap()
-            runs.append((_HEADER.size + 4 * first, piece.tobytes()))
+            first = ordered[start]
+            runs.append((_HEADER.size + 4 * first * _PAGE_SLOTS, _pages(index_file.slots, first, page)))
             start = at + 1
         return runs
 

@@ -23,7 +23,7 @@ __all__ = ["NOTHING_DISPATCHED", "DispatchMark", "QueueStore"]
 
 logger = logging.getLogger("node.store")
 
-CHECKPOINT_VERSION = 2
+CHECKPOINT_VERSION = 3
 """Of the checkpoint's content; another one is not read, and the queues are rebuilt."""
 
 
@@ -118,10 +118,10 @@ class QueueStore:
         stays in force. After a failed fsync it stays in force for good: the system may have dropped the
         pages that it could not write, so a later fsync that succeeds would prove nothing.
         """
-        bounds: dict[str, dict[str, list[int]]] = {}
+        bounds: dict[str, dict[str, list[Any]]] = {}
         derived_text = json.dumps(derived or {}, separators=(",", ":"))  # as of this moment, like the bounds
         for (topic, queue_id), queue in self._queues.items():
-            bounds.setdefault(topic, {})[str(queue_id)] = [queue.min_offset, queue.max_offset]
+            bounds.setdefault(topic, {})[str(queue_id)] = [queue.min_offset, queue.max_offset, queue.sums()]
         for queue in list(self._queues.values()):
             if queue.unflushed_bytes:
                 flushed_before = queue.flushed_bytes
@@ -209,11 +209,11 @@ class QueueStore:
             return None
         return content
 
-    async def _restore_queues(self, bounds: dict[str, dict[str, list[int]]]) -> bool:
+    async def _restore_queues(self, bounds: dict[str, dict[str, list[Any]]]) -> bool:
         for topic, queues in bounds.items():
-            for queue_id, (min_offset, max_offset) in queues.items():
+            for queue_id, (min_offset, max_offset, sums) in queues.items():
                 queue = self._make(topic, int(queue_id))
-                if not await queue.restore(min_offset, max_offset):
+                if not await queue.restore(min_offset, max_offset, sums):
                     return False
                 self._queues[topic, int(queue_id)] = queue
         for topic in self._disk.list(self._directory):

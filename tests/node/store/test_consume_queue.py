@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from typing import Any
 
 import pytest
@@ -104,16 +105,67 @@ def test_a_failed_write_keeps_the_units_for_the_next_try(disk: Any) -> None:
 @pytest.mark.parametrize("keep", range(10))
 def test_restoring_cuts_back_to_the_given_bounds(disk: Any, keep: int) -> None:
     before = make(disk)
-    units = fill(before, 9)
+    units = fill(before, keep)
+    sums = before.sums()
+    units += fill(before, 9 - keep)
     asyncio.run(before.flush())
     disk.open("/q/topic/0/leftover.tmp")
     queue = make(disk)
-    assert asyncio.run(queue.restore(0, keep))
+    assert asyncio.run(queue.restore(0, keep, sums))
     assert queue.read(0, 100) == units[:keep]
     assert sum(len(content) for content in disk.files.values()) == 20 * keep
     more = fill(queue, 3)
     asyncio.run(queue.flush())
     assert queue.read(0, 100) == units[:keep] + more
+    assert asyncio.run(make(disk).restore(0, keep + 3, queue.sums())), "the sums go on from the restored ones"
+
+
+def test_no_flipped_bit_is_restored(disk: Any, caplog: Any) -> None:
+    """Least of all one in a hash of tags, which would hide the message from its consumers."""
+    queue = make(disk)
+    fill(queue, 9)
+    asyncio.run(queue.flush())
+    sums = queue.sums()
+    assert [start for start, _ in sums] == [0, 80, 160]
+    for path, content in disk.files.items():
+        for at in range(len(content)):
+            content[at] ^= 1 << at % 8
+            assert not asyncio.run(make(disk).restore(0, 9, sums)), (path, at)
+            content[at] ^= 1 << at % 8
+    assert asyncio.run(make(disk).restore(0, 9, sums))
+    assert "/q/topic/0/00000000000000000160 is damaged: its checksum is" in caplog.text
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.one_of(st.integers(1, 9), st.sampled_from(["flush", "sums", "trim", "restore"])), max_size=20),
+    st.integers(0, 20),
+)
+def test_sums_are_those_of_the_files(new_disk: Any, steps: list[Any], first: int) -> None:
+    """Whenever they are asked for: what is flushed then is a continuation of what they speak of."""
+    disk = new_disk()
+    queue = make(disk)
+    queue.begin_at(first)
+    for step in steps:
+        if step == "flush":
+            asyncio.run(queue.flush())
+        elif step == "sums":
+            queue.sums()
+        elif step == "trim":
+            queue.min_offset = (queue.min_offset + queue.max_offset) // 2
+        elif step == "restore":
+            sums, bounds = queue.sums(), (queue.min_offset, queue.max_offset)
+            asyncio.run(queue.flush())
+            queue = make(disk)
+            assert asyncio.run(queue.restore(*bounds, sums))
+        else:
+            fill(queue, step)
+    sums = queue.sums()
+    asyncio.run(queue.flush())
+    for start, crc in sums:
+        base = start - start % 80
+        content = disk.files[f"/q/topic/0/{base:020d}"]
+        assert zlib.crc32(content[start - base :]) == crc
 
 
 @pytest.mark.parametrize("damage", ["missing", "short"])
@@ -121,11 +173,12 @@ def test_restoring_refuses_files_that_lack_units(disk: Any, damage: str) -> None
     before = make(disk)
     fill(before, 9)
     asyncio.run(before.flush())
+    sums = before.sums()
     if damage == "missing":
         del disk.files["/q/topic/0/00000000000000000080"]
     else:
         del disk.files["/q/topic/0/00000000000000000080"][79:]
-    assert not asyncio.run(make(disk).restore(0, 9))
+    assert not asyncio.run(make(disk).restore(0, 9, sums))
 
 
 def test_a_file_that_shrank_while_in_use_is_an_error_not_a_short_answer(disk: Any) -> None:
@@ -146,7 +199,7 @@ def test_a_queue_may_begin_behind_its_first_message(disk: Any) -> None:
     assert queue.read(0, 9) == []
     assert queue.read(6, 9) == units
     again = make(disk)
-    assert asyncio.run(again.restore(6, 10))
+    assert asyncio.run(again.restore(6, 10, queue.sums()))
     assert again.read(6, 9) == units
     with pytest.raises(ValueError, match="not empty"):
         again.begin_at(11)

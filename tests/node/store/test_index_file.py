@@ -169,3 +169,59 @@ def test_files_nobody_knows_are_removed(new_index: Any, tmp_path: Path) -> None:
     index.dispatch(record(0, "k"))
     asyncio.run(index.flush())
     assert list(files(tmp_path / "index")) == [f"{0:020d}"]
+
+
+def test_no_flipped_bit_is_restored(new_index: Any, tmp_path: Path) -> None:
+    """Neither in an entry nor in a slot, in no file: a query would find nothing, and nobody would know."""
+    index = new_index()
+    index.restore(None)
+    for number in range(10):
+        index.dispatch(record(100 * number, f"k{number}"))
+    state = index.snapshot()
+    index.dispatch(record(5000, "later"))
+    asyncio.run(index.flush())
+    index.close()
+    again = new_index()
+    again.restore(state)
+    assert [again.find("t", f"k{number}", begin_ms=0, end_ms=1 << 60, most=9) for number in (0, 9)] == [[0], [900]]
+    paths = sorted((tmp_path / "index").iterdir())
+    assert len(paths) == 3
+    entries_at = 40 + 4 * 7 + 20
+    for path, counted in zip(paths, state["files"], strict=True):
+        content = bytearray(path.read_bytes())
+        slots_at = range(40, 40 + 4 * 7) if path != paths[-1] else range(0)  # those may be ahead of the snapshot
+        for at in [*slots_at, *range(entries_at, entries_at + 20 * (counted[6] - 1))]:
+            content[at] ^= 1 << at % 8
+            path.write_bytes(content)
+            with pytest.raises(ValueError, match="damaged"):
+                new_index().restore(state)
+            content[at] ^= 1 << at % 8
+        path.write_bytes(content)
+    new_index().restore(state)
+
+
+def test_slots_ahead_of_the_snapshot_are_led_back_and_then_checked(new_index: Any, tmp_path: Path) -> None:
+    index = new_index(entries=50)
+    index.restore(None)
+    for number in range(9):
+        index.dispatch(record(100 * number, f"k{number}"))
+    state = index.snapshot()
+    for number in range(9, 20):
+        index.dispatch(record(100 * number, f"k{number}"))
+    asyncio.run(index.flush())
+    index.close()
+    again = new_index(entries=50)
+    again.restore(state)
+    assert again.snapshot()["files"] == state["files"]
+    (path,) = (tmp_path / "index").iterdir()
+    content = bytearray(path.read_bytes())
+    refused = 0
+    for at in range(40, 40 + 4 * 7):
+        content[at] ^= 1
+        path.write_bytes(content)
+        try:
+            new_index(entries=50).restore(state)
+        except ValueError:
+            refused += 1
+        content[at] ^= 1
+    assert refused >= 3 * 7, "a slot that leads to a later entry of its own chain is led back all the same"
