@@ -17,7 +17,7 @@ from node.config import ClassicConfig
 from node.remoting import ResponseCode
 from node.runtime import Runtime
 from node.store.commit_log import DEFAULT_FLUSH, CommitLog, FlushPolicy, LogRefuses, NotYetDurable
-from node.store.table_file import decode_table, encode_table
+from node.store.table_file import BACKUP_SUFFIX, decode_table, write_table
 
 __all__ = ["ClassicLedger", "ClassicStore"]
 
@@ -149,8 +149,9 @@ class ClassicLedger:
 
     async def start(self) -> None:
         """Recover. Raises LogDamaged (a ValueError), SegmentError, OSError."""
-        position, is_clean = self._read_checkpoint()
-        await self.log.open(durable_position=position, is_clean=is_clean)
+        checkpoint = self._read_checkpoint()
+        position, is_clean = checkpoint or (0, False)
+        await self.log.open(durable_position=position, is_clean=is_clean, is_known=checkpoint is not None)
         self._is_open = True
         await self._write_checkpoint(is_clean=False)
         loop = asyncio.get_running_loop()
@@ -173,15 +174,19 @@ class ClassicLedger:
             except OSError as error:
                 logger.error("the checkpoint could not be written: %s", error)
 
-    def _read_checkpoint(self) -> tuple[int, bool]:
-        if not self._runtime.disk.exists(self._checkpoint_path):
-            return 0, False
-        try:
-            content = decode_table(self._runtime.disk.read_file(self._checkpoint_path))
-            return int(content["position"]), bool(content["isClean"])
-        except (ValueError, KeyError, TypeError) as error:
-            logger.warning("%s is damaged (%s); reading the whole log", self._checkpoint_path, error)
-            return 0, False
+    def _read_checkpoint(self) -> tuple[int, bool] | None:
+        """Where the log was durable and whether the stop was an orderly one; None when no checkpoint says so. That of
+        before says less, and nothing of the stop."""
+        disk = self._runtime.disk
+        for path in (self._checkpoint_path, self._checkpoint_path + BACKUP_SUFFIX):
+            if not disk.exists(path):
+                continue
+            try:
+                content = decode_table(disk.read_file(path))
+                return int(content["position"]), bool(content["isClean"]) and path == self._checkpoint_path
+            except (ValueError, KeyError, TypeError) as error:
+                logger.warning("%s is damaged (%s)", path, error)
+        return None
 
     async def cut(self, position: int) -> None:
         """Forget the log from `position` on, see `CommitLog.cut`; never is more said to be durable than is there.
@@ -205,7 +210,7 @@ class ClassicLedger:
             "isClean": is_clean,
             "writtenAtMs": self._runtime.clock.wall_ms(),
         }
-        await self._runtime.disk.write_file_atomic(self._checkpoint_path, encode_table(content))
+        await write_table(self._runtime.disk, self._checkpoint_path, content)
 
     async def _checkpoint_forever(self) -> None:
         while True:

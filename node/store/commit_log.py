@@ -152,9 +152,10 @@ class CommitLog:
         """Everything below survives a power cut."""
         return self._rows.synced_position
 
-    async def open(self, *, durable_position: int, is_clean: bool) -> None:
-        """Recover the log. `durable_position` is where a record ended at the last checkpoint, 0 for none; after a
-        clean stop it is the end. Raises LogDamaged, SegmentError, OSError."""
+    async def open(self, *, durable_position: int, is_clean: bool, is_known: bool = True) -> None:
+        """Recover the log. `durable_position` is where a record ended at the last checkpoint; after a clean stop it is
+        the end. Without a checkpoint (not `is_known`) everything is read, and what a crash explains is cut off: the
+        end of the last file, never a damaged place before it. Raises LogDamaged, SegmentError, OSError."""
         self._rows.open()
         rows = self._rows
         if rows.end_position < durable_position:
@@ -162,8 +163,14 @@ class CommitLog:
                 f"{rows.path_at(rows.end_position)}: the log ends at {rows.end_position},"
                 f" {durable_position - rows.end_position} bytes of the log that were durable are missing"
             )
+        gap = rows.first_gap(durable_position if is_known else rows.end_position)
+        if gap:
+            raise LogDamaged(f"{gap}; restore it, or the data directory from another copy")
         start = max(durable_position, rows.begin_position)
         end = durable_position if is_clean else self._scan(start)
+        if not is_known and end < rows.end_position - rows.end_position % rows.segment_size_bytes:
+            at = end % rows.segment_size_bytes
+            raise LogDamaged(f"{rows.path_at(end)} is damaged at byte {at}, and no checkpoint says what was durable")
         if end < rows.end_position:
             self.truncated_bytes = rows.end_position - end
             logger.warning("cutting %d bytes off the log at %d: they hold no whole record", self.truncated_bytes, end)

@@ -112,6 +112,16 @@ class SegmentedFile:
         self._synced = self._begin
         self._dirty = dict.fromkeys(self._bases[-2:])
 
+    def first_gap(self, end: int) -> str:
+        """What is wrong with the first file below `end` that is missing or has another size; "" when all are whole."""
+        for base in range(self._base_of(self._begin), self._base_of(end), self._segment_size_bytes):
+            if base not in self._bases:
+                return f"{self.path_at(base)} is missing"
+            size_bytes = self._file(base).size_bytes()
+            if size_bytes != self._segment_size_bytes:
+                return f"{self.path_at(base)} is {size_bytes} bytes long, not {self._segment_size_bytes}"
+        return ""
+
     def path_at(self, position: int) -> str:
         """The file that holds `position`, whether it exists or not."""
         return f"{self._directory}/{segment_name(self._base_of(position))}"
