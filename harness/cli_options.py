@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from harness.cli_cluster import add_cluster_options
@@ -47,6 +48,11 @@ def _setting(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
+def _named_setting(name: str) -> Callable[[str], tuple[str, str]]:
+    """A setting that has an option of its own."""
+    return lambda text: (name, text.strip())
+
+
 def add_test_options(parser: argparse.ArgumentParser) -> None:
     """What determines a test."""
     parser.add_argument("--cluster", default="auto", help="how hosts are made: auto (default), netns, local, ...")
@@ -75,6 +81,14 @@ def add_test_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", dest="settings", action="append", type=_setting, default=[], metavar="KEY=VALUE",
         help="an option of the system under test, such as read_mode=unsafe; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--replication", dest="settings", action="append", type=_named_setting("replication"), metavar="HOW",
+        help="--set replication=HOW: dledger, or classic HA as sync or async",
+    )  # fmt: skip
+    parser.add_argument(
+        "--flush-mode", dest="settings", action="append", type=_named_setting("flush_mode"), metavar="HOW",
+        help="--set flush_mode=HOW: sync or async",
     )  # fmt: skip
     parser.add_argument("--operation-timeout", type=float, default=3.0, metavar="SECONDS", help="(default: 3)")
     parser.add_argument("--checker-timeout", type=float, default=60.0, metavar="SECONDS", help="(default: 60)")
@@ -116,7 +130,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 def given_options(words: list[str]) -> frozenset[str]:
     """The options that a command line gives, by the names they have in the parsed arguments."""
     names = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    return frozenset("settings" if name == "set" else name for name in names)
+    return frozenset("settings" if name in ("set", "replication", "flush_mode") else name for name in names)
 
 
 def add_exploration_commands(commands: Any) -> None:

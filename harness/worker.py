@@ -37,12 +37,14 @@ REOPEN_PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an operation ended. `node` is the host that answered, where known."""
+    """How an operation ended. `node` is the host that answered, where known; `durability` what the system said of an
+    acknowledged write that is less safe than it should be."""
 
     type: Literal["ok", "fail", "info"]
     value: Any = None
     error: str | None = None
     node: str | None = None
+    durability: str | None = None
 
 
 class Client(Protocol):
@@ -153,6 +155,8 @@ class Workers:
                     completion["error"] = outcome.error
                 if outcome.node is not None:
                     completion["node"] = outcome.node
+                if outcome.durability is not None:
+                    completion["durability"] = outcome.durability
                 self.completed += 1
                 self._tell(thread, process, self.recorder.append(completion))
                 if outcome.type == "info":

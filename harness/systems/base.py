@@ -72,6 +72,8 @@ class QueueConnection(Protocol):
     """
 
     node: str | None
+    durability: str | None
+    """What the system said of the last append, if it is less safe than it should be ("local")."""
 
     async def open(self) -> None: ...
 

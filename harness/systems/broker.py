@@ -1,9 +1,9 @@
 """System `broker`: the reference system, a replicated message broker with a name server.
 
-Every replica host runs one broker of a DLedger group; the host `ns1` runs the name server. Configuration
-files are written onto the hosts, the programs started through the cluster, and everything the harness knows
-of the system it learns as any client would: by asking it over the network. What must hold at the end is read
-from the replicas' own files and logs.
+Every replica host runs one broker, of a DLedger group or, with `replication=sync` or `async`, of a master (the first
+host) with its slaves; the host `ns1` runs the name server. Configuration files are written onto the hosts, the
+programs started through the cluster, and everything the harness knows of the system it learns as any client would: by
+asking it over the network. What must hold at the end is read from the replicas' own files and logs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,24 +19,29 @@ from typing import Any
 
 from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, Cluster, HostProcess, Program, harness_runtime
 from harness.errors import OperatorError, SystemUnderTestError
-from harness.systems.base import CheckOutcome, Setting, setting_problems
-from harness.systems.broker_checks import compare_replicas, one_leader_per_term
+from harness.systems.base import CheckOutcome, Setting
+from harness.systems.broker_checks import compare_copies, compare_replicas, one_leader_per_term
+from harness.systems.broker_configuration import (
+    BROKER_NAME,
+    BROKER_PORT,
+    DLEDGER,
+    DLEDGER_PORT,
+    HA_PORT,
+    NAME_SERVER_PORT,
+    SETTINGS,
+    TOPIC,
+    broker_configuration,
+    resolve_settings,
+)
 from harness.systems.broker_connection import BrokerConnection
 from harness.systems.broker_messaging import TIMINGS, BrokerMessaging
 from harness.systems.node_program import node_program
 from node.client import BrokerClient, Client, TransactionState
-from node.mutants.catalogue import CLIENT_MUTANTS, MUTANTS, NO_MUTANT
 from node.mutants.switch import mutate_client
 
 __all__ = ["BROKER_PORT", "DLEDGER_PORT", "NAME_SERVER_PORT", "TOPIC", "BrokerSystem"]
 
 logger = logging.getLogger(__name__)
-
-BROKER_PORT = 10911  # R
-DLEDGER_PORT = 40911  # R
-NAME_SERVER_PORT = 9876  # R
-TOPIC = "splitbrain"
-BROKER_NAME = "broker-a"
 
 READY_TIMEOUT_S = 120.0
 """From the start of the programs to a leader that takes writes: seconds on an ordinary machine, more than a minute on
@@ -43,35 +49,6 @@ emulated ones. A program that ends meanwhile is noticed at once."""
 
 STATUS_TIMEOUT_MS = 500
 """For one status request. A host that is cut off must not hold up the question who leads."""
-
-TRANSACTION_TIMEOUT_S = 2
-TRANSACTION_CHECK_INTERVAL_S = 2
-"""A run of a minute must see answers to questions about transactions; RocketMQ waits 6 s and asks every 60 s."""
-
-SETTINGS = (
-    Setting("read_mode", "read_index", "how reads are made current", ("read_index", "lease", "log", "unsafe")),
-    Setting("flush_mode", "sync", "acknowledge after fsync, or before (flushDiskType)", ("sync", "async")),
-    Setting(
-        "flush_interval_ms",
-        "10",
-        "async: least time between two syncs (flushIntervalCommitLog, there 500; DLedger's own is 10)",
-        bounds=(1, 3_600_000),
-    ),
-    Setting(
-        "flush_least_pages",
-        "0",
-        "async: unsynced pages of 4 KiB that make a sync worth it (flushCommitLogLeastPages, there 4; DLedger: 0)",
-        bounds=(0, 1 << 20),
-    ),
-    Setting(
-        "flush_thorough_interval_ms",
-        "10000",
-        "async: after which everything is synced (flushCommitLogThoroughInterval)",
-        bounds=(1, 3_600_000),
-    ),
-    Setting("timing", "fast", "election timings: fast (100 ms heartbeats) or RocketMQ's own", ("fast", "default")),
-    Setting("mutant", NO_MUTANT, "a known bug put into the nodes or clients", (NO_MUTANT, *MUTANTS)),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +70,7 @@ class _Status:
 
     @property
     def takes_writes(self) -> bool:
-        return self.leads and self.table.get("brokerRole") == "SYNC_MASTER"
+        return self.leads and self.table.get("takesWrites") == "true"
 
 
 class BrokerSystem:
@@ -103,13 +80,17 @@ class BrokerSystem:
     description = "A replicated message broker modelled on RocketMQ with DLedger (Raft)."
     offers = frozenset({"queue", "messaging"})
     settings: Sequence[Setting] = SETTINGS
-    ports: Sequence[int] = (BROKER_PORT, DLEDGER_PORT, NAME_SERVER_PORT)
+    ports: Sequence[int] = (BROKER_PORT, HA_PORT, DLEDGER_PORT, NAME_SERVER_PORT)
 
     def __init__(
         self, *, cluster: Cluster, settings: Mapping[str, str], keys: int, log_dir: str, operation_timeout_s: float
     ) -> None:
         self._cluster = cluster
         self._settings = resolve_settings(settings)
+        self._is_classic = self._settings["replication"] != DLEDGER
+        self._master = cluster.hosts[0]
+        """Who is the master in classic HA."""
+        self._acknowledged: Counter[str] = Counter()
         self._keys = keys
         self._log_dir = Path(log_dir)
         self._operation_timeout_s = operation_timeout_s
@@ -134,50 +115,30 @@ class BrokerSystem:
         )
         for host in cluster.hosts:
             path = os.path.join(cluster.data_dir(host), "broker.toml")
-            await cluster.put_file(host, path, self._configuration(host).encode())
+            await self._put_configuration(host)
             self._programs[host] = await node_program(cluster, host, "broker", ["broker", "--config", path])
             await self.restart(host)
         self._control = self._new_client("harness-control")
         await self._wait_until_ready()
 
-    def _configuration(self, host: str) -> str:
-        cluster = self._cluster
-        own_address = cluster.bind_address(host)
+    async def _put_configuration(self, host: str) -> None:
+        text = broker_configuration(self._cluster, host, self._settings, keys=self._keys, master=self._master)
+        await self._cluster.put_file(host, os.path.join(self._cluster.data_dir(host), "broker.toml"), text.encode())
 
-        def peer(other: str) -> str:
-            if other == host:
-                return f"{own_address}:{DLEDGER_PORT}"
-            return cluster.address_from(host, other, DLEDGER_PORT)
-
-        lines = [
-            f'self_id = "{host}"',
-            f'group = "{BROKER_NAME}"',
-            f'broker_name = "{BROKER_NAME}"',
-            'cluster_name = "splitbrain"',
-            f'listen = "{own_address}:{BROKER_PORT}"',
-            f'data_dir = "{os.path.join(cluster.data_dir(host), "data")}"',
-            f'name_servers = ["{cluster.address_from(host, NAME_SERVER_HOST, NAME_SERVER_PORT)}"]',
-            *self._node_settings(),
-            "[dledger]",
-            f'listen = "{own_address}:{DLEDGER_PORT}"',
-            "[dledger.peers]",
-            *(f'{other} = "{peer(other)}"' for other in cluster.hosts),
-            "[transactions]",
-            f"timeout_s = {TRANSACTION_TIMEOUT_S}",
-            f"check_interval_s = {TRANSACTION_CHECK_INTERVAL_S}",
-            "[[topics]]",
-            f'name = "{TOPIC}"',
-            f"queues = {self._keys}",
-        ]
-        return "\n".join(lines) + "\n"
-
-    def _node_settings(self) -> list[str]:
-        """The settings that nodes are told, as lines of TOML; a mutant only where there is one for nodes."""
-        settings = dict(self._settings)
-        if settings["mutant"] == NO_MUTANT or settings["mutant"] in CLIENT_MUTANTS:
-            del settings["mutant"]
-        numbers = {setting.name for setting in SETTINGS if setting.bounds is not None}
-        return [f"{name} = {value}" if name in numbers else f'{name} = "{value}"' for name, value in settings.items()]
+    async def promote(self, host: str) -> None:
+        """Make the slave on `host` the master, as an operator of classic HA does: end the former master if it runs,
+        give every broker the configuration that says so, start this one again. The former master stays down until it
+        is started, and is a slave then. Raises SystemUnderTestError with DLedger, which elects its leaders."""
+        if not self._is_classic:
+            raise SystemUnderTestError("DLedger elects its leaders; only classic HA has slaves to promote")
+        former, self._master = self._master, host
+        for ended in (former, host):
+            process = self._processes.get(ended)
+            if process is not None and process.exit_status() is None:
+                await process.terminate()
+        for other in self._cluster.hosts:
+            await self._put_configuration(other)
+        await self.restart(host)
 
     async def _wait_until_ready(self) -> None:
         loop = asyncio.get_running_loop()
@@ -235,9 +196,7 @@ class BrokerSystem:
 
     async def statuses(self) -> dict[str, _Status]:
         """What each broker says of itself; those that do not answer in time are absent."""
-        answers = await asyncio.gather(
-            *(self._ask(host, timeout_ms=STATUS_TIMEOUT_MS) for host in self._cluster.hosts)
-        )
+        answers = await asyncio.gather(*(self._ask(host, timeout_ms=STATUS_TIMEOUT_MS) for host in self._cluster.hosts))
         return {answer.host: answer for answer in answers if answer is not None}
 
     async def _ask(self, host: str, *, timeout_ms: int) -> _Status | None:
@@ -286,9 +245,7 @@ class BrokerSystem:
         """A connection of an offered kind. One to the queues has one of the brokers for its home, by thread."""
         if kind not in self.offers:
             raise OperatorError(f"system broker offers no {kind!r} connections")
-        addresses = {
-            host: self._cluster.address_from(CLIENTS_HOST, host, BROKER_PORT) for host in self._cluster.hosts
-        }
+        addresses = {host: self._cluster.address_from(CLIENTS_HOST, host, BROKER_PORT) for host in self._cluster.hosts}
         if kind == "messaging":
             return self._messaging(process, {address: host for host, address in addresses.items()})
         hosts = list(addresses)
@@ -299,6 +256,7 @@ class BrokerSystem:
             topic=TOPIC,
             addresses=addresses,
             home=hosts[thread % len(hosts)],
+            acknowledged=self._acknowledged,
             timeout_s=self._operation_timeout_s,
         )
 
@@ -343,13 +301,16 @@ class BrokerSystem:
         return lambda address: translations.get(address, address)
 
     async def check(self, *, started_wall_ms: int) -> Mapping[str, CheckOutcome]:
-        """Replica agreement byte for byte, and at most one leader in every term."""
+        """Replica agreement byte for byte, and with DLedger at most one leader in every term."""
         cluster = self._cluster
+        words = ("data", "commitlog") if self._is_classic else ("data", "dledger", "data")
         data_dirs = {
-            host: Path(cluster.local_path(host, os.path.join(cluster.data_dir(host), "data", "dledger", "data")))
-            for host in cluster.hosts
+            host: Path(cluster.local_path(host, os.path.join(cluster.data_dir(host), *words))) for host in cluster.hosts
         }
         committed = {host: status.number("committedPos") for host, status in self._final.items()}
+        if self._is_classic:
+            troubles = {host: status.table.get("haTrouble", "") for host, status in self._final.items()}
+            return {"replicas": compare_copies(data_dirs, committed, troubles, caught_up=self._recovered)}
         logs = {host: self._log_path(host) for host in cluster.hosts}
         return {
             "replicas": compare_replicas(data_dirs, committed, caught_up=self._recovered),
@@ -358,12 +319,8 @@ class BrokerSystem:
 
     def facts(self) -> dict[str, Any]:
         """What of the system is worth keeping with the results."""
-        return {"settings": dict(self._settings), "final_status": {h: dict(s.table) for h, s in self._final.items()}}
-
-
-def resolve_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Defaults overlaid with what was given. Raises OperatorError naming every problem."""
-    problems = setting_problems(SETTINGS, given)
-    if problems:
-        raise OperatorError("--set: " + "; ".join(problems))
-    return {setting.name: given.get(setting.name, setting.default) for setting in SETTINGS}
+        return {
+            "settings": dict(self._settings),
+            "final_status": {h: dict(s.table) for h, s in self._final.items()},
+            "acknowledged": dict(sorted(self._acknowledged.items())),
+        }

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.systems.base import CheckOutcome
 
-__all__ = ["compare_replicas", "one_leader_per_term"]
+__all__ = ["compare_copies", "compare_replicas", "one_leader_per_term"]
 
 BLOCK_BYTES = 1 << 20
 MAX_LEADER_CHANGES_LISTED = 500
@@ -52,6 +52,22 @@ def compare_replicas(data_dirs: Mapping[str, Path], committed: Mapping[str, int]
     if not caught_up:
         return CheckOutcome("unknown", f"replicas did not catch up in time; the first {end} bytes are equal", details)
     return CheckOutcome(True, f"{len(hosts)} replicas hold the same {end - begin} committed bytes", details)
+
+
+def compare_copies(
+    data_dirs: Mapping[str, Path], committed: Mapping[str, int], troubles: Mapping[str, str], *, caught_up: bool
+) -> CheckOutcome:
+    """The same of a master and its slaves in classic HA. A slave that says that its log is no copy of the master's
+    (`troubles`, "" for none) is not compared, and keeps the answer from being valid."""
+    refusing = {host: trouble for host, trouble in sorted(troubles.items()) if trouble}
+    others = {host: path for host, path in data_dirs.items() if host not in refusing}
+    outcome = compare_replicas(
+        others, {host: position for host, position in committed.items() if host in others}, caught_up=caught_up
+    )
+    if not refusing or outcome.valid is False:
+        return outcome
+    said = "; ".join(f"{host} does not follow: {trouble}" for host, trouble in refusing.items())
+    return CheckOutcome("unknown", said, {**outcome.details, "refusing": refusing})
 
 
 def _segments(directory: Path) -> list[tuple[int, Path]]:

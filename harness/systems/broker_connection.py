@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -43,12 +44,24 @@ class BadMessage(Exception):
 
 
 class BrokerConnection:
-    """A `QueueConnection` over the queues of one topic. `addresses` maps hosts to what this client dials."""
+    """A `QueueConnection` over the queues of one topic. `addresses` maps hosts to what this client dials; acknowledged
+    appends are counted by status in `acknowledged`."""
 
     def __init__(
-        self, *, client: BrokerClient, topic: str, addresses: Mapping[str, str], home: str, timeout_s: float
+        self,
+        *,
+        client: BrokerClient,
+        topic: str,
+        addresses: Mapping[str, str],
+        home: str,
+        timeout_s: float,
+        acknowledged: Counter[str] | None = None,
     ) -> None:
         self.node: str | None = None
+        self.durability: str | None = None
+        """Of the last append: "local" when it was acknowledged as stored on the master only, else None."""
+        self._acknowledged = acknowledged if acknowledged is not None else Counter()
+        self._hosts_by_address = {address: host for host, address in addresses.items()}
         self._client = client
         self._topic = topic
         self._addresses = addresses
@@ -68,6 +81,8 @@ class BrokerConnection:
 
         async def send(address: str, timeout_ms: int) -> int:
             result = await self._client.send(self._topic, key, body, address=address, timeout_ms=timeout_ms)
+            self._acknowledged[result.status.name] += 1
+            self.durability = "local" if result.is_local else None
             return result.queue_offset
 
         offset = await self._at_leader(self._writer, send)
@@ -133,7 +148,9 @@ class BrokerConnection:
                     await asyncio.sleep(HOP_PAUSE_S)
 
     async def _next_host(self, error: ClientError, refused_by: str, tried: set[str]) -> str:
-        leader = error.leader_id if isinstance(error, NotLeader) else None
+        leader = None
+        if isinstance(error, NotLeader):
+            leader = error.leader_id or self._hosts_by_address.get(error.leader_address or "")
         if leader is not None and leader in self._addresses and leader not in tried:
             return leader
         master = await self._master_by_route()

@@ -102,7 +102,7 @@ class _LogClient:
         connection = self.connection
         if op.f == "append":
             offset = await connection.append(op.key, op.value)
-            return Outcome("ok", [offset, op.value], node=connection.node)
+            return Outcome("ok", [offset, op.value], node=connection.node, durability=connection.durability)
         if op.f == "tail":
             return Outcome("ok", await connection.tail(op.key), node=connection.node)
         offset, messages, tail = await connection.read(op.key, op.value["offset"], op.value["max"])

@@ -443,6 +443,7 @@ class BrokerController:
             "clusterName": config.cluster_name,
             "brokerId": self.broker_id,
             "brokerRole": self.slave.role or ("SYNC_MASTER" if self.store.is_master else "SLAVE"),
+            "takesWrites": self.store.is_master,
             "role": state.role.name,
             "term": state.term,
             "leaderId": state.leader_id or "",

@@ -128,6 +128,7 @@ class MemorySystem:
 
 class MemoryQueueConnection:
     node: str | None = "n1"
+    durability: str | None = None
 
     def __init__(self, system: MemorySystem) -> None:
         self.system = system

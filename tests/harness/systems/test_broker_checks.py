@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.systems import broker_checks
-from harness.systems.broker_checks import compare_replicas, one_leader_per_term
+from harness.systems.broker_checks import compare_copies, compare_replicas, one_leader_per_term
 
 
 def write_log(root: Path, host: str, content: bytes, segment_bytes: int, begin: int = 0) -> Path:
@@ -125,3 +125,18 @@ def test_no_word_of_any_leader_is_unknown(tmp_path: Path) -> None:
     assert one_leader_per_term({"n1": log_file(tmp_path / "1", "x")}, started_wall_ms=0).valid == "unknown"
     logs = {"n1": log_file(tmp_path / "2", leader_line("n1", 1)), "n2": tmp_path / "missing"}
     assert one_leader_per_term(logs, started_wall_ms=0).valid == "unknown"
+
+
+def test_a_slave_that_says_that_it_does_not_follow_is_neither_compared_nor_forgotten(tmp_path: Path) -> None:
+    dirs = {
+        "n1": write_log(tmp_path, "n1", b"abcdefgh", 3),
+        "n2": write_log(tmp_path, "n2", b"abcdefgh", 3),
+        "n3": write_log(tmp_path, "n3", b"abcdXfghijkl", 3),
+    }
+    committed = {"n1": 8, "n2": 8, "n3": 12}
+    said = {"n1": "", "n2": "", "n3": "it has 4 bytes that the master lacks"}
+    outcome = compare_copies(dirs, committed, said, caught_up=False)
+    assert outcome.valid == "unknown" and "n3 does not follow: it has 4 bytes" in outcome.reason
+    assert compare_copies(dirs, committed, dict.fromkeys(said, ""), caught_up=True).valid is False
+    (dirs["n2"] / f"{3:020d}").write_bytes(b"dXf")
+    assert compare_copies(dirs, committed, said, caught_up=True).valid is False

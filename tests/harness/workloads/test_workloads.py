@@ -39,6 +39,7 @@ class MemoryConnection:
     def __init__(self, queues: Queues) -> None:
         self.shared = queues
         self.node: str | None = "n1"
+        self.durability: str | None = None
 
     async def open(self) -> None:
         pass

@@ -1,0 +1,164 @@
+"""What the brokers of a run are told: the system's options, and a configuration file for each host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from harness.clusters.base import NAME_SERVER_HOST, Cluster
+from harness.errors import OperatorError
+from harness.systems.base import Setting, setting_problems
+from node.mutants.catalogue import CLIENT_MUTANTS, MUTANTS, NO_MUTANT
+
+__all__ = [
+    "BROKER_NAME",
+    "BROKER_PORT",
+    "DLEDGER",
+    "DLEDGER_PORT",
+    "HA_PORT",
+    "NAME_SERVER_PORT",
+    "SETTINGS",
+    "TOPIC",
+    "broker_configuration",
+    "resolve_settings",
+]
+
+BROKER_PORT = 10911  # R
+HA_PORT = 10912  # R: haListenPort
+DLEDGER_PORT = 40911  # R
+NAME_SERVER_PORT = 9876  # R
+TOPIC = "splitbrain"
+BROKER_NAME = "broker-a"
+
+DLEDGER = "dledger"
+"""The replication that needs no master named beforehand."""
+_ROLES = {"sync": "SYNC_MASTER", "async": "ASYNC_MASTER"}
+
+TRANSACTION_TIMEOUT_S = 2
+TRANSACTION_CHECK_INTERVAL_S = 2
+"""A run of a minute must see answers to questions about transactions; RocketMQ waits 6 s and asks every 60 s."""
+
+SETTINGS = (
+    Setting("replication", DLEDGER, "DLedger, or classic HA with a SYNC_MASTER or an ASYNC_MASTER", (DLEDGER, *_ROLES)),
+    Setting("read_mode", "read_index", "how reads are made current", ("read_index", "lease", "log", "unsafe")),
+    Setting("flush_mode", "sync", "acknowledge after fsync, or before (flushDiskType)", ("sync", "async")),
+    Setting(
+        "flush_interval_ms",
+        "10",
+        "async: least time between two syncs (flushIntervalCommitLog, 500 in classic HA; DLedger's own is 10)",
+        bounds=(1, 3_600_000),
+    ),
+    Setting(
+        "flush_least_pages",
+        "0",
+        "async: unsynced pages of 4 KiB that make a sync worth it (flushCommitLogLeastPages, 4 in classic HA)",
+        bounds=(0, 1 << 20),
+    ),
+    Setting(
+        "flush_thorough_interval_ms",
+        "10000",
+        "async: after which everything is synced (flushCommitLogThoroughInterval)",
+        bounds=(1, 3_600_000),
+    ),
+    Setting("slave_reads", "off", "classic HA: slaves answer reads, stale ones too (slaveReadEnable)", ("off", "on")),
+    Setting(
+        "ha_mismatch", "refuse", "classic HA: what a slave does that has what the master lacks", ("refuse", "heal")
+    ),
+    Setting("timing", "fast", "election timings: fast (100 ms heartbeats) or RocketMQ's own", ("fast", "default")),
+    Setting("mutant", NO_MUTANT, "a known bug put into the nodes or clients", (NO_MUTANT, *MUTANTS)),
+)
+_CLASSIC_DEFAULTS = {"flush_interval_ms": "500", "flush_least_pages": "4"}
+"""R's for a log of the broker's own."""
+_CLASSIC_ONLY = ("slave_reads", "ha_mismatch")
+
+
+def resolve_settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Defaults overlaid with what was given. Raises OperatorError naming every problem."""
+    problems = setting_problems(SETTINGS, given)
+    is_classic = given.get("replication", DLEDGER) != DLEDGER
+    if not is_classic:
+        problems += [
+            f"{name} is of classic HA: give replication=sync or async" for name in _CLASSIC_ONLY if name in given
+        ]
+    if problems:
+        raise OperatorError("--set: " + "; ".join(problems))
+    defaults = {setting.name: setting.default for setting in SETTINGS} | (_CLASSIC_DEFAULTS if is_classic else {})
+    return {**defaults, **given}
+
+
+def broker_configuration(cluster: Cluster, host: str, settings: Mapping[str, str], *, keys: int, master: str) -> str:
+    """The configuration file of the broker on `host`, as TOML. `master` is who leads in classic HA."""
+    own_address = cluster.bind_address(host)
+    lines = [
+        f'self_id = "{host}"',
+        f'group = "{BROKER_NAME}"',
+        f'broker_name = "{BROKER_NAME}"',
+        'cluster_name = "splitbrain"',
+        f'listen = "{own_address}:{BROKER_PORT}"',
+        f'data_dir = "{os.path.join(cluster.data_dir(host), "data")}"',
+        f'name_servers = ["{cluster.address_from(host, NAME_SERVER_HOST, NAME_SERVER_PORT)}"]',
+        *_node_settings(settings),
+    ]
+    if settings["replication"] == DLEDGER:
+        lines += _dledger(cluster, host)
+    else:
+        lines += _classic(cluster, host, settings, master)
+    dialled = _dialled(cluster, host)
+    if dialled:
+        lines += ["[dial]", *(f'"{known}" = "{address}"' for known, address in dialled.items())]
+    lines += [
+        "[transactions]",
+        f"timeout_s = {TRANSACTION_TIMEOUT_S}",
+        f"check_interval_s = {TRANSACTION_CHECK_INTERVAL_S}",
+        "[[topics]]",
+        f'name = "{TOPIC}"',
+        f"queues = {keys}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _node_settings(settings: Mapping[str, str]) -> list[str]:
+    """The settings that every node is told, as lines of TOML; a mutant only where there is one for nodes."""
+    told = {name: value for name, value in settings.items() if name not in ("replication", *_CLASSIC_ONLY)}
+    if told["mutant"] == NO_MUTANT or told["mutant"] in CLIENT_MUTANTS:
+        del told["mutant"]
+    numbers = {setting.name for setting in SETTINGS if setting.bounds is not None}
+    lines = [f"{name} = {value}" if name in numbers else f'{name} = "{value}"' for name, value in told.items()]
+    if settings["slave_reads"] == "on":
+        lines.append("slave_read_enable = true")
+    return lines
+
+
+def _dledger(cluster: Cluster, host: str) -> Sequence[str]:
+    own = f"{cluster.bind_address(host)}:{DLEDGER_PORT}"
+    return [
+        "[dledger]",
+        f'listen = "{own}"',
+        "[dledger.peers]",
+        *(
+            f'{other} = "{own if other == host else cluster.address_from(host, other, DLEDGER_PORT)}"'
+            for other in cluster.hosts
+        ),
+    ]
+
+
+def _classic(cluster: Cluster, host: str, settings: Mapping[str, str], master: str) -> Sequence[str]:
+    slaves = [other for other in cluster.hosts if other != master]
+    return [
+        "[classic]",
+        f'broker_role = "{_ROLES[settings["replication"]] if host == master else "SLAVE"}"',
+        f"broker_id = {0 if host == master else slaves.index(host) + 1}",
+        f"ha_listen_port = {HA_PORT}",
+        f'ha_mismatch = "{settings["ha_mismatch"]}"',
+    ]
+
+
+def _dialled(cluster: Cluster, host: str) -> dict[str, str]:
+    """Where this host dials what the others advertise, if that is elsewhere (behind proxies)."""
+    pairs = {
+        f"{cluster.bind_address(other)}:{port}": cluster.address_from(host, other, port)
+        for other in cluster.hosts
+        if other != host
+        for port in (BROKER_PORT, HA_PORT)
+    }
+    return {known: address for known, address in pairs.items() if known != address}

@@ -1,0 +1,57 @@
+"""What brokers are told, and what an operator may ask for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.errors import OperatorError
+from harness.systems.broker_configuration import broker_configuration, resolve_settings
+from node.config import parse_broker_config
+
+
+def cluster(*, proxies: bool) -> Any:
+    """Three hosts; with `proxies` nobody is reached where he listens."""
+
+    def address_from(source: str, destination: str, port: int) -> str:
+        number = destination[1:]
+        return f"127.0.1.{source[1:]}:{int(number) * 10 + port % 10}" if proxies else f"10.0.0.{number}:{port}"
+
+    return SimpleNamespace(
+        hosts=("n1", "n2", "n3"),
+        bind_address=lambda host: f"10.0.0.{host[1:]}",
+        address_from=address_from,
+        data_dir=lambda host: f"/{host}",
+    )
+
+
+@pytest.mark.parametrize("proxies", [False, True])
+@pytest.mark.parametrize("replication", ["dledger", "sync", "async"])
+def test_every_broker_can_read_what_it_is_told(replication: str, proxies: bool) -> None:
+    settings = resolve_settings({"replication": replication})
+    hosts = cluster(proxies=proxies)
+    configs = [
+        parse_broker_config(broker_configuration(hosts, host, settings, keys=4, master="n2")) for host in hosts.hosts
+    ]
+    assert [config.ha.role if config.ha else None for config in configs] == {
+        "dledger": [None] * 3, "sync": ["SLAVE", "SYNC_MASTER", "SLAVE"], "async": ["SLAVE", "ASYNC_MASTER", "SLAVE"],
+    }[replication]  # fmt: skip
+    assert [config.ha.broker_id if config.ha else None for config in configs] == (
+        [None] * 3 if replication == "dledger" else [1, 0, 2]
+    )
+    assert len(configs[0].dial) == (4 if proxies else 0)
+
+
+def test_a_log_of_its_own_is_flushed_like_rocketmq_s() -> None:
+    assert resolve_settings({"replication": "sync"})["flush_interval_ms"] == "500"
+    assert resolve_settings({"replication": "sync", "flush_interval_ms": "7"})["flush_interval_ms"] == "7"
+    assert resolve_settings({})["flush_interval_ms"] == "10"
+
+
+def test_options_of_classic_ha_need_it() -> None:
+    with pytest.raises(OperatorError, match="give replication=sync or async"):
+        resolve_settings({"slave_reads": "on"})
+    with pytest.raises(OperatorError, match="replication must be one of dledger, sync, async"):
+        resolve_settings({"replication": "none"})
