@@ -16,8 +16,8 @@ def cluster(*, proxies: bool) -> Any:
     """Three hosts; with `proxies` nobody is reached where he listens."""
 
     def address_from(source: str, destination: str, port: int) -> str:
-        number = destination[1:]
-        return f"127.0.1.{source[1:]}:{int(number) * 10 + port % 10}" if proxies else f"10.0.0.{number}:{port}"
+        number = {"n1": 1, "n2": 2, "n3": 3, "ns1": 4}[destination]
+        return f"127.0.1.{source[1:]}:{number * 1000 + port % 1000}" if proxies else f"10.0.0.{number}:{port}"
 
     return SimpleNamespace(
         hosts=("n1", "n2", "n3"),
