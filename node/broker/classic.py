@@ -124,6 +124,7 @@ class ClassicLedger:
         self._config = config
         self._checkpoint_path = f"{data_dir}/checkpoint"
         self._listeners: list[Callable[[], None]] = []
+        self._log_directory = f"{data_dir}/commitlog"
         mode = "transient" if config.transient_pool and flush_mode == "async" else flush_mode
         self.log = CommitLog(
             runtime.disk,
@@ -180,6 +181,8 @@ class ClassicLedger:
         disk = self._runtime.disk
         for path in (self._checkpoint_path, self._checkpoint_path + BACKUP_SUFFIX):
             if not disk.exists(path):
+                if self._runtime.disk.list(self._log_directory):
+                    logger.warning("%s is missing", path)
                 continue
             try:
                 content = decode_table(disk.read_file(path))

@@ -236,6 +236,8 @@ class BrokerController:
             self.ledger.on_removed = self._log_removed
         await self.ledger.start()
         await self.dispatcher.start()
+        if isinstance(self.ledger, ClassicLedger):
+            self.queues.trim(self.ledger.store.ledger_begin_index)  # the process may have ended between both removals
         self.slave.follow()
         self._register_processors()
         self._roles.start()

@@ -165,8 +165,13 @@ class QueueStore:
     def trim(self, physical_offset: int) -> None:
         """The log begins at `physical_offset` now: let every queue begin with its first message from there on (R:
         correctMinOffset). Raises OSError."""
+        dropped = 0
         for queue in self._queues.values():
+            dropped -= queue.min_offset
             queue.trim(physical_offset)
+            dropped += queue.min_offset
+        if dropped:
+            logger.warning("the log begins at %d: %d messages before it are gone", physical_offset, dropped)
 
     async def discard(self) -> None:
         """Delete every queue, because what belongs to them cannot be restored. Raises OSError."""
@@ -198,6 +203,8 @@ class QueueStore:
 
     def _read_checkpoint(self) -> dict[str, Any] | None:
         if not self._disk.exists(self._checkpoint_path):
+            if self._disk.list(self._directory):
+                logger.warning("%s is missing; rebuilding the consume queues", self._checkpoint_path)
             return None
         crc, _, text = self._disk.read_file(self._checkpoint_path).partition(b"\n")
         text = text.removesuffix(b"\n")
