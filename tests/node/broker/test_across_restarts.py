@@ -1,0 +1,295 @@
+"""Delays and transactions in full numbers across restarts, in virtual time: two hours pass in a few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from harness.clusters.sim.host import Incarnation, SimHost
+from harness.clusters.sim.loop import SimLoop
+from harness.clusters.sim.network import SimNetwork
+from harness.clusters.sim.simulation import run_simulated
+from node.broker.internal_topics import DELAY_LEVELS_MS
+from node.config import parse_broker_config
+from node.remoting import Command, Connection, RemotingClient, RemotingError
+from node.serving import serve_broker
+from node.store.record import Message, decode_records
+
+LEVELS = range(1, len(DELAY_LEVELS_MS) + 1)
+CONFIG = """
+self_id = "n1"
+listen = "10.0.0.1:10911"
+data_dir = "/data"
+{ledger}
+[limits]
+index_slots = 64
+index_entries = 1000
+[[topics]]
+name = "t"
+queues = 18
+[[topics]]
+name = "TRANS_CHECK_MAX_TIME_TOPIC"
+queues = 1
+"""
+LEDGERS = {"classic": "[classic]", "dledger": '[dledger]\nlisten = "10.0.0.1:10912"'}
+
+
+class Stage:
+    """A broker on a host of its own, and a client on another."""
+
+    address = "10.0.0.1:10911"
+
+    def __init__(self, loop: SimLoop, ledger: str) -> None:
+        network = SimNetwork(loop)
+        self.loop = loop
+        self.host = SimHost(loop, network, "broker", "10.0.0.1")
+        self.user = SimHost(loop, network, "user", "10.0.0.2")
+        self._config = parse_broker_config(CONFIG.format(ledger=LEDGERS[ledger]))
+        self.down: list[tuple[float, float]] = []
+        """When the broker did not serve, by the hosts' clocks in milliseconds."""
+
+    async def _serve(self, process: Incarnation) -> int:
+        return 1 if await serve_broker(self._config, process.runtime, process.stop_requested) else 0
+
+    async def restart(self, how: str) -> None:
+        """End the broker's process in one of three ways, and start another after two seconds."""
+        began_ms = self.host.clock.wall_ms()
+        if how == "stop":
+            self.host.terminate()
+            assert self.host.process is not None
+            await self.host.process.wait()
+        elif how == "kill":
+            self.host.kill()
+        else:
+            self.host.power_fail()
+        await asyncio.sleep(2)
+        self.host.boot()
+        await self.start()
+        self.down.append((began_ms, self.host.clock.wall_ms()))
+
+    async def start(self) -> None:
+        """Start the broker and wait until it takes messages."""
+        self.host.start(self._serve)
+
+        async def knock(client: RemotingClient) -> None:
+            while True:
+                try:
+                    table = json.loads((await self.ask(client, 28)).body)["table"]
+                    if table["brokerRole"] == "SYNC_MASTER":
+                        return
+                except (RemotingError, ValueError):
+                    pass
+                await asyncio.sleep(0.05)
+
+        await self.run(knock)
+
+    async def ask(
+        self, client: RemotingClient, code: int, fields: dict[str, Any] | None = None, body: bytes = b""
+    ) -> Command:
+        return await client.invoke(self.address, Command.request(code, fields or {}, body), timeout_ms=10_000)
+
+    async def run(self, work: Callable[[RemotingClient], Awaitable[Any]]) -> Any:
+        """Do something as a client."""
+        result: asyncio.Future[Any] = self.loop.create_future()
+
+        async def program(process: Incarnation) -> None:
+            client = RemotingClient()
+            try:
+                result.set_result(await work(client))
+            except Exception as error:
+                result.set_exception(error)
+            finally:
+                await client.close()
+
+        process = self.user.start(program)
+        value = await result
+        await process.wait()
+        return value
+
+    async def read(self, client: RemotingClient, topic: str, queue_id: int) -> list[Message]:
+        found: list[Message] = []
+        while True:
+            fields = {"topic": topic, "queueId": queue_id, "queueOffset": len(found)}
+            reply = await self.ask(client, 11, fields)
+            if reply.code != 0:
+                assert reply.code == 19, reply
+                return found
+            found += decode_records(reply.body)
+
+
+def on_stage(ledger: str, scenario: Callable[[Stage], Awaitable[None]]) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        stage = Stage(loop, ledger)
+        await stage.start()
+        await scenario(stage)
+
+    run_simulated(main(), seed=20)
+
+
+DELAY_ROW = (
+    "Delay levels 1s 5s 10s 30s 1m..10m 20m 30m 1h 2h (R); clamp to max; SCHEDULE_TOPIC, queue=level−1;"
+    " REAL_TOPIC/REAL_QID; first run 1 s, 100 ms poll, 10 s on failure; offsets persisted 10 s; clock correction"
+)
+
+
+@pytest.mark.row(DELAY_ROW)
+@pytest.mark.parametrize("ledger", LEDGERS)
+@pytest.mark.parametrize("how", ["", "stop", "kill", "power"])
+def test_a_thousand_messages_of_every_level_come_once_in_order_and_in_time(ledger: str, how: str) -> None:
+    """Never early by the broker's clock, at most a second late while it serves and has nothing else to do; with a
+    restart in the middle of the sending and three while messages wait, nothing is lost or doubled."""
+
+    async def scenario(stage: Stage) -> None:
+        rng = random.Random(4)
+        levels = [*LEVELS, *(rng.choice(LEVELS) for _ in range(1000 - len(LEVELS)))]
+        rng.shuffle(levels)
+        sent: list[bytes] = []
+
+        def sender(wanted: list[int]) -> Callable[[RemotingClient], Awaitable[None]]:
+            async def send(client: RemotingClient) -> None:
+                for level in wanted:
+                    body = b"%d of level %d" % (len(sent), level)
+                    fields = {"b": "t", "e": level - 1, "i": f"DELAY\x01{level}\x02"}
+                    assert (await stage.ask(client, 310, fields, body)).code == 0
+                    sent.append(body)
+                    await asyncio.sleep(rng.expovariate(20))
+
+            return send
+
+        await stage.run(sender(levels[:500]))
+        if how:
+            await stage.restart(how)
+        await stage.run(sender(levels[500:]))
+        for pause_s in (60, 700, 3000):
+            await asyncio.sleep(pause_s)
+            if how:
+                await stage.restart(how)
+        await asyncio.sleep(7300)
+
+        async def look(client: RemotingClient) -> None:
+            bodies: list[bytes] = []
+            for level in LEVELS:
+                waited = await stage.read(client, "SCHEDULE_TOPIC_XXXX", level - 1)
+                came = await stage.read(client, "t", level - 1)
+                assert [message.body for message in came] == [message.body for message in waited], "in order, each once"
+                for before, after in zip(waited, came, strict=True):
+                    due_ms = before.store_timestamp_ms + DELAY_LEVELS_MS[level - 1]
+                    late_ms = after.store_timestamp_ms - due_ms
+                    assert late_ms >= 0, f"level {level} came {-late_ms} ms early"
+                    up_ms = max([end for begin, end in stage.down if begin - 1000 <= due_ms <= end], default=due_ms)
+                    assert after.store_timestamp_ms <= up_ms + 1000, f"level {level} came {late_ms} ms late"
+                bodies += [message.body for message in came]
+            assert sorted(bodies) == sorted(sent) and len(sent) == 1000
+
+        await stage.run(look)
+
+    on_stage(ledger, scenario)
+
+
+FATES = ("commit", "rollback", "late commit", "late rollback", "asked", "asked no", "unknown")
+TRANSACTION_ROW = (
+    "Transactions: prepared/rollback never queued; END checks group, tranStateTableOffset, commitLogOffset;"
+    " commit writes a copy; rollback empties body; unknown → no reply"
+)
+
+
+@pytest.mark.row(TRANSACTION_ROW)
+@pytest.mark.row("Check-back")
+@pytest.mark.parametrize("ledger", LEDGERS)
+@pytest.mark.parametrize("how", ["stop", "kill", "power"])
+def test_transactions_end_once_and_as_they_should_across_restarts(ledger: str, how: str) -> None:
+    """Half messages are never seen; what was committed comes once, what was rolled back never; orphans are asked about
+    and follow the answer; those that nobody knows of are given up after fifteen questions."""
+
+    async def scenario(stage: Stage) -> None:
+        rng = random.Random(5)
+        fates: dict[bytes, str] = {}
+        halves: dict[bytes, dict[str, Any]] = {}
+        asked: dict[bytes, int] = {}
+
+        async def begin(client: RemotingClient) -> None:
+            for number in range(200):
+                fate = rng.choice(FATES)
+                body = b"%s %d" % (fate.encode(), number)
+                properties = f"TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01u{number}\x02"
+                reply = await stage.ask(client, 310, {"b": "t", "e": number % 4, "f": 4, "i": properties}, body)
+                assert reply.code == 0
+                fates[body] = fate
+                halves[body] = {
+                    "producerGroup": "p",
+                    "tranStateTableOffset": reply.ext_fields["queueOffset"],
+                    "commitLogOffset": int(reply.ext_fields["msgId"][16:], 16),
+                }
+                if fate in ("commit", "rollback"):
+                    await end(client, body, 8 if fate == "commit" else 12)
+
+        async def end(client: RemotingClient, body: bytes, verdict: int) -> None:
+            reply = await stage.ask(client, 37, halves[body] | {"commitOrRollback": verdict})
+            assert reply.code == 0, reply
+
+        async def visible(client: RemotingClient) -> list[bytes]:
+            return [message.body for queue_id in range(4) for message in await stage.read(client, "t", queue_id)]
+
+        def fated(*names: str) -> list[bytes]:
+            return sorted(body for body, fate in fates.items() if fate in names)
+
+        await stage.run(begin)
+        await stage.restart(how)
+
+        async def late(client: RemotingClient) -> None:
+            assert sorted(await visible(client)) == fated("commit")
+            for body in fated("late commit"):
+                await end(client, body, 8)
+            for body in fated("late rollback"):
+                await end(client, body, 12)
+            for body in fated("commit", "rollback")[:5]:
+                again = await stage.ask(client, 37, halves[body] | {"commitOrRollback": 8})
+                assert again.code == 1, "it has ended already"
+
+        await stage.run(late)
+        await stage.restart(how)
+
+        def answering(seconds: float) -> Callable[[RemotingClient], Awaitable[None]]:
+            async def answer(client: RemotingClient) -> None:
+                def check(command: Command, connection: Connection) -> None:
+                    (message,) = decode_records(command.body)
+                    asked[message.body] = asked.get(message.body, 0) + 1
+                    assert message.topic == "t" and fates[message.body] in ("asked", "asked no", "unknown")
+                    verdict = {"asked": 8, "asked no": 12, "unknown": 0}[fates[message.body]]
+                    fields = {name: command.ext_fields[name] for name in ("tranStateTableOffset", "commitLogOffset")}
+                    fields |= {"producerGroup": "p", "commitOrRollback": str(verdict), "fromTransactionCheck": "true"}
+                    connection.send(Command.request(37, fields, oneway=True))
+
+                client.register(39, check)
+                deadline_s = stage.loop.time() + seconds
+                while stage.loop.time() < deadline_s:
+                    beat = json.dumps({"clientID": "c", "producerDataSet": [{"groupName": "p"}]}).encode()
+                    assert (await stage.ask(client, 34, body=beat)).code == 0
+                    await asyncio.sleep(10)
+
+            return answer
+
+        await stage.run(answering(100))
+        await stage.restart(how)
+        await stage.run(answering(40 * 60))
+
+        async def look(client: RemotingClient) -> None:
+            seen = await visible(client)
+            assert sorted(seen) == fated("commit", "late commit", "asked"), "each once, and nothing else"
+            given_up = [message.body for message in await stage.read(client, "TRANS_CHECK_MAX_TIME_TOPIC", 0)]
+            assert sorted(given_up) == fated("unknown")
+            assert set(asked) == set(fated("asked", "asked no", "unknown"))
+            assert all(15 <= asked[body] <= 17 for body in fated("unknown")), "a restart may forget a question or two"
+            table = json.loads((await stage.ask(client, 28)).body)["table"]
+            assert table["openTransactions"] == "0"
+
+        await stage.run(look)
+
+    on_stage(ledger, scenario)
