@@ -1,6 +1,6 @@
 """What power cuts cost: acknowledged messages lost with a synchronous and with an asynchronous flush.
 
-    python -m benchmarks.power_cuts [--cuts 50] [--cluster local] [--flush sync async] [--set NAME=VALUE]
+    python -m benchmarks.power_cuts [--cuts 50] [--from 0] [--cluster local] [--flush sync async] [--set NAME=VALUE]
 
 Real brokers, the workload `log`, ten cuts a run, the whole cluster every other time. A message is lost when its append
 was acknowledged and no replica has it in the end. The asynchronous flush is RocketMQ's: every 500 ms if four pages
@@ -53,6 +53,7 @@ def main() -> None:
     """Print a line for each run and one for each flush mode."""
     parser = argparse.ArgumentParser(prog="power_cuts", description="acknowledged messages lost in power cuts")
     parser.add_argument("--cuts", type=int, default=50)
+    parser.add_argument("--from", dest="first", type=int, default=0, metavar="N", help="the first cut's number, a seed")
     parser.add_argument("--cluster", default="local")
     parser.add_argument("--flush", nargs="+", default=["sync", "async"], choices=["sync", "async"])
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
@@ -61,8 +62,9 @@ def main() -> None:
     for flush_mode in arguments.flush:
         settings = {**(ROCKETMQ_FLUSH if flush_mode == "async" else {}), **given}
         runs = []
-        for first in range(0, arguments.cuts, CUTS_PER_RUN):
-            cuts = min(CUTS_PER_RUN, arguments.cuts - first)
+        end = arguments.first + arguments.cuts
+        for first in range(arguments.first, end, CUTS_PER_RUN):
+            cuts = min(CUTS_PER_RUN, end - first)
             run = trial(flush_mode, cluster=arguments.cluster, cuts=cuts, first=first, settings=settings)
             runs.append(run)
             print(f"{flush_mode}: {run}", flush=True)

@@ -26,6 +26,7 @@ from harness.clusters.netns_calls import (
     remove_namespace,
     unmount,
 )
+from harness.clusters.node_disks import detach, loop_devices_of, remove_group
 from harness.clusters.remote_cleanup import REMOTE_REMOVERS, CannotRemove
 from harness.process_table import (
     ProcessId,
@@ -37,6 +38,7 @@ from harness.process_table import (
 )
 from harness.programs import find_program
 from harness.run_state import Claim, RunRecord, StateError, load_run, runs_in, state_path
+from nemesis.mechanisms.file_systems import thaw
 
 __all__ = ["CleanReport", "clean"]
 
@@ -171,6 +173,8 @@ class _RunCleaner:
 
     def run(self) -> None:
         """Remove everything, see what is left, and remove the state when nothing is."""
+        for claim in self._claims(run_state.KIND_MOUNT):
+            self._thaw(claim)
         self._end_processes()
         for name in self._namespaces():
             self._attempt(run_state.KIND_NETNS, name, self._remove_namespace)
@@ -178,6 +182,8 @@ class _RunCleaner:
             **{kind: functools.partial(remove, self._run_id) for kind, remove in REMOTE_REMOVERS.items()},
             run_state.KIND_VETH: self._remove_veth,
             run_state.KIND_MOUNT: self._remove_mount,
+            run_state.KIND_IMAGE: self._remove_image,
+            run_state.KIND_CGROUP: self._remove_cgroup,
             run_state.KIND_SOCKET: self._remove_socket,
             run_state.KIND_FILE: self._remove_file,
             run_state.KIND_DIRECTORY: self._remove_directory,
@@ -297,6 +303,30 @@ class _RunCleaner:
         return True
 
     # Mounts and files
+
+    def _thaw(self, claim: Claim) -> None:
+        """What a fault has frozen goes on: whoever waits for it could not even be killed."""
+        if not claim.details.get("freezable") or not os.path.ismount(claim.ident):
+            return
+        try:
+            if thaw(claim.ident):
+                self._removed_line(f"run {self._run_id}: freeze of {claim.ident}")
+        except OSError as error:
+            self._leave(f"mount {claim.ident}: it cannot be thawed: {error.strerror}")
+
+    def _remove_image(self, path: str, details: Mapping[str, Any]) -> bool:
+        """Detach a file system's image, which is unmounted by now, and remove it."""
+        for device in loop_devices_of(path):
+            detach(device)
+        return self._remove_file(path, details)
+
+    def _remove_cgroup(self, path: str, details: Mapping[str, Any]) -> bool:
+        if not os.path.basename(path).startswith(f"{run_state.TEMP_PREFIX}{self._run_id}-"):
+            raise _NotOurs("its name is not of this run")
+        if not os.path.isdir(path):
+            return False
+        remove_group(path, timeout_s=_KILL_TIMEOUT_S)
+        return True
 
     def _remove_mount(self, path: str, details: Mapping[str, Any]) -> bool:
         """Unmount `path` as often as something of ours is mounted there."""

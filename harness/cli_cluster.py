@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["add_cluster_command", "add_cluster_options", "cluster_options_of"]
 
-_OPTIONS = ("inventory", "image")
+_OPTIONS = ("inventory", "image", "storage")
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
@@ -15,6 +15,10 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inventory", default=None, metavar="FILE",
         help="the machines of an ssh cluster: TOML, or OpenSSH configuration (docs/hosts.md)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--storage", default=None, metavar="WHERE",
+        help="netns: where hosts keep their files: image (a file system each, default for root), memory, shared",
     )  # fmt: skip
     parser.add_argument("--image", default=None, metavar="NAME", help="the image of a docker cluster's hosts")
 

@@ -24,9 +24,11 @@ from typing import Any, NamedTuple
 from harness.errors import OperatorError
 
 __all__ = [
+    "KIND_CGROUP",
     "KIND_CONTAINER",
     "KIND_DIRECTORY",
     "KIND_FILE",
+    "KIND_IMAGE",
     "KIND_MOUNT",
     "KIND_NETNS",
     "KIND_NETWORK",
@@ -67,12 +69,16 @@ KIND_VETH = "veth"
 KIND_SOCKET = "socket"
 KIND_DIRECTORY = "directory"
 KIND_FILE = "file"
+KIND_IMAGE = "image"
+"""A file with a file system in it, which may be attached to a loop device."""
+KIND_CGROUP = "cgroup"
+"""A control group, by its directory."""
 KIND_CONTAINER = "container"
 KIND_NETWORK = "network"
 KIND_SSH_HOST = "ssh-host"
 """A machine that a run has taken over SSH; the details say how it is reached."""
 
-_ENDS_WITH_THE_MACHINE = frozenset({KIND_PROCESS, KIND_NETNS, KIND_MOUNT, KIND_VETH, KIND_SOCKET})
+_ENDS_WITH_THE_MACHINE = frozenset({KIND_PROCESS, KIND_NETNS, KIND_MOUNT, KIND_VETH, KIND_SOCKET, KIND_CGROUP})
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX = ".jsonl"
 _FORMAT = 1

@@ -4,6 +4,10 @@ Each is proved by a probe that writes, syncs and reads a file beside the replica
 the fault, on all other hosts it must not. A fault that a library in the replica brings about is also shown to
 be in the replica: its process must have loaded it. When a fault is healed, replicas that ended under it are started
 again, as an operator would do once the disk is mended.
+
+Some forms need a file system per host and take the kernel's own ways: `freeze`, `fill`, `shutdown`. There whatever
+looks at the file system meets the fault, a killed process stays until the thaw, and the file system is mounted again
+to heal it, for which the replica is ended and started again.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ PROBE_TIMEOUT_S = 12.0
 """How long a probe that should end may take, on a slow disk of a busy machine."""
 
 HEAL_TRIES = 5
+
+STALLS = ("stall", "stall-fsync", "freeze")
+"""The kinds under which something does not return."""
 
 MILD_MS, SEVERE_MS = 20, 250
 """What each write and sync takes longer: like a busy disk, and like one that is about to fail."""
@@ -61,7 +68,7 @@ class DiskNemesis(FormNemesis):
             unreached = await _unreached(target, host, in_force)
             if unreached is not None:
                 return unreached
-            is_stall = fault.kind in ("stall", "stall-fsync") or host in also_impaired
+            is_stall = fault.kind in STALLS or host in also_impaired
             probe = await disks_of(target).probe(host, timeout_s=STALL_WATCH_S if is_stall else PROBE_TIMEOUT_S)
             if host in also_impaired:  # which of the two faults a step met cannot be told
                 return f"the disk of {host} works" if _trouble(probe) is None else None
@@ -143,7 +150,10 @@ def _not_met(fault: DiskFault, probe: DiskProbe) -> str | None:
     expected: dict[str, tuple[DiskStep, str]] = {
         "stall-fsync": (probe.sync, "no answer"),
         "stall": (probe.write, "no answer"),
+        "freeze": (probe.write, "no answer"),
         "full": (probe.write, "ENOSPC"),
+        "fill": (probe.write, "ENOSPC"),
+        "shutdown": (probe.write, "EIO"),
         "error-write": (probe.write, "EIO"),
         "error-fsync": (probe.sync, "EIO"),
         "error-read": (probe.read, "EIO"),
@@ -163,7 +173,10 @@ def _in_words(fault: DiskFault) -> str:
     words = {
         "stall-fsync": "syncs do not return",
         "stall": "writes do not return",
+        "freeze": "the file system is frozen",
         "full": "no space left",
+        "fill": "the file system is full",
+        "shutdown": "the file system is shut down",
         "error-write": "writes fail with EIO",
         "error-fsync": "syncs fail with EIO",
         "error-read": "reads fail with EIO",
@@ -181,8 +194,13 @@ DISK_STALL = DiskNemesis(
     forms=(
         _form("fsync", "fsync and fdatasync do not return", "stall-fsync", "leader", "one", "minority"),
         _form("all", "nothing that changes the file system returns; reads go on", "stall", "leader", "one", "minority"),
+        _form("freeze", "the host's file system is frozen in the kernel", "freeze", "leader", "one", "minority"),
     ),
-    kinds={"fsync": DiskFault(kind="stall-fsync"), "all": DiskFault(kind="stall")},
+    kinds={
+        "fsync": DiskFault(kind="stall-fsync"),
+        "all": DiskFault(kind="stall"),
+        "freeze": DiskFault(kind="freeze"),
+    },
 )
 DISK_SLOW = DiskNemesis(
     name="disk-slow",
@@ -199,8 +217,11 @@ DISK_SLOW = DiskNemesis(
 DISK_FULL = DiskNemesis(
     name="disk-full",
     description="disks with no space left",
-    forms=(_form("full", "what needs more space fails with ENOSPC", "full", "one", "leader", "minority"),),
-    kinds={"full": DiskFault(kind="full")},
+    forms=(
+        _form("full", "what needs more space fails with ENOSPC", "full", "one", "leader", "minority"),
+        _form("fill", "a file takes every free block of the host's file system", "fill", "one", "leader", "minority"),
+    ),
+    kinds={"full": DiskFault(kind="full"), "fill": DiskFault(kind="fill")},
 )
 DISK_ERROR = DiskNemesis(
     name="disk-error",
@@ -209,10 +230,12 @@ DISK_ERROR = DiskNemesis(
         _form("write", "writes fail with EIO and change nothing", "error-write", "one", "leader"),
         _form("fsync", "syncs fail with EIO", "error-fsync", "one", "leader"),
         _form("read", "reads fail with EIO", "error-read", "one", "leader"),
+        _form("shutdown", "every access to the host's file system fails with EIO", "shutdown", "one", "leader"),
     ),
     kinds={
         "write": DiskFault(kind="error-write"),
         "fsync": DiskFault(kind="error-fsync"),
         "read": DiskFault(kind="error-read"),
+        "shutdown": DiskFault(kind="shutdown"),
     },
 )

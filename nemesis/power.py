@@ -2,6 +2,9 @@
 
 A killed process loses nothing that it wrote, since the kernel still has it; a host that loses power does. Here the
 replica is killed and then what it had not synced is taken from its disk; healing starts it again on what is left.
+`cut` takes everything back that was not synced, by an account that the shim keeps: the worst that POSIX allows. `crash`
+leaves it to a real file system: it is shut down as it is and mounted again, and what the kernel had written by then is
+there, so that it loses less and counts nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +13,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from nemesis.disk import disks_of
-from nemesis.forms import Form, FormNemesis
+from nemesis.forms import Form, FormNemesis, split_variant
 from nemesis.process import processes_of, prove_running, prove_stopped
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DOWN, Target
 
 __all__ = ["POWER", "Power"]
+
+KINDS: Mapping[str, str] = {"cut": "power", "crash": "crash"}
+"""Form -> which of the disks' power cuts it is."""
 
 
 class Power(FormNemesis):
@@ -29,7 +35,13 @@ class Power(FormNemesis):
             description="SIGKILL, then every change that was not synced is taken back",
             needs=(("processes", "kill"), ("disks", "power")),
             targets=("one", "leader", "minority", "all"),
-        )
+        ),
+        "crash": Form(
+            name="crash",
+            description="SIGKILL, and the file system is shut down and mounted again without what was not written",
+            needs=(("processes", "kill"), ("disks", "crash")),
+            targets=("one", "leader", "all"),
+        ),
     }
 
     async def inject(self, target: Target, injection: Injection) -> None:
@@ -47,7 +59,8 @@ class Power(FormNemesis):
             if unreached is not None:
                 raise RuntimeError(unreached)
         await processes.end(injection.fault_id, hosts)
-        await asyncio.gather(*(disks.cut_power(injection.fault_id, host) for host in hosts))
+        kind = KINDS[split_variant(injection.variant)[0]]
+        await asyncio.gather(*(disks.cut_power(injection.fault_id, host, kind=kind) for host in hosts))
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The victims are down and silent, and what each has lost was counted."""

@@ -44,7 +44,10 @@ ABILITIES: Mapping[str, Sequence[str]] = {
     "network": ("cut",),
     "processes": ("kill", "pause"),
     "clocks": ("wall", "monotonic"),
-    "disks": ("stall-fsync", "stall", "slow", "full", "error-write", "error-fsync", "error-read", "power"),
+    "disks": (
+        *("stall-fsync", "stall", "slow", "full", "error-write", "error-fsync", "error-read", "power"),
+        *("freeze", "fill", "shutdown", "crash"),
+    ),
     "links": ("delay", "loss", "duplicate", "reorder", "rate"),
 }
 """Interface -> what it may be able to do. A cluster can have an interface and lack some of its abilities."""
@@ -196,7 +199,11 @@ class Clocks(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFault:
-    """What is wrong with a host's disk; `kind` is an ability of disks other than power, `delay_ms` for slow."""
+    """What is wrong with a host's disk; `kind` is an ability of disks other than power and crash, `delay_ms` for slow.
+
+    Those of a file system as a whole are `freeze` (changes wait in the kernel), `fill` (no space is left in it) and
+    `shutdown` (every access fails until it is mounted again, for which the host's programs are ended).
+    """
 
     kind: str
     delay_ms: int = 0
@@ -237,8 +244,9 @@ class Disks(Protocol):
         """Put disk faults in force on hosts until released."""
         ...
 
-    async def cut_power(self, fault_id: str, host: str) -> PowerCut:
-        """Lose everything that `host` wrote and did not sync. Its replica must be down.
+    async def cut_power(self, fault_id: str, host: str, *, kind: str = "power") -> PowerCut:
+        """Lose everything that `host` wrote and did not sync (kind `power`), or what the kernel had not written yet
+        (`crash`). Its replica must be down.
 
         Raises RuntimeError when the loss cannot be vouched for.
         """

@@ -30,7 +30,10 @@ from harness.clusters.netns_links import NetnsLinks
 from harness.clusters.netns_probe import LinkProbe
 from harness.clusters.netns_shell import NamespaceShell, run_command
 from harness.clusters.netns_trial import PROGRAMS
+from harness.clusters.node_disks import MEMORY, SHARED, NodeDisks, storage_for, why_no_file_systems
 from harness.clusters.processes import Processes
+from harness.faults.file_system_disks import FILE_SYSTEM_KINDS, FileSystemDisks
+from harness.faults.local_access import LocalAccess
 from harness.faults.shim_hosts import ShimHosts, shim_missing
 from harness.programs import require_programs
 from harness.run_state import KIND_NETNS, Claim, RunState
@@ -84,8 +87,19 @@ class NetnsCluster:
 
     name = "netns"
     description = "a network namespace per host on a bridge, cuts by nftables; root or a user namespace"
+    options: Sequence[str] = ("storage",)
+    storage: str | None = None
+    """The choice of the operator, on a class made by `configured`."""
 
-    def __init__(self, *, node_count: int, run: RunState, work_dir: str, ports: Collection[int]) -> None:
+    def __init__(
+        self,
+        *,
+        node_count: int,
+        run: RunState,
+        work_dir: str,
+        ports: Collection[int],
+        storage: str | None = None,
+    ) -> None:
         if not 1 <= node_count <= MAX_HOSTS:
             raise ValueError(f"a netns cluster has 1 to {MAX_HOSTS} replicas, not {node_count}")
         self._hosts = tuple(f"n{number}" for number in range(1, node_count + 1))
@@ -104,6 +118,14 @@ class NetnsCluster:
         self._needs: frozenset[tuple[str, str]] = frozenset()
         self._shim: ShimHosts | None = None
         self._links: NetnsLinks | None = None
+        self._storage = storage_for(storage or self.storage)
+        self._node_disks: NodeDisks | None = None
+        self._disks: FileSystemDisks | None = None
+
+    @classmethod
+    def configured(cls, *, storage: str | None = None) -> type[NetnsCluster]:
+        """Such clusters with these options, to be asked what they miss. Raises ClusterUnavailable."""
+        return type(cls.__name__, (cls,), {"storage": storage_for(storage)})
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -120,6 +142,10 @@ class NetnsCluster:
     @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
         """Why this cluster cannot have an ability (see nemesis.target.ABILITIES) here; None when it can."""
+        if interface == "disks" and ability in FILE_SYSTEM_KINDS:
+            if cls.storage == SHARED and why_no_file_systems() is None:
+                return "--storage shared: hosts have no file systems of their own"
+            return why_no_file_systems()
         if interface in ("clocks", "disks"):
             return shim_missing(interface, ability)
         return None
@@ -134,8 +160,10 @@ class NetnsCluster:
         return None if self._shim is None else self._shim.clocks
 
     @property
-    def disks(self) -> ShimDisks | None:
+    def disks(self) -> ShimDisks | FileSystemDisks | None:
         """The disks of the replicas; None unless `equip` was told of them."""
+        if self._disks is not None:
+            return self._disks
         return None if self._shim is None else self._shim.disks
 
     @property
@@ -166,13 +194,31 @@ class NetnsCluster:
         self._shell = NamespaceShell(self._names, nsenter=programs["nsenter"], environment=self._run.environment)
         for host in self._addresses:
             os.makedirs(self.data_dir(host), exist_ok=True)
-        if ShimHosts.wanted(self._needs):
+        if self._storage != SHARED:
+            self._node_disks = NodeDisks(
+                self._hosts,
+                run=self._run,
+                work_dir=self._work_dir,
+                in_memory=self._storage == MEMORY,
+                end_programs=self._end_programs,
+            )
+            await self._node_disks.create()
+        by_shim = {need for need in self._needs if need[1] not in FILE_SYSTEM_KINDS}
+        if ShimHosts.wanted(by_shim):
             self._shim = ShimHosts(
                 self._hosts,
                 work_dir=self._work_dir,
                 data_dir=self.data_dir,
                 environment=self._run.environment,
                 tracks_writes=("disks", "power") in self._needs,
+                undo_inside=self._node_disks is not None,
+            )
+        if self._node_disks is not None and any(interface == "disks" for interface, _ in self._needs):
+            self._disks = FileSystemDisks(
+                self._hosts,
+                file_systems=self._node_disks,
+                shim=None if self._shim is None else self._shim.disks,
+                access=LocalAccess(self._run.environment),
             )
         self._run.claim_all(Claim(KIND_NETNS, name, {}) for name in self._names.values())
         await self._batch([ip], [f"netns add {name}" for name in self._names.values()])
@@ -231,7 +277,11 @@ class NetnsCluster:
         namespace cannot be removed, after everything was tried: the run's state still names it then.
         """
         try:
-            if self._shim is not None:  # first, because a replica that waits for its disk does not end in order
+            # First, because a replica that waits for its disk does not end in order.
+            if self._disks is not None:
+                await self._disks.close()
+                self._disks = None
+            if self._shim is not None:
                 await self._shim.close()
                 self._shim = None
             if self._links is not None:
@@ -243,7 +293,12 @@ class NetnsCluster:
             self._leave_clients()
             self._network = None
             self._shell = None
-            self._remove_namespaces()
+            try:
+                self._remove_namespaces()
+            finally:
+                if self._node_disks is not None:
+                    await self._node_disks.remove()
+                    self._node_disks = None
 
     def _remove_namespaces(self) -> None:
         claimed = {claim.ident for claim in self._run.claims if claim.kind == KIND_NETNS}
@@ -284,10 +339,18 @@ class NetnsCluster:
         return path
 
     async def put_file(self, host: str, path: str, content: bytes) -> None:
-        """Write a file on a host, creating parent directories. Raises OSError."""
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        """Write a file on a host, creating parent directories; it survives a loss of power. Raises OSError."""
+        directory = os.path.dirname(path)
+        os.makedirs(directory, exist_ok=True)
         with open(path, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
 
     async def spawn(self, host: str, program: Program) -> HostProcess:
         """Start a program in a host's namespace; returns once it is started, not once it is ready."""
@@ -295,4 +358,10 @@ class NetnsCluster:
             raise RuntimeError("cannot start programs: the cluster was not started")
         if self._shim is not None:
             program = replace(program, environment={**program.environment, **self._shim.environment(host)})
-        return await self._processes.spawn(host, program, argv_prefix=self._shell.prefix(host))
+        prefix = self._shell.prefix(host)
+        if self._node_disks is not None:
+            prefix += self._node_disks.prefix(host)
+        return await self._processes.spawn(host, program, argv_prefix=prefix)
+
+    async def _end_programs(self, host: str) -> None:
+        await asyncio.gather(*(child.kill() for child in self._processes.running if child.host == host))

@@ -11,11 +11,13 @@ from harness.errors import OperatorError
 __all__ = ["require_cluster"]
 
 
-def require_cluster(cluster_class: Any, options: Mapping[str, str]) -> None:
-    """See, before anything is made, that a class of clusters takes these options and can be had with them.
+def require_cluster(cluster_class: Any, options: Mapping[str, str]) -> Any:
+    """See, before anything is made, that a class of clusters takes these options and can be had with them; returns the
+    class to be asked what such clusters miss.
 
-    A class says which options it takes by an attribute `options`, and judges by a class method `require`; one without
-    them takes none and finds out when it is started. Raises OperatorError.
+    A class says which options it takes by an attribute `options`, and judges by a class method `require`, or by one
+    that gives the class for such options, `configured`; one without them takes none and finds out when it is started.
+    Raises OperatorError.
     """
     known: Sequence[str] = getattr(cluster_class, "options", ())
     for name in options:
@@ -23,8 +25,10 @@ def require_cluster(cluster_class: Any, options: Mapping[str, str]) -> None:
             takes = ", ".join(f"--{option}" for option in known) or "no such options"
             raise OperatorError(f"--{name}: cluster {cluster_class.name} takes {takes}")
     judge: Callable[..., None] | None = getattr(cluster_class, "require", None)
-    if judge is not None:
-        try:
+    configure: Callable[..., Any] | None = getattr(cluster_class, "configured", None)
+    try:
+        if judge is not None:
             judge(**options)
-        except ClusterUnavailable as error:
-            raise OperatorError(f"--cluster {cluster_class.name}: {error}") from None
+        return cluster_class if configure is None else configure(**options)
+    except ClusterUnavailable as error:
+        raise OperatorError(f"--cluster {cluster_class.name}: {error}") from None

@@ -92,8 +92,7 @@ def _usable_class(name: str, options: Mapping[str, str]) -> Any:
         choose(name)
     except ClusterUnavailable as error:
         raise OperatorError(str(error)) from None
-    require_cluster(cluster_class, options)
-    return cluster_class
+    return require_cluster(cluster_class, options)
 
 
 def _options_for(name: str, options: Mapping[str, str]) -> dict[str, str]:

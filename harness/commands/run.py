@@ -82,7 +82,7 @@ def prepare(arguments: argparse.Namespace) -> Prepared:
         raise OperatorError(f"--cluster {test.cluster}: {error}") from None
     test = dataclasses.replace(test, cluster=choice.name)
     cluster_class = registry.load("clusters", test.cluster)
-    require_cluster(cluster_class, test.cluster_options)
+    cluster_class = require_cluster(cluster_class, test.cluster_options)
     if arguments.trace and not hasattr(cluster_class, "trace_to"):
         raise OperatorError(f"--trace: the network of cluster {test.cluster} cannot be traced; give --cluster sim")
     parts = Parts(

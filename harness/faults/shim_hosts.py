@@ -17,6 +17,10 @@ def shim_missing(interface: str, ability: str) -> str | None:
     return why_no_shim()
 
 
+UNDO_INSIDE = ".splitbrain-undo"
+"""The undo directory's name on a file system of a host's own. Names that begin so are nobody's data."""
+
+
 class ShimHosts:
     """The shim's files on all hosts of a run, and the interfaces that act through it.
 
@@ -31,18 +35,24 @@ class ShimHosts:
         data_dir: Callable[[str], str],
         environment: Mapping[str, str],
         tracks_writes: bool,
+        undo_inside: bool = False,
     ) -> None:
-        """Write the files. `tracks_writes`: keep track of what is not synced. Raises ShimError, OSError."""
+        """Write the files. `tracks_writes`: keep track of what is not synced, `undo_inside` the data's directory where
+        that is a file system of its own. Raises ShimError, OSError."""
         os.makedirs(work_dir, exist_ok=True)
         library_path = os.path.join(work_dir, "faults.so")
         with open(library_path, "wb") as file:
             file.write(build_shim())
+
+        def undo_path(host: str) -> str:
+            return os.path.join(data_dir(host), UNDO_INSIDE) if undo_inside else os.path.join(work_dir, host, "undo")
+
         places = {
             host: ShimPlace(
                 library_path=library_path,
                 control_path=os.path.join(work_dir, host, "faults.control"),
                 data_path=os.path.realpath(data_dir(host)),
-                undo_path=os.path.join(work_dir, host, "undo") if tracks_writes else None,
+                undo_path=undo_path(host) if tracks_writes else None,
                 preloaded=os.environ.get("LD_PRELOAD"),
             )
             for host in hosts

@@ -136,8 +136,11 @@ class ShimDisks:
         self._hosts[fault_id] = tuple(faults)
         await asyncio.gather(*(self._controls.write(host) for host in faults))
 
-    async def cut_power(self, fault_id: str, host: str) -> PowerCut:
-        """Take back everything that the host's replica wrote and did not sync. Raises RuntimeError."""
+    async def cut_power(self, fault_id: str, host: str, *, kind: str = "power") -> PowerCut:
+        """Take back everything that the host's replica wrote and did not sync. Raises RuntimeError, ValueError for
+        another kind."""
+        if kind != "power":
+            raise ValueError(f"the shim cuts no power of kind {kind!r}")
         place = self._controls.places[host]
         if place.undo_path is None:
             raise RuntimeError(f"what the replica of {host} writes is not kept track of in this run")

@@ -30,6 +30,7 @@
 
 #define RECORD_MAGIC 0x4f444e55u
 #define FIRST_LIMIT_BYTES (16u << 20)  /* the log is compacted when it is longer than this, or twice what must stay */
+#define RESERVED_BYTES (4 << 20)       /* of the file system, for the log: more than programs that meet ENOSPC write */
 #define MAX_LOG_BYTES (1ull << 30)     /* beyond this nothing is kept track of, and the harness is told */
 #define CHUNK_BYTES (256u << 10)
 #define MAX_OBJECTS 8192               /* files and directories that were synced, told apart during a compaction */
@@ -60,6 +61,13 @@ static void give_up(void)
 {
     COUNT(undo_overflow);
     log_fd = -1;
+}
+
+/* Room for the log to grow in while the file system has none: a full disk must not end the account of what is on it.
+ * Not every file system can; without it the log may have to give up, which the harness is told. */
+static void reserve(int fd)
+{
+    syscall(SYS_fallocate, fd, FALLOC_FL_KEEP_SIZE, (off_t)0, (off_t)RESERVED_BYTES);
 }
 
 static int read_at(int fd, void *data, size_t length, uint64_t offset)
@@ -143,6 +151,8 @@ static void compact(void)
     int fresh = (int)syscall(SYS_openat, AT_FDCWD, fresh_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     uint64_t kept_bytes = 0;
     int failed = fresh < 0;
+    if (!failed)
+        reserve(fresh);
     for (uint64_t offset = 0; !failed && record_at(offset, &record); offset += size_of(&record)) {
         size_t i = 0;
         while (i < count && (objects[i].dev != record.dev || objects[i].ino != record.ino))
@@ -213,6 +223,8 @@ __attribute__((constructor(102))) static void undo_open(void)
     log_bytes = offset;  /* without what was torn */
     if (syscall(SYS_ftruncate, log_fd, offset) != 0 || syscall(SYS_lseek, log_fd, offset, SEEK_SET) < 0)
         give_up();
+    else
+        reserve(log_fd);
 }
 
 int undo_is_on(void)

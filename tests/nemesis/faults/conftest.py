@@ -129,8 +129,10 @@ class FakeDisks:
     async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
         self.faults[fault_id] = dict(faults)
 
-    async def cut_power(self, fault_id: str, host: str) -> PowerCut:
+    async def cut_power(self, fault_id: str, host: str, *, kind: str = "power") -> PowerCut:
         cut = PowerCut(3, 100, "3 unsynced operations, 100 bytes")
+        if kind == "crash":
+            cut = PowerCut(None, None, "what the kernel had not written")
         if host not in self.immune:
             self.cuts.setdefault(fault_id, {})[host] = cut
         return cut
@@ -149,9 +151,9 @@ class FakeDisks:
         kinds = {faults[host].kind for faults in self.faults.values() if host in faults and host not in self.immune}
         delay_s = sum(f[host].delay_ms for f in self.faults.values() if host in f and host not in self.immune) / 1000
         write = sync = read = DiskStep("ok", 0.001 + delay_s)
-        if host in self.broken or "error-write" in kinds:
+        if host in self.broken or kinds & {"error-write", "shutdown"}:
             write = DiskStep("EIO")
-        if "full" in kinds:
+        if kinds & {"full", "fill"}:
             write = DiskStep("ENOSPC")
         if "error-fsync" in kinds:
             sync = DiskStep("EIO")
@@ -159,7 +161,7 @@ class FakeDisks:
             read = DiskStep("EIO")
         if "stall-fsync" in kinds:
             sync, read = DiskStep("no answer", timeout_s), DiskStep("not tried")
-        if "stall" in kinds:
+        if kinds & {"stall", "freeze"}:
             write, sync, read = DiskStep("no answer", timeout_s), DiskStep("not tried"), DiskStep("not tried")
         return DiskProbe(host, write, sync, read)
 

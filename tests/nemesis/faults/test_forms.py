@@ -124,7 +124,10 @@ def test_a_choice_that_stands_for_nothing_is_refused(nemesis: Any, asked: str, p
 def test_what_a_cluster_lacks_is_named(make_fault_target: Any) -> None:
     target = make_fault_target(5)
     target.lacks = {("disks", "power"): "no room to keep track", ("links", "loss"): "streams lose nothing"}
-    assert POWER.requires(target) == ["power: no room to keep track"]
+    assert POWER.requires(target) == [], "another form of it can be had"
+    assert POWER.requires(target, "cut@one") == ["power: no room to keep track"]
+    target.lacks[("disks", "crash")] = "no file system"
+    assert POWER.requires(target) == ["power: no room to keep track", "power: no file system"]
     assert LINK.requires(target, "loss@all") == ["link: streams lose nothing"]
     assert LINK.requires(target) == []  # other forms can be had
     assert KILL.requires(make_fault_target(2), "sigkill@minority") == [

@@ -1,0 +1,193 @@
+"""Disks of hosts that have a file system of their own: see nemesis.target.Disks and nemesis.mechanisms.file_systems.
+
+What a run's shim can do to a disk it goes on doing here; the kinds `freeze`, `fill`, `shutdown` and `crash` are the
+whole file system's. A host's file system has one of those at a time: a second one is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Protocol, TypeVar
+
+from harness.faults.local_access import LocalAccess
+from nemesis.mechanisms import file_systems
+from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
+from nemesis.mechanisms.shim_faults import ShimDisks
+from nemesis.target import DiskFault, DiskProbe, PowerCut
+
+__all__ = ["FILE_SYSTEM_KINDS", "FileSystemDisks", "HostFileSystems"]
+
+FILE_SYSTEM_KINDS = frozenset({"freeze", "fill", "shutdown", "crash"})
+"""The kinds of disk faults that need a file system per host."""
+
+CALL_TIMEOUT_S = 20.0
+"""For one call to the kernel; a freeze first waits for what is being written."""
+
+_T = TypeVar("_T")
+
+
+class HostFileSystems(Protocol):
+    """File systems, each mounted at a path that the harness sees too."""
+
+    def mount_point(self, host: str) -> str: ...
+
+    async def mount_again(self, host: str) -> None:
+        """End whoever uses the host's file system, unmount it and mount it again, journal replayed. Raises
+        RuntimeError when something keeps it."""
+        ...
+
+
+class FileSystemDisks:
+    """Disks with both kinds of faults; `shim` is None in runs that do not use it."""
+
+    def __init__(
+        self, hosts: Sequence[str], *, file_systems: HostFileSystems, shim: ShimDisks | None, access: LocalAccess
+    ) -> None:
+        self._hosts = tuple(hosts)
+        self._file_systems = file_systems
+        self._shim = shim
+        self._access = access
+        self._faults: dict[str, dict[str, str]] = {}
+        """fault id -> host -> kind"""
+        self._lost: dict[str, dict[str, PowerCut]] = {}
+
+    async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
+        """Impair disks. Raises ValueError for an unknown host or kind, RuntimeError for a second fault of a file
+        system, OSError."""
+        self._require_known(faults)
+        shimmed = {host: fault for host, fault in faults.items() if fault.kind not in FILE_SYSTEM_KINDS}
+        if shimmed:
+            await self._require_shim().impair(fault_id, shimmed)
+        for host in faults.keys() - shimmed.keys():
+            self._hold(fault_id, host, faults[host].kind)
+        await self._everywhere(
+            self._faults.get(fault_id, {}), lambda host: self._begin(fault_id, host, self._faults[fault_id][host])
+        )
+
+    async def cut_power(self, fault_id: str, host: str, *, kind: str = "power") -> PowerCut:
+        """Lose what is not synced: by the shim's account, or for kind `crash` by what the kernel had not written."""
+        if kind != "crash":
+            return await self._require_shim().cut_power(fault_id, host)
+        self._require_known([host])
+        self._hold(fault_id, host, "crash")
+        await _call(lambda: file_systems.shut_down(self._file_systems.mount_point(host)))
+        await self._file_systems.mount_again(host)
+        self._let_go(fault_id, host)
+        cut = PowerCut(None, None, "what the kernel had not written")
+        self._lost.setdefault(fault_id, {})[host] = cut
+        return cut
+
+    def lost(self, fault_id: str) -> Mapping[str, PowerCut]:
+        """What the power cuts of a fault took."""
+        by_shim = {} if self._shim is None else self._shim.lost(fault_id)
+        return {**by_shim, **self._lost.get(fault_id, {})}
+
+    async def release(self, fault_id: str) -> None:
+        """Undo one fault. A file system that was shut down is mounted again, for which its host's programs end."""
+        self._lost.pop(fault_id, None)
+        if self._shim is not None:
+            await self._shim.release(fault_id)
+        await self._everywhere(
+            self._faults.get(fault_id, {}), lambda host: self._end(fault_id, host, self._faults[fault_id][host])
+        )
+        self._faults.pop(fault_id, None)
+
+    async def release_all(self) -> None:
+        """Undo every fault; whatever is frozen is thawed, also when nobody remembers freezing it."""
+        steps: list[Callable[[], Awaitable[None]]] = [partial(self.release, fault_id) for fault_id in self._faults]
+        if self._shim is not None:
+            steps.append(self._shim.release_all)
+        steps += [partial(self._thaw, self._file_systems.mount_point(host)) for host in self._hosts]
+        failure: Exception | None = None
+        for step in steps:
+            try:
+                await step()
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    async def close(self) -> None:
+        """Let everything go, and wait a moment for probes that were killed."""
+        await self.release_all()
+        await self._access.close()
+
+    async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:
+        """Write, sync and read a file on the host's file system, through the shim where the replica has it."""
+        if self._shim is not None:
+            return await self._shim.probe(host, timeout_s=timeout_s)
+        argv = [self._access.python(host), "-I", "-S", "-", self._file_systems.mount_point(host)]
+        _, output, _ = await self._access.run(host, argv, stdin=PROBE_SCRIPT, timeout_s=timeout_s)
+        return parse_probe(host, output, waited_s=timeout_s)
+
+    async def reaches(self, host: str, pid: int | None) -> str | None:
+        """None when the process has the host's file system mounted, and the shim where the run uses it."""
+        if pid is None:
+            return f"the replica of {host} is down"
+        if self._shim is not None and (problem := await self._shim.reaches(host, pid)) is not None:
+            return problem
+        mount_point = self._file_systems.mount_point(host)
+        try:
+            with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+                points = {line.split()[4] for line in file}
+        except OSError as error:
+            return f"the replica of {host} cannot be looked into: {error.strerror}"
+        return None if mount_point in points else f"the replica of {host} does not see {mount_point}"
+
+    def _require_known(self, hosts: Mapping[str, object] | Sequence[str]) -> None:
+        unknown = set(hosts) - set(self._hosts)
+        if unknown:
+            raise ValueError(f"no replica runs on {', '.join(sorted(unknown))}")
+
+    def _require_shim(self) -> ShimDisks:
+        if self._shim is None:
+            raise ValueError("this run was not equipped with the disk shim")
+        return self._shim
+
+    def _hold(self, fault_id: str, host: str, kind: str) -> None:
+        if any(host in held for held in self._faults.values()):
+            raise RuntimeError(f"another fault holds the file system of {host} already")
+        self._faults.setdefault(fault_id, {})[host] = kind
+
+    def _let_go(self, fault_id: str, host: str) -> None:
+        held = self._faults.get(fault_id, {})
+        held.pop(host, None)
+        if not held:
+            self._faults.pop(fault_id, None)
+
+    async def _begin(self, fault_id: str, host: str, kind: str) -> None:
+        path = self._file_systems.mount_point(host)
+        if kind == "freeze":
+            await _call(lambda: file_systems.freeze(path))
+        elif kind == "fill":
+            await _call(lambda: file_systems.fill(path, fault_id))
+        else:
+            await _call(lambda: file_systems.shut_down(path))
+
+    async def _end(self, fault_id: str, host: str, kind: str) -> None:
+        path = self._file_systems.mount_point(host)
+        if kind == "freeze":
+            await self._thaw(path)
+        elif kind == "fill":
+            await _call(lambda: file_systems.remove_ballast(path, fault_id))
+        else:
+            await self._file_systems.mount_again(host)
+
+    async def _thaw(self, path: str) -> None:
+        if os.path.ismount(path):  # before the start and after the stop the path is on somebody else's
+            await _call(lambda: file_systems.thaw(path))
+
+    async def _everywhere(self, hosts: Mapping[str, str], work: Callable[[str], Awaitable[None]]) -> None:
+        """On every host at once; all are tried before the first error is raised."""
+        outcomes = await asyncio.gather(*(work(host) for host in list(hosts)), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+
+async def _call(function: Callable[[], _T]) -> _T:
+    """A call that may wait in the kernel. Raises TimeoutError; the call itself cannot be taken back then."""
+    return await asyncio.wait_for(asyncio.to_thread(function), CALL_TIMEOUT_S)

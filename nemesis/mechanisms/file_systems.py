@@ -1,0 +1,100 @@
+"""Faults of a whole file system that is one host's own: frozen, full, shut down. Linux, as root, on this machine.
+
+Here it is the kernel that fails, for every program and every kind of access alike, also for those that the shim
+does not reach; in return the host needs a file system of its own.
+
+    freeze     FIFREEZE: whatever would change something waits in the kernel, and cannot even be killed, until thawed
+    fill       a ballast file takes every free block: ENOSPC
+    shut_down  EXT4_IOC_SHUTDOWN without a last write of the journal: EIO from now on, and once it is mounted again
+               everything that was not synced is gone, as after a loss of power
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+
+__all__ = ["BALLAST_PREFIX", "fill", "freeze", "remove_ballast", "shut_down", "thaw"]
+
+BALLAST_PREFIX = ".splitbrain-ballast-"
+"""How the names of ballast files begin."""
+
+_FIFREEZE = 0xC0045877
+_FITHAW = 0xC0045878
+_EXT4_IOC_SHUTDOWN = 0x8004587D
+_NO_LOG_FLUSH = 2
+
+_LEAST_BLOCKS = 1
+_MAX_PIECES = 4096
+"""Pieces in which the space is taken: each takes half of what is left or more, so far fewer are needed."""
+
+
+def freeze(path: str) -> None:
+    """Freeze the file system that `path` is on; waits until what is under way is written. Raises OSError."""
+    _ioctl(path, _FIFREEZE, 0)
+
+
+def thaw(path: str) -> bool:
+    """Let a frozen file system go on. False when it was not frozen. Raises OSError."""
+    try:
+        _ioctl(path, _FITHAW, 0)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return False
+        raise
+    return True
+
+
+def shut_down(path: str) -> None:
+    """Have every access to an ext4 file system fail with EIO until it is mounted again. Idempotent. Raises OSError."""
+    try:
+        _ioctl(path, _EXT4_IOC_SHUTDOWN, struct.pack("=I", _NO_LOG_FLUSH))
+    except OSError as error:
+        if error.errno != errno.EIO:  # it is shut down already
+            raise
+
+
+def fill(path: str, name: str) -> int:
+    """Take every free block of the file system at `path` for a file there; returns its size in bytes. Raises OSError.
+
+    The blocks are reserved and not written, so that it takes a moment whatever the size.
+    """
+    descriptor = os.open(os.path.join(path, BALLAST_PREFIX + name), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.fsync(descriptor)  # so that blocks promised to writes under way are counted
+        size_bytes = 0
+        for _ in range(_MAX_PIECES):
+            status = os.fstatvfs(descriptor)
+            blocks = max(status.f_bavail, _LEAST_BLOCKS)
+            while blocks >= _LEAST_BLOCKS:
+                try:
+                    os.posix_fallocate(descriptor, size_bytes, blocks * status.f_frsize)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    blocks //= 2
+                else:
+                    break
+            if blocks < _LEAST_BLOCKS:
+                break
+            size_bytes += blocks * status.f_frsize
+        return size_bytes
+    finally:
+        os.close(descriptor)
+
+
+def remove_ballast(path: str, name: str) -> None:
+    """Give the blocks back. Idempotent. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(path, BALLAST_PREFIX + name))
+
+
+def _ioctl(path: str, request: int, argument: int | bytes) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(descriptor, request, argument)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,255 @@
+"""A file system, a mount namespace and a control group for each host, and what is left of them (nothing)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from harness.cleanup import clean
+from harness.clusters.base import ClusterUnavailable, Program
+from harness.clusters.netns import NetnsCluster
+from harness.clusters.netns_trial import why_no_namespaces
+from harness.clusters.node_disks import (
+    IMAGE,
+    MEMORY,
+    SHARED,
+    NodeDisks,
+    loop_devices_of,
+    storage_for,
+    why_no_file_systems,
+)
+from harness.faults.file_system_disks import FileSystemDisks
+from harness.run_state import KIND_CGROUP, RunState
+from nemesis.mechanisms.file_systems import freeze
+from nemesis.target import DiskFault
+
+WHY_NOT = why_no_file_systems() or why_no_namespaces(in_user_namespace=False)
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.netns,
+    pytest.mark.skipif(WHY_NOT is not None, reason=f"no file systems for hosts: {WHY_NOT}"),
+]
+
+RUN = f"td{os.getpid()}"
+PORT = 7000
+WAIT_S = 10.0
+
+Scenario = Callable[[NetnsCluster, FileSystemDisks], Awaitable[None]]
+
+
+def mounts() -> list[str]:
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        return [line.split()[4] for line in file]
+
+
+def with_cluster(tmp_path: Path, scenario: Scenario, *, storage: str = MEMORY) -> None:
+    """Run `scenario` on two hosts with disks to act on, and see that nothing is left."""
+
+    async def body() -> None:
+        run = RunState.create(RUN, state_root=str(tmp_path / "state"))
+        cluster = NetnsCluster(node_count=2, run=run, work_dir=str(tmp_path / "run"), ports=[PORT], storage=storage)
+        cluster.equip({("disks", kind) for kind in ("freeze", "fill", "shutdown", "crash")})
+        await cluster.start()
+        groups = [claim.ident for claim in run.claims if claim.kind == KIND_CGROUP]
+        try:
+            assert isinstance(cluster.disks, FileSystemDisks)
+            await scenario(cluster, cluster.disks)
+        finally:
+            await cluster.stop()
+        assert [point for point in mounts() if point.startswith(str(tmp_path))] == []
+        assert loop_devices_of(str(tmp_path / "run" / "n1" / "disk.img")) == []
+        assert not [path for path in groups if os.path.exists(path)]
+        assert not (tmp_path / "run" / "n1" / "disk.img").exists()
+        assert run.claims == () and run.close()
+
+    asyncio.run(body())
+
+
+async def output_of(cluster: NetnsCluster, host: str, name: str, script: str) -> str:
+    process = await cluster.spawn(host, Program(name=name, argv=[sys.executable, "-c", script], log_name=f"{name}.log"))
+    deadline_s = asyncio.get_running_loop().time() + WAIT_S
+    while process.exit_status() is None:
+        assert asyncio.get_running_loop().time() < deadline_s
+        await asyncio.sleep(0.01)
+    log = Path(cluster.data_dir(host)).parent / f"{name}.log"
+    assert process.exit_status() == 0, log.read_text()
+    return log.read_text()
+
+
+@pytest.mark.parametrize("storage", [IMAGE, MEMORY])
+def test_a_host_sees_its_own_disk_only_and_its_files_outlive_the_cluster(tmp_path: Path, storage: str) -> None:
+    async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
+        own, other = cluster.data_dir("n1"), cluster.data_dir("n2")
+        assert os.stat(own).st_dev != os.stat(other).st_dev != os.stat(tmp_path).st_dev
+        script = f"""
+open({own + "/kept"!r}, "w").write("kept")
+holed = open({own + "/holed"!r}, "wb"); holed.seek(50_000_000); holed.write(b"end")
+print([line.split()[4] for line in open("/proc/self/mountinfo") if line.split()[4].startswith({str(tmp_path)!r})])
+print(open("/proc/self/cgroup").read())
+"""
+        told = await output_of(cluster, "n1", "looks", script)
+        assert own in told and other not in told
+        assert f"/splitbrain-{RUN}-n1\n" in told
+        Path(other, "of-n2").write_text("kept too")
+
+    with_cluster(tmp_path, scenario, storage=storage)
+    assert (tmp_path / "run" / "n1" / "data" / "kept").read_text() == "kept"
+    holed = tmp_path / "run" / "n1" / "data" / "holed"
+    assert holed.stat().st_size == 50_000_003 and holed.stat().st_blocks * 512 < 1_000_000
+    assert holed.read_bytes()[-4:] == b"\0end"
+    assert (tmp_path / "run" / "n2" / "data" / "of-n2").read_text() == "kept too"
+    assert not (tmp_path / "run" / "n1" / "data" / "lost+found").exists()
+
+
+def test_a_frozen_file_system_holds_writers_until_it_is_thawed(tmp_path: Path) -> None:
+    async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
+        await disks.impair("f1", {"n1": DiskFault(kind="freeze")})
+        held, well = await asyncio.gather(disks.probe("n1", timeout_s=0.5), disks.probe("n2", timeout_s=WAIT_S))
+        assert held.write.outcome == "no answer" and well.sync.outcome == "ok"
+        with pytest.raises(RuntimeError, match="another fault holds the file system of n1"):
+            await disks.impair("f2", {"n1": DiskFault(kind="fill")})
+        await disks.release("f2")
+        await disks.release("f1")
+        await disks.release("f1")
+        assert (await disks.probe("n1", timeout_s=WAIT_S)).sync.outcome == "ok"
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_a_full_file_system_has_no_room_until_it_is_released(tmp_path: Path) -> None:
+    async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
+        await disks.impair("f1", {"n1": DiskFault(kind="fill")})
+        status = os.statvfs(cluster.data_dir("n1"))
+        assert status.f_bavail == 0
+        assert (await disks.probe("n1", timeout_s=WAIT_S)).write.outcome == "ENOSPC"
+        assert (await disks.probe("n2", timeout_s=WAIT_S)).write.outcome == "ok"
+        await disks.release_all()
+        assert (await disks.probe("n1", timeout_s=WAIT_S)).write.outcome == "ok"
+        assert os.listdir(cluster.data_dir("n1")) == ["lost+found"]
+
+    with_cluster(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("kind", ["shutdown", "crash"])
+def test_what_was_not_synced_is_gone_with_a_file_system_that_is_shut_down(tmp_path: Path, kind: str) -> None:
+    async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
+        own = cluster.data_dir("n1")
+        script = f"""
+import os, time
+synced = os.open({own + "/synced"!r}, os.O_RDWR | os.O_CREAT)
+os.write(synced, b"synced"); os.fsync(synced); os.fsync(os.open({own!r}, os.O_RDONLY))
+open({own + "/unsynced"!r}, "w").write("unsynced")
+print("written", flush=True)
+time.sleep(60)
+"""
+        process = await cluster.spawn("n1", Program(name="w", argv=[sys.executable, "-c", script], log_name="w.log"))
+        log = Path(own).parent / "w.log"
+        deadline_s = asyncio.get_running_loop().time() + WAIT_S
+        while "written" not in log.read_text():
+            assert asyncio.get_running_loop().time() < deadline_s
+            await asyncio.sleep(0.01)
+        assert await disks.reaches("n1", process.pid) is None
+        if kind == "crash":
+            await process.kill()
+            cut = await disks.cut_power("f1", "n1", kind="crash")
+            assert cut.lost_bytes is None and disks.lost("f1") == {"n1": cut}
+        else:
+            await disks.impair("f1", {"n1": DiskFault(kind="shutdown")})
+            assert (await disks.probe("n1", timeout_s=WAIT_S)).write.outcome == "EIO"
+        await disks.release("f1")
+        assert process.exit_status() == -9, "a file system in use cannot be mounted again"
+        assert sorted(os.listdir(own)) == ["lost+found", "synced"]
+        assert (await disks.probe("n1", timeout_s=WAIT_S)).sync.outcome == "ok"
+        assert disks.lost("f1") == {}
+
+    with_cluster(tmp_path, scenario)
+
+
+def test_a_host_without_a_file_system_of_its_own_says_so(tmp_path: Path) -> None:
+    assert NetnsCluster.configured(storage=SHARED).missing("disks", "freeze") is not None
+    assert NetnsCluster.configured(storage=MEMORY).missing("disks", "freeze") is None
+    assert NetnsCluster.configured().missing("disks", "stall") is None
+    assert storage_for(None) == IMAGE
+    with pytest.raises(ClusterUnavailable, match="--storage must be image, memory or shared, not 'ramdisk'"):
+        storage_for("ramdisk")
+
+
+DIES = """
+import asyncio, os, signal, sys
+from harness.clusters.node_disks import NodeDisks
+from harness.run_state import RunState
+from nemesis.mechanisms.file_systems import freeze
+
+async def main():
+    run = RunState.create(sys.argv[1], state_root=sys.argv[2])
+    disks = NodeDisks(["n1", "n2"], run=run, work_dir=sys.argv[3], in_memory=sys.argv[4] == "memory", end_programs=None)
+    await disks.create()
+    freeze(disks.mount_point("n1"))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("storage", [IMAGE, MEMORY])
+def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, storage: str) -> None:
+    foreign = tmp_path / "foreign.img"
+    foreign.write_bytes(bytes(1 << 20))
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(foreign)], check=True)
+    (tmp_path / "elsewhere").mkdir()
+    subprocess.run(["mount", "-o", "loop", str(foreign), str(tmp_path / "elsewhere")], check=True)
+    try:
+        freeze(str(tmp_path / "elsewhere"))
+        words = [f"{RUN}-dead", str(tmp_path / "state"), str(tmp_path / "run"), storage]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        died = subprocess.run([sys.executable, "-c", DIES, *words], env=environment, capture_output=True, text=True)
+        assert died.returncode == -9, died.stderr
+        assert str(tmp_path / "run" / "n1" / "data") in mounts()
+        stuck = subprocess.Popen(
+            [sys.executable, "-c", f"open({str(tmp_path / 'run' / 'n1' / 'data' / 'x')!r}, 'w')"],
+            env={**os.environ, "SPLITBRAIN_RUN": f"{RUN}-dead"},
+        )
+        lines: list[str] = []
+        report = clean(state_root=str(tmp_path / "state"), report=lines.append)
+        assert report.left == [] and any("freeze of" in line for line in lines)
+        assert stuck.wait(timeout=WAIT_S) is not None
+        assert [point for point in mounts() if point.startswith(str(tmp_path / "run"))] == []
+        deadline_s = time.monotonic() + WAIT_S
+        while loop_devices_of(str(tmp_path / "run" / "n1" / "disk.img")):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert not (tmp_path / "run" / "n1" / "disk.img").exists()
+        assert str(tmp_path / "elsewhere") in mounts(), "what is nobody's run is left alone"
+        assert subprocess.run(["fsfreeze", "-u", str(tmp_path / "elsewhere")]).returncode == 0, "it was still frozen"
+        assert clean(state_root=str(tmp_path / "state"), report=lines.append).removed == []
+    finally:
+        subprocess.run(["fsfreeze", "-u", str(tmp_path / "elsewhere")], capture_output=True)
+        subprocess.run(["umount", str(tmp_path / "elsewhere")], check=True)
+
+
+def test_half_a_creation_is_taken_back(tmp_path: Path) -> None:
+    async def body() -> None:
+        run = RunState.create(RUN, state_root=str(tmp_path / "state"))
+        disks = NodeDisks(["n1", "n2"], run=run, work_dir=str(tmp_path), in_memory=False, end_programs=_nobody)
+        (tmp_path / "n2").mkdir()
+        (tmp_path / "n2" / "disk.img").write_text("in the way")
+        with pytest.raises(FileExistsError):
+            await disks.create()
+        await disks.remove()
+        await disks.remove()
+        assert [point for point in mounts() if point.startswith(str(tmp_path))] == []
+        assert run.claims == () and run.close()
+
+    asyncio.run(body())
+
+
+async def _nobody(host: str) -> None:
+    return None
