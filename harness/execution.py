@@ -187,9 +187,16 @@ def rehearse(parts: Parts, directory: str, console: Console) -> dict[str, Any]:
 
 
 async def _observe(parts: Parts, run_dir: RunDir, run_id: str, console: Console) -> Observed:
+    state = RunState.create(run_id)
+    try:
+        return await _observe_with(state, parts, run_dir, console)
+    finally:
+        state.close()
+
+
+async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console: Console) -> Observed:
     test = parts.test
     clock = TestClock(asyncio.get_running_loop())
-    state = RunState.create(run_id)
     work_dir = run_dir.nodes_path
     save_schedule(parts.schedule, str(run_dir.path / "schedule.json"))
     cluster = parts.cluster_class(
@@ -211,26 +218,23 @@ async def _observe(parts: Parts, run_dir: RunDir, run_id: str, console: Console)
         operation_timeout_s=test.operation_timeout_s,
     )
     title = f"{test.name}  seed {test.seed}"
-    try:
-        with HistoryWriter(run_dir.history_path, clock.now_ns) as writer:
-            progress = LiveProgress(
-                writer.stats, clock_ns=clock.now_ns, time_limit_s=test.time_limit_s, title=title, console=console
+    with HistoryWriter(run_dir.history_path, clock.now_ns) as writer:
+        progress = LiveProgress(
+            writer.stats, clock_ns=clock.now_ns, time_limit_s=test.time_limit_s, title=title, console=console
+        )
+        async with progress:
+            run = Run(
+                test=test,
+                cluster=cluster,
+                system=system,
+                workload=parts.workload,
+                nemeses=parts.nemeses,
+                schedule=parts.schedule,
+                writer=writer,
+                clock=clock,
+                on_phase=progress.phase,
             )
-            async with progress:
-                run = Run(
-                    test=test,
-                    cluster=cluster,
-                    system=system,
-                    workload=parts.workload,
-                    nemeses=parts.nemeses,
-                    schedule=parts.schedule,
-                    writer=writer,
-                    clock=clock,
-                    on_phase=progress.phase,
-                )
-                return await run.execute(wall_ms=harness_runtime(cluster).clock.wall_ms)
-    finally:
-        state.close()
+            return await run.execute(wall_ms=harness_runtime(cluster).clock.wall_ms)
 
 
 def judge_run(

@@ -367,8 +367,8 @@ def _start_command(base: str, run_id: str, source: str) -> int:
             file.write(run_id)
     except FileExistsError:
         with open(os.path.join(base, "owner"), encoding="utf-8") as file:
-            owner = file.read().strip()
-        print(json.dumps({"refused": f"the host is taken by run {owner}: if that is dead, `harness clean`"}))
+            why = f"the host is taken by run {file.read().strip()}: if that is dead, `harness clean`"
+        print(json.dumps({"refused": why, "taken": True}))
         return 0
     os.makedirs(directory, mode=0o700, exist_ok=True)
     path, log_path = os.path.join(directory, "agent.py"), os.path.join(directory, "agent.log")

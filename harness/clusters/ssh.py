@@ -17,9 +17,9 @@ from collections.abc import Collection, Sequence
 from harness.clusters.agent_cluster import AgentCluster
 from harness.clusters.agent_link import ByteStream
 from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable
-from harness.clusters.ssh_connection import clean_host, connect_relay, require_paramiko, take_host
+from harness.clusters.ssh_connection import HostNotTaken, clean_host, connect_relay, require_paramiko, take_host
 from harness.clusters.ssh_inventory import SshHost, load_inventory
-from harness.clusters.threads import in_thread
+from harness.clusters.threads import all_of, in_thread
 from harness.errors import HarnessError, OperatorError
 from harness.run_state import KIND_SSH_HOST, Claim, RunState
 
@@ -67,12 +67,13 @@ class SshCluster(AgentCluster):
             self._run.claim_all([Claim(KIND_SSH_HOST, machine, {"host": host.to_json()})])
 
         async def take(machine: str) -> None:
-            await in_thread(take_host, self._ssh_hosts[machine], self._run.run_id)
+            try:
+                await in_thread(take_host, self._ssh_hosts[machine], self._run.run_id)
+            except HostNotTaken:
+                self._run.release(KIND_SSH_HOST, machine)  # or nobody could ever clean up what there is not
+                raise
 
-        outcomes = await asyncio.gather(*(take(machine) for machine in self._machines), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await all_of(take(machine) for machine in self._machines)
 
     async def _remove_hosts(self) -> list[Exception]:
         claimed = {claim.ident for claim in self._run.claims if claim.kind == KIND_SSH_HOST}
@@ -98,9 +99,7 @@ class SshCluster(AgentCluster):
             else:
                 self._addresses[machine] = await in_thread(_resolve, host)
 
-        for outcome in await asyncio.gather(*(learn(m) for m in self._machines), return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await all_of(learn(machine) for machine in self._machines)
         shared = [m for m in self._machines if list(self._addresses.values()).count(self._addresses[m]) > 1]
         if shared:
             raise ClusterUnavailable(f"{' and '.join(shared)} have the same address {self._addresses[shared[0]]}")

@@ -18,7 +18,7 @@ from harness.clusters.ssh_inventory import ACCEPT_NEW, SshHost
 if TYPE_CHECKING:
     import paramiko
 
-__all__ = ["ChannelStream", "clean_host", "connect_relay", "require_paramiko", "take_host"]
+__all__ = ["ChannelStream", "HostNotTaken", "clean_host", "connect_relay", "require_paramiko", "take_host"]
 
 _CONNECT_TIMEOUT_S = 15.0
 _COMMAND_TIMEOUT_S = 60.0
@@ -33,6 +33,10 @@ _LAUNCHER = (
     "exec(compile(s, 'host_agent.py', 'exec'), {'__name__': '__main__', 'SOURCE': s})"
 )
 """Runs the agent's source from standard input on a host that has no file of ours yet."""
+
+
+class HostNotTaken(ClusterUnavailable):
+    """A host could not be used, and it is certain that nothing was changed on it: there is nothing to clean up."""
 
 
 def require_paramiko() -> None:
@@ -153,10 +157,10 @@ def connect_relay(host: SshHost, directory: str) -> ChannelStream:
 
 
 def take_host(host: SshHost, run_id: str) -> None:
-    """Take a host for a run and start the agent there. Raises ClusterUnavailable."""
+    """Take a host for a run and start the agent there. Raises ClusterUnavailable, HostNotTaken."""
     answer = _agent_command(host, ["start", host.directory, run_id])
     if "refused" in answer:
-        raise ClusterUnavailable(f"{host.name}: {answer['refused']}")
+        raise (HostNotTaken if answer.get("taken") else ClusterUnavailable)(f"{host.name}: {answer['refused']}")
 
 
 def clean_host(host: SshHost, run_id: str) -> tuple[list[str], list[str]]:
@@ -166,11 +170,16 @@ def clean_host(host: SshHost, run_id: str) -> tuple[list[str], list[str]]:
 
 
 def _agent_command(host: SshHost, arguments: list[str]) -> dict[str, Any]:
-    """Run the agent's source as root on a host and return what it prints. Raises ClusterUnavailable."""
+    """Run the agent's source as root on a host and return what it prints.
+
+    Raises HostNotTaken when it was certainly not run, ClusterUnavailable for anything else.
+    """
     try:
         client = _open(host)
     except ConnectFailure as error:
-        raise ClusterUnavailable(f"{error}: is it up, and is this the right address and port?") from None
+        raise HostNotTaken(f"{error}: is it up, and is this the right address and port?") from None
+    except ClusterUnavailable as error:
+        raise HostNotTaken(str(error)) from None
     try:
         command = _as_root(host, [host.python, "-c", _LAUNCHER, *arguments])
         stdin, stdout, stderr = client.exec_command(command, timeout=_COMMAND_TIMEOUT_S)
@@ -193,12 +202,16 @@ def _agent_command(host: SshHost, arguments: list[str]) -> dict[str, Any]:
             return dict(json.loads(lines[-1]))
         except ValueError:
             said = lines[-1]
-    raise ClusterUnavailable(_why_not(host, status, said))
-
-
-def _why_not(host: SshHost, status: int, said: str) -> str:
-    """What stood in the way of the agent, and what mends it."""
     last = said.splitlines()[-1][:_MAX_SAID] if said else "it said nothing"
+    known = _why_not(host, status, said, last)
+    if known is not None:
+        raise HostNotTaken(known)
+    raise ClusterUnavailable(f"{host.name}: the agent could not be run (status {status}): {last}")
+
+
+def _why_not(host: SshHost, status: int, said: str, last: str) -> str | None:
+    """What kept the agent from running at all, and what mends it, by what was `said`, whose `last` line is the point;
+    None when it is not known to have been kept."""
     if "sudo:" in said and "python" not in last:
         return (
             f"{host.name}: user {host.user} has no sudo without a password ({last}): "
@@ -212,4 +225,4 @@ def _why_not(host: SshHost, status: int, said: str) -> str:
         return f"{host.name} has {last}: 3.11 or newer is needed; name another by python = in the inventory"
     if "Permission denied" in last:
         return f"{host.name}: user {host.user} is not root and does not use sudo ({last}): set sudo = true"
-    return f"{host.name}: the agent could not be run (status {status}): {last}"
+    return None
