@@ -1,4 +1,5 @@
-"""What the command line does: read options and configuration, run a broker or a name server until told to stop.
+"""What the command line does: read options and configuration, run a broker or a name server until told to stop, or
+have a group change its leader.
 
 The only module that knows it is a process on a real machine: it takes the data directory's lock, raises the limit
 of open files, and turns signals and failures into an exit status.
@@ -26,6 +27,7 @@ from node.config import (
     parse_broker_config,
     parse_name_server_config,
 )
+from node.dledger.tools import GroupRefuses, give_lead
 from node.logs import configure_logging
 from node.real_runtime import RealDisk, real_runtime
 from node.runtime import Disk
@@ -75,13 +77,16 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="node", description="A replicated message broker and its name server.")
     parser.add_argument("--version", action="version", version=f"node {node.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="broker|nameserver")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="broker|nameserver|transfer")
     broker = commands.add_parser("broker", help="run one member of a broker group")
     broker.add_argument("--config", required=True, metavar="FILE", help="configuration in TOML")
     name_server = commands.add_parser("nameserver", help="run a name server")
     name_server.add_argument("--config", metavar="FILE", help="configuration in TOML")
     name_server.add_argument("--listen", metavar="IP:PORT", help="where to listen; short for --set listen=...")
-    for command in (broker, name_server):
+    transfer = commands.add_parser("transfer", help="give the lead of a broker group to one of its members")
+    transfer.add_argument("--config", required=True, metavar="FILE", help="configuration of any member, in TOML")
+    transfer.add_argument("--to", required=True, metavar="MEMBER", help="who is to lead, such as n2")
+    for command in (broker, name_server, transfer):
         command.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
             help="override one key of the configuration (repeatable)",
@@ -95,6 +100,8 @@ def main(arguments: Sequence[str]) -> int:
         options = _parser().parse_args(arguments)
         if options.command == "broker":
             return _run_broker(parse_broker_config(_read(options.config), options.overrides))
+        if options.command == "transfer":
+            return _transfer(parse_broker_config(_read(options.config), options.overrides), options.to)
         overrides = [f"listen={options.listen}"] if options.listen else []
         text = _read(options.config) if options.config else ""
         return _run_name_server(parse_name_server_config(text, [*overrides, *options.overrides]))
@@ -128,6 +135,19 @@ def _run_broker(config: BrokerConfig) -> int:
 def _run_name_server(config: NameServerConfig) -> int:
     configure_logging(config.log_level, sys.stderr)
     return _run(lambda: _serve_name_server(config), config.uvloop)
+
+
+def _transfer(config: BrokerConfig, member: str) -> int:
+    if config.classic is not None:
+        raise OperatorError("a broker with a classic log has no group to lead")
+    if member not in config.dledger_peers:
+        raise OperatorError(f"{member} is no member of group {config.group}: {', '.join(config.dledger_peers)}")
+    try:
+        term = asyncio.run(give_lead(config.group, config.dledger_peers, member))
+    except GroupRefuses as error:
+        return _complain([str(error)], EXIT_FAILED)
+    print(f"{member} leads {config.group} in term {term}")
+    return 0
 
 
 def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str) -> int:

@@ -25,6 +25,7 @@ from node.config_reader import (
     check_dialled_address,
     check_member_addresses,
     check_member_id,
+    check_member_ids,
     check_name,
     check_table,
     check_text,
@@ -201,6 +202,8 @@ class BrokerConfig:
     client_addresses: Mapping[str, str]
     """Member id -> address at which clients reach it, for the hint "ask that one"; may be empty."""
     topics: tuple[TopicConfig, ...]
+    preferred_leaders: tuple[str, ...] = ()
+    """Members that any other leader gives its lead to when they can have it, the first one first (R)."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     classic: ClassicConfig | None = None
     """A single master's log instead of DLedger; None means DLedger."""
@@ -407,6 +410,7 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         dledger_listen=ledger_listen,
         dledger_peers=ledger.take("peers", check_member_addresses, own_peers),
         client_addresses=ledger.take("clients", check_member_addresses, {}),
+        preferred_leaders=ledger.take("preferred_leaders", check_member_ids, ()),
         topics=_topics(reader),
         limits=_limits(limits_reader),
         classic=classic,
@@ -447,6 +451,11 @@ def _relations(config: BrokerConfig) -> list[str]:
     problems += [
         f"dledger.clients: {member} is not in dledger.peers"
         for member in config.client_addresses
+        if member not in config.dledger_peers
+    ]
+    problems += [
+        f"dledger.preferred_leaders: {member} is not in dledger.peers"
+        for member in config.preferred_leaders
         if member not in config.dledger_peers
     ]
     if config.limits.segment_size_bytes < config.limits.max_message_size_bytes + MAX_RECORD_OVERHEAD_BYTES:

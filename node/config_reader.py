@@ -155,6 +155,13 @@ def check_member_id(value: Any) -> str:
     return str(value)
 
 
+def check_member_ids(value: Any) -> tuple[str, ...]:
+    """Different ids of members, in an order that means something."""
+    if not isinstance(value, list) or len(set(map(str, value))) != len(value):
+        raise ValueError("must be a list of different member ids")
+    return tuple(check_member_id(each) for each in value)
+
+
 def check_address(value: Any) -> str:
     """An address as ip:port; port 0 is allowed, for listening."""
     split_address(check_text(value))

@@ -33,6 +33,7 @@ def new_dledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
             flush_least_pages=config.flush_least_pages,
             flush_thorough_interval_ms=config.flush_thorough_interval_ms,
             timing=TIMINGS[config.timing],
+            preferred_leaders=config.preferred_leaders,
             data_segment_size_bytes=config.limits.segment_size_bytes,
         ),
         runtime,

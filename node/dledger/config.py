@@ -50,6 +50,10 @@ class DLedgerTiming:
     """How long a read may wait until the leader has confirmed that it is one."""
     watermark_log_interval_ms: int = 3000
     checkpoint_interval_ms: int = 3000
+    transfer_timeout_ms: int = 1000
+    """How long a leader waits for the member that is to take over, and that one until it leads (R)."""
+    preferred_check_interval_ms: int = 1000
+    """How often a leader looks whether a preferred member could lead instead (R)."""
     disk_stall_ms: int = 6000
     """A leader whose disk has not completed a flush for this long steps down."""
     clock_drift_ratio: float = 0.1
@@ -108,6 +112,11 @@ class DLedgerConfig:
     """Mode `async`: after which everything is synced however little it is (R: flushCommitLogThoroughInterval)."""
     timing: DLedgerTiming = field(default_factory=DLedgerTiming)
     step_down_on_stalled_disk: bool = True
+    preferred_leaders: tuple[str, ...] = ()
+    """Members to which any other leader gives its lead when they can have it, the first one first (R:
+    preferredLeaderIds)."""
+    max_transfer_lag: int = 1000
+    """Entries that a member may lack and still be given the lead (R: maxLeadershipTransferWaitIndex)."""
     data_segment_size_bytes: int = 1024 * MEBIBYTE
     """Must be the same on all members: positions are part of the entries."""
     index_segment_size_bytes: int = 5 * 1024 * 1024 * 32
@@ -146,6 +155,9 @@ class DLedgerConfig:
         ):
             if getattr(self, name) < 1:
                 problems.append(f"{name} is below 1")
+        strangers = [member for member in self.preferred_leaders if member not in self.peers]
+        if strangers:
+            problems.append(f"preferred_leaders names {', '.join(strangers)}, which peers does not")
         if self.flush_least_pages < 0:
             problems.append("flush_least_pages is below 0")
         if problems:

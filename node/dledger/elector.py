@@ -69,6 +69,7 @@ class LeaderElector:
         self._votes_from_ns = 0
         self._next_outcome = VoteOutcome.WAIT_TO_REVOTE
         self._electable_term = -1
+        self._transferred_term = -1
         self._round_over = asyncio.Event()
         self.leadership: Leadership | None = None
         """The present lead; None when this member does not lead."""
@@ -133,7 +134,7 @@ class LeaderElector:
             return log_verdict
         if request.term < state.term:
             return VoteResult.REJECT_EXPIRED_VOTE_TERM
-        if self.is_bound_to_another(candidate):
+        if request.transferred_term != state.term and self.is_bound_to_another(candidate):
             return VoteResult.REJECT_ALREADY_HAS_LEADER
         if request.term > state.term:
             return VoteResult.REJECT_TERM_NOT_READY
@@ -243,6 +244,18 @@ class LeaderElector:
         """Give up the lead of `term`, if it is still the present one."""
         if self._state.is_leader and self._state.term == term:
             self._become_candidate(reason)
+
+    def give_up(self, term: int, successor: str) -> None:
+        """Give up the lead of `term` so that `successor` may take it, and stand back for a lease meanwhile."""
+        self.step_down(term, f"{successor} is to take over")
+        self._next_vote_ns = self._clock.monotonic_ns() + self._timing.lease_ms * 1_000_000 + self._vote_pause_ns()
+
+    def take_over(self, term: int) -> None:
+        """The leader of `term`, which this member follows, has given up in its favour: stand at once."""
+        self._transferred_term = term
+        self._become_candidate(f"{self._state.leader_id} has given up the lead")
+        self._next_outcome = VoteOutcome.WAIT_TO_VOTE_NEXT
+        self._next_vote_ns = self._clock.monotonic_ns()
 
     # The task
 
@@ -393,6 +406,7 @@ class LeaderElector:
                 leader_id=self._config.self_id,
                 ledger_end_index=self._store.ledger_end_index,
                 ledger_end_term=self._store.ledger_end_term,
+                transferred_term=self._transferred_term if term == self._transferred_term + 1 else -1,
             )
             try:
                 answer = await self._peers.vote(peer, request)

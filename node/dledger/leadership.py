@@ -88,6 +88,12 @@ class Leadership:
             return self._clock.monotonic_ns()
         return sorted(self._answered_sent_ns.values(), reverse=True)[needed - 1]
 
+    def hears(self, peer: str) -> bool:
+        """Whether `peer` has answered a heartbeat of the last lease."""
+        lease_ns = self._config.timing.lease_ms * 1_000_000
+        is_heard = self._answered.get(peer, 0) > 0
+        return is_heard and self._clock.monotonic_ns() - self._answered_sent_ns[peer] < lease_ns
+
     def holds_quorum(self) -> bool:
         """Whether a quorum was heard within the lease. Other members' candidates are turned away while it is."""
         return self._clock.monotonic_ns() - self.quorum_sent_ns() < self._config.timing.lease_ms * 1_000_000

@@ -32,6 +32,8 @@ __all__ = [
     "GetEntriesResponse",
     "HeartBeatRequest",
     "HeartBeatResponse",
+    "LeadershipTransferRequest",
+    "LeadershipTransferResponse",
     "MalformedMessage",
     "Message",
     "MetadataRequest",
@@ -229,12 +231,14 @@ class Response(Message):
 
 @dataclass(slots=True, kw_only=True)
 class VoteRequest(Request):
-    """`leader_id` would like to lead `term`; this is how far its log goes."""
+    """`leader_id` would like to lead `term`; this is how far its log goes. `transferred_term` is the term whose leader
+    has given up in its favour, -1 when none has."""
 
     term: int
     leader_id: str
     ledger_end_index: int
     ledger_end_term: int
+    transferred_term: int = -1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -280,6 +284,22 @@ class PushEntryResponse(Response):
     index: int = -1
     begin_index: int = -1
     end_index: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class LeadershipTransferRequest(Request):
+    """`transfer_id`, the leader of `term`, is to give its lead to `transferee_id`. To the leader: do it. To the other:
+    it has done so, take over once your log reaches `take_index`."""
+
+    term: int
+    transfer_id: str
+    transferee_id: str
+    take_index: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class LeadershipTransferResponse(Response):
+    pass
 
 
 @dataclass(slots=True, kw_only=True)

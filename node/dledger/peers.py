@@ -15,6 +15,8 @@ from node.dledger.config import DLedgerConfig
 from node.dledger.messages import (
     HeartBeatRequest,
     HeartBeatResponse,
+    LeadershipTransferRequest,
+    LeadershipTransferResponse,
     MalformedMessage,
     PushEntryRequest,
     PushEntryResponse,
@@ -44,9 +46,10 @@ AnswerTaker = Callable[[ResponseT | PeerError], object]
 
 
 class PeerClient(Protocol):
-    """How a member reaches its peers. `vote` raises PeerError, and nothing else."""
+    """How a member reaches its peers. `vote` and `transfer` raise PeerError, and nothing else."""
 
     async def vote(self, peer: str, request: VoteRequest) -> VoteResponse: ...
+    async def transfer(self, peer: str, request: LeadershipTransferRequest) -> LeadershipTransferResponse: ...
     def heartbeat(self, peer: str, request: HeartBeatRequest, then: AnswerTaker[HeartBeatResponse]) -> None: ...
     def push(self, peer: str, request: PushEntryRequest, then: AnswerTaker[PushEntryResponse]) -> None: ...
     async def close(self) -> None: ...
@@ -68,6 +71,13 @@ class RemotingPeerClient:
         answer: asyncio.Future[VoteResponse] = asyncio.get_running_loop().create_future()
         timeout_ms = self._timing.rpc_timeout_ms
         self._ask(peer, DLedgerRequestCode.VOTE, request, VoteResponse, timeout_ms, partial(settle, answer))
+        return await answer
+
+    async def transfer(self, peer: str, request: LeadershipTransferRequest) -> LeadershipTransferResponse:
+        """Tell a peer to take over."""
+        answer: asyncio.Future[LeadershipTransferResponse] = asyncio.get_running_loop().create_future()
+        code, timeout_ms = DLedgerRequestCode.LEADERSHIP_TRANSFER, self._timing.rpc_timeout_ms
+        self._ask(peer, code, request, LeadershipTransferResponse, timeout_ms, partial(settle, answer))
         return await answer
 
     def heartbeat(self, peer: str, request: HeartBeatRequest, then: AnswerTaker[HeartBeatResponse]) -> None:

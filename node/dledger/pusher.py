@@ -46,6 +46,8 @@ class DLedgerEntryPusher:
         self.handler = self.make_handler()
         self.dispatchers = {peer: self.make_dispatcher(peer) for peer in state.peer_ids}
         self._lead_term = -1
+        self.transferee: str | None = None
+        """The member that is about to be given the lead: no more is appended meanwhile."""
         state.add_role_listener(self._role_changed)
         store.add_progress_listener(self._progressed)
         self._wakes = False
@@ -99,8 +101,8 @@ class DLedgerEntryPusher:
         """Append an entry in the present term; the future is done when it is committed.
 
         Synchronous: no other entry comes between the position that `encode_body` gets and the append. Raises
-        DLedgerError NOT_LEADER, LEADER_PENDING_FULL, DISK_ERROR, DISK_FULL, UNEXPECTED_ARGUMENT; nothing
-        was appended then.
+        DLedgerError NOT_LEADER, LEADER_TRANSFERRING, LEADER_PENDING_FULL, DISK_ERROR, DISK_FULL,
+        UNEXPECTED_ARGUMENT; nothing was appended then.
         """
         self.check_room()
         self.check_disk()
@@ -114,10 +116,15 @@ class DLedgerEntryPusher:
         return self.checker.register(self.append_noop())
 
     def check_room(self) -> None:
-        """Raises DLedgerError NOT_LEADER, or LEADER_PENDING_FULL when too much waits for the quorum or the disk."""
+        """Raises DLedgerError NOT_LEADER; LEADER_TRANSFERRING while the lead is given away; LEADER_PENDING_FULL when
+        too much waits for the quorum or the disk."""
         if not self._state.is_leader or self._state.term != self._lead_term:
             raise DLedgerError(
                 DLedgerCode.NOT_LEADER, f"{self._state.self_id} does not lead", leader_id=self._state.leader_id
+            )
+        if self.transferee is not None:
+            raise DLedgerError(
+                DLedgerCode.LEADER_TRANSFERRING, f"{self.transferee} takes over", leader_id=self.transferee
             )
         if self.checker.pending_count >= self._config.max_pending_appends:
             raise DLedgerError(
@@ -145,6 +152,7 @@ class DLedgerEntryPusher:
         return entry
 
     def _role_changed(self, term: int, role: Role) -> None:
+        self.transferee = None
         if role is not Role.LEADER:
             self._lead_term = -1
             self.checker.end_term()

@@ -20,6 +20,7 @@ class DLedgerRequestCode(enum.IntEnum):
     VOTE = 31001
     HEART_BEAT = 31002
     PUSH = 31004
+    LEADERSHIP_TRANSFER = 31005
 
 
 class DLedgerCode(enum.IntEnum):
@@ -46,10 +47,12 @@ class DLedgerCode(enum.IntEnum):
     DISK_FULL = 415
     TERM_NOT_READY = 416
     FALL_BEHIND_TOO_MUCH = 417
+    TAKE_LEADERSHIP_FAILED = 418
     INTERNAL_ERROR = 500
     TERM_CHANGED = 501
     WAIT_QUORUM_ACK_TIMEOUT = 502
     LEADER_PENDING_FULL = 503
+    LEADER_TRANSFERRING = 506
 
 
 class VoteResult(enum.IntEnum):

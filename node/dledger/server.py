@@ -27,6 +27,8 @@ from node.dledger.messages import (
     GetEntriesResponse,
     HeartBeatRequest,
     HeartBeatResponse,
+    LeadershipTransferRequest,
+    LeadershipTransferResponse,
     MalformedMessage,
     MetadataRequest,
     MetadataResponse,
@@ -43,6 +45,7 @@ from node.dledger.quorum import AppendResult
 from node.dledger.reads import ReadBarrier
 from node.dledger.rpc import DLedgerCode, DLedgerError, DLedgerRequestCode, ReadMode
 from node.dledger.store import DLedgerStore
+from node.dledger.transfer import LeadershipTransfer
 from node.remoting import Command, Connection, LateReply, Processor, RemotingServer, ResponseCode
 from node.runtime import Runtime
 
@@ -70,6 +73,7 @@ class DLedgerServer:
         self.pusher = self.make_pusher()
         self.elector = self.make_elector()
         self.reads = self.make_reads()
+        self.transfer = self.make_transfer()
         host, _, port = config.listen.rpartition(":")
         self.remoting = RemotingServer(host, int(port), name="dledger")
         for code, processor in self._processors().items():
@@ -107,6 +111,11 @@ class DLedgerServer:
     def make_reads(self) -> ReadBarrier:
         return ReadBarrier(self.config, self.member_state, self.store, self.elector, self.pusher)
 
+    def make_transfer(self) -> LeadershipTransfer:
+        return LeadershipTransfer(
+            self.config, self.runtime, self.member_state, self.store, self.peers, self.pusher, self.elector
+        )
+
     async def start(self) -> None:
         """Recover, listen, and take part.
 
@@ -123,9 +132,11 @@ class DLedgerServer:
             raise
         self.pusher.start()
         self.elector.start()
+        self.transfer.start()
 
     async def stop(self) -> None:
         """Give up the lead, answer what is open, write what is pending, close everything."""
+        await self.transfer.stop()
         await self.elector.stop()
         await self.pusher.stop()
         await self.remoting.stop()
@@ -148,6 +159,10 @@ class DLedgerServer:
     async def read_barrier(self, mode: ReadMode) -> int:
         """The index up to which the log must be applied before a read may be served; see `node.dledger.reads`."""
         return await self.reads.barrier(mode)
+
+    async def transfer_leadership(self, member: str) -> None:
+        """Give the lead to `member`; see `LeadershipTransfer.give`. Raises DLedgerError."""
+        await self.transfer.give(member)
 
     def add_commit_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener()` whenever the committed index has advanced."""
@@ -193,6 +208,9 @@ class DLedgerServer:
             DLedgerRequestCode.VOTE: self._processor(VoteRequest, VoteResponse, self.elector.handle_vote),
             DLedgerRequestCode.HEART_BEAT: self._processor(HeartBeatRequest, HeartBeatResponse, self._handle_heartbeat),
             DLedgerRequestCode.PUSH: self._processor(PushEntryRequest, PushEntryResponse, self._handle_push),
+            DLedgerRequestCode.LEADERSHIP_TRANSFER: self._processor(
+                LeadershipTransferRequest, LeadershipTransferResponse, self._handle_transfer
+            ),
             DLedgerRequestCode.METADATA: self._processor(MetadataRequest, MetadataResponse, self._handle_metadata),
             DLedgerRequestCode.GET: self._processor(GetEntriesRequest, GetEntriesResponse, self._handle_get),
             DLedgerRequestCode.APPEND: self._processor(AppendEntryRequest, AppendEntryResponse, self._handle_append),
@@ -266,6 +284,10 @@ class DLedgerServer:
         answer: asyncio.Future[PushEntryResponse] = asyncio.get_running_loop().create_future()
         self.pusher.handle_push(request, partial(settle, answer))
         return await answer
+
+    async def _handle_transfer(self, request: LeadershipTransferRequest) -> LeadershipTransferResponse:
+        await self.transfer.handle(request)
+        return LeadershipTransferResponse(**self._answer_fields(request.local_id), code=DLedgerCode.SUCCESS)
 
     async def _handle_metadata(self, request: MetadataRequest) -> MetadataResponse:
         return MetadataResponse(

@@ -213,3 +213,20 @@ def test_the_single_file_cannot_be_written_where_there_is_no_directory(tmp_path:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert failed.returncode == 254 and failed.stderr.count("\n") == 1
+
+
+def test_giving_the_lead_away(start: Start, tmp_path: Path) -> None:
+    config = write_config(tmp_path, ledger_port=free_port())
+    status, errors = finish(start("transfer", "--config", config, "--to", "n1"))
+    assert (status, errors.count("\n")) == (1, 1) and "nobody leads" in errors
+    status, errors = finish(start("transfer", "--config", config, "--to", "n7"))
+    assert (status, errors.count("\n")) == (254, 1) and "n7 is no member" in errors
+    broker = start("broker", "--config", config)
+    wait_until_ready(broker)
+    deadline = time.monotonic() + 30
+    while True:
+        asked = start("transfer", "--config", config, "--to", "n1")
+        output, _ = asked.communicate(timeout=30)
+        if asked.returncode == 0 or time.monotonic() > deadline:
+            break
+    assert re.fullmatch(r"n1 leads \S+ in term \d+\n", output)

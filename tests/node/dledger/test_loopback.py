@@ -38,6 +38,7 @@ from node.dledger.messages import (
     VoteRequest,
 )
 from node.dledger.rpc import PushType
+from node.dledger.tools import GroupRefuses, give_lead
 from node.real_runtime import RealDisk, real_runtime
 from node.remoting import Command, RemotingClient
 
@@ -286,5 +287,23 @@ def test_garbage_for_every_request_code_leaves_the_group_working(real: Any) -> N
                     continue
         await group.converged()
         assert all(member.store.get(0) is not None for member in group.members.values())
+
+    real(scenario)
+
+
+def test_the_lead_is_given_away_over_the_wire(real: Any) -> None:
+    async def scenario(group: RealGroup) -> None:
+        with pytest.raises(GroupRefuses, match="nobody leads"):
+            await give_lead("g", group.peers, "n1")
+        await group.start()
+        leader = await group.leader()
+        follower = next(name for name in group.peers if name != leader)
+        term = await give_lead("g", group.peers, follower)
+        assert await group.leader() == follower
+        assert await give_lead("g", group.peers, follower) == term
+        with pytest.raises(GroupRefuses, match="n9 is no member"):
+            await give_lead("g", group.peers, "n9")
+        with pytest.raises(GroupRefuses, match="is not member n1 of group h"):
+            await give_lead("h", group.peers, "n1")
 
     real(scenario)
