@@ -238,11 +238,14 @@ class GroupConsumer(ABC):
         return self._allocate(own_id, queues, members)
 
     async def _member_ids(self, broker_names: list[str]) -> list[str]:
-        """The members by the first broker that tells. Raises ClientError; nobody may conclude from silence."""
-        failure: ClientError = NoRoute("no broker of the topic has a master now")
-        for name in sorted(broker_names):
+        """The members by the first broker that tells, masters before slaves: every one of them gets the heartbeats.
+        Raises ClientError; nobody may conclude from silence."""
+        routes = self.session.routes
+        failure: ClientError = NoRoute("no broker of the topic is known")
+        masters = [(name, master) for name in sorted(broker_names) if (master := routes.master(name)) is not None]
+        slaves = [(name, address) for name in sorted(broker_names) for address in routes.slaves(name)]
+        for number, (name, address) in enumerate([*masters, *slaves]):
             try:
-                address = self.session.routes.require_master(name)
                 request = Command.request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": self._group})
                 reply = await self.session.requests.invoke(address, request)
                 if reply.code == ResponseCode.SUCCESS:
@@ -254,8 +257,9 @@ class GroupConsumer(ABC):
                 failure = error
             except ValueError as error:
                 failure = error_from_reply(ResponseCode.SYSTEM_ERROR, str(error), address)
-            for topic in self._subscriptions:
-                self.session.routes.failed(name, topic, failure)
+            if number < len(masters):
+                for topic in self._subscriptions:
+                    routes.failed(name, topic, failure)
         raise failure
 
     def _revoke(self, queue: MessageQueue) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from node.client.errors import BadReply, error_from_reply
+from node.client.errors import BadReply, ClientError, NoRoute, error_from_reply
 from node.client.messages import MessageQueue
 from node.client.session import Session
 from node.remoting import Command, RequestCode, RequestError, ResponseCode
@@ -32,21 +32,16 @@ class OffsetStore(Protocol):
 
 
 class BrokerOffsets:
-    """Offsets at the master of each queue (codes 14 and 15)."""
+    """Offsets at the master of each queue (codes 14 and 15), while it is away at a slave that takes them."""
 
     def __init__(self, session: Session, group: str) -> None:
         self._session = session
         self._group = group
 
     async def load(self, queue: MessageQueue) -> int | None:
-        address = self._session.routes.require_master(queue.broker_name)
-        reply = await self._session.requests.invoke(
-            address, Command.request(RequestCode.QUERY_CONSUMER_OFFSET, self._fields(queue))
-        )
+        reply, address = await self._ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, self._fields(queue))
         if reply.code == ResponseCode.QUERY_NOT_FOUND:
             return None
-        if reply.code != ResponseCode.SUCCESS:
-            raise error_from_reply(reply.code, reply.remark, address)
         try:
             offset = reply.get_int("offset")
         except RequestError as error:
@@ -62,13 +57,33 @@ class BrokerOffsets:
                 raise result
 
     async def _save_one(self, queue: MessageQueue, offset: int) -> None:
-        address = self._session.routes.require_master(queue.broker_name)
         fields = self._fields(queue) | {"commitOffset": offset}
-        reply = await self._session.requests.invoke(
-            address, Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
-        )
-        if reply.code != ResponseCode.SUCCESS:
-            raise error_from_reply(reply.code, reply.remark, address)
+        await self._ask(queue, RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+
+    async def _ask(
+        self, queue: MessageQueue, code: RequestCode, fields: Mapping[str, str | int | bool]
+    ) -> tuple[Command, str]:
+        """The answer of the master, or of a slave when the master gives none, and who gave it. Raises the master's
+        ClientError when no slave helps. A slave may know less, which repeats messages and skips none."""
+        routes = self._session.routes
+        failure: ClientError | None = None
+        try:
+            master = routes.require_master(queue.broker_name)
+        except NoRoute as error:
+            failure = error
+        asked = [master] if failure is None else []
+        for address in [*asked, *routes.slaves(queue.broker_name)]:
+            try:
+                reply = await self._session.requests.invoke(address, Command.request(code, dict(fields)))
+                if reply.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
+                    return reply, address
+                refusal = error_from_reply(reply.code, reply.remark, address)
+            except ClientError as error:
+                failure = failure or error
+                continue
+            if failure is None:
+                raise refusal
+        raise failure or NoRoute(f"broker {queue.broker_name} is not known")
 
     def _fields(self, queue: MessageQueue) -> dict[str, str | int | bool]:
         return {"consumerGroup": self._group, "topic": queue.topic, "queueId": queue.queue_id}

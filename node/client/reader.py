@@ -11,9 +11,9 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from node.client.errors import ClientError
+from node.client.errors import BrokerRefused, ClientError
 from node.client.messages import MessageQueue, ReceivedMessage
-from node.client.results import PullResult, PullStatus
+from node.client.results import MASTER_ID, PullResult, PullStatus
 from node.client.subscriptions import Subscription
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ MAX_OPEN_BYTES: Final = 64 * 1024 * 1024
 """Their bytes over all queues of a consumer; beyond it a queue that holds any waits."""
 PULL_MESSAGES: Final = 32
 """Messages asked for at once (R: pullBatchSize)."""
+MASTER_AWAY_S: Final = 5.0
+"""How long slaves are read after the master could not be."""
 
 
 class OffsetTracker:
@@ -77,6 +79,8 @@ class QueueReader:
         """Calls of the program's handler with messages of this queue that are under way."""
         self.locked_until_s = float("-inf")
         self.saved_offset = -1
+        self._suggested_id = MASTER_ID
+        self._master_away_until_s = float("-inf")
         self._consumer = consumer
         self._changed = asyncio.Event()
         self._interruptible = True
@@ -149,6 +153,7 @@ class QueueReader:
                 if tracker is not None:
                     await self._take(tracker, await self._pull(tracker.next_offset))
             except ClientError as error:
+                self._look_elsewhere(error)
                 session.routes.failed(self.queue.broker_name, self.queue.topic, error)
                 session.complaints.warning(logger, f"pull {self.queue}", "reading %s: %s", self.queue, error)
                 await asyncio.sleep(session.timings.retry_pause_s)
@@ -161,12 +166,31 @@ class QueueReader:
         return await session.requests.pull(
             self.queue.topic, self.queue.queue_id, offset, PULL_MESSAGES,
             subscription=subscription.expression, suspend_ms=session.timings.pull_suspend_ms,
-            address=session.routes.require_master(self.queue.broker_name), group=self._consumer.group,
+            address=self._reading_address(), group=self._consumer.group,
             expression_type=subscription.expression_type, version=subscription.version,
         )  # fmt: skip
 
+    def _reading_address(self) -> str:
+        """The master, or the slave that it names to who is far behind; any slave while the master is away (S4)."""
+        away = asyncio.get_running_loop().time() < self._master_away_until_s
+        return self._consumer.session.routes.reader(self.queue.broker_name, None if away else self._suggested_id)
+
+    def _look_elsewhere(self, error: ClientError) -> None:
+        """After a failure: a slave's turn if it was the master's, and the other way round."""
+        routes = self._consumer.session.routes
+        if error.address is not None and error.address in routes.slaves(self.queue.broker_name):
+            self._master_away_until_s = float("-inf")
+        elif not isinstance(error, BrokerRefused):
+            self._master_away_until_s = asyncio.get_running_loop().time() + MASTER_AWAY_S
+        self._suggested_id = MASTER_ID
+
     async def _take(self, tracker: OffsetTracker, result: PullResult) -> None:
         if self.dropped or self.tracker is not tracker:
+            return
+        self._suggested_id = result.suggested_broker_id
+        if result.status is PullStatus.OFFSET_ILLEGAL and self._is_ahead_of_a_slave(tracker, result):
+            # A slave does not have yet what this consumer has read already: going back would only repeat it.
+            await self.pause(self._consumer.session.timings.retry_pause_s)
             return
         if result.status is PullStatus.OFFSET_ILLEGAL:
             self._consumer.session.complaints.warning(
@@ -185,6 +209,10 @@ class QueueReader:
                 await self._consumer.take(self, messages)
             finally:
                 self._interruptible = True
+
+    def _is_ahead_of_a_slave(self, tracker: OffsetTracker, result: PullResult) -> bool:
+        slaves = self._consumer.session.routes.slaves(self.queue.broker_name)
+        return result.address in slaves and tracker.next_offset > result.max_offset
 
     async def _wait_for_room(self, tracker: OffsetTracker) -> None:
         while tracker.open_count >= MAX_OPEN_MESSAGES or (

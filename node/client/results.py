@@ -10,7 +10,7 @@ from typing import Any, Final
 from node.remoting import ResponseCode
 from node.store.record import Message
 
-__all__ = ["BrokerGroup", "PullResult", "PullStatus", "Route", "SendResult", "SendStatus"]
+__all__ = ["MASTER_ID", "BrokerGroup", "PullResult", "PullStatus", "Route", "SendResult", "SendStatus"]
 
 MASTER_ID: Final = 0
 

@@ -118,6 +118,25 @@ class RouteBook:
             raise NoRoute(f"broker {broker_name} has no master now")
         return address
 
+    def slaves(self, broker_name: str) -> list[str]:
+        """Where the other brokers of a name are dialled, by the newest route, lowest number first."""
+        group = self._groups.get(broker_name)
+        if group is None:
+            return []
+        master = self.master(broker_name)
+        return [address for _, address in sorted(group.addresses.items()) if address != master]
+
+    def reader(self, broker_name: str, broker_id: int | None) -> str:
+        """Where to read: at the broker of this number if it is known, any slave for None, else at the master (R:
+        findBrokerAddressInSubscribe). Raises NoRoute when nobody is known."""
+        group = self._groups.get(broker_name)
+        slaves = self.slaves(broker_name)
+        if broker_id and group is not None and broker_id in group.addresses:
+            return group.addresses[broker_id]
+        if slaves and (broker_id is None or self.master(broker_name) is None):
+            return slaves[0]
+        return self.require_master(broker_name)
+
     def failed(self, broker_name: str, topic: str, error: ClientError) -> None:
         """A request to the master of `broker_name` ended in `error`: follow its hint, or ask anew the next time."""
         hint = error.leader_address if isinstance(error, NotLeader) else None
