@@ -65,6 +65,8 @@ RETRY_MS = 10_000
 """After a half message could not be read or the log took nothing."""
 CHECKS_PER_TURN = 64
 """Questions sent in one turn of the loop."""
+FORGET_ENDINGS_AT = 10_000
+"""Ends that are noted as put; at so many, those that are dispatched are forgotten."""
 REMOVE_TAG = "d"
 """Tag of an op message: the half message it names is to be removed (R)."""
 
@@ -192,7 +194,7 @@ class EndTransactionProcessor:
         self._transactions = transactions
         self._endings = _Endings(store, store_host)
         self._not_leader_remark = not_leader_remark
-        self._ending: dict[int, None] = {}
+        self._ending: dict[int, int] = {}
 
     async def process(self, command: Command, connection: Connection) -> Command | None:
         """Commit or roll back, answered when that is committed in the log; no answer where the producer does not
@@ -205,15 +207,20 @@ class EndTransactionProcessor:
             return None
         offset = command.get_int("commitLogOffset")
         await self._catch_up()
-        if offset in self._ending or offset not in self._transactions.halves:
+        term = self._ledger.member_state.term
+        if offset not in self._transactions.halves or self._ending.get(offset) == term:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"no transaction is open at {offset}")
-        self._ending[offset] = None
-        try:
-            half = self._half(command, offset)
-            await self._end(half, verdict)
-        finally:
-            self._ending.pop(offset, None)
+        half = self._half(command, offset)
+        self._note_ending(offset, term)
+        await self._end(half, verdict)
         return command.reply(ResponseCode.SUCCESS)
+
+    def _note_ending(self, offset: int, term: int) -> None:
+        """The end is put. Until it is dispatched, however long the disk or the group takes, another END for the same
+        transaction must not put it again; when this node has stopped leading in between, nobody knows what is left."""
+        if len(self._ending) >= FORGET_ENDINGS_AT:
+            self._ending = {at: term for at, term in self._ending.items() if at in self._transactions.halves}
+        self._ending[offset] = term
 
     async def _catch_up(self) -> None:
         """A half message that was acknowledged a moment ago must be known here."""
@@ -242,18 +249,19 @@ class EndTransactionProcessor:
                 committed = self._endings.commit(half, topic=topic, queue_id=queue_id)
             else:
                 committed = self._endings.close(half)
-        except RecordError as error:
-            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
-        except NotWritable as error:
-            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark()) from error
-        except DLedgerError as error:
+        except (RecordError, NotWritable, DLedgerError) as error:
+            self._ending.pop(half.physical_offset, None)
+            if isinstance(error, RecordError):
+                raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
+            if isinstance(error, NotWritable):
+                raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark()) from error
             raise RequestError(ResponseCode.SYSTEM_BUSY, f"nothing was stored: {error}") from error
         try:
             try:
                 await committed
             except StoredInPart:
                 pass  # stored, if not as safely as it should be: that counts as success (S1)
-            await self._catch_up()  # until then another END for it must be recognised
+            await self._catch_up()
         except DLedgerError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the outcome is unknown: {error}") from error
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from node.broker import transactions as transactions_module
-from node.broker.ledger import Role
+from node.broker.ledger import DLedgerCode, Role, StoredInPart
 from node.remoting import Command, RemotingClient
 from node.store.record import Message, decode_record, decode_records
 
@@ -285,5 +285,47 @@ def test_a_clock_that_is_set_back_delays_no_question(run_case: Any, helpers: Any
             await helpers.until(lambda: len(producer.asked) == 2)
         finally:
             await producer.client.close()
+
+    run_case(scenario)
+
+
+@pytest.mark.row("END reply: 10/11/12-type put statuses count as SUCCESS")
+@pytest.mark.parametrize("status", [10, 11, 12])
+@pytest.mark.parametrize("verdict", [8, 12])
+def test_an_end_that_is_stored_in_part_is_a_success(run_case: Any, helpers: Any, status: int, verdict: int) -> None:
+    """The disk or the slave did not follow in time: the message is there all the same (S1: the slave is down)."""
+
+    async def scenario(case: Any) -> None:
+        end = await send_half(case, b"x")
+        ledger = case.ledger
+        ledger.commit_by_hand = True
+        ending = asyncio.ensure_future(case.ask(37, {**end, "commitOrRollback": verdict}))
+        await helpers.until(lambda: bool(ledger._pending))
+        pending, ledger._pending = ledger._pending, []
+        for _, future in pending:
+            future.set_exception(StoredInPart(status, "not as safe as it should be"))
+        assert (await ending).code == 0
+        assert (await case.ask(37, {**end, "commitOrRollback": 8})).code == 1, "it is ending, though not dispatched yet"
+        ledger.commit()
+        assert [message.body for message in await messages(case)] == ([b"x"] if verdict == 8 else [])
+        assert (await case.table())["openTransactions"] == "0"
+
+    run_case(scenario)
+
+
+def test_an_end_whose_outcome_is_unknown_is_not_put_twice(run_case: Any, helpers: Any) -> None:
+    """While this node leads, what it appended is in its log and may still be committed."""
+
+    async def scenario(case: Any) -> None:
+        end = await send_half(case, b"x")
+        ledger = case.ledger
+        ledger.commit_by_hand = True
+        ending = asyncio.ensure_future(case.ask(37, {**end, "commitOrRollback": 8}))
+        await helpers.until(lambda: bool(ledger._pending))
+        ledger.fail_pending(DLedgerCode.WAIT_QUORUM_ACK_TIMEOUT)
+        assert (await ending).code == 1
+        assert (await case.ask(37, {**end, "commitOrRollback": 8})).code == 1
+        ledger.commit()
+        assert [message.body for message in await messages(case)] == [b"x"]
 
     run_case(scenario)
