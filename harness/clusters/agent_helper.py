@@ -19,14 +19,17 @@ from harness.clusters.agent_files import put_file
 from harness.clusters.agent_link import AgentLink
 from nemesis.mechanisms.shell import ShellError
 
-__all__ = ["AgentHelper", "helper_archive"]
+__all__ = ["START_TIMEOUT_S", "AgentHelper", "helper_archive"]
 
 MODULES = ("harness.clusters.control_server", "harness.clusters.link_meter", "harness.clusters.link_relay")
 """What the archive holds, beside the packages that these are in."""
 
 _ARCHIVE = "helpers.zip"
-_START_TIMEOUT_S = 60.0
-"""For a helper to listen: an emulated machine takes seconds to start a Python."""
+START_TIMEOUT_S = 60.0
+"""For a helper that was just started to listen: an emulated machine takes seconds to start a Python."""
+
+_LISTEN_TIMEOUT_S = 5.0
+"""For one that listened before: if it does not now, it has ended."""
 
 _REQUEST_TIMEOUT_S = 20.0
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
@@ -80,6 +83,8 @@ class AgentHelper:
         name = module.rpartition(".")[2]
         self._path = os.path.join(directory, f"{name}.sock")
         self._log = os.path.join(directory, f"{name}.log")
+        self.pid: int | None = None
+        """Its process there, once it was started."""
 
     @staticmethod
     async def bring(link: AgentLink, directory: str) -> None:
@@ -93,13 +98,20 @@ class AgentHelper:
             "environment": {"PYTHONPATH": self._archive},
             "log": self._log,
         }
-        await self._link.request("spawn", arguments)
+        self.pid = int((await self._link.request("spawn", arguments))["pid"])
 
-    async def request(self, op: str, *, timeout_s: float = _REQUEST_TIMEOUT_S, **fields: Any) -> dict[str, Any]:
-        """Ask the helper for an operation and return its answer. Raises ShellError."""
+    async def request(
+        self,
+        op: str,
+        *,
+        timeout_s: float = _REQUEST_TIMEOUT_S,
+        patience_s: float = _LISTEN_TIMEOUT_S,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """Ask for an operation and return the answer; `patience_s` is for the helper to listen. Raises ShellError."""
         line = json.dumps({"id": 0, "op": op, **fields}) + "\n"
-        argv = [self._python, "-I", "-S", "-c", _ASK, self._path, str(_START_TIMEOUT_S)]
-        status, output, errors = await self._link.run(argv, stdin=line, timeout_s=_START_TIMEOUT_S + timeout_s)
+        argv = [self._python, "-I", "-S", "-c", _ASK, self._path, str(patience_s)]
+        status, output, errors = await self._link.run(argv, stdin=line, timeout_s=patience_s + timeout_s)
         what = [self._module, op]
         try:
             answer: dict[str, Any] = json.loads(output)

@@ -9,12 +9,13 @@ netem.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from harness.clusters.agent_helper import AgentHelper
+from harness.clusters.agent_helper import START_TIMEOUT_S, AgentHelper
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.link_relay import RELAYED_MARK
@@ -24,6 +25,8 @@ from nemesis.mechanisms.shell import ShellError
 from nemesis.target import Link, LinkMeasure, LinkShape
 
 __all__ = ["AgentLinks", "ClockDifference", "measure_of"]
+
+logger = logging.getLogger(__name__)
 
 TABLE = "netdev splitbrain"
 """Family and name of the table of ours that turns packets aside."""
@@ -115,8 +118,11 @@ class AgentLinks:
         await AgentHelper.bring(link, self._directories[host])
         await self._relays[host].start()
         await self._meters[host].start()
-        await self._relays[host].request("open", seed=self._seed, ports=devices, aside=_TAKEN)
-        self._ports[host] = int((await self._meters[host].request("open", address=self._addresses[host]))["port"])
+        await self._relays[host].request(
+            "open", seed=self._seed, ports=devices, aside=_TAKEN, patience_s=START_TIMEOUT_S
+        )
+        opened = await self._meters[host].request("open", address=self._addresses[host], patience_s=START_TIMEOUT_S)
+        self._ports[host] = int(opened["port"])
 
     async def _devices_to_peers(self, host: str) -> dict[str, str]:
         """The device by which a host sends to each peer's address."""
@@ -173,7 +179,15 @@ class AgentLinks:
         staying = wanted.keys() & before.keys() if before is not None else set[tuple[str, str]]()
         if before is None or staying != before.keys():
             await self._turn_aside(host, staying)
-        await self._relays[host].request("shape", pairs=[[*pair, asdict(shape)] for pair, shape in wanted.items()])
+        pairs = [[*pair, asdict(shape)] for pair, shape in wanted.items()]
+        try:
+            await self._relays[host].request("shape", pairs=pairs)
+        except ShellError as error:
+            if wanted:
+                raise
+            # Nothing comes to the relay any more, so that one which has ended is in nobody's way.
+            logger.warning("healing links of %s: %s", host, error)
+            return
         if staying != wanted.keys():
             await self._turn_aside(host, wanted)
         self._applied[host] = wanted

@@ -21,6 +21,7 @@ from harness.clusters.base import ClusterUnavailable, Program
 from harness.clusters.docker import DockerCluster
 from harness.clusters.ssh import SshCluster
 from harness.run_state import RunState
+from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import why_no_shim
 from nemesis.target import ABILITIES, ClockSkew, DiskFault, Link, LinkShape
 
@@ -173,8 +174,21 @@ async def links(cluster: Any) -> None:
         await shaping.shape("f3", {Link("n1", "n9"): LinkShape(delay_ms=1)})
 
 
+async def relay_that_ends(cluster: Any) -> None:
+    """Its links are dead by then; healing them needs no relay, and shaping others says that there is none."""
+    shaping, relay = cluster.links, cluster.links._relays["n1"]
+    await shaping.shape("f1", {THERE: LinkShape(delay_ms=1)})
+    assert (await cluster.run("n1", ["kill", "-KILL", str(relay.pid)]))[0] == 0
+    await shaping.release("f1")
+    seen = await shaping.measure([THERE], count=10, size_bytes=64, timeout_s=3.0)
+    assert seen[THERE].received == 10
+    with pytest.raises(ShellError, match="does not listen"):
+        await shaping.shape("f2", {THERE: LinkShape(delay_ms=1)})
+    await shaping.release_all()
+
+
 async def everything(cluster: Any) -> None:
-    for part in (clocks, disks, links):
+    for part in (clocks, disks, links, relay_that_ends):
         await part(cluster)
 
 
