@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from harness.clusters.base import Cluster
+from harness.clusters.base import Cluster, SeesReplicas
 from harness.errors import OperatorError, SystemUnderTestError
 from harness.fail_fast import WatchedRecorder
 from harness.faults.target import RunTarget
@@ -104,6 +104,7 @@ class Run:
             try:
                 await self._set_up()
                 self.clock.start()
+                zero_s = asyncio.get_running_loop().time()
                 started_wall_ms = wall_ms()
                 await self._phase("driving the load", self._drive)
                 await self._phase("healing", self._heal)
@@ -115,6 +116,8 @@ class Run:
                 self.on_phase("taking the cluster down")
                 await self._tear_down()
             self.observed.system_checks = await self.system.check(started_wall_ms=started_wall_ms)
+            if isinstance(self.cluster, SeesReplicas):
+                self.observed.system_checks = {**self.observed.system_checks, **self.cluster.checks(zero_s=zero_s)}
             self.observed.system_facts = self.system.facts()
         return self.observed
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from nemesis.moments import PATIENCE_S, MomentWord
 from nemesis.protocol import Injection, Nemesis, Proof
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 from nemesis.target import Target
@@ -63,10 +64,14 @@ async def run_schedule(
     now_s = clock or (lambda: loop.time() - begin_s)
     driver = _Driver(target=target, nemeses=nemeses, run_key=rng.getrandbits(64), record=record)
     try:
+        since_s = begin_s
         for event in schedule:
             wait_s = event.at_s - now_s()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
+            if event.when is not None:
+                await driver.await_moment(event, event.when, since_s)
+            since_s = loop.time()
             if event.action == INJECT:
                 # A plan touches nothing and may be cancelled; once a fault begins, its proof is worth having.
                 injection = await driver.plan(event)
@@ -89,6 +94,19 @@ class _Driver:
         self._record = record
         self._not_recorded: Exception | None = None
         self._in_force: dict[str, Injection] = {}
+        self._moments: dict[tuple[str, str], str | None] = {}
+        """(fault, action) -> the moment at which it was due, None when that did not come."""
+
+    async def await_moment(self, event: FaultEvent, when: str, since_s: float) -> None:
+        """Wait for the moment at which an event is due; see nemesis.moments."""
+        moment = None
+        if self._target.moments is not None:
+            loop = asyncio.get_running_loop()
+            word = MomentWord.parse(when)
+            moment = await self._target.moments.wait(word, since_s=since_s, timeout_s=PATIENCE_S)
+            if moment is not None and (left_s := moment.at_s + word.delay_s - loop.time()) > 0:
+                await asyncio.sleep(left_s)
+        self._moments[event.fault_id, event.action] = None if moment is None else str(moment)
 
     async def plan(self, event: FaultEvent) -> Injection:
         """Who is hit. A plan that fails becomes an injection with that problem."""
@@ -159,6 +177,8 @@ class _Driver:
 
     def _note(self, kind: str, f: str, injection: Injection, proof: Proof | None = None) -> None:
         value = dict(injection.value)
+        if (injection.fault_id, f) in self._moments:
+            value["moment"] = self._moments[injection.fault_id, f]
         if proof is not None:
             value["proof"] = proof.to_json()
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,8 +166,9 @@ def hosts_of(injections: Collection[Injection]) -> frozenset[str]:
 
 
 def _problem(nemesis: Nemesis, variant: str) -> str | None:
-    if isinstance(nemesis, FormNemesis):
-        return nemesis.variant_problem(variant)
+    own: Callable[[str], str | None] | None = getattr(nemesis, "variant_problem", None)
+    if own is not None:
+        return own(variant)
     if variant in nemesis.variants:
         return None
     near = difflib.get_close_matches(variant, nemesis.variants, n=1, cutoff=0.5)

@@ -8,13 +8,14 @@ anything would prove every cut.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
 from nemesis.protocol import Injection, Proof
-from nemesis.shapes import SHAPES
+from nemesis.shapes import SHAPES, named_grudge, named_problem
 from nemesis.target import Grudge, Link, Network, ProbeResult, Target, links_of
 from nemesis.victims import find_leader
 
@@ -55,11 +56,23 @@ def _name(link: Link) -> str:
 
 
 class Partition:
-    """Cuts links between hosts; variants are the shapes. See the module's docstring for what is proved."""
+    """Cuts links between hosts; variants are the shapes, and cuts named by their hosts such as `n1+n2|n3` (see
+    nemesis.shapes.named_problem). See the module's docstring for what is proved."""
 
     name = "partition"
     description = "cuts the network between hosts, in both directions or in one"
     variants: Sequence[str] = tuple(SHAPES)
+
+    def variant_problem(self, variant: str) -> str | None:
+        """Why there is no such variant, as one line; None when there is."""
+        if variant in SHAPES:
+            return None
+        if "|" in variant or ">" in variant:
+            return named_problem(variant)
+        near = difflib.get_close_matches(variant, SHAPES, n=1, cutoff=0.5)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        known = f"{', '.join(SHAPES)}, or hosts by name as in n1+n2|n3 or n1>n2"
+        return f"nemesis partition has no variant {variant!r}{hint}; known: {known}"
 
     def requires(self, target: Target, variant: str | None = None) -> list[str]:
         """No network to cut, or too few hosts for the shape (without a variant: for every shape)."""
@@ -67,8 +80,8 @@ class Partition:
         if target.network is None:
             problems.append("partition: this cluster has no network that can be cut")
         if variant is not None and variant not in SHAPES:
-            problems.append(f"partition has no variant {variant!r}; it has: {', '.join(SHAPES)}")
-            return problems
+            problem = self.variant_problem(variant) or named_problem(variant, target.hosts)
+            return problems if problem is None else [*problems, problem]
         host_count = len(target.hosts)
         shapes = list(SHAPES.values()) if variant is None else [SHAPES[variant]]
         unfit = [shape.problem(host_count) for shape in shapes]
@@ -86,7 +99,12 @@ class Partition:
         """
         shape = SHAPES.get(variant)
         if shape is None:
-            raise ValueError(f"partition has no variant {variant!r}; it has: {', '.join(SHAPES)}")
+            problem = self.variant_problem(variant) or named_problem(variant, target.hosts)
+            if problem is not None:
+                raise ValueError(problem)
+            grudge = grudge_to_json(named_grudge(variant))
+            named = {"id": fault_id, "nemesis": self.name, "variant": variant, "grudge": grudge}
+            return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=named)
         value: dict[str, Any] = {"id": fault_id, "nemesis": self.name, "variant": variant, "grudge": {}}
         leader, problem = None, None
         if shape.needs_leader:

@@ -44,8 +44,8 @@ def processes_of(target: Target) -> Processes:
 
 
 def _downed(in_force: Sequence[Injection]) -> frozenset[str]:
-    """Hosts that other faults keep from running."""
-    return hosts_of([fault for fault in in_force if fault.nemesis in ("kill", "pause", "power")])
+    """Hosts that other faults keep from running. One with a flipped bit may refuse to."""
+    return hosts_of([fault for fault in in_force if fault.nemesis in ("kill", "pause", "power", "bit-flip")])
 
 
 async def prove_running(target: Target, hosts: Sequence[str], *, in_force: Sequence[Injection]) -> Proof:

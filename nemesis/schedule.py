@@ -8,6 +8,8 @@ As JSON a schedule is a list of objects:
 
     [{"at_s": 5.0, "action": "inject", "id": "f1", "nemesis": "partition", "variant": "halves"},
      {"at_s": 10.0, "action": "heal", "id": "f1"}]
+
+An event may also wait for something that the replicas do: "when": "elected@n2+0.1" (see nemesis.moments).
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from nemesis.moments import moment_problem
 
 __all__ = [
     "HEAL",
@@ -45,7 +49,7 @@ MAX_REPORTED_PROBLEMS = 50
 
 _Item = TypeVar("_Item")
 
-_FIELDS = ("at_s", "action", "id", "nemesis", "variant")
+_FIELDS = ("at_s", "action", "id", "nemesis", "variant", "when")
 
 
 class ScheduleError(ValueError):
@@ -60,23 +64,26 @@ class ScheduleError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultEvent:
-    """One thing that happens to one fault, `at_s` seconds after the schedule's zero."""
+    """One thing that happens to one fault, `at_s` seconds after the schedule's zero, or at the moment `when` that
+    comes next (see nemesis.moments)."""
 
     at_s: float
     action: str
     fault_id: str
     nemesis: str
     variant: str
+    when: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As an object of the list form."""
-        return {
+        data: dict[str, Any] = {
             "at_s": self.at_s,
             "action": self.action,
             "id": self.fault_id,
             "nemesis": self.nemesis,
             "variant": self.variant,
         }
+        return data if self.when is None else {**data, "when": self.when}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +152,9 @@ def _entry_problems(entry: Any, known: Mapping[str, Collection[str]] | None) -> 
         value = entry.get(name)
         if not isinstance(value, str) and not (value is None and action == HEAL):
             problems.append(f"{name} must be a name, not {value!r}")
+    unclear = moment_problem(entry["when"]) if entry.get("when") is not None else None
+    if unclear is not None:
+        problems.append(unclear)
     nemesis, variant = entry.get("nemesis"), entry.get("variant")
     if known is not None and isinstance(nemesis, str):
         if nemesis not in known:
@@ -182,7 +192,12 @@ def _pair_up(entries: Sequence[tuple[int, Mapping[str, Any]]], problems: list[st
                         f"event {number}: fault {fault_id} was injected with {name} {own}, not {entry[name]}"
                     )
         event = FaultEvent(
-            at_s=float(entry["at_s"]), action=action, fault_id=fault_id, nemesis=nemesis, variant=variant
+            at_s=float(entry["at_s"]),
+            action=action,
+            fault_id=fault_id,
+            nemesis=nemesis,
+            variant=variant,
+            when=entry.get("when"),
         )
         if action == INJECT:
             injected[fault_id] = event

@@ -16,7 +16,16 @@ from dataclasses import dataclass
 
 from nemesis.target import Grudge
 
-__all__ = ["SHAPES", "Shape", "ShapeError", "majority_of", "split_grudge", "visible_from"]
+__all__ = [
+    "SHAPES",
+    "Shape",
+    "ShapeError",
+    "majority_of",
+    "named_grudge",
+    "named_problem",
+    "split_grudge",
+    "visible_from",
+]
 
 
 class ShapeError(ValueError):
@@ -38,6 +47,40 @@ def split_grudge(groups: Iterable[Iterable[str]]) -> dict[str, frozenset[str]]:
     members = [frozenset(group) for group in groups]
     everyone = frozenset[str]().union(*members)
     return {host: everyone - group for group in members for host in sorted(group) if everyone != group}
+
+
+def named_problem(text: str, hosts: Sequence[str] | None = None) -> str | None:
+    """Why `text` names no cut, as one line; None when it does. Without `hosts` names are taken on trust.
+
+    A cut is named by the hosts themselves: `n1+n2|n3+n4` separates two groups (or more) in both directions, and
+    `n1>n2+n3` keeps what n1 sends from n2 and n3. Hosts that are not named are cut from nobody.
+    """
+    groups = _named_groups(text)
+    names = [name for group in groups for name in group]
+    if len(groups) < 2 or (">" in text and ("|" in text or len(groups) != 2)):
+        return f"{text!r} is no cut such as n1+n2|n3 or n1>n2"
+    if len(set(names)) != len(names):
+        return f"the cut {text} names a host twice"
+    if hosts is None:
+        odd = [name for name in names if not (name[:1] == "n" and name[1:].isdigit())]
+    else:
+        odd = [name for name in names if name not in hosts]
+    return f"the cut {text} names {odd[0]!r}, which is no host" if odd else None
+
+
+def named_grudge(text: str) -> Grudge:
+    """The grudge of a cut named by its hosts. Raises ShapeError; see `named_problem`."""
+    problem = named_problem(text)
+    if problem is not None:
+        raise ShapeError(problem)
+    groups = _named_groups(text)
+    if ">" in text:
+        return {destination: frozenset(groups[0]) for destination in groups[1]}
+    return split_grudge(groups)
+
+
+def _named_groups(text: str) -> list[list[str]]:
+    return [group.split("+") for group in text.replace(">", "|").split("|")]
 
 
 def _halves(hosts: Sequence[str], rng: random.Random, leader: str | None) -> Grudge:

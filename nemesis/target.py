@@ -14,11 +14,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from nemesis.moments import Moment, MomentWord
+
 __all__ = [
     "ABILITIES",
     "DOWN",
     "PAUSED",
     "RUNNING",
+    "BitFlipped",
     "ClockReading",
     "ClockSkew",
     "Clocks",
@@ -31,6 +34,7 @@ __all__ = [
     "LinkMeasure",
     "LinkShape",
     "Links",
+    "Moments",
     "Network",
     "PowerCut",
     "ProbeResult",
@@ -45,7 +49,7 @@ ABILITIES: Mapping[str, Sequence[str]] = {
     "processes": ("kill", "pause"),
     "clocks": ("wall", "monotonic"),
     "disks": (
-        *("stall-fsync", "stall", "slow", "full", "error-write", "error-fsync", "error-read", "power"),
+        *("stall-fsync", "stall", "slow", "full", "error-write", "error-fsync", "error-read", "power", "flip"),
         *("freeze", "fill", "shutdown", "crash"),
     ),
     "links": ("delay", "loss", "duplicate", "reorder", "rate"),
@@ -237,6 +241,19 @@ class PowerCut:
     detail: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class BitFlipped:
+    """One byte that is another one now: `before` became `after`, at `offset` of the file."""
+
+    path: str
+    offset: int
+    before: int
+    after: int
+
+    def __str__(self) -> str:
+        return f"byte {self.offset} of {self.path} is {self.after:#04x}, was {self.before:#04x}"
+
+
 class Disks(Protocol):
     """The disks that hold the replicas' data. Faults of several ids add up."""
 
@@ -254,6 +271,17 @@ class Disks(Protocol):
 
     def lost(self, fault_id: str) -> Mapping[str, PowerCut]:
         """What the power cuts of a fault took, by host; until it is released."""
+        ...
+
+    async def flip_bit(self, fault_id: str, host: str, *, files: str, place: float, bit: int) -> BitFlipped:
+        """Flip a bit at rest, in the largest of the files that match a pattern below the data directory of `host`, at
+        a place from 0 (its begin) to 1 (the end of what is not zero). Its replica must be down; the bit is
+        put back when the fault is released, unless the byte has been written since. Raises RuntimeError.
+        """
+        ...
+
+    def flipped(self, fault_id: str) -> Mapping[str, BitFlipped]:
+        """The bits that a fault has flipped, by host; until it is released."""
         ...
 
     async def release(self, fault_id: str) -> None:
@@ -347,6 +375,14 @@ class Links(Protocol):
         ...
 
 
+class Moments(Protocol):
+    """What replicas do, as it happens. Only clusters that see into their replicas have it."""
+
+    async def wait(self, word: MomentWord, *, since_s: float, timeout_s: float) -> Moment | None:
+        """The first such moment since a time of the event loop; None when none comes within `timeout_s` seconds."""
+        ...
+
+
 class Target(Protocol):
     """What a nemesis may act on during one run. An interface that this cluster lacks is None."""
 
@@ -369,6 +405,9 @@ class Target(Protocol):
 
     @property
     def links(self) -> Links | None: ...
+
+    @property
+    def moments(self) -> Moments | None: ...
 
     def missing(self, interface: str, ability: str) -> str | None:
         """Why this target lacks an ability of an interface (see ABILITIES), as one line that names what mends

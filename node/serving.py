@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from node.broker.controller import BrokerController
 from node.config import BrokerConfig, NameServerConfig, split_address
@@ -21,14 +22,24 @@ __all__ = ["serve_broker", "serve_name_server"]
 logger = logging.getLogger("node")
 
 
-async def serve_broker(config: BrokerConfig, runtime: Runtime, stop: asyncio.Event) -> str:
+async def serve_broker(
+    config: BrokerConfig,
+    runtime: Runtime,
+    stop: asyncio.Event,
+    *,
+    on_made: Callable[[BrokerController], None] | None = None,
+) -> str:
     """Run a broker until `stop` is set or it cannot go on; returns why it cannot, "" after an orderly end.
+
+    `on_made` is called with the broker before it starts.
 
     Raises OSError (address in use, data directory not usable), ValueError or SegmentError (a damaged file) when it
     cannot start.
     """
     broker = BrokerController(config, runtime)
     mutate_broker(config.mutant, broker)
+    if on_made is not None:
+        on_made(broker)
     await broker.start()
     logger.info(
         "READY broker self_id=%s listen=%s:%d dledger=%s",

@@ -23,6 +23,7 @@ from checker.cli import PROPERTIES  # noqa: E402
 from checker.models import Model  # noqa: E402
 from checker.models.registry import MODELS  # noqa: E402
 from harness import registry  # noqa: E402
+from nemesis.moments import KINDS as MOMENTS  # noqa: E402
 from nemesis.shapes import SHAPES  # noqa: E402
 from nemesis.victims import TARGETS  # noqa: E402
 
@@ -82,6 +83,18 @@ def nemeses_index(nemeses: Mapping[str, Any]) -> str:
         '    [{"at_s": 5.0, "action": "inject", "id": "f1", "nemesis": "kill", "variant": "sigkill@leader"},',
         '     {"at_s": 8.0, "action": "inject", "id": "f2", "nemesis": "clock", "variant": "bump@minority"},',
         '     {"at_s": 12.0, "action": "heal", "id": "f1"}, {"at_s": 14.0, "action": "heal", "id": "f2"}]',
+        "",
+        "An event may wait for something that the replicas do, where the cluster sees it (in simulation): it happens",
+        "at the next such moment after its time, or 3 s later if none comes.",
+        "",
+        '    {"at_s": 5.0, "when": "elected@n2+0.1", "action": "inject", "id": "f3", "nemesis": "kill", ...}',
+        "",
+        "`@HOST` and `+SECONDS` may be left out. The moments:",
+        "",
+        *table(["moment", "what happens"], [[f"`{kind}`", what] for kind, what in MOMENTS.items()]),
+        "",
+        "In a schedule a partition may also be named by its hosts: `n1+n2|n3` cuts two groups from each other,",
+        "`n1>n2` one direction.",
         "",
         "A fault that is never healed is healed at the end. The seed of the run decides everything that a variant",
         "leaves open: which hosts, by how much, in which order.",

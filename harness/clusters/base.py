@@ -13,12 +13,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from harness.errors import OperatorError
 from nemesis.target import Network
 from node.real_runtime import real_runtime
 from node.runtime import Runtime
+
+if TYPE_CHECKING:
+    from harness.systems.base import CheckOutcome
 
 __all__ = [
     "CLIENTS_HOST",
@@ -27,6 +30,7 @@ __all__ = [
     "ClusterUnavailable",
     "HostProcess",
     "Program",
+    "SeesReplicas",
     "harness_runtime",
     "run_harness",
 ]
@@ -89,6 +93,15 @@ class HostProcess(Protocol):
 
     async def state(self) -> str:
         """RUNNING, PAUSED or DOWN of nemesis.target, looked at on the process itself."""
+        ...
+
+
+@runtime_checkable
+class SeesReplicas(Protocol):
+    """A cluster that sees what its replicas do, and judges it itself."""
+
+    def checks(self, *, zero_s: float) -> Mapping[str, CheckOutcome]:
+        """What it found, by check; `zero_s` is the event loop's time at which the history begins."""
         ...
 
 

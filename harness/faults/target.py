@@ -17,7 +17,7 @@ from harness.faults.processes import ReplicaProcesses
 from harness.systems.base import System
 from nemesis.forms import expand_variant
 from nemesis.protocol import Nemesis
-from nemesis.target import ABILITIES, ClockReading, Clocks, Disks, Links, Network, Processes
+from nemesis.target import ABILITIES, ClockReading, Clocks, Disks, Links, Moments, Network, Processes
 
 __all__ = ["PlannedTarget", "RunTarget", "cluster_lacks", "equip"]
 
@@ -57,6 +57,7 @@ class PlannedTarget:
         self.clocks: Clocks | None = None
         self.disks: Disks | None = None
         self.links: Links | None = None
+        self.moments: Moments | None = None
 
     def missing(self, interface: str, ability: str) -> str | None:
         """As the class of the cluster says."""
@@ -119,6 +120,10 @@ class RunTarget:
     @property
     def links(self) -> Links | None:
         return getattr(self._cluster, "links", None)
+
+    @property
+    def moments(self) -> Moments | None:
+        return getattr(self._cluster, "moments", None)
 
     def missing(self, interface: str, ability: str) -> str | None:
         """As the cluster says."""

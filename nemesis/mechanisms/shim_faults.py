@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from nemesis.mechanisms.bit_flip import FLIP_SCRIPT, flip_arguments, parse_flip, restore_arguments
 from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
 from nemesis.mechanisms.hosts import HostAccess
 from nemesis.mechanisms.shim import CONTROL_BYTES, Counters, HostFaults, parse_counters, shim_environment
 from nemesis.mechanisms.undo_log import take_back_script
-from nemesis.target import ClockSkew, DiskFault, DiskProbe, PowerCut
+from nemesis.target import BitFlipped, ClockSkew, DiskFault, DiskProbe, PowerCut
 
 __all__ = ["ShimClocks", "ShimControls", "ShimDisks", "ShimPlace"]
 
@@ -19,6 +20,7 @@ MONOTONIC_MARGIN_NS = 200_000_000
 
 REACH_TIMEOUT_S = 10.0
 UNDO_TIMEOUT_S = 25.0
+FLIP_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,7 @@ class ShimDisks:
         self._controls = controls
         self._hosts: dict[str, tuple[str, ...]] = {}
         self._lost: dict[str, dict[str, PowerCut]] = {}
+        self._flipped: dict[str, dict[str, BitFlipped]] = {}
 
     async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
         """Impair disks. Raises ValueError for an unknown host or kind."""
@@ -162,9 +165,34 @@ class ShimDisks:
         """What the power cuts of a fault took."""
         return dict(self._lost.get(fault_id, {}))
 
+    async def flip_bit(self, fault_id: str, host: str, *, files: str, place: float, bit: int) -> BitFlipped:
+        """Flip a bit of a file at rest. Raises RuntimeError when there is none to flip."""
+        output = await self._flip(host, flip_arguments(self._controls.places[host].data_path, files, place, bit))
+        flipped = parse_flip(output)
+        self._flipped.setdefault(fault_id, {})[host] = flipped
+        return flipped
+
+    def flipped(self, fault_id: str) -> Mapping[str, BitFlipped]:
+        """The bits that a fault has flipped, by host."""
+        return dict(self._flipped.get(fault_id, {}))
+
+    async def _flip(self, host: str, arguments: list[str]) -> str:
+        access = self._controls.access
+        argv = [access.python(host), "-I", "-S", "-", *arguments]
+        status, output, errors = await access.run(host, argv, stdin=FLIP_SCRIPT, timeout_s=FLIP_TIMEOUT_S)
+        if status != 0:
+            said = (errors.strip().splitlines() or [f"status {status}"])[-1]
+            raise RuntimeError(f"no bit of {host} could be flipped: {said}")
+        return output
+
     async def release(self, fault_id: str) -> None:
         """Undo one fault."""
         self._lost.pop(fault_id, None)
+        flipped = self._flipped.get(fault_id, {})
+        for host in list(flipped):
+            await self._flip(host, restore_arguments(flipped[host]))
+            del flipped[host]
+        self._flipped.pop(fault_id, None)
         hosts = self._hosts.get(fault_id, ())
         for host in hosts:
             self._controls.faults[host].remove_disk_fault(fault_id)
@@ -173,7 +201,7 @@ class ShimDisks:
 
     async def release_all(self) -> None:
         """Undo every fault."""
-        for fault_id in list(self._hosts):
+        for fault_id in [*self._hosts, *(each for each in self._flipped if each not in self._hosts)]:
             await self.release(fault_id)
 
     async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:

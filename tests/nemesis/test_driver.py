@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from nemesis.driver import STEP_TIMEOUT_S, run_schedule
+from nemesis.moments import PATIENCE_S, Moment, MomentWord, moment_problem
 from nemesis.partition import PARTITION, Partition
 from nemesis.protocol import Injection, Proof
-from nemesis.schedule import HEAL, INJECT, Schedule, periodic
+from nemesis.schedule import HEAL, INJECT, Schedule, ScheduleError, periodic
 
 Run = Callable[[Any], Any]
 Event = dict[str, Any]
@@ -272,3 +273,68 @@ def test_a_clock_of_the_test_sets_the_zero(make_target: Any, run_virtual: Run) -
 
     run_virtual(main())
     assert recorder[0][0] == pytest.approx(102)
+
+
+class Moments:
+    """Moments at given times of the loop."""
+
+    def __init__(self, *moments: Moment) -> None:
+        self.moments = moments
+
+    async def wait(self, word: MomentWord, *, since_s: float, timeout_s: float) -> Moment | None:
+        now_s = asyncio.get_running_loop().time()
+        for moment in self.moments:
+            if word.matches(moment) and since_s <= moment.at_s <= now_s + timeout_s:
+                await asyncio.sleep(max(0.0, moment.at_s - now_s))
+                return moment
+        await asyncio.sleep(timeout_s)
+        return None
+
+
+@pytest.mark.parametrize(
+    ("when", "at_s", "moment"),
+    [
+        ("elected", 6.0, "elected@n2"),
+        ("elected+0.5", 6.5, "elected@n2"),
+        ("elected@n3", 7.0, "elected@n3"),
+        ("voted", 5.0 + PATIENCE_S, None),
+    ],
+)
+def test_an_event_waits_for_its_moment(
+    when: str, at_s: float, moment: str | None, make_target: Any, run_virtual: Run
+) -> None:
+    events = [{**event.to_json(), "when": when} if event.action == INJECT else event.to_json() for event in ONE_FAULT]
+    schedule = Schedule.from_json(events)
+    assert Schedule.from_json(schedule.to_json()) == schedule
+    target, recorder = make_target(5), Recorder()
+    target.moments = Moments(
+        Moment(kind="elected", host="n2", at_s=6.0), Moment(kind="elected", host="n3", at_s=7.0)
+    )
+    run_virtual(drive(schedule, target, recorder))
+    assert recorder[0][0] == pytest.approx(at_s)
+    assert [event["value"].get("moment", "none") for _, event in recorder] == [moment, moment, "none", "none"]
+
+
+def test_where_no_moments_are_seen_the_time_alone_counts(make_target: Any, run_virtual: Run) -> None:
+    events = [{**event.to_json(), "when": "elected"} for event in ONE_FAULT]
+    recorder = Recorder()
+    run_virtual(drive(Schedule.from_json(events), make_target(5), recorder))
+    assert recorder[0][0] == pytest.approx(5) and recorder[0][1]["value"]["moment"] is None
+
+
+@pytest.mark.parametrize(
+    ("word", "problem"),
+    [
+        ("elected@n1+0.1", None), ("storing", None), ("lunch", "there is no moment 'lunch'"),
+        ("elected@leader", "on a host such as n1"), ("elected+soon", "must be 0 to 60 seconds"), (7, "must be a word"),
+    ],
+)  # fmt: skip
+def test_words_for_moments(word: object, problem: str | None) -> None:
+    found = moment_problem(word)
+    assert found is None if problem is None else problem in (found or "")
+    data = [{"at_s": 1, "action": "inject", "id": "f1", "nemesis": "partition", "variant": "one", "when": word}]
+    if problem is None:
+        assert next(iter(Schedule.from_json(data))).when == word
+    else:
+        with pytest.raises(ScheduleError, match="event 1"):
+            Schedule.from_json(data)

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemesis.shapes import SHAPES, ShapeError, majority_of, split_grudge, visible_from
+from nemesis.shapes import (
+    SHAPES,
+    ShapeError,
+    majority_of,
+    named_grudge,
+    named_problem,
+    split_grudge,
+    visible_from,
+)
 from nemesis.target import Grudge, links_of
 
 SEEDS = st.integers(min_value=0, max_value=2**32)
@@ -185,3 +193,23 @@ def test_leader_shapes_refuse_a_bad_leader(name: str, leader: str | None, reason
 def test_a_host_given_twice_is_refused() -> None:
     with pytest.raises(ShapeError, match="twice"):
         SHAPES["one"].grudge(["n1", "n1", "n2"], random.Random(0))
+
+
+def test_a_cut_can_be_named_by_its_hosts() -> None:
+    hosts = ["n1", "n2", "n3", "n4", "n5"]
+    seen = visible_from(named_grudge("n1+n2|n3+n4"), hosts)
+    assert seen == {
+        "n1": {"n1", "n2", "n5"}, "n2": {"n1", "n2", "n5"}, "n3": {"n3", "n4", "n5"}, "n4": {"n3", "n4", "n5"},
+        "n5": set(hosts),
+    }  # fmt: skip
+    assert named_grudge("n1>n2+n3") == {"n2": {"n1"}, "n3": {"n1"}}
+    star = visible_from(named_grudge("n2|n3|n4|n5"), hosts)
+    assert star["n1"] == set(hosts) and all(star[host] == {"n1", host} for host in hosts[1:])
+
+
+@pytest.mark.parametrize("text", ["n1", "n1|", "n1|n1", "n1>n2>n3", "n1>n2|n3", "leader|n1", ""])
+def test_what_names_no_cut(text: str) -> None:
+    assert named_problem(text) is not None
+    with pytest.raises(ShapeError):
+        named_grudge(text)
+    assert named_problem("n1|n9", ["n1", "n2"]) == "the cut n1|n9 names 'n9', which is no host"

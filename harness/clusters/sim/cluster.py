@@ -11,19 +11,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, Program
 from harness.clusters.sim.errors import SimulationError
 from harness.clusters.sim.faults import SimClocks, SimDisks, SimLinks
 from harness.clusters.sim.host import Incarnation, SimHost
+from harness.clusters.sim.invariants import Invariants
 from harness.clusters.sim.loop import SimLoop
+from harness.clusters.sim.moments import SimMoments
 from harness.clusters.sim.network import SimNetwork
 from harness.clusters.sim.programs import program_of
 from harness.clusters.sim.simulation import run_simulated
 from harness.clusters.sim.trace import TraceWriter
+from harness.clusters.sim.watch import ReplicaWatch
 from harness.run_state import RunState
+from harness.systems.base import CheckOutcome
 from nemesis.target import ABILITIES, DOWN, PAUSED, RUNNING
 from node.runtime import Runtime
 
@@ -116,6 +120,11 @@ class SimCluster:
         self.clocks = SimClocks(replicas)
         self.disks = SimDisks(loop, replicas, {host: self.data_dir(host) for host in self._hosts})
         self.links = SimLinks(loop, self._network)
+        watch = ReplicaWatch()
+        for machine in replicas.values():
+            machine.watch = watch
+        self.moments = SimMoments(watch, now_s=loop.time)
+        self.invariants = Invariants(watch, self._hosts, now_s=loop.time, is_running=self._runs)
 
     @staticmethod
     def run_harness(main: Coroutine[Any, Any, _T], *, seed: int) -> _T:
@@ -156,10 +165,20 @@ class SimCluster:
         return self._machines[host]
 
     async def start(self) -> None:
-        """Nothing to do: hosts are there from the beginning."""
+        """Hosts are there from the beginning; only the watch begins."""
+        self.invariants.start()
+
+    def checks(self, *, zero_s: float) -> Mapping[str, CheckOutcome]:
+        """What the cluster itself has seen of its replicas; see SeesReplicas."""
+        return {"invariants": self.invariants.outcome(zero_s)}
+
+    def _runs(self, host: str) -> bool:
+        process = self._machines[host].process
+        return process is not None and process.is_running
 
     async def stop(self) -> None:
         """End every process; write the hosts' files and logs to the run's directory. Idempotent."""
+        self.invariants.stop()
         await self._network.heal_all()
         for machine in self._machines.values():
             machine.kill()

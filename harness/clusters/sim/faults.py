@@ -6,11 +6,13 @@ import asyncio
 import errno
 import os
 from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
 from harness.clusters.sim.disk import READ, SYNC, WRITE
 from harness.clusters.sim.process_disk import ProcessDisk
 from nemesis.target import (
+    BitFlipped,
     ClockSkew,
     DiskFault,
     DiskProbe,
@@ -66,6 +68,7 @@ class SimDisks:
         self._directories = directories
         self._faults: dict[str, dict[str, DiskFault]] = {}
         self._lost: dict[str, dict[str, PowerCut]] = {}
+        self._flipped: dict[str, dict[str, BitFlipped]] = {}
         self._abandoned: dict[asyncio.Task[Any], None] = {}
         """Steps of probes that time was up for; they end when the disk lets them."""
 
@@ -82,12 +85,15 @@ class SimDisks:
     async def release(self, fault_id: str) -> None:
         """Undo one fault; what a power cut took stays lost. Idempotent."""
         self._lost.pop(fault_id, None)
+        self._put_back(fault_id)
         if self._faults.pop(fault_id, None) is not None:
             self._apply()
 
     async def release_all(self) -> None:
         """Undo every fault. Idempotent."""
         self._lost.clear()
+        for fault_id in list(self._flipped):
+            self._put_back(fault_id)
         self._faults.clear()
         self._apply()
 
@@ -120,6 +126,35 @@ class SimDisks:
     def lost(self, fault_id: str) -> Mapping[str, PowerCut]:
         """What the power cuts of a fault took, by host; until it is released."""
         return self._lost.get(fault_id, {})
+
+    async def flip_bit(self, fault_id: str, host: str, *, files: str, place: float, bit: int) -> BitFlipped:
+        """Flip a bit at rest. Raises RuntimeError while the replica runs, and when there is no such file."""
+        if self._hosts[host].is_running:
+            raise RuntimeError(f"no bit of {host} can be flipped at rest while its replica runs")
+        disk = self._hosts[host].disk
+        pattern = f"{self._directories[host]}/{files}"
+        found = {path: len(disk.inode(path).cache.rstrip(b"\0")) for path in disk.paths() if fnmatch(path, pattern)}
+        path = max(found, key=lambda each: found[each], default=None)
+        if path is None or not found[path]:
+            raise RuntimeError(f"{host} has no {files} in which a bit could be flipped")
+        offset = min(int(found[path] * place), found[path] - 1)
+        before = disk.inode(path).cache[offset]
+        disk.flip_bit(path, offset, bit)
+        flipped = BitFlipped(path, offset, before, disk.inode(path).cache[offset])
+        self._flipped.setdefault(fault_id, {})[host] = flipped
+        return flipped
+
+    def flipped(self, fault_id: str) -> Mapping[str, BitFlipped]:
+        """The bits that a fault has flipped, by host."""
+        return self._flipped.get(fault_id, {})
+
+    def _put_back(self, fault_id: str) -> None:
+        for host, flipped in self._flipped.pop(fault_id, {}).items():
+            inode = self._hosts[host].disk.get(flipped.path)
+            if inode is not None and inode.cache[flipped.offset : flipped.offset + 1] == bytes((flipped.after,)):
+                for bit in range(8):
+                    if (flipped.before ^ flipped.after) >> bit & 1:
+                        inode.flip_bit(flipped.offset, bit)
 
     async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:
         """Write, sync and read a small file beside the replica's data."""

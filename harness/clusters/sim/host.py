@@ -28,6 +28,7 @@ from node.runtime import Runtime
 if TYPE_CHECKING:
     from harness.clusters.sim.loop import SimLoop
     from harness.clusters.sim.network import SimNetwork
+    from harness.clusters.sim.watch import ReplicaWatch
 
 __all__ = ["Incarnation", "ProgramMain", "SimHost"]
 
@@ -121,6 +122,8 @@ class SimHost:
         """The process that lives now or lived last."""
         self.on_end: Callable[[Incarnation], None] | None = None
         """Called when a process has ended, however it did."""
+        self.watch: ReplicaWatch | None = None
+        """Hears of every broker that starts here."""
         self._program: ProgramMain | None = None
         self._starts = 0
         network.add_host(name, address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from harness.clusters.sim.errors import NotSimulated
@@ -60,7 +61,9 @@ def _read(process: Incarnation, path: str) -> str:
 async def _broker(process: Incarnation, options: argparse.Namespace) -> int:
     config = parse_broker_config(_read(process, options.config), options.overrides)
     process.log_level = logging.getLevelNamesMapping()[config.log_level.upper()]
-    failure = await serve_broker(config, process.runtime, process.stop_requested)
+    watch = process.host.watch
+    on_made = partial(watch.attach, process.host.name) if watch is not None else None
+    failure = await serve_broker(config, process.runtime, process.stop_requested, on_made=on_made)
     if failure:
         process.host.log.write_line(f"node: {failure}")
         return EXIT_FAILED

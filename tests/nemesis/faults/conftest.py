@@ -14,6 +14,7 @@ from nemesis.target import (
     DOWN,
     PAUSED,
     RUNNING,
+    BitFlipped,
     ClockReading,
     ClockSkew,
     DiskFault,
@@ -125,6 +126,7 @@ class FakeDisks:
         self.broken: set[str] = set()
         self.unreached: set[str] = set()
         self.cuts: dict[str, dict[str, PowerCut]] = {}
+        self.flips: dict[str, dict[str, BitFlipped]] = {}
 
     async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
         self.faults[fault_id] = dict(faults)
@@ -140,9 +142,21 @@ class FakeDisks:
     def lost(self, fault_id: str) -> Mapping[str, PowerCut]:
         return dict(self.cuts.get(fault_id, {}))
 
+    async def flip_bit(self, fault_id: str, host: str, *, files: str, place: float, bit: int) -> BitFlipped:
+        if host in self.broken:
+            raise RuntimeError(f"{host} has no {files}")
+        flipped = BitFlipped(f"/{host}/{files}", int(1000 * place), 0, 1 << bit)
+        if host not in self.immune:
+            self.flips.setdefault(fault_id, {})[host] = flipped
+        return flipped
+
+    def flipped(self, fault_id: str) -> Mapping[str, BitFlipped]:
+        return dict(self.flips.get(fault_id, {}))
+
     async def release(self, fault_id: str) -> None:
         self.faults.pop(fault_id, None)
         self.cuts.pop(fault_id, None)
+        self.flips.pop(fault_id, None)
 
     async def release_all(self) -> None:
         self.faults.clear()
@@ -221,6 +235,7 @@ class FaultTarget:
         self.clocks = FakeClocks()
         self.disks = FakeDisks()
         self.links = FakeLinks()
+        self.moments = None
         self.leader = leader
         self.lacks: dict[tuple[str, str], str] = {}
         self.mute: set[str] = set()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nemesis.clock import CLOCK
+from nemesis.corruption import BIT_FLIP
 from nemesis.disk import DISK_ERROR, DISK_FULL, DISK_SLOW, DISK_STALL
 from nemesis.link import LINK
 from nemesis.power import POWER
@@ -16,7 +17,7 @@ from nemesis.process import BACK_TIMEOUT_S, KILL, PAUSE
 from nemesis.protocol import Injection
 from nemesis.target import Link, LinkShape
 
-ALL = [KILL, PAUSE, CLOCK, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, POWER, LINK]
+ALL = [KILL, PAUSE, CLOCK, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, POWER, LINK, BIT_FLIP]
 CASES = [(nemesis, variant) for nemesis in ALL for variant in nemesis.variants]
 Run = Callable[[Any], Any]
 
@@ -187,6 +188,21 @@ def test_power_is_not_cut_where_it_would_lose_nothing(
         with pytest.raises(RuntimeError, match="out of reach"):
             await POWER.inject(target, injection)
         assert target.processes.down == {}
+
+    run_virtual(main())
+
+
+def test_a_replica_without_the_file_is_no_victim_of_a_flipped_bit(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(BIT_FLIP, target, "log@n1")
+        target.disks.broken.add("n1")
+        with pytest.raises(RuntimeError, match="n1 has no data/dledger/data"):
+            await BIT_FLIP.inject(target, injection)
+        await BIT_FLIP.heal(target, injection)
+        assert (await BIT_FLIP.prove_healed(target, injection)).proven
 
     run_virtual(main())
 

@@ -57,6 +57,20 @@ def test_outcomes(results: list[VoteResult], outcome: VoteOutcome) -> None:
     assert tally_of(*results).outcome() is outcome
 
 
+@pytest.mark.parametrize(
+    ("results", "decided"),
+    [
+        ([ACCEPT, ACCEPT], True),
+        ([ACCEPT, NOT_READY], True),  # it will accept when asked again; the third one may be cut off for long
+        ([ACCEPT, VOTED], False),
+        ([ACCEPT, SHORT], False),
+        ([ACCEPT], False),
+    ],
+)
+def test_a_round_ends_when_a_quorum_has_decided(results: list[VoteResult], decided: bool) -> None:
+    assert tally_of(*results, members=3).is_decided is decided
+
+
 def test_a_greater_term_beats_everything() -> None:
     tally = tally_of(ACCEPT, ACCEPT, OLD_TERM, terms=(4, 4, 9))
     assert tally.outcome() is VoteOutcome.WAIT_TO_VOTE_NEXT

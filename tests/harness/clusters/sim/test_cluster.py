@@ -83,13 +83,35 @@ def perform_test(
     return Path(run_dir.history_path).read_bytes(), results
 
 
+def test_a_bit_is_flipped_at_rest_and_put_back(tmp_path: Path) -> None:
+    async def main(cluster: SimCluster) -> None:
+        disks, disk = cluster.disks, cluster.machine("n1").disk
+        path = f"{cluster.data_dir('n1')}/data/dledger/data/00"
+        with pytest.raises(RuntimeError, match="no data/dledger/data"):
+            await disks.flip_bit("f1", "n1", files="data/dledger/data/*", place=0.5, bit=3)
+        disk.put(path, bytes(range(1, 101)) + bytes(900))
+        flipped = await disks.flip_bit("f1", "n1", files="data/dledger/data/*", place=0.5, bit=3)
+        assert (flipped.offset, flipped.before, flipped.after) == (50, 51, 51 ^ 8)
+        assert disks.flipped("f1") == {"n1": flipped} and disk.inode(path).cache[50] == 51 ^ 8
+        disk.power_fail()
+        assert disk.inode(path).cache[50] == 51 ^ 8, "it is on the medium"
+        await disks.release("f1")
+        assert disks.flipped("f1") == {} and disk.inode(path).cache[50] == 51
+        await disks.flip_bit("f2", "n1", files="data/dledger/data/*", place=0.5, bit=3)
+        disk.inode(path).write(50, b"x")
+        await disks.release_all()
+        assert disk.inode(path).cache[50] == ord("x"), "what was written since stays"
+
+    run(main, tmp_path)
+
+
 @pytest.mark.parametrize(("workload", "nemesis"), [("register", "partition,kill"), ("log", "pause,power")])
 def test_a_run_under_faults_is_valid_and_touches_nothing_real(tmp_path: Path, workload: str, nemesis: str) -> None:
     with guarded() as guard:
         history, results = perform_test(tmp_path, nemesis=nemesis, seed=3, workload=workload)
     assert guard.violations == []
     assert results["valid"] is True, results
-    assert results["checks"]["replicas"]["valid"] is True and results["checks"]["leaders"]["valid"] is True
+    assert all(results["checks"][name]["valid"] is True for name in ("replicas", "leaders", "invariants"))
     assert history.count(b'"process":"nemesis"') >= 8
 
 

@@ -1,0 +1,320 @@
+"""What must hold of simulated replicas at every moment, judged from their own state as they change it.
+
+A history shows a mistake when a client meets it; most are harmless most of the time. The invariants show it where it
+is made. They are Raft's (Ongaro and Ousterhout, figure 3 and section 5) and those that this node adds:
+
+    votes            a member gives one vote in a term
+    election         a term has one leader
+    completeness     a leader's log holds every entry that is committed
+    matching         entries of the same index and term are the same, and so is all before them
+    commitment       what one member has committed at an index, no other member has otherwise
+    durability       what a leader commits is on the disks of a majority (flush mode sync)
+    end              nothing is committed beyond the end of a member's log, and nothing committed is removed from it
+    recovery         a start brings back every durable entry, and none that had been removed
+    quorum           a leader that no quorum answers gives up its lead
+
+Entries are told apart by their chain CRC, which covers everything before them, so one comparison at an index
+compares whole logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from harness.clusters.sim.watch import ReplicaWatch
+from harness.systems.base import CheckOutcome
+from node.dledger import DLedgerServer
+from node.dledger.rpc import Role
+
+__all__ = ["Invariants", "Violation"]
+
+MAX_VIOLATIONS = 50
+"""Violations kept with the results. The first one counts; those that follow from it help to see what happened."""
+
+QUORUM_LEASES = 3
+"""A leader notices the end of its lease at the next step of its task: one lease late at most, with slow timings."""
+
+LOOK_INTERVAL_S = 0.25
+PRUNE_AT = 8_000
+"""Entries remembered before those are forgotten that all members have committed long ago."""
+PRUNE_KEEP = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One invariant that did not hold. `at_s` is the event loop's time."""
+
+    rule: str
+    at_s: float
+    text: str
+
+
+class _Seen(NamedTuple):
+    """An entry as it was read. `crc` is that of its very bytes, which a damaged disk may give back with the
+    chain CRC of the right ones."""
+
+    term: int
+    chain_crc: int
+    crc: int
+
+
+@dataclass(slots=True)
+class _Member:
+    """What is known of one member across its lives."""
+
+    ledger: DLedgerServer
+    committed: int = -1
+    durable: int = -1
+    """Up to here its durable entries were looked at."""
+    late_since_s: float | None = None
+    cut: asyncio.Future[None] | None = None
+    """Its last truncation; until that is done a start may bring back what it removes."""
+    log: dict[int, _Seen] = field(default_factory=dict)
+    """The newest of its durable entries."""
+
+
+class Invariants:
+    """Judges everything that a ReplicaWatch tells. `now_s` gives the run's time; `is_running(host)` whether the
+    host's process runs, neither dead nor paused."""
+
+    def __init__(
+        self,
+        watch: ReplicaWatch,
+        hosts: Sequence[str],
+        *,
+        now_s: Callable[[], float],
+        is_running: Callable[[str], bool],
+    ) -> None:
+        self._hosts = tuple(hosts)
+        self._now_s = now_s
+        self._is_running = is_running
+        self._members: dict[str, _Member] = {}
+        self._committed: dict[int, _Seen] = {}
+        self._committed_by: dict[int, str] = {}
+        self._last_committed = -1
+        self._entries: dict[tuple[int, int], tuple[int, str]] = {}
+        self._leaders: dict[int, str] = {}
+        self._votes: dict[tuple[int, str], str] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.violations: list[Violation] = []
+        tell = watch.tell
+        tell.recovered.append(self._recovered)
+        tell.role.append(self._role_changed)
+        tell.vote.append(self._voted)
+        tell.committed.append(self._commits)
+        tell.progressed.append(self._progressed)
+        tell.truncated.append(self._truncated)
+
+    def start(self) -> None:
+        """Begin to look at leaders from time to time."""
+        self._timer = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._look)
+
+    def stop(self) -> None:
+        """The run is over; what replicas do while they are taken down is not judged by time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def outcome(self, zero_s: float = 0.0) -> CheckOutcome:
+        """False with the first violation, True when everything held. Times are seconds since `zero_s` of the loop."""
+        details: Mapping[str, Any] = {
+            "violations": [
+                {"rule": each.rule, "time_s": round(each.at_s - zero_s, 6), "text": each.text}
+                for each in self.violations
+            ]
+        }
+        if self.violations:
+            first = self.violations[0]
+            return CheckOutcome(False, f"{first.rule}: {first.text} (at {first.at_s - zero_s:.3f} s)", details)
+        if not self._leaders:
+            return CheckOutcome("unknown", "no member ever led", details)
+        return CheckOutcome(True, f"held over {self._last_committed + 1} committed entries", details)
+
+    def _broken(self, rule: str, text: str) -> None:
+        if len(self.violations) < MAX_VIOLATIONS:
+            self.violations.append(Violation(rule, self._now_s(), text))
+
+    # Elections
+
+    def _voted(self, host: str, term: int, candidate: str) -> None:
+        before = self._votes.setdefault((term, host), candidate)
+        if before != candidate:
+            self._broken("votes", f"{host} voted for {before} and for {candidate} in term {term}")
+            self._votes[term, host] = candidate
+
+    def _role_changed(self, host: str, term: int, role: Role) -> None:
+        if role is not Role.LEADER:
+            return
+        before = self._leaders.setdefault(term, host)
+        if before != host:
+            self._broken("election", f"{before} and {host} lead term {term}")
+        seen = self._committed.get(self._last_committed)
+        member = self._members.get(host)
+        if seen is not None and member is not None and _entry_of(member.ledger, self._last_committed) != seen:
+            self._broken(
+                "completeness",
+                f"{host} leads term {term} without entry {self._last_committed} of term {seen.term}, which "
+                f"{self._committed_by[self._last_committed]} has committed",
+            )
+
+    def _look(self) -> None:
+        """Leaders that no quorum has answered for long."""
+        for host, member in self._members.items():
+            leadership = member.ledger.elector.leadership
+            if leadership is None or not self._is_running(host):
+                member.late_since_s = None
+                continue
+            age_ms = (member.ledger.runtime.clock.monotonic_ns() - leadership.quorum_sent_ns()) / 1e6
+            lease_ms = member.ledger.config.timing.lease_ms
+            if age_ms <= QUORUM_LEASES * lease_ms:
+                member.late_since_s = None
+            elif member.late_since_s is None:
+                member.late_since_s = self._now_s()
+            elif self._now_s() - member.late_since_s >= lease_ms / 1000:
+                member.late_since_s = float("inf")  # said once
+                self._broken(
+                    "quorum",
+                    f"{host} leads term {leadership.term} although no quorum has answered for {age_ms:.0f} ms",
+                )
+        self._timer = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._look)
+
+    # The log
+
+    def _recovered(self, host: str, ledger: DLedgerServer) -> None:
+        before = self._members.get(host)
+        member = self._members[host] = _Member(ledger)
+        end = ledger.store.ledger_end_index
+        if before is not None:
+            self._compare_lives(host, before, ledger)
+            member.log = {index: seen for index, seen in before.log.items() if index <= end}
+        member.committed = ledger.store.committed_index
+        self._check_committed(host, member)
+        self._learn_durable(host, member)
+
+    def _compare_lives(self, host: str, before: _Member, ledger: DLedgerServer) -> None:
+        end, former_end = ledger.store.ledger_end_index, before.ledger.store.ledger_end_index
+        durable = before.ledger.store.durable_index
+        if end > former_end and (before.cut is None or before.cut.done()):
+            self._broken(
+                "recovery", f"{host} starts with {end - former_end} entries behind {former_end}, which it had removed"
+            )
+        elif end < durable:
+            self._broken("recovery", f"{host} starts with entries up to {end}, it had had {durable} on its disk")
+        for index, seen in before.log.items():
+            if index <= end and _entry_of(ledger, index) != seen:
+                self._broken("recovery", f"entry {index} of {host} is another one after its start")
+                return
+
+    def _progressed(self, host: str) -> None:
+        member = self._members.get(host)
+        if member is not None:
+            self._learn_durable(host, member)
+            if member.ledger.store.committed_index > member.ledger.store.ledger_end_index:
+                self._beyond_end(host, member.ledger)
+
+    def _beyond_end(self, host: str, ledger: DLedgerServer) -> None:
+        store = ledger.store
+        self._broken("end", f"{host} has committed {store.committed_index}, its log ends at {store.ledger_end_index}")
+
+    def _learn_durable(self, host: str, member: _Member) -> None:
+        """Log matching of what has become durable."""
+        durable = min(member.ledger.store.durable_index, member.ledger.store.ledger_end_index)
+        first = max(member.durable + 1, durable - PRUNE_KEEP, member.ledger.store.ledger_begin_index)
+        for index in range(first, durable + 1):
+            seen = _entry_of(member.ledger, index)
+            if seen is None:
+                break
+            member.log[index] = seen
+            crc, owner = self._entries.setdefault((index, seen.term), (seen.chain_crc, host))
+            if crc != seen.chain_crc:
+                self._broken("matching", f"{owner} and {host} have different entries {index} of term {seen.term}")
+        member.durable = durable
+        if len(member.log) > PRUNE_AT:
+            for index in [index for index in member.log if index < durable - PRUNE_KEEP]:
+                del member.log[index]
+
+    def _truncated(self, host: str, stays: int, before: int, done: asyncio.Future[None]) -> None:
+        member = self._members.get(host)
+        if member is None:
+            return
+        member.cut = done
+        if stays < member.committed:
+            gone = f"entries {stays + 1} to {before}"
+            self._broken("end", f"{host} removes {gone}, it has committed up to {member.committed}")
+        member.durable = min(member.durable, stays)
+        for index in [index for index in member.log if index > stays]:
+            del member.log[index]
+
+    def _commits(self, host: str) -> None:
+        member = self._members.get(host)
+        if member is None:
+            return
+        store = member.ledger.store
+        if store.committed_index > store.ledger_end_index:
+            self._beyond_end(host, member.ledger)
+            return
+        if store.committed_index < member.committed:
+            self._broken("end", f"{host} has committed {member.committed} and now {store.committed_index}")
+        first = max(member.committed, self._last_committed, store.ledger_begin_index - 1) + 1
+        for index in range(first, store.committed_index + 1):
+            seen = _entry_of(member.ledger, index)
+            if seen is not None:
+                self._committed[index] = seen
+                self._committed_by[index] = host
+        member.committed = store.committed_index
+        if not self._check_committed(host, member):
+            return
+        if member.committed > self._last_committed:
+            self._last_committed = member.committed
+            if member.ledger.member_state.is_leader and member.ledger.config.flush_mode == "sync":
+                self._check_durability(host, member.committed)
+            self._prune()
+
+    def _check_committed(self, host: str, member: _Member) -> bool:
+        """Whether a member's last committed entry is the one that others have committed."""
+        seen = self._committed.get(member.committed)
+        own = _entry_of(member.ledger, member.committed) if seen is not None else None
+        if seen is None or own == seen:
+            return True
+        what = f"of term {own.term}" if own is not None else "nothing"
+        other = self._committed_by[member.committed]
+        self._broken(
+            "commitment",
+            f"at {member.committed} {host} has committed {what}, {other} an entry of term {seen.term}",
+        )
+        return False
+
+    def _check_durability(self, host: str, index: int) -> None:
+        seen = self._committed.get(index)
+        holders = [
+            name
+            for name, member in self._members.items()
+            if member.ledger.store.durable_index >= index and _entry_of(member.ledger, index) == seen
+        ]
+        if len(holders) <= len(self._hosts) // 2:
+            self._broken(
+                "durability",
+                f"{host} commits entry {index}, which is on the disks of {', '.join(holders) or 'nobody'} only",
+            )
+
+    def _prune(self) -> None:
+        if len(self._committed) <= PRUNE_AT:
+            return
+        oldest = min(member.committed for member in self._members.values()) - PRUNE_KEEP
+        for index in [index for index in self._committed if index < oldest]:
+            del self._committed[index], self._committed_by[index]
+        for key in [key for key in self._entries if key[0] < oldest]:
+            del self._entries[key]
+
+
+def _entry_of(ledger: DLedgerServer, index: int) -> _Seen | None:
+    """An entry as its owner would read it; None when it has none, or none that can be read."""
+    try:
+        entry = ledger.store.get(index)
+    except OSError:
+        return None
+    return None if entry is None else _Seen(entry.term, entry.chain_crc, zlib.crc32(entry.raw))

@@ -1,0 +1,94 @@
+"""The nemesis `bit-flip`: a bit of a stored file changes while nobody looks.
+
+A replica is killed, one bit of one of its files is flipped, and it is started again, as after a disk has lost a bit at
+rest. What a replica should do then is its own affair: refuse to start, or do without the file. What it must not
+do is serve what it did not store, and that is for the checks to see. Healing kills it again, puts the bit
+back, as from a copy, and starts it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nemesis.disk import disks_of
+from nemesis.forms import Form, FormNemesis, split_variant
+from nemesis.process import processes_of, prove_running
+from nemesis.protocol import Injection, Proof
+from nemesis.target import Target
+
+__all__ = ["BIT_FLIP", "BitFlip"]
+
+FILES: Mapping[str, str] = {
+    "log": "data/dledger/data/*",
+    "vote": "data/dledger/member_state",
+    "checkpoint": "data/dledger/checkpoint",
+}
+"""Form -> which files, below the data directory of a host."""
+
+MIN_PLACE, MAX_PLACE = 0.05, 0.75
+"""Where in a file, as part of its length. Not at its end: what was written last may be cut off as unfinished."""
+
+
+class BitFlip(FormNemesis):
+    """Flips a bit of a file of a replica that is down for a moment."""
+
+    name = "bit-flip"
+    description = "a bit of a stored file changes while the replica is down; healing puts it back"
+    forms: Mapping[str, Form] = {
+        name: Form(
+            name=name,
+            description=description,
+            needs=(("processes", "kill"), ("disks", "flip")),
+            targets=targets,
+        )
+        for name, description, targets in (
+            ("log", "a bit of the replicated log, not in its last quarter", ("one", "leader")),
+            ("vote", "a bit of the file that holds term and vote", ("one",)),
+            ("checkpoint", "a bit of the log's checkpoint", ("one",)),
+        )
+    }
+
+    def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
+        return {"place": round(rng.uniform(MIN_PLACE, MAX_PLACE), 6), "bit": rng.randrange(8)}
+
+    async def inject(self, target: Target, injection: Injection) -> None:
+        """Kill the victims, flip a bit of each, start them. Raises RuntimeError when there is nothing to flip."""
+        if injection.problem is not None:
+            return
+        processes, disks, value = processes_of(target), disks_of(target), injection.value
+        files = FILES[split_variant(injection.variant)[0]]
+        await processes.end(injection.fault_id, value["hosts"])
+        for host in value["hosts"]:
+            await disks.flip_bit(injection.fault_id, host, files=files, place=value["place"], bit=value["bit"])
+        await processes.release(injection.fault_id)
+
+    async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """A bit of each victim was flipped, as read back from its disk."""
+        if injection.problem is not None:
+            return Proof(proven=False, detail=injection.problem)
+        flipped = disks_of(target).flipped(injection.fault_id)
+        hosts: Sequence[str] = injection.value["hosts"]
+        failed = [f"no bit of {host} was flipped" for host in hosts if host not in flipped]
+        detail = "; ".join(failed) if failed else "; ".join(f"{host}: {flipped[host]}" for host in hosts)
+        return Proof(proven=not failed, detail=detail, checked=len(hosts), failed=failed)
+
+    async def heal(self, target: Target, injection: Injection) -> None:
+        """Kill the victims, put the bits back, start them. Idempotent."""
+        hosts = injection.value.get("hosts", ())
+        await processes_of(target).end(injection.fault_id, hosts)
+        await disks_of(target).release(injection.fault_id)
+        await processes_of(target).release(injection.fault_id)
+
+    async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The bits are as they were, and the replicas run and answer."""
+        flipped = disks_of(target).flipped(injection.fault_id)
+        if flipped:
+            failed = [f"{host}: {flipped[host]}" for host in sorted(flipped)]
+            return Proof(proven=False, detail="; ".join(failed), checked=len(failed), failed=failed)
+        return await prove_running(target, injection.value["hosts"], in_force=in_force)
+
+
+BIT_FLIP = BitFlip()
+"""The one instance that the registry hands out; it holds no state."""

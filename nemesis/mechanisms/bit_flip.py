@@ -1,0 +1,70 @@
+"""Flipping a bit of a stored file: a short program for the host's own Python, as its standard input.
+
+    flip DATA FILES PLACE BIT        flips, and prints the file, the offset, and the byte before and after
+    restore PATH OFFSET BEFORE AFTER puts the byte back, unless it is no longer the one that was left
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from nemesis.target import BitFlipped
+
+__all__ = ["FLIP_SCRIPT", "flip_arguments", "parse_flip", "restore_arguments"]
+
+FLIP_SCRIPT = r'''
+import glob, os, sys
+CHUNK = 1 << 20
+def filled(path):
+    with open(path, "rb") as file:
+        end = os.fstat(file.fileno()).st_size
+        while end > 0:
+            begin = max(0, end - CHUNK)
+            file.seek(begin)
+            left = len(file.read(end - begin).rstrip(b"\0"))
+            if left:
+                return begin + left
+            end = begin
+    return 0
+def put(path, offset, value):
+    with open(path, "r+b", buffering=0) as file:
+        file.seek(offset)
+        file.write(bytes([value]))
+        os.fsync(file.fileno())
+def get(path, offset):
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(1)
+if sys.argv[1] == "flip":
+    data, files, place, bit = sys.argv[2:]
+    sizes = {path: filled(path) for path in sorted(glob.glob(os.path.join(data, files))) if os.path.isfile(path)}
+    path = max(sizes, key=sizes.get, default=None)
+    if path is None or not sizes[path]:
+        sys.exit("there is no %s in which a bit could be flipped" % files)
+    offset = min(int(sizes[path] * float(place)), sizes[path] - 1)
+    before = get(path, offset)[0]
+    put(path, offset, before ^ 1 << int(bit))
+    print(path, offset, before, get(path, offset)[0], sep="\t")
+else:
+    path, (offset, before, after) = sys.argv[2], map(int, sys.argv[3:])
+    if os.path.isfile(path) and get(path, offset) == bytes([after]):
+        put(path, offset, before)
+'''
+
+
+def flip_arguments(data_path: str, files: str, place: float, bit: int) -> list[str]:
+    """What the program is given for a flip."""
+    return ["flip", data_path, files, repr(place), str(bit)]
+
+
+def restore_arguments(flipped: BitFlipped) -> list[str]:
+    """What the program is given to put a byte back."""
+    return ["restore", flipped.path, str(flipped.offset), str(flipped.before), str(flipped.after)]
+
+
+def parse_flip(output: str) -> BitFlipped:
+    """What the program says it did. Raises ValueError."""
+    words = output.rstrip("\n").split("\t")
+    if len(words) != 4:
+        raise ValueError(f"no word of a flipped bit: {shlex.quote(output[:200])}")
+    return BitFlipped(words[0], *map(int, words[1:]))

@@ -1,0 +1,92 @@
+"""Moments: things that replicas do, for which an event of a schedule may wait.
+
+Much of what breaks replication happens within milliseconds of something else: a crash between a vote and its sync,
+a cut right after an election. An event with `when` happens at the next such moment after its time:
+
+    elected              somebody is elected leader
+    elected@n2           n2 is
+    elected@n2+0.15      0.15 seconds after n2 was
+
+A moment that came since the event before began counts too, since the proof of a fault takes time. Where no
+such moment comes within PATIENCE_S seconds, and on clusters that cannot see moments, the event happens anyway: `when`
+aims a fault, it does not condition it. The history says which it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["KINDS", "PATIENCE_S", "Moment", "MomentWord", "moment_problem"]
+
+PATIENCE_S = 3.0
+"""How long a moment is waited for: some elections of the fast timings."""
+
+MAX_DELAY_S = 60.0
+
+KINDS: Mapping[str, str] = {
+    "voting": "a member begins to write down a term or a vote",
+    "voted": "a member has written down a vote",
+    "elected": "a member leads",
+    "promoted": "a leader's broker takes messages",
+    "matched": "a follower has found an entry in its log to be the leader's",
+    "storing": "a member begins to write and sync entries",
+    "truncating": "a follower removes entries from the end of its log",
+    "recovered": "a member has read its log after a start",
+}
+"""What can be waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Something that happened on a host; `at_s` is the event loop's time."""
+
+    kind: str
+    host: str
+    at_s: float
+
+    def __str__(self) -> str:
+        return f"{self.kind}@{self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class MomentWord:
+    """What an event waits for. `host` is empty for any."""
+
+    kind: str
+    host: str = ""
+    delay_s: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> MomentWord:
+        """Raises ValueError with one line that says what is wrong."""
+        problem = moment_problem(text)
+        if problem is not None:
+            raise ValueError(problem)
+        place, _, delay = text.partition("+")
+        kind, _, host = place.partition("@")
+        return cls(kind, host, float(delay or 0))
+
+    def matches(self, moment: Moment) -> bool:
+        """Whether this moment is meant."""
+        return moment.kind == self.kind and self.host in ("", moment.host)
+
+
+def moment_problem(text: object) -> str | None:
+    """Why `text` names no moment, as one line; None when it does."""
+    if not isinstance(text, str):
+        return f"when must be a word such as elected@n1+0.1, not {text!r}"
+    place, plus, delay = text.partition("+")
+    kind, at, host = place.partition("@")
+    if kind not in KINDS:
+        return f"there is no moment {kind!r}; there are: {', '.join(KINDS)}"
+    if at and not (host[:1] == "n" and host[1:].isdigit()):
+        return f"a moment happens on a host such as n1, not on {host!r}"
+    if plus:
+        try:
+            seconds = float(delay)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds <= MAX_DELAY_S:
+            return f"what follows + must be 0 to {MAX_DELAY_S:g} seconds, not {delay!r}"
+    return None

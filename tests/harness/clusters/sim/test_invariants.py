@@ -1,0 +1,210 @@
+"""The invariants: each is broken by what it names, and by nothing that a right group of replicas does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.clusters.sim.invariants import MAX_VIOLATIONS, Invariants
+from harness.clusters.sim.watch import ReplicaWatch
+from node.dledger.rpc import Role
+
+
+@dataclass
+class Store:
+    """A log as a list of (term, chain CRC); everything in it is durable unless said otherwise."""
+
+    entries: list[tuple[int, int]] = field(default_factory=list)
+    committed_index: int = -1
+    durable_index: int = -1
+    ledger_begin_index: int = 0
+
+    @property
+    def ledger_end_index(self) -> int:
+        return len(self.entries) - 1
+
+    def get(self, index: int) -> Any:
+        if not 0 <= index < len(self.entries):
+            return None
+        term, crc = self.entries[index]
+        return SimpleNamespace(term=term, chain_crc=crc, raw=b"%d/%d" % (term, crc))
+
+
+class Ledger:
+    def __init__(self, *entries: tuple[int, int]) -> None:
+        self.store = Store(list(entries), durable_index=len(entries) - 1)
+        self.member_state = SimpleNamespace(is_leader=False)
+        self.config = SimpleNamespace(flush_mode="sync", timing=SimpleNamespace(lease_ms=500))
+        self.elector = SimpleNamespace(leadership=None)
+
+    def append(self, *entries: tuple[int, int], durable: bool = True) -> None:
+        self.store.entries += entries
+        if durable:
+            self.store.durable_index = self.store.ledger_end_index
+
+
+class Group:
+    """Members of a group whose moves a test makes by hand."""
+
+    def __init__(self, count: int = 3) -> None:
+        self.watch = ReplicaWatch()
+        hosts = [f"n{number}" for number in range(1, count + 1)]
+        self.invariants = Invariants(self.watch, hosts, now_s=lambda: 7.0, is_running=lambda host: True)
+        self.ledgers: dict[str, Any] = {}
+        for host in hosts:
+            self.start(host, Ledger())
+
+    def start(self, host: str, ledger: Ledger) -> None:
+        self.ledgers[host] = ledger
+        for listener in self.watch.tell.recovered:
+            listener(host, ledger)  # type: ignore[arg-type]
+
+    def append(self, *entries: tuple[int, int], on: str = "n1 n2 n3", durable: bool = True) -> None:
+        for host in on.split():
+            self.ledgers[host].append(*entries, durable=durable)
+            for listener in self.watch.tell.progressed:
+                listener(host)
+
+    def commit(self, host: str, index: int) -> None:
+        self.ledgers[host].store.committed_index = index
+        for listener in self.watch.tell.committed:
+            listener(host)
+
+    def lead(self, host: str, term: int) -> None:
+        for name, ledger in self.ledgers.items():
+            ledger.member_state.is_leader = name == host
+        for listener in self.watch.tell.role:
+            listener(host, term, Role.LEADER)
+
+    def vote(self, host: str, term: int, candidate: str) -> None:
+        for listener in self.watch.tell.vote:
+            listener(host, term, candidate)
+
+    def truncate(self, host: str, stays: int, *, is_done: bool = True) -> None:
+        store = self.ledgers[host].store
+        before = store.ledger_end_index
+        del store.entries[stays + 1 :]
+        store.durable_index = min(store.durable_index, stays)
+        for listener in self.watch.tell.truncated:
+            listener(host, stays, before, SimpleNamespace(done=lambda: is_done))  # type: ignore[arg-type]
+
+    @property
+    def rules(self) -> list[str]:
+        return [violation.rule for violation in self.invariants.violations]
+
+
+@pytest.fixture
+def group() -> Group:
+    """Three members, n1 leads term 1, entries 0 and 1 are everywhere, 1 is committed by n1."""
+    group = Group()
+    group.vote("n2", 1, "n1")
+    group.lead("n1", 1)
+    group.append((1, 10), (1, 11))
+    group.commit("n1", 1)
+    return group
+
+
+def test_what_a_right_group_does_breaks_nothing(group: Group) -> None:
+    group.commit("n2", 1)
+    group.append((1, 12), on="n1")  # a tail that is overruled
+    group.vote("n3", 2, "n2")
+    group.lead("n2", 2)
+    group.append((2, 22), on="n2 n3")
+    group.commit("n2", 2)
+    group.truncate("n1", 1)
+    group.append((2, 22), on="n1")
+    group.commit("n1", 2)
+    group.start("n3", Ledger((1, 10), (1, 11), (2, 22)))
+    group.commit("n3", 2)
+    assert group.rules == []
+    outcome = group.invariants.outcome()
+    assert outcome.valid is True and outcome.reason == "held over 3 committed entries"
+
+
+def test_votes_and_leaders(group: Group) -> None:
+    group.vote("n2", 1, "n1")
+    group.vote("n2", 1, "n3")
+    group.lead("n3", 1)
+    assert group.rules == ["votes", "election"]
+    outcome = group.invariants.outcome(zero_s=5.0)
+    assert outcome.valid is False
+    assert outcome.reason == "votes: n2 voted for n1 and for n3 in term 1 (at 2.000 s)"
+
+
+def test_a_leader_without_a_committed_entry(group: Group) -> None:
+    group.start("n3", Ledger((1, 10)))
+    group.lead("n3", 2)
+    assert group.rules == ["recovery", "completeness"]
+
+
+def test_two_entries_of_one_index_and_term(group: Group) -> None:
+    group.append((1, 12), on="n1")
+    group.append((1, 99), on="n2")
+    assert group.rules == ["matching"]
+
+
+def test_two_entries_committed_at_one_index(group: Group) -> None:
+    group.append((1, 12), on="n1")
+    group.append((2, 22), on="n2 n3")
+    group.commit("n3", 2)
+    group.commit("n1", 2)
+    assert group.rules == ["commitment"]
+
+
+def test_a_commit_that_no_majority_holds(group: Group) -> None:
+    group.append((1, 12), on="n2", durable=False)
+    group.append((1, 12), on="n1")
+    group.commit("n1", 2)
+    assert group.rules == ["durability"]
+
+
+def test_nothing_is_asked_of_disks_with_asynchronous_flushes(group: Group) -> None:
+    group.ledgers["n1"].config.flush_mode = "async"
+    group.append((1, 12), on="n1")
+    group.commit("n1", 2)
+    assert group.rules == []
+
+
+@pytest.mark.parametrize("committed", [2, 9])
+def test_a_commit_beyond_the_end(group: Group, committed: int) -> None:
+    group.commit("n2", committed)
+    assert group.rules == ["end"]
+
+
+def test_a_committed_entry_is_removed(group: Group) -> None:
+    group.truncate("n1", 0)
+    assert group.rules == ["end"]
+
+
+@pytest.mark.parametrize("entries", [((1, 10),), ((1, 10), (1, 11), (1, 12)), ((1, 10), (1, 77))])
+def test_a_start_with_another_log(group: Group, entries: tuple[tuple[int, int], ...]) -> None:
+    group.start("n2", Ledger(*entries))
+    assert group.rules[0] == "recovery"
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_truncation_that_is_done_stays_done(group: Group, is_done: bool) -> None:
+    group.append((1, 12), on="n2")
+    group.truncate("n2", 1, is_done=is_done)
+    group.start("n2", Ledger((1, 10), (1, 11), (1, 12)))
+    assert group.rules == (["recovery"] if is_done else [])
+
+
+def test_what_was_not_durable_may_be_lost(group: Group) -> None:
+    group.append((1, 12), on="n2", durable=False)
+    group.start("n2", Ledger((1, 10), (1, 11)))
+    assert group.rules == []
+
+
+def test_violations_are_bounded(group: Group) -> None:
+    for term in range(2, 2 + 2 * MAX_VIOLATIONS):
+        group.vote("n2", term, "n1")
+        group.vote("n2", term, "n3")
+    assert len(group.invariants.violations) == MAX_VIOLATIONS
+
+
+def test_a_run_without_a_leader_shows_nothing() -> None:
+    assert Group().invariants.outcome().valid == "unknown"
