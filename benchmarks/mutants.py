@@ -49,10 +49,7 @@ def measure(name: str, *, detections: int, seeds: int, budget_s: float) -> dict[
         if gives_away(control):
             spoiled += 1
             continue
-        if run.valid is False:
-            checks.update(run.failed_checks)
-        else:
-            checks["replicas stuck"] += 1
+        checks.update(run.symptoms)
         gaps.append(gap)
         simulated.append(passed_s + min(run.violation_s or limit_s, limit_s))
         gap, passed_s = 0, 0.0
@@ -78,17 +75,20 @@ def table(results: dict[str, Any]) -> str:
         "A mutant is a known mistake that `--set mutant=NAME` puts into a node or a client (`node/mutants`). It",
         "replaces methods at the start; the code that runs without it has no branch for it. Each has a scenario",
         "(`harness/exploration/mutants.py`), run in simulation seed after seed. It is found when a run shows a",
-        "violation, or replicas that do not become equal after all faults are healed (`replicas stuck`), and the same",
-        "seed without the mutant shows neither. *Found* is findings of runs; the medians are of seeds and of simulated",
-        "seconds from one finding to the next, the one that finds included.",
+        "violation, or replicas that do not come back and become equal after all faults are healed (`stuck`), and the",
+        "same seed without the mutant shows neither. *Found* is findings of runs; the medians are of seeds and of",
+        "simulated seconds from one finding to the next, the one that finds included. `linearizable` and `log` judge",
+        "the clients' history, `replicas` and `leaders` what the replicas leave behind, `invariants` what they do",
+        "(`harness/clusters/sim/invariants.py`, in simulation only).",
         "",
         "| mutant | what it does | origin | workload, faults, settings | found by | found | median seeds | median s |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, mutant in MUTANTS.items():
         scenario, result = SCENARIOS[name], results.get(name)
-        faults = scenario.nemesis.replace(",", ", ")
-        where = f"{scenario.workload}, {scenario.nodes} nodes, {scenario.rate:g} op/s: {faults}"
+        faults = scenario.faults.replace("|", "\\|")
+        load = f"{scenario.rate:g} op/s of {scenario.concurrency} clients"
+        where = f"{scenario.workload}, {scenario.nodes} nodes, {load}: {faults}"
         where += "".join(f"; {key}={value}" for key, value in scenario.settings.items())
         if result is None:
             found = "| | not measured | | |"

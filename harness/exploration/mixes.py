@@ -36,7 +36,7 @@ PROOF_S = 0.5
 MAX_TRIES = 20
 """For a place in the schedule where a fault does not collide; after that it is left out."""
 
-_DOWN = frozenset(("kill", "pause", "power"))
+_DOWN = frozenset(("kill", "pause", "power", "bit-flip"))
 _ASKED = frozenset(("clock", "disk-error", "disk-full", "disk-slow", "disk-stall"))
 
 Timed = tuple[float, float, str, str]

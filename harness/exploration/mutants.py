@@ -1,39 +1,80 @@
 """The scenario under which each mutant (node.mutants) is looked for, and one run of it.
 
-A scenario is short and dense: many overlapping faults in a few seconds, aimed at what the mutant gets wrong. The same
-seed without the mutant is the control; it must be valid, or the finding is none.
+A scenario is a script: the faults that it takes to make the mistake show, round after round, with times that the seed
+shifts. It was thought out from what the mutant gets wrong; the comment beside each says how. The same seed without the
+mutant is the control: faults and load are the same, and it must show nothing, or the finding is none.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.errors import OperatorError, nearest
-from harness.exploration.mixes import random_mix
-from harness.exploration.rehearsal import SIMULATED, Rehearsal, rehearse_test, usable_choices
-from harness.test import NemesisChoice, Test
-from nemesis.schedule import Schedule
+from harness.exploration.rehearsal import SIMULATED, Rehearsal, rehearse_test
+from harness.test import Test
+from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 from node.mutants.catalogue import MUTANTS, NO_MUTANT
 
-__all__ = ["SCENARIOS", "Scenario", "gives_away", "rehearse_mutant"]
+__all__ = ["SCENARIOS", "Scenario", "Step", "gives_away", "rehearse_mutant"]
+
+Range = tuple[float, float]
+
+FIRST_ROUND_S = 1.0
+"""The load runs for this long before the first round."""
+
+QUIET_END_S = 1.5
+"""And for this long after the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One fault of a round. It begins `at_s` after the round's begin and is healed `for_s` later, both drawn from a
+    range by the seed; or it begins at the moment `when`, and is healed at the moment `until`, that comes next."""
+
+    fault: str
+    """nemesis=variant"""
+    at_s: Range
+    for_s: Range
+    when: str | None = None
+    until: str | None = None
+
+    def events(self, fault_id: str, begin_s: float, rng: random.Random) -> list[FaultEvent]:
+        """The injection and the healing."""
+        nemesis, _, variant = self.fault.partition("=")
+        inject_s = begin_s + rng.uniform(*self.at_s)
+        heal_s = inject_s + rng.uniform(*self.for_s)
+        return [
+            FaultEvent(
+                at_s=round(at_s, 3), action=action, fault_id=fault_id, nemesis=nemesis, variant=variant, when=when
+            )
+            for at_s, action, when in ((inject_s, INJECT, self.when), (heal_s, HEAL, self.until))
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What a mutant is run under. `nemesis` lists choices as the command line takes them; a name may be given more
-    than once, and is as likely to come as it is often there."""
+    """What a mutant is run under: `steps` in each of `rounds` rounds of `round_s` seconds."""
 
+    steps: Sequence[Step]
+    rounds: int = 2
+    round_s: float = 3.0
     workload: str = "log"
-    nemesis: str = "kill,partition,pause"
     nodes: int = 3
-    time_limit_s: float = 8.0
     rate: float = 100.0
     concurrency: int = 6
-    faults: int = 6
     settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def time_limit_s(self) -> float:
+        """How long the load runs."""
+        return FIRST_ROUND_S + self.rounds * self.round_s + QUIET_END_S
+
+    @property
+    def faults(self) -> str:
+        """The faults of a round, in words."""
+        return ", ".join(dict.fromkeys(step.fault for step in self.steps))
 
     def run_of(self, mutant: str, seed: int) -> tuple[Test, Schedule]:
         """The test and the faults of one seed; faults and load do not depend on the mutant."""
@@ -42,46 +83,116 @@ class Scenario:
             nemesis_interval_s=5.0, time_limit_s=self.time_limit_s, concurrency=self.concurrency, rate=self.rate,
             seed=seed, settings={**self.settings, "mutant": mutant},
         )  # fmt: skip
-        choices = []
-        for text in self.nemesis.split(","):
-            choices += usable_choices(dataclasses.replace(test, nemesis=(NemesisChoice.parse(text),)))
         rng = random.Random(f"{seed}/mutants")
-        return test, random_mix(choices, rng, time_limit_s=self.time_limit_s, events=2 * self.faults)
+        events: list[FaultEvent] = []
+        for number in range(self.rounds):
+            begin_s = FIRST_ROUND_S + number * self.round_s
+            for place, step in enumerate(self.steps, start=1):
+                events += step.events(f"r{number + 1}.{place}", begin_s, rng)
+        return test, Schedule(tuple(sorted(events, key=lambda event: event.at_s)))
 
 
-_ELECTIONS = Scenario(nemesis="kill=sigkill@leader,partition=leader,partition=one,pause=sigstop@one")
+def _step(
+    fault: str, at: float | Range, length: float | Range, when: str | None = None, until: str | None = None
+) -> Step:
+    """A step whose times vary by a tenth of a second where no range is given."""
+
+    def range_of(value: float | Range) -> Range:
+        return value if isinstance(value, tuple) else (value, value + 0.1)
+
+    return Step(fault=fault, at_s=range_of(at), for_s=range_of(length), when=when, until=until)
+
 
 SCENARIOS: Mapping[str, Scenario] = {
-    "vote-not-persisted": Scenario(
-        nemesis="kill=crash-loop@one,kill=sigkill@minority,partition=bridge,partition=leader", faults=9
+    # All members forget whom they voted for, and elect somebody again in the same term.
+    "vote-not-persisted": Scenario(steps=(_step("kill=sigkill@all", (0, 1), (0.1, 0.4)),)),
+    # The second election's term and votes are lost with the power; the log, which is synced, knows the term.
+    "vote-without-fsync": Scenario(
+        steps=(_step("partition=leader", 0, 1.3), _step("power=cut@all", (1.6, 2), (0.1, 0.4))), round_s=3.5
     ),
-    "vote-without-fsync": Scenario(nemesis="power=cut@one,power=cut@leader,partition=leader", faults=9),
+    # One follower misses what the others acknowledge; then the leader dies and the two that are left elect one.
     "vote-for-shorter-log": Scenario(
-        nemesis="partition=one,pause=sigstop@one,kill=sigkill@leader,partition=leader", faults=9
+        steps=(_step("partition=one", 0, (1.5, 1.8)), _step("kill=sigkill@leader", (1.2, 1.5), (1, 1.5)))
     ),
-    "end-term-from-current-term": Scenario(nemesis="partition=leader,partition=one,kill=sigkill@all", faults=9),
-    "commit-old-terms": _ELECTIONS,
-    "ack-before-quorum": Scenario(nemesis="kill=sigkill@leader,partition"),
-    "ack-before-fsync": Scenario(nemesis="power=cut@all,disk-slow=mild@all"),
-    "quorum-off-by-one": Scenario(nemesis="partition=leader,kill=sigkill@leader"),
+    # A leader that is cut off gets a tail of entries that nobody else has. Another one commits fewer than these and
+    # dies, and the old leader's log, which is longer and older, counts as the better one.
+    "end-term-from-current-term": Scenario(
+        steps=(
+            _step("partition=leader", 0, (0.8, 1.0)),
+            _step("kill=sigkill@leader", (0.4, 0.5), (1.8, 2.2), "elected+0.01"),
+        ),
+        round_s=4.0, rate=300.0, concurrency=24,
+    ),
+    # Figure 8 of the Raft paper; n1 is its S1, n5 its S5. A host that is cut from nobody while the others are cut from
+    # each other is the only one that can be elected: n1 at first, then n5, n1 again, and n5.
+    "commit-old-terms": Scenario(
+        steps=(
+            _step("partition=n2|n3|n4|n5", 0, 2.6),
+            # (a) what n1 appends reaches n2 only
+            _step("partition=n1+n2|n3+n4+n5", (2.0, 2.05), 1.8),
+            _step("partition=n3|n4", 2.3, 6.7),
+            # (b) n5 is elected by n3 and n4, and is cut off before its first entry reaches them
+            _step("partition=n5|n3+n4", 2.75, 2.1, "elected@n5"),
+            # (c) n1 is elected by n3 and n4 and replicates to n3; n2 says that it has the old entries, no more
+            _step("partition=n2|n3|n4|n5", 2.9, 2.1),
+            _step("partition=n1|n5", 3.2, 5.8),
+            _step("link=delay-in@n2", 3.5, 1.3),
+            _step("kill=sigkill@n4", 3.95, 0.8, "elected@n1"),
+            _step("partition=n1|n2", 4.1, 2.0, "matched@n2+0.02", until="elected@n5+0.3"),
+            # (d) n5 is elected by n2 and n4, and what n1 has counted is overwritten
+            _step("partition=n3|n1+n2+n4+n5", 4.4, 4.6),
+        ),
+        rounds=1, round_s=9.5, nodes=5, rate=30.0, concurrency=5,
+    ),
+    # Acknowledged by a leader that is cut off and then overruled.
+    "ack-before-quorum": Scenario(steps=(_step("partition=leader", (0, 0.5), (1.3, 1.8)),), rate=200.0),
+    # Power is lost while syncs are under way, which a slow disk makes longer.
+    "ack-before-fsync": Scenario(
+        steps=(_step("disk-slow=mild@all", 0, (0.5, 0.9)), _step("power=cut@all", (1.0, 1.4), (0.1, 0.4))), rate=200.0
+    ),
+    "quorum-off-by-one": Scenario(steps=(_step("partition=leader", (0, 0.5), (1.3, 1.8)),), rate=200.0),
+    # A paused follower is sent its oldest entries once more, with a committed index that it does not reach yet.
     "commit-beyond-end": Scenario(
-        nemesis="partition=one,partition=leader,link=loss@leader,kill=sigkill@one", rate=300.0
+        steps=(_step("pause=sigstop@one", (0, 0.5), (0.8, 1.6)),), rounds=3, rate=400.0, concurrency=24
     ),
-    "truncate-committed": Scenario(nemesis="partition=leader,partition=one,kill=sigkill@leader", rate=200.0),
-    "truncate-not-persisted": Scenario(nemesis="partition=leader,power=cut@one,power=cut@leader", rate=200.0, faults=9),
-    "compare-index-only": Scenario(nemesis="partition=leader,partition=leader,kill=sigkill@leader"),
-    "accept-gap": Scenario(nemesis="link=loss@leader,partition=one,kill=sigkill@leader,link=reorder@all", rate=300.0),
-    "stale-leader-reads": Scenario(workload="register", nemesis="partition=leader"),
+    # A leader that was cut off has a tail to be truncated; the search for where it begins goes in steps of 1, 2, 4, ...
+    "truncate-committed": Scenario(
+        steps=(_step("partition=leader", (0, 0.3), (1.3, 1.8)),), rounds=3, rate=300.0, concurrency=24
+    ),
+    # The same tail, and a crash between its truncation and the entries that take its place.
+    "truncate-not-persisted": Scenario(
+        steps=(
+            _step("partition=leader", 0, 0.5, until="elected"),
+            _step("kill=sigkill@all", 0.8, (0.6, 0.8), "truncating+0.0001"),
+        ),
+        rate=300.0, concurrency=24,
+    ),
+    # The same tail again: entries of the same index, and not the same.
+    "compare-index-only": Scenario(
+        steps=(_step("partition=leader", (0, 0.3), (1.3, 1.8)),), rate=300.0, concurrency=24
+    ),
+    # Followers die with pushes under way to them; when they are back, later pushes come before the repeated ones.
+    "accept-gap": Scenario(
+        steps=(_step("kill=sigkill@followers", (0, 1), (0.05, 0.4)),), rounds=4, round_s=2.0, rate=400.0, concurrency=24
+    ),
+    "stale-leader-reads": Scenario(steps=(_step("partition=leader", (0, 0.5), 3.0),), workload="register", round_s=4.5),
+    # The leader's clock is ahead; it is cut off, and then its clock is put right, which is back: its lease goes on.
     "lease-on-wall-clock": Scenario(
-        workload="register", nemesis="partition=leader,clock=bump@leader,clock=drift@leader", faults=8,
-        settings={"read_mode": "lease"},
+        steps=(_step("clock=bump@leader", 0, (1.0, 1.05)), _step("partition=leader", 0.9, 5.5)),
+        round_s=8.0, workload="register", concurrency=12, settings={"read_mode": "lease"},
     ),
-    "no-step-down": _ELECTIONS,
-    "early-promotion": Scenario(nemesis="kill=sigkill@leader,partition"),
-    "queue-offset-reuse": Scenario(nemesis="partition=leader,pause=sigstop@leader", faults=8),
-    "duplicate-apply": Scenario(nemesis="kill=sigkill@leader,kill=terminate@leader"),
-    "checksum-ignored": Scenario(nemesis="power=cut@all,power=cut@leader,disk-slow=mild@all", faults=8, rate=200.0),
-    "indefinite-as-definite": Scenario(nemesis="partition=leader,kill=sigkill@leader"),
+    "no-step-down": Scenario(steps=(_step("partition=leader", (0, 0.5), 3.0),), round_s=4.5),
+    # A new leader's log is longer than what it has dispatched.
+    "early-promotion": Scenario(steps=(_step("kill=sigkill@leader", (0, 0.5), (1, 1.3)),), rounds=3, rate=300.0),
+    # One lead, another's, and the first one's again, in one life.
+    "queue-offset-reuse": Scenario(steps=(_step("partition=leader", (0, 0.2), (1.3, 1.5)),), rounds=4, round_s=2.2),
+    # An orderly end leaves queues and mark as they should be; what is dispatched again is there twice.
+    "duplicate-apply": Scenario(steps=(_step("kill=terminate@all", (0, 0.5), (0.1, 0.4)),)),
+    "checksum-ignored": Scenario(steps=(_step("bit-flip=log@one", (0, 0.5), (1, 1.5)),)),
+    # Followers have the messages and cannot sync them, so senders give up; when the disks go on, all is committed.
+    "indefinite-as-definite": Scenario(
+        steps=(_step("disk-stall=fsync@followers", (0, 0.5), (2.6, 3.0)),), round_s=4.0
+    ),
 }  # fmt: skip
 
 
@@ -96,6 +207,6 @@ def rehearse_mutant(mutant: str, seed: int, *, is_control: bool = False) -> Rehe
 
 
 def gives_away(run: Rehearsal) -> bool:
-    """Whether a run shows that something is wrong: a violation, or replicas that do not become equal after all faults
-    are healed. Other doubts, such as a fault that found no leader to strike, say nothing."""
-    return run.valid is False or (run.valid == "unknown" and "did not catch up" in run.reason)
+    """Whether a run shows that something is wrong: a violation, or replicas that are stuck after all faults are
+    healed. Other doubts, such as a fault that found no leader to strike, say nothing."""
+    return bool(run.symptoms)

@@ -18,9 +18,12 @@ from harness.test import Test
 from nemesis.protocol import Nemesis
 from nemesis.schedule import Schedule
 
-__all__ = ["SIMULATED", "Rehearsal", "parts_of", "rehearse_test", "usable_choices"]
+__all__ = ["SIMULATED", "STUCK", "Rehearsal", "parts_of", "rehearse_test", "usable_choices"]
 
 SIMULATED = "sim"
+
+STUCK = "stuck"
+"""The symptom of replicas that do not come back, or do not become equal, after everything was healed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +35,19 @@ class Rehearsal:
     reason: str
     failed_checks: tuple[str, ...]
     """Names of the checks that found a violation."""
+    is_stuck: bool = False
+    """Whether all was healed and the replicas did not all come back and become equal."""
     faults: int
     operations: int
     took_s: float
     violation_s: float | None = None
-    """When the last operation of the first witness had returned, seconds of the test's time."""
+    """When the first violation could be seen: an invariant's moment, or the return of the last operation of a check's
+    witness; seconds of the test's time."""
+
+    @property
+    def symptoms(self) -> tuple[str, ...]:
+        """What shows that something is wrong: failed checks, and STUCK. Empty for a run that shows nothing."""
+        return (*self.failed_checks, STUCK) if self.is_stuck else self.failed_checks
 
 
 def parts_of(test: Test, schedule: Schedule) -> Parts:
@@ -90,6 +101,7 @@ def rehearse_test(test: Test, schedule: Schedule) -> Rehearsal:
         valid=results["valid"],
         reason=results["reason"],
         failed_checks=tuple(name for name, check in results["checks"].items() if check["valid"] is False),
+        is_stuck=results["checks"].get("replicas", {}).get("valid") == "unknown",
         faults=len(results["faults"]),
         operations=results["ops"].get("ok", 0),
         took_s=time.perf_counter() - began_s,
@@ -98,9 +110,13 @@ def rehearse_test(test: Test, schedule: Schedule) -> Rehearsal:
 
 
 def _violation_s(results: dict[str, Any]) -> float | None:
+    seen: list[float] = []
     for check in results["checks"].values():
-        operations = (check.get("witness") or {}).get("operations") if check["valid"] is False else None
+        if check["valid"] is not False:
+            continue
+        operations = (check.get("witness") or {}).get("operations")
         times = [op["returned_ns"] or op["invoked_ns"] for op in operations or () if op.get("invoked_ns") is not None]
         if times:
-            return float(max(times)) / 1e9
-    return None
+            seen.append(float(max(times)) / 1e9)
+        seen += [violation["time_s"] for violation in check.get("violations", ())[:1]]
+    return min(seen, default=None)

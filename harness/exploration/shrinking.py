@@ -1,9 +1,10 @@
 """Cutting a failing run down to what it takes to fail.
 
 A run is decided by its schedule of faults, its time limit, its clients, their rate and the number of replicas. Each
-candidate leaves something out and is run again in simulation; it counts when one of the checks that failed at first
-fails again. Faults are removed by delta debugging (Zeller and Hildebrandt, "Simplifying and isolating
-failure-inducing input"): large parts first, then single ones, until no single fault can be left out.
+candidate leaves something out and is run again in simulation; it counts when it shows one of the symptoms that the
+run showed at first: a check that fails, or replicas that are stuck. Faults are removed by delta debugging (Zeller
+and Hildebrandt, "Simplifying and isolating failure-inducing input"): large parts first, then single ones, until no
+single fault can be left out.
 
 What a fault does at random depends on the seed and its own id only, so leaving one out does not change the
 others; the interleaving of messages does change, which is why every candidate is run and none is trusted.
@@ -47,7 +48,7 @@ class _Shrinker:
         self.schedule = schedule
         self.runs = 0
         self.rehearsal = rehearse_test(test, schedule)
-        self._checks = frozenset(self.rehearsal.failed_checks)
+        self._symptoms = frozenset(self.rehearsal.symptoms)
         self._jobs = jobs
         self._deadline_s = deadline_s
         self._say = say
@@ -64,7 +65,7 @@ class _Shrinker:
 
     @property
     def fails(self) -> bool:
-        return bool(self._checks)
+        return bool(self._symptoms)
 
     def first_that_fails(self, candidates: Sequence[tuple[Test, Schedule]]) -> int | None:
         """Index of the first candidate that still fails, taking it over; None when none does."""
@@ -75,7 +76,7 @@ class _Shrinker:
             results = list(self._pool.map(rehearse_test, *zip(*batch, strict=True)))
             self.runs += len(batch)
             for offset, result in enumerate(results):
-                if result.valid is False and self._checks & set(result.failed_checks):
+                if not self._symptoms.isdisjoint(result.symptoms):
                     self.test, self.schedule = batch[offset]
                     self.rehearsal = result
                     return start + offset
