@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from node.broker.internal_topics import PERM_INHERIT, is_internal, system_topics
+from node.broker.internal_topics import AUTO_CREATE_TOPIC, PERM_INHERIT, is_internal, system_topics
 from node.config import MAX_QUEUES, MAX_TOPICS, TopicConfig, check_topic_name
 from node.runtime import Disk
 from node.store.table_file import read_table, write_table
@@ -122,9 +122,15 @@ class TopicTable:
         """The table as it is written and sent (code 21)."""
         return _document(self._topics, self.data_version)
 
-    def announced(self) -> dict[str, Any]:
-        """The topics that name servers are told of: those that clients may use."""
-        return {name: topic_json(topic) for name, topic in self._topics.items() if not is_internal(name)}
+    def announced(self, *, auto_create: bool = True) -> dict[str, Any]:
+        """The topics that name servers are told of: those that clients may use; the example for new topics only where
+        sending makes topics."""
+        hidden = () if auto_create else (AUTO_CREATE_TOPIC,)
+        return {
+            name: topic_json(topic)
+            for name, topic in self._topics.items()
+            if not is_internal(name) and name not in hidden
+        }
 
 
 def _document(topics: Mapping[str, TopicConfig], version: int) -> dict[str, Any]:

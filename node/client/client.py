@@ -56,11 +56,12 @@ class Client(Session):
         retry_unknown: bool = False,
         timeout_ms: int = 3000,
         compress_over_bytes: int = 4096,
+        create_topics: bool = True,
     ) -> Producer:
         """A producer of `group`; see Producer for the options."""
         return Producer(
             self, group, retries=retries, retry_unknown=retry_unknown, timeout_ms=timeout_ms,
-            compress_over_bytes=compress_over_bytes,
+            compress_over_bytes=compress_over_bytes, create_topics=create_topics,
         )  # fmt: skip
 
     def transaction_producer(

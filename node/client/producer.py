@@ -15,10 +15,10 @@ from typing import Any, Final
 from node.client.errors import ClientError, NoRoute, SendFailed
 from node.client.messages import MessageQueue, NewMessage, deflate, encode_batch
 from node.client.requests import send_request
-from node.client.results import SendResult
+from node.client.results import Route, SendResult
 from node.client.routes import RouteBook
 from node.client.session import Session
-from node.remoting import Command, RequestCode
+from node.remoting import Command, RequestCode, ResponseCode
 from node.store.properties import UNIQUE_KEY
 from node.store.record import java_string_hash
 
@@ -56,7 +56,8 @@ class Producer:
     """Sends messages for a group. Made by `Client.producer`.
 
     `retries` is how many further attempts a message may get within its time; `retry_unknown` whether also after
-    an attempt that may have stored it. `compress_over_bytes` 0 never compresses.
+    an attempt that may have stored it. `compress_over_bytes` 0 never compresses. `create_topics` is whether a message
+    may make its topic, on brokers that allow it.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Producer:
         retry_unknown: bool = False,
         timeout_ms: int = 3000,
         compress_over_bytes: int = COMPRESS_OVER_BYTES,
+        create_topics: bool = True,
     ) -> None:
         if not 0 <= retries <= MAX_RETRIES:
             raise ValueError(f"retries must be from 0 to {MAX_RETRIES}, not {retries}")
@@ -77,6 +79,7 @@ class Producer:
         self._retry_unknown = retry_unknown
         self._timeout_ms = timeout_ms
         self._compress_over_bytes = compress_over_bytes
+        self._create_topics = create_topics
         self._turn = session.runtime.random.randrange(1 << 20)
         session.join(self)
 
@@ -90,11 +93,23 @@ class Producer:
         await self._session.leave(self)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of `topic` that can be written. Raises NoRoute."""
-        queues = RouteBook.write_queues(await self._session.routes.get(topic))
+        """The queues of `topic` that can be written; for an unknown one, those that it would have. Raises NoRoute."""
+        queues = RouteBook.write_queues(await self._route(topic))
         if not queues:
             raise NoRoute(f"topic {topic} has no queue that may be written")
         return queues
+
+    async def _route(self, topic: str) -> Route:
+        routes = self._session.routes
+        try:
+            return await routes.get(topic)
+        except NoRoute as error:
+            if not self._create_topics or error.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            try:
+                return await routes.for_new_topic(topic)
+            except NoRoute:
+                raise error from None
 
     async def send(
         self,

@@ -13,6 +13,7 @@ from node.store.record import RecordError, decode_record
 
 __all__ = [
     "DEFAULT_TOPIC",
+    "DEFAULT_TOPIC_QUEUES",
     "end_transaction_request",
     "group_of_check",
     "heartbeat_request",
@@ -26,6 +27,7 @@ __all__ = [
 DEFAULT_TOPIC: Final = "TBW102"
 """The topic whose settings an unknown topic would inherit (R)."""
 DEFAULT_TOPIC_QUEUES: Final = 4
+"""How many queues it would get at most (R: defaultTopicQueueNums of a producer)."""
 
 _V2_NAMES: Final = {
     "producerGroup": "a", "topic": "b", "defaultTopic": "c", "defaultTopicQueueNums": "d", "queueId": "e",

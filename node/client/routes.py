@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from node.client.broker_client import BrokerClient
 from node.client.errors import ClientError, NoRoute, NotLeader
 from node.client.messages import MessageQueue
+from node.client.requests import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
 from node.client.results import BrokerGroup, Route
 from node.config import PERM_READ, PERM_WRITE
 
@@ -55,6 +57,15 @@ class RouteBook:
             if error.code is not None:
                 raise
             return known[1]
+
+    async def for_new_topic(self, topic: str) -> Route:
+        """Where a message of an unknown topic makes the topic: on the brokers that have the example to make it after,
+        with as many queues as that one has, but four at most (R: tryToFindTopicPublishInfo). Raises NoRoute."""
+        example = await self.get(DEFAULT_TOPIC)
+        groups = tuple(
+            replace(group, write_queues=min(group.write_queues, DEFAULT_TOPIC_QUEUES)) for group in example.groups
+        )
+        return Route(topic=topic, groups=groups)
 
     async def refresh(self, topic: str) -> Route:
         """Ask now, once however many want to know. Raises NoRoute."""

@@ -67,6 +67,7 @@ async def serve(
     topics: Mapping[str, int],
     *,
     extra: str = "",
+    overrides: tuple[str, ...] = (),
     name_server_tls: Any = None,
     client_options: Any = None,
 ) -> AsyncIterator[Served]:
@@ -84,7 +85,7 @@ async def serve(
         listen = "127.0.0.1:{free_port()}"
         """
     text += "".join(f'[[topics]]\nname = "{name}"\nqueues = {queues}\n' for name, queues in topics.items())
-    broker = BrokerController(parse_broker_config(text + extra), runtime)
+    broker = BrokerController(parse_broker_config(text + extra, overrides), runtime)
     await broker.start()
     served = Served(broker, f"127.0.0.1:{name_server.port}", runtime)
     try:

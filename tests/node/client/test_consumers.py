@@ -19,6 +19,7 @@ from node.client import (
     NewMessage,
     PullConsumer,
     ReceivedMessage,
+    SendFailed,
     StartFrom,
     TransactionState,
 )
@@ -338,5 +339,41 @@ def test_transactions_become_visible_when_they_commit(serving: Any, wait_until: 
             await wait_until(lambda: len(sink.messages) == 3, timeout_s=60)
             assert sorted(sink.bodies) == sorted([b"8", b"0", b"broken"])
             assert sorted(checked) == [b"0", b"broken"]
+
+    run(scenario)
+
+
+def test_a_message_to_an_unknown_topic_makes_it(serving: Any, wait_until: Any) -> None:
+    """R: the route of TBW102 says where; afterwards the topic has a route of its own."""
+
+    async def scenario() -> None:
+        async with serving({"t": 1}) as served, Client([served.name_server], timings=served.timings) as client:
+            careful = client.producer("careful", create_topics=False)
+            with pytest.raises(SendFailed) as caught:
+                await careful.send(NewMessage("new", b"refused"))
+            assert caught.value.is_definite
+            producer = client.producer("bold")
+            assert len(await producer.queues("new")) == 4
+            receipts = [await producer.send(NewMessage("new", b"%d" % number)) for number in range(8)]
+            assert {receipt.queue.queue_id for receipt in receipts} == {0, 1, 2, 3}
+            await producer.send_batch([NewMessage("new-too", b"a"), NewMessage("new-too", b"b")])
+            sink = Sink()
+            consumer = client.push_consumer("g", sink, {"new": "*", "new-too": "*"}, **FIRST)
+            await consumer.start()
+            await wait_until(lambda: len(sink.messages) == 10)
+            assert len(await careful.queues("new")) == 4, "it is an ordinary topic now"
+
+    run(scenario)
+
+
+def test_no_topic_is_made_where_brokers_do_not_allow_it(serving: Any) -> None:
+    async def scenario() -> None:
+        async with (
+            serving({"t": 1}, overrides=("auto_create_topics=false",)) as served,
+            Client([served.name_server], timings=served.timings) as client,
+        ):
+            with pytest.raises(SendFailed, match="no broker has registered topic new") as caught:
+                await client.producer("p").send(NewMessage("new", b"refused"))
+            assert caught.value.is_definite
 
     run(scenario)
