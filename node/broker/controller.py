@@ -420,7 +420,9 @@ class BrokerController:
             "brokerId": self.broker_id,
             "dledgerTerm": self.ledger.member_state.term,
         }
-        return fields, registration_body(self.topics.announced(), self.topics.data_version)
+        return fields, registration_body(
+            self.topics.announced(auto_create=self.config.auto_create_topics), self.topics.data_version
+        )
 
     def _metrics(self) -> bytes:
         return render(self.runtime_table(), self.store.put_times, self.store.topic_puts())
