@@ -23,6 +23,8 @@ __all__ = ["CLOCK", "ClockFault"]
 MIN_BUMP_MS, MAX_BUMP_MS = 2_000, 2 * 3_600_000
 """A bump is between these, either way, by orders of magnitude: from beyond every lease to two hours."""
 
+HOUR_MS = 3_600_000
+
 MIN_STROBE_MS, MAX_STROBE_MS = 1_000, 262_000
 MIN_PERIOD_MS, MAX_PERIOD_MS = 8, 1_000
 
@@ -56,6 +58,12 @@ class ClockFault(FormNemesis):
                 description="each victim's wall clock jumps by 2 s to 2 h, forward or back",
                 needs=(("clocks", "wall"),),
                 targets=("one", "minority", "leader", "all"),
+            ),
+            Form(
+                name="hour",
+                description="each victim's wall clock is an hour wrong, either way, as after a mistake with a zone",
+                needs=(("clocks", "wall"),),
+                targets=("minority",),
             ),
             Form(
                 name="strobe",
@@ -143,6 +151,8 @@ def _skew(form: str, rng: random.Random) -> dict[str, int]:
     sign = rng.choice((-1, 1))
     if form == "bump":
         return {"offset_ms": sign * _magnitude(rng, MIN_BUMP_MS, MAX_BUMP_MS)}
+    if form == "hour":
+        return {"offset_ms": sign * HOUR_MS}
     if form == "reset":
         return {"offset_ms": RESET_MS}
     if form == "strobe":

@@ -225,10 +225,12 @@ class LocalCluster:
                 await self._network.heal_all()
             self._network = None
         self._links = None
-        if self._shim is not None:  # first, because a replica that waits for its disk does not end in order
-            await self._shim.close()
-            self._shim = None
+        shim, self._shim = self._shim, None
+        if shim is not None:  # first, because a replica that waits for its disk does not end in order
+            await shim.close()
         await self._processes.stop_all()
+        if shim is not None:
+            shim.remove()
         if self._probe is not None:
             await self._probe.close()
             self._probe = None
@@ -293,7 +295,7 @@ class LocalCluster:
                 self._hosts,
                 work_dir=self._work_dir,
                 data_dir=self.data_dir,
-                environment=self._run.environment,
+                run=self._run,
                 tracks_writes=("disks", "power") in self._needs,
             )
         except ShimError as error:

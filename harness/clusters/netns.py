@@ -209,7 +209,7 @@ class NetnsCluster:
                 self._hosts,
                 work_dir=self._work_dir,
                 data_dir=self.data_dir,
-                environment=self._run.environment,
+                run=self._run,
                 tracks_writes=("disks", "power") in self._needs,
                 undo_inside=self._node_disks is not None,
             )
@@ -281,13 +281,15 @@ class NetnsCluster:
             if self._disks is not None:
                 await self._disks.close()
                 self._disks = None
-            if self._shim is not None:
-                await self._shim.close()
-                self._shim = None
+            shim, self._shim = self._shim, None
+            if shim is not None:
+                await shim.close()
             if self._links is not None:
                 await self._links.close()
                 self._links = None
             await self._processes.stop_all()
+            if shim is not None:
+                shim.remove()
         finally:
             self._probe.close()
             self._leave_clients()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Sequence
 
 from harness.faults.local_access import LocalAccess
+from harness.run_state import KIND_DIRECTORY, KIND_FILE, TEMP_PREFIX, Claim, RunState
 from nemesis.mechanisms.shim import build_shim, why_no_shim
 from nemesis.mechanisms.shim_faults import ShimClocks, ShimControls, ShimDisks, ShimPlace
 
@@ -24,7 +26,8 @@ UNDO_INSIDE = ".splitbrain-undo"
 class ShimHosts:
     """The shim's files on all hosts of a run, and the interfaces that act through it.
 
-    Files lie under `work_dir`: `faults.so` and, per host, `faults.control` and, when power cuts are wanted, `undo`.
+    Files lie under `work_dir`: `faults.so` and, per host, `faults.control` and, when power cuts are wanted, a directory
+    with the undo log. They go with the run.
     """
 
     def __init__(
@@ -33,19 +36,21 @@ class ShimHosts:
         *,
         work_dir: str,
         data_dir: Callable[[str], str],
-        environment: Mapping[str, str],
+        run: RunState,
         tracks_writes: bool,
         undo_inside: bool = False,
     ) -> None:
-        """Write the files. `tracks_writes`: keep track of what is not synced, `undo_inside` the data's directory where
-        that is a file system of its own. Raises ShimError, OSError."""
+        """Write the files, claimed in the run's state. `tracks_writes`: keep track of what is not synced, `undo_inside`
+        the data's directory where that is a file system of its own. Raises ShimError, OSError, StateError."""
+        library = build_shim()
         os.makedirs(work_dir, exist_ok=True)
         library_path = os.path.join(work_dir, "faults.so")
-        with open(library_path, "wb") as file:
-            file.write(build_shim())
+        self._run = run
 
         def undo_path(host: str) -> str:
-            return os.path.join(data_dir(host), UNDO_INSIDE) if undo_inside else os.path.join(work_dir, host, "undo")
+            if undo_inside:
+                return os.path.join(data_dir(host), UNDO_INSIDE)
+            return os.path.join(work_dir, host, f"{TEMP_PREFIX}{run.run_id}-undo")
 
         places = {
             host: ShimPlace(
@@ -57,14 +62,26 @@ class ShimHosts:
             )
             for host in hosts
         }
-        self.access = LocalAccess(environment)
+        self._claims = [Claim(KIND_FILE, library_path, {})]
+        self._claims += [Claim(KIND_FILE, place.control_path, {}) for place in places.values()]
+        if not undo_inside:
+            paths = [place.undo_path for place in places.values() if place.undo_path is not None]
+            self._claims += [Claim(KIND_DIRECTORY, path, {}) for path in paths]
+        run.claim_all(self._claims)
+        self.access = LocalAccess(run.environment)
         self.controls = ShimControls(self.access, places)
-        for host, place in places.items():
-            os.makedirs(os.path.dirname(place.control_path), exist_ok=True)
-            if place.undo_path is not None:
-                os.makedirs(place.undo_path, exist_ok=True)
-            with open(place.control_path, "wb") as file:
-                file.write(self.controls.initial_content(host))
+        try:
+            with open(library_path, "wb") as file:
+                file.write(library)
+            for host, place in places.items():
+                os.makedirs(os.path.dirname(place.control_path), exist_ok=True)
+                if place.undo_path is not None:
+                    os.makedirs(place.undo_path, exist_ok=True)
+                with open(place.control_path, "wb") as file:
+                    file.write(self.controls.initial_content(host))
+        except OSError:
+            self.remove()
+            raise
         self.clocks = ShimClocks(self.controls)
         self.disks = ShimDisks(self.controls)
 
@@ -83,3 +100,14 @@ class ShimHosts:
         await self.disks.release_all()
         await self.clocks.release_all()
         await self.access.close()
+
+    def remove(self) -> None:
+        """Remove the files, once no replica runs any more. Idempotent. Raises OSError."""
+        while self._claims:
+            claim = self._claims[-1]
+            if claim.kind == KIND_DIRECTORY:
+                shutil.rmtree(claim.ident, ignore_errors=True)
+            elif os.path.lexists(claim.ident):
+                os.unlink(claim.ident)
+            self._run.release(claim.kind, claim.ident)
+            self._claims.pop()
