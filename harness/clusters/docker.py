@@ -33,7 +33,8 @@ MAX_HOSTS = 50
 _BASE = "/var/lib/splitbrain"
 _AGENT = f"{_BASE}/agent.py"
 _DIRECTORY = f"{_BASE}/run"
-_CAPABILITIES = ("NET_ADMIN",)
+_CAPABILITIES = ("NET_ADMIN", "NET_RAW")
+"""For nftables and devices, and for the packet sockets of the link relay."""
 
 
 class DockerCluster(AgentCluster):
