@@ -5,7 +5,9 @@ moments, and some are aimed at what an earlier one sets off,
 
 - a second fault within two leases of one that takes the leader away: an election is under way;
 - a second fault just after a heal: followers are compared, truncated and filled, a new master is promoted;
-- short faults beside long ones, so that a fault ends between an fsync and its acknowledgement as well.
+- short faults beside long ones, so that a fault ends between an fsync and its acknowledgement as well;
+- faults at a moment of the replicas' own (nemesis.moments): right after an election or a promotion, in the middle of a
+  truncation, between a write and its sync.
 """
 
 from __future__ import annotations
@@ -39,8 +41,16 @@ MAX_TRIES = 20
 _DOWN = frozenset(("kill", "pause", "power", "bit-flip"))
 _ASKED = frozenset(("clock", "disk-error", "disk-full", "disk-slow", "disk-stall"))
 
-Timed = tuple[float, float, str, str]
-"""begin, heal, nemesis, variant"""
+Timed = tuple[float, float, str, str, str | None]
+"""begin, heal, nemesis, variant, the moment it waits for"""
+
+AFTER_ELECTION = ("voting", "elected", "promoted")
+AFTER_HEAL = ("matched", "truncating", "promoted")
+ANYWHERE = ("storing",)
+"""Moments that soon come after a leader is lost, after a heal, and at any time."""
+
+DELAYS = ("", "", "+0.0002", "+0.001", "+0.005", "+0.05")
+"""After the moment: at once; a message later; when a sync is under way; when it is done; a little later."""
 
 Choices = Sequence[tuple[str, Sequence[str]]]
 
@@ -61,19 +71,24 @@ def random_mix(choices: Choices, rng: random.Random, *, time_limit_s: float, eve
         for _ in range(MAX_TRIES):
             nemesis, variants = choices[rng.randrange(len(choices))]
             variant = variants[rng.randrange(len(variants))]
-            at_s = _begin(rng, timed, span_s)
+            at_s, when = _begin(rng, timed, span_s)
             length_s = rng.choice((rng.uniform(0.05, 0.6), rng.uniform(0.5, 2.0), rng.uniform(1.0, 5.0)))
-            fault = (at_s, max(at_s + 0.05, min(end_s, at_s + length_s)), nemesis, variant)
+            fault = (at_s, max(at_s + 0.05, min(end_s, at_s + length_s)), nemesis, variant, when)
             if not any(_collide(fault, other) for other in timed):
                 timed.append(fault)
                 break
-    timed.sort()
+    timed.sort(key=lambda fault: fault[:4])
     found: list[FaultEvent] = []
-    for number, (begin_s, heal_s, nemesis, variant) in enumerate(timed, start=1):
-        for at_s, action in ((begin_s, INJECT), (heal_s, HEAL)):
+    for number, (begin_s, heal_s, nemesis, variant, moment) in enumerate(timed, start=1):
+        for at_s, action, when in ((begin_s, INJECT, moment), (heal_s, HEAL, None)):
             found.append(
                 FaultEvent(
-                    at_s=round(at_s, 3), action=action, fault_id=f"f{number}", nemesis=nemesis, variant=variant
+                    at_s=round(at_s, 3),
+                    action=action,
+                    fault_id=f"f{number}",
+                    nemesis=nemesis,
+                    variant=variant,
+                    when=when,
                 )
             )
     found.sort(key=lambda event: event.at_s)
@@ -89,13 +104,20 @@ def _collide(one: Timed, other: Timed) -> bool:
     return kinds <= _ASKED or bool(kinds & _DOWN and kinds & _ASKED)
 
 
-def _begin(rng: random.Random, timed: Sequence[Timed], span_s: float) -> float:
-    """When the next fault begins: anywhere, or close behind what an earlier one sets off."""
+def _begin(rng: random.Random, timed: Sequence[Timed], span_s: float) -> tuple[float, str | None]:
+    """When the next fault begins, anywhere or close behind what an earlier one sets off; the moment it waits for."""
     latest_s = QUIET_START_S + span_s - 0.1
-    aim = rng.random()
+    aim, waits = rng.random(), rng.random() < 0.5
     if timed and aim < 0.3:
-        begun = [begin_s for begin_s, _, _, variant in timed if "leader" in variant] or [timed[-1][0]]
-        return min(latest_s, rng.choice(begun) + rng.uniform(0.0, ELECTION_S))
+        begun = [fault[0] for fault in timed if "leader" in fault[3]] or [timed[-1][0]]
+        at_s = min(latest_s, rng.choice(begun) + rng.uniform(0.0, ELECTION_S))
+        return at_s, _moment(rng, AFTER_ELECTION) if waits else None
     if timed and aim < 0.5:
-        return min(latest_s, rng.choice(timed)[1] + rng.uniform(0.0, REPAIR_S))
-    return QUIET_START_S + rng.uniform(0.0, span_s - 0.1)
+        at_s = min(latest_s, rng.choice(timed)[1] + rng.uniform(0.0, REPAIR_S))
+        return at_s, _moment(rng, AFTER_HEAL) if waits else None
+    at_s = QUIET_START_S + rng.uniform(0.0, span_s - 0.1)
+    return at_s, _moment(rng, ANYWHERE) if waits else None
+
+
+def _moment(rng: random.Random, kinds: Sequence[str]) -> str:
+    return rng.choice(kinds) + rng.choice(DELAYS)
