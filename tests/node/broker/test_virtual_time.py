@@ -1,4 +1,4 @@
-"""Delays and transactions in full numbers across restarts, in virtual time: two hours pass in a few seconds."""
+"""What takes minutes or hours, in virtual time: delays and transactions across restarts, idle clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.clusters.sim.network import SimNetwork
 from harness.clusters.sim.simulation import run_simulated
 from node.broker.internal_topics import DELAY_LEVELS_MS
 from node.config import parse_broker_config
-from node.remoting import Command, Connection, RemotingClient, RemotingError
+from node.remoting import Command, Connection, FrameParser, RemotingClient, RemotingError, encode
 from node.serving import serve_broker
 from node.store.record import Message, decode_records
 
@@ -293,3 +293,49 @@ def test_transactions_end_once_and_as_they_should_across_restarts(ledger: str, h
         await stage.run(look)
 
     on_stage(ledger, scenario)
+
+
+@pytest.mark.row("Idle connection close (120 s R)")
+@pytest.mark.parametrize("how", ["silent", "heartbeats only"])
+def test_a_client_that_is_silent_for_two_minutes_is_gone(how: str) -> None:
+    """Its connection is closed, its registration cleared and the rest of its group told."""
+
+    async def scenario(stage: Stage) -> None:
+        def beat(client_id: str) -> bytes:
+            consumer = {"groupName": "g", "subscriptionDataSet": [{"topic": "t", "subString": "*"}]}
+            return json.dumps({"clientID": client_id, "consumerDataSet": [consumer]}).encode()
+
+        async def look(client: RemotingClient) -> None:
+            told: list[float] = []
+            client.register(40, lambda command, connection: told.append(stage.loop.time()))
+            reader, writer = await asyncio.open_connection("10.0.0.1", 10911)
+            began_s = stage.loop.time()
+            writer.write(encode(Command.request(34, {}, beat("other"))))
+            parser, closed_s = FrameParser(), 0.0
+
+            async def read() -> None:
+                nonlocal closed_s
+                while data := await reader.read(4096):
+                    parser.feed(data)
+                closed_s = stage.loop.time() - began_s
+
+            reading = asyncio.create_task(read())
+            for second in range(0, 300, 10):
+                assert (await stage.ask(client, 34, body=beat("watcher"))).code == 0
+                if how != "silent" and second <= 150:
+                    writer.write(encode(Command.request(34, {}, beat("other"))))
+                ids = json.loads((await stage.ask(client, 38, {"consumerGroup": "g"})).body)["consumerIdList"]
+                last_s = 0 if how == "silent" else 150
+                if second <= last_s + 110:
+                    assert sorted(ids) == ["other", "watcher"], second
+                if second >= last_s + 140:
+                    assert ids == ["watcher"], second
+                await asyncio.sleep(10)
+            await reading
+            assert last_s + 119 <= closed_s <= last_s + 131
+            assert len(told) >= 2 and last_s + 119 <= told[-1] - began_s <= last_s + 131
+            writer.close()
+
+        await stage.run(look)
+
+    on_stage("classic", scenario)
