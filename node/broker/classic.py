@@ -80,6 +80,11 @@ class ClassicStore:
     def committed_pos(self) -> int:
         return self._log.committed_position
 
+    @property
+    def durable_index(self) -> int:
+        """The last byte that survives a power cut."""
+        return self._log.synced_position - 1
+
     def get(self, index: int) -> _Entry | None:
         """The entry that begins at position `index`. Raises OSError."""
         if not self._log.begin_position <= index < self._log.end_position:

@@ -14,6 +14,7 @@ import asyncio
 import errno
 import heapq
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +23,7 @@ from node.broker.ledger import LedgerStore
 from node.config import check_topic_name
 from node.logs import LogLimiter
 from node.store.consume_queue import QueueGap
-from node.store.queue_store import NOTHING_DISPATCHED, DispatchMark, QueueStore
+from node.store.queue_store import NOTHING_DISPATCHED, DispatchMark, QueueStore, StoreTimestamps
 from node.store.record import (
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
@@ -52,6 +53,10 @@ URGENT_UNFLUSHED_BYTES = 4 << 20
 """Units in memory at which a checkpoint begins at once."""
 MAX_UNFLUSHED_BYTES = 64 << 20
 """Units in memory at which dispatch waits for the disk: three million messages."""
+
+MAX_NOTED_MARKS = 100_000
+"""Turns of dispatch whose end is noted until a checkpoint; beyond it the oldest are forgotten, and what is told of the
+log's durable timestamp lags behind."""
 
 MAX_WAITERS = 20_000
 """Reads that may wait for dispatch to catch up; each costs a few hundred bytes."""
@@ -89,7 +94,8 @@ class Dispatcher:
     """Dispatches one log into one set of queues. `on_arrival` is told which queues got messages.
 
     `derivations` see every message after it entered its queue. `is_in_log(index, term)` says whether the log has
-    this very entry; a log whose indices are not consecutive brings its own.
+    this very entry; a log whose indices are not consecutive brings its own. `durable_index()` says how far the log
+    survives a power cut, `index_timestamp_ms()` how far the key index goes: the checkpoint notes both.
     """
 
     def __init__(
@@ -100,7 +106,13 @@ class Dispatcher:
         on_arrival: Callable[[Iterable[Queue]], None],
         derivations: Mapping[str, Derivation] | None = None,
         is_in_log: Callable[[int, int], bool] | None = None,
+        durable_index: Callable[[], int] | None = None,
+        index_timestamp_ms: Callable[[], int] = lambda: 0,
     ) -> None:
+        self._durable_index = durable_index or (lambda: log.committed_index)
+        self._index_timestamp_ms = index_timestamp_ms
+        self._dispatched: deque[tuple[int, int]] = deque(maxlen=MAX_NOTED_MARKS)
+        self._durable_ms = 0
         self._is_in_log = is_in_log or self._has_entry
         self._derivations = dict(derivations or {})
         self._derive = tuple(derivation.dispatch for derivation in self._derivations.values())
@@ -140,6 +152,7 @@ class Dispatcher:
         self._mark = await self._queues.restore(self._is_in_log)
         await self._restore_derivations()
         self._checkpointed_index = self._mark.index
+        self._durable_ms = self._queues.timestamps.physic_msg_ms
         if self._mark.index < self._log.ledger_begin_index - 1:
             self._mark = DispatchMark(index=self._log.ledger_begin_index - 1, term=-1, store_timestamp_ms=0)
         self._checkpoint_task = asyncio.get_running_loop().create_task(self._checkpoint_forever())
@@ -254,6 +267,7 @@ class Dispatcher:
             self._on_arrival(arrived)
         if self.failure is not None or self._mark.index < first:
             return
+        self._dispatched.append((self._mark.index, self._mark.store_timestamp_ms))
         self._complete_waiters()
         self._work.set()
         if self._queues.unflushed_bytes >= URGENT_UNFLUSHED_BYTES:
@@ -358,12 +372,22 @@ class Dispatcher:
             return True
         try:
             derived = {name: derivation.snapshot() for name, derivation in self._derivations.items()}
-            await self._queues.checkpoint(mark, derived, self._flush_derivations)
+            index_ms = self._index_timestamp_ms()
+            await self._queues.checkpoint(
+                mark, derived, self._flush_derivations, lambda: self._timestamps(mark.store_timestamp_ms, index_ms)
+            )
         except OSError as error:
             logger.error("consume queues could not be written: %s", error)
             return False
         self._checkpointed_index = mark.index
         return True
+
+
+    def _timestamps(self, queues_ms: int, index_ms: int) -> StoreTimestamps:
+        durable_index = self._durable_index()
+        while self._dispatched and self._dispatched[0][0] <= durable_index:
+            self._durable_ms = max(self._durable_ms, self._dispatched.popleft()[1])
+        return StoreTimestamps(physic_msg_ms=self._durable_ms, logics_msg_ms=queues_ms, index_msg_ms=index_ms)
 
 
 def _due_ms(record: RecordSummary) -> int:

@@ -11,17 +11,22 @@ have appended since. So a put is refused unless the log's term is that very term
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 from node.broker.dispatcher import Queue
 from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, Ledger
-from node.broker.metrics import Histogram
+from node.broker.metrics import SLOW_PUT_S, Histogram
+from node.logs import LogLimiter
 from node.runtime import Clock
 from node.store.queue_store import QueueStore
 from node.store.record import PreparedRecord
 
 __all__ = ["MessageStore", "NotWritable", "PendingPut"]
+
+
+logger = logging.getLogger("node.broker")
 
 
 class NotWritable(Exception):
@@ -52,12 +57,19 @@ class MessageStore:
         self._last_store_timestamp_ms = 0
         self._first_offsets: dict[Queue, int] = {}
         self._earlier_puts: dict[str, int] = {}
+        self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.put_times = Histogram()
         """From a put to the answer."""
         self.put_total = 0
         """Messages appended since the start."""
         self.committed_total = 0
         """Messages whose commit was seen here."""
+
+    def note_put(self, duration_s: float) -> None:
+        """A put was answered after so long; a slow one is logged (S1: above 500 ms)."""
+        self.put_times.observe(duration_s)
+        if duration_s > SLOW_PUT_S:
+            self._complaints.warning(logger, "slow", "a message took %.0f ms to be stored", duration_s * 1000)
 
     @property
     def is_master(self) -> bool:

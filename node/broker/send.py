@@ -402,7 +402,7 @@ class _Answer:
                 )
             )
         elif self._left == 0:
-            self._store.put_times.observe(self._loop.time() - self._began_s)
+            self._store.note_put(self._loop.time() - self._began_s)
             ids = ",".join(message_id(self._store_host, put.physical_offset) for put in self._puts)
             self.future.set_result(
                 self._command.reply(

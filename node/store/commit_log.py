@@ -177,6 +177,8 @@ class CommitLog:
             await rows.truncate(end)
         if not is_clean:
             await rows.write_again(start)  # a failed sync of the former process may have dropped it
+        else:
+            await rows.sync()
         self.end_position = self.committed_position = end
         loop = asyncio.get_running_loop()
         self._last_sync_s = loop.time()

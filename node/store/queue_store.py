@@ -4,7 +4,9 @@ The checkpoint is one small file, replaced as a whole, written after the queues'
 last log entry that was dispatched (index and term, which together identify the log up to there) and the bounds of
 every queue at that moment. At start the queues are restored to exactly those bounds. A checkpoint that is
 missing, damaged, or that does not fit the files or the log means: delete the queues and dispatch the log again.
-(RocketMQ keeps a store checkpoint of timestamps for the same purpose, seed S1; an index is exact.)
+(RocketMQ keeps a store checkpoint of three timestamps for the same purpose, seed S1. They are here too, for whoever
+inspects a store: how far log, queues and index are durable, in the store timestamps of their newest messages. Recovery
+goes by the entry, which is exact.)
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from typing import Any
 from node.runtime import Disk
 from node.store.consume_queue import UNIT_SIZE_BYTES, ConsumeQueue, FileCache
 
-__all__ = ["NOTHING_DISPATCHED", "DispatchMark", "QueueStore"]
+__all__ = ["NOTHING_DISPATCHED", "DispatchMark", "QueueStore", "StoreTimestamps"]
 
 logger = logging.getLogger("node.store")
 
-CHECKPOINT_VERSION = 3
+CHECKPOINT_VERSION = 4
 """Of the checkpoint's content; another one is not read, and the queues are rebuilt."""
 
 
@@ -37,6 +39,27 @@ class DispatchMark:
     index: int
     term: int
     store_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreTimestamps:
+    """Store timestamps, in milliseconds of the epoch, of the newest durable message of each part (S1:
+    StoreCheckpoint); 0 while there is none."""
+
+    physic_msg_ms: int = 0
+    """Of the log, as far as it is dispatched."""
+    logics_msg_ms: int = 0
+    """Of the consume queues."""
+    index_msg_ms: int = 0
+    """Of the key index."""
+
+    def document(self) -> dict[str, int]:
+        """By R's names."""
+        return {
+            "physicMsgTimestamp": self.physic_msg_ms,
+            "logicsMsgTimestamp": self.logics_msg_ms,
+            "indexMsgTimestamp": self.index_msg_ms,
+        }
 
 
 NOTHING_DISPATCHED = DispatchMark(index=-1, term=-1, store_timestamp_ms=0)
@@ -54,6 +77,8 @@ class QueueStore:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unflushed_bytes = 0
         self._is_trusted = True
+        self.timestamps = StoreTimestamps()
+        """Those of the last checkpoint that was written or restored."""
         self.derived: dict[str, Any] = {}
         """After `restore`: what else the checkpoint says was derived from the log up to its mark."""
 
@@ -108,11 +133,12 @@ class QueueStore:
         mark: DispatchMark,
         derived: Mapping[str, Any] | None = None,
         flush_derived: Callable[[], Awaitable[None]] | None = None,
+        timestamps: Callable[[], StoreTimestamps] = StoreTimestamps,
     ) -> None:
         """Make the queues as they are now durable, and say that they hold the log up to `mark`.
 
         `derived` is what else was made from the log up to there, as JSON values; `restore` gives it back.
-        `flush_derived` makes durable what `derived` speaks of.
+        `flush_derived` makes durable what `derived` speaks of, `timestamps` tells what is durable then.
 
         What is appended meanwhile stays for the next time. Raises OSError; the former checkpoint then
         stays in force. After a failed fsync it stays in force for good: the system may have dropped the
@@ -139,12 +165,14 @@ class QueueStore:
             await flush_derived()
         if not self._is_trusted:
             return
+        durable = timestamps()
         text = json.dumps(
             {
                 "version": CHECKPOINT_VERSION,
                 "index": mark.index,
                 "term": mark.term,
                 "store_timestamp_ms": mark.store_timestamp_ms,
+                "timestamps": durable.document(),
                 "units_per_file": self._units_per_file,
                 "queues": bounds,
                 "derived": derived_text,
@@ -152,6 +180,7 @@ class QueueStore:
             separators=(",", ":"),
         ).encode()
         await self._disk.write_file_atomic(self._checkpoint_path, b"%08x\n%s\n" % (zlib.crc32(text), text))
+        self.timestamps = durable
 
     async def distrust(self) -> None:
         """The files were found to hold something wrong: let the next start rebuild every queue from the log.
@@ -196,6 +225,11 @@ class QueueStore:
                 logger.warning("the log does not hold entry %d of term %d any more", mark.index, mark.term)
             elif await self._restore_queues(content["queues"]):
                 self.derived = json.loads(content["derived"])
+                names = ("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp")
+                physic_ms, logics_ms, index_ms = (content["timestamps"][name] for name in names)
+                self.timestamps = StoreTimestamps(
+                    physic_msg_ms=physic_ms, logics_msg_ms=logics_ms, index_msg_ms=index_ms
+                )
                 return mark
             logger.warning("consume queues do not fit their checkpoint or the log; rebuilding them")
         await self.discard()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -288,3 +289,35 @@ def test_a_busy_disk_is_answered_busy(run: Any, monkeypatch: Any) -> None:
         assert await case.bodies() == []
 
     run(scenario)
+
+
+@pytest.mark.row("StoreCheckpoint timestamps")
+def test_the_checkpoint_tells_how_far_each_part_is_durable(run: Any, helpers: Any) -> None:
+    """Inspected while the log is not synced yet, then after its sync, then after a restart."""
+
+    async def scenario(case: Case) -> None:
+        log = case.broker.ledger.log  # type: ignore[attr-defined]
+        for step in range(3):
+            case.clock.now_ms += 1000
+            assert (await case.send(b"%d" % step, i=f"KEYS\x01k{step}\x02" if step < 2 else "")).code == 0
+            await helpers.until(lambda: case.broker.dispatcher.dispatched_index == log.committed_position - 1)
+            if step == 0:
+                await log.sync()
+            assert await case.broker.dispatcher._checkpoint()
+        first_ms = case.clock.now_ms - 2000
+        assert case.broker.queues.timestamps.document() == {
+            "physicMsgTimestamp": first_ms,
+            "logicsMsgTimestamp": first_ms + 2000,
+            "indexMsgTimestamp": first_ms + 1000,
+        }
+        table = json.loads((await case.ask(28)).body)["table"]
+        assert (table["physicMsgTimestamp"], table["logicsMsgTimestamp"]) == (str(first_ms), str(first_ms + 2000))
+        assert int(table["flushBehind"]) > 0
+
+    async def again(case: Case) -> None:
+        table = json.loads((await case.ask(28)).body)["table"]
+        assert int(table["logicsMsgTimestamp"]) - int(table["indexMsgTimestamp"]) == 1000
+        assert table["flushBehind"] == "0"
+
+    run(scenario, "flush_mode=async", "flush_interval_ms=3600000")
+    run(again)
