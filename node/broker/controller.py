@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 import node
 from node.broker.acl import AccessControl, own_signature
 from node.broker.admin import AdminProcessor
-from node.broker.classic import ClassicLedger
+from node.broker.classic import ClassicLedger, ClassicStore
 from node.broker.client_manager import ClientManager
 from node.broker.client_processor import ClientProcessor
 from node.broker.consumer_offsets import ConsumerOffsets
@@ -108,6 +108,8 @@ class BrokerController:
             on_arrival=self._messages_arrived,
             derivations={"delay": self.delay_progress, "transactions": self.transactions, "index": self.index},
             is_in_log=self.ledger.store.holds if isinstance(self.ledger, ClassicLedger) else None,
+            durable_index=self._durable_index,
+            index_timestamp_ms=lambda: self.index.last_update[0],
         )
         self._disk_watch = DiskWatch(
             runtime.disk,
@@ -390,6 +392,11 @@ class BrokerController:
             self._holds.wake_all()
         self._registrar.announce()
 
+    def _durable_index(self) -> int:
+        """How far the log survives a power cut: this node's own says so, DLedger's commits what is durable."""
+        store = self.ledger.store
+        return store.durable_index if isinstance(store, ClassicStore) else store.committed_index
+
     @property
     def broker_id(self) -> int:
         """0 while master, otherwise the slave's number. One that is master for good never is anything else (R)."""
@@ -471,6 +478,8 @@ class BrokerController:
             "commitLogDiskRatio": round(self._disk_watch.used_ratio, 4),
             "diskFull": int(self._disk_watch.is_full),
             "dispatchBehind": log.committed_index - self.dispatcher.dispatched_index,
+            "flushBehind": log.ledger_end_index - self._durable_index(),
+            **self.queues.timestamps.document(),
             "getTotal": self._pulls.get_total,
             "openTransactions": len(self.transactions.halves),
             "transactionChecks": self._checks.checks_total,
