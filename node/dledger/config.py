@@ -48,6 +48,9 @@ class DLedgerTiming:
     """How long an append may wait for a quorum."""
     barrier_timeout_ms: int = 3000
     """How long a read may wait until the leader has confirmed that it is one."""
+    read_hedge_ms: int = 20
+    """How long reads wait for the quorum that was asked before the other members are asked as well: some round trips
+    of a local network."""
     watermark_log_interval_ms: int = 3000
     checkpoint_interval_ms: int = 3000
     transfer_timeout_ms: int = 1000

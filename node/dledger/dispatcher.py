@@ -477,7 +477,7 @@ class EntryDispatcher:
             leader_id=self._config.self_id,
             type=push_type,
             commit_index=self._store.committed_index,
-            entries=b"".join(entry.raw for entry in entries),
+            entries=entries[0].raw if len(entries) == 1 else b"".join([entry.raw for entry in entries]),
             previous_term=previous_term,
             next_term=following.term if following is not None else -1,
             next_chain_crc=following.chain_crc if following is not None else -1,

@@ -173,15 +173,9 @@ class LeaderElector:
             return self.leadership is not None and self.leadership.holds_quorum()
         return state.is_follower and state.leader_id != candidate and not self._lease_is_over(now_ns)
 
-    def hears(self, term: int, leader_id: str) -> bool:
-        """Whether a request comes from the leader that this member follows already, so that nothing is to be
-        judged, written or waited for."""
-        state = self._state
-        return state.leader_id == leader_id and state.term == term and state.is_follower and not state.is_settling
-
     def answer_heartbeat(self, request: HeartBeatRequest) -> HeartBeatResponse | None:
         """What `handle_heartbeat` would return, at once; None when it has to wait for something."""
-        if not self.hears(request.term, request.leader_id):
+        if not self._state.follows(request.term, request.leader_id):
             return None
         self._leader_heard_ns = self._clock.monotonic_ns()
         return self._heartbeat_answer(request, DLedgerCode.SUCCESS)

@@ -1,16 +1,19 @@
 """What a leader does to stay one, and to know that it still is one: rounds of heartbeats.
 
-Every round has a number and goes to all peers at once. A peer that has answered round n was in the leader's term
-when it did, so once a quorum has answered a round that began after some moment, nobody else had been elected
-by that moment. That serves three ends: the lease (when did the newest round begin that a quorum has answered),
-stepping down without a quorum, and reads (`confirm`), of which all that wait share the next round.
+Every round has a number. A peer that has answered round n was in the leader's term when it did, so once a quorum
+has answered a round that began after some moment, nobody else had been elected by that moment. That serves three
+ends: the lease (when did the newest round begin that a quorum has answered), stepping down without a quorum, and reads
+(`confirm`), of which all that wait share the next round.
+
+The rounds that keep the peers following go to all of them. Those that only reads wait for go to as many as make a
+quorum, the ones that have answered best of late, and to the others only when these leave the reads waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from node.dledger.config import DLedgerConfig
@@ -53,6 +56,10 @@ class Leadership:
         self._others = tuple(member for member in config.member_ids if member != config.self_id)
         now_ns = clock.monotonic_ns()
         self._round = 0
+        self._needed = config.quorum_size - 1
+        self._unasked: tuple[str, ...] = ()
+        self._round_began_s = 0.0
+        self._patience: asyncio.TimerHandle | None = None
         self._answered: dict[str, int] = dict.fromkeys(self._others, 0)
         self._answered_sent_ns: dict[str, int] = dict.fromkeys(self._others, now_ns)
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -67,23 +74,54 @@ class Leadership:
         self.last_beat_ns = now_ns - config.timing.heartbeat_interval_ms * 1_000_000
 
     def beat(self) -> None:
-        """Begin a round."""
+        """Begin a round with all peers."""
         if self._ended:
             return
         self._round += 1
         self.last_beat_ns = self._clock.monotonic_ns()
-        for peer in self._others:
-            if self._unanswered[peer] < MAX_UNANSWERED_BEATS:
-                self._send(peer, self._round, self.last_beat_ns)
+        self._unasked = ()
+        self._ask(self._others, self.last_beat_ns)
         if not self._others:
             self._release()
+
+    def _ask_quorum(self) -> None:
+        """Begin a round with a quorum, for reads."""
+        if self._needed == len(self._others):
+            self.beat()
+            return
+        self._round += 1
+        best = sorted(self._others, key=lambda peer: (self._unanswered[peer], -self._answered[peer]))
+        self._unasked = tuple(best[self._needed :])
+        self._ask(best[: self._needed], self._clock.monotonic_ns())
+        loop = asyncio.get_running_loop()
+        self._round_began_s = loop.time()
+        if self._patience is None:
+            self._patience = loop.call_later(self._config.timing.read_hedge_ms / 1000, self._ask_others)
+
+    def _ask_others(self) -> None:
+        """Reads have waited for the present round long enough: ask the peers that were left out of it."""
+        self._patience = None
+        if self._ended or not self._waiting or self._quorum_round() == self._round:
+            return
+        loop = asyncio.get_running_loop()
+        due_s = self._round_began_s + self._config.timing.read_hedge_ms / 1000
+        if loop.time() < due_s:
+            self._patience = loop.call_at(due_s, self._ask_others)
+            return
+        unasked, self._unasked = self._unasked, ()
+        self._ask(unasked, self._clock.monotonic_ns())
+
+    def _ask(self, peers: Sequence[str], now_ns: int) -> None:
+        for peer in peers:
+            if self._unanswered[peer] < MAX_UNANSWERED_BEATS:
+                self._send(peer, self._round, now_ns)
 
     def quorum_sent_ns(self) -> int:
         """When the newest round began that a quorum has answered; for a lone member that is now.
 
         Before the first one is answered, the time of the election.
         """
-        needed = self._config.quorum_size - 1
+        needed = self._needed
         if needed == 0:
             return self._clock.monotonic_ns()
         return sorted(self._answered_sent_ns.values(), reverse=True)[needed - 1]
@@ -121,12 +159,15 @@ class Leadership:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._round + 1, future))
         if self._quorum_round() == self._round:
-            self.beat()
+            self._ask_quorum()
         return future
 
     def end(self) -> None:
         """This lead is over: waiting reads fail, and no more heartbeats are sent."""
         self._ended = True
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
         waiting, self._waiting = self._waiting, deque()
         for _, future in waiting:
             if not future.done():
@@ -135,7 +176,7 @@ class Leadership:
 
     def _quorum_round(self) -> int:
         """The newest round that a quorum has answered."""
-        needed = self._config.quorum_size - 1
+        needed = self._needed
         if needed == 0:
             return self._round
         return sorted(self._answered.values(), reverse=True)[needed - 1]
@@ -166,11 +207,13 @@ class Leadership:
 
     def _release(self) -> None:
         """Let reads go on whose round a quorum has answered, and begin the round that the others wait for."""
-        answered = self._quorum_round()
         waiting = self._waiting
+        if not waiting:
+            return
+        answered = self._quorum_round()
         while waiting and waiting[0][0] <= answered:
             _, future = waiting.popleft()
             if not future.done():
                 future.set_result(None)
         if waiting and answered == self._round:
-            self.beat()
+            self._ask_quorum()

@@ -93,6 +93,15 @@ class MemberState:
     def is_candidate(self) -> bool:
         return self._role is Role.CANDIDATE
 
+    def follows(self, term: int, leader_id: str) -> bool:
+        """Whether this member follows that leader of that term, and no term or vote is being written."""
+        return (
+            self._leader_id == leader_id
+            and self._term == term
+            and self._role is Role.FOLLOWER
+            and not self._lock.locked()
+        )
+
     def is_member(self, member_id: str) -> bool:
         return member_id in self._config.peers
 

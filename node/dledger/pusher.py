@@ -165,6 +165,8 @@ class DLedgerEntryPusher:
         self.handler.progressed()
 
     def _committed(self) -> None:
+        if not self._state.is_leader:
+            return
         for dispatcher in self.dispatchers.values():
             dispatcher.committed()
 

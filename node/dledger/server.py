@@ -271,7 +271,7 @@ class DLedgerServer:
         return self.elector.answer_heartbeat(request) or self.elector.handle_heartbeat(request)
 
     def _handle_push(self, request: PushEntryRequest) -> _Later | Awaitable[PushEntryResponse]:
-        if self.elector.hears(request.term, request.leader_id):
+        if self.member_state.follows(request.term, request.leader_id):
             return partial(self.pusher.handle_push, request)
         return self._meet_and_handle_push(request)
 

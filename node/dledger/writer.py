@@ -182,13 +182,13 @@ class LogWriter:
     async def _rest(self) -> None:
         """Nothing is queued: wait until something is, or until the next sync of mode `async` is due."""
         self._wake.clear()
-        timeout_s = None
-        if self.durable_index < self.written_index:
-            timeout_s = max(self._sync_due_ns() - self._clock.monotonic_ns(), 0) / 1e9
-        else:
+        if self.durable_index >= self.written_index:
             self._settled.set()
+            await self._wake.wait()
+            return
+        due_ns = self._sync_due_ns() - self._clock.monotonic_ns()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(max(due_ns, 0) / 1e9):
                 await self._wake.wait()
         except TimeoutError:
             await self._sync()

@@ -52,9 +52,9 @@ def encode(command: Command) -> bytes:
     if command.serializer == "json":
         header = _json_header(command)
         word = len(header)
+    elif not command.ext_fields and command.remark is None and len(command.body) < _BARE_BODY_BYTES:
+        return _encode_bare(command)
     else:
-        if not command.ext_fields and command.remark is None and len(command.body) < _BARE_BODY_BYTES:
-            return _encode_bare(command)
         header = _binary_header(command)
         word = _BINARY << 24 | len(header)
     body = command.body
@@ -259,18 +259,19 @@ class FrameParser:
     reserves nothing. Lengths are judged as soon as they are there, before the frame is complete.
     """
 
-    __slots__ = ("_max_frame_bytes", "_max_header_bytes", "_needed_bytes", "_pending")
+    __slots__ = ("_max_frame_bytes", "_max_header_bytes", "_needed_bytes", "pending")
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
         self._max_frame_bytes = max_frame_bytes
         self._max_header_bytes = max_header_bytes
-        self._pending = bytearray()
+        self.pending = bytearray()
+        """What there is of a frame that is not complete yet; for looking at only."""
         self._needed_bytes = 0
 
     @property
     def pending_bytes(self) -> int:
         """Bytes held of a frame that is not complete yet."""
-        return len(self._pending)
+        return len(self.pending)
 
     def feed(self, data: bytes) -> list[Command]:
         """Take the next bytes; return the commands that they complete, in order.
@@ -278,7 +279,7 @@ class FrameParser:
         Raises FrameError on bytes that cannot be a frame, with the commands before them in its `commands`;
         the stream has no known frame boundary after that, so the parser must not be fed again.
         """
-        pending = self._pending
+        pending = self.pending
         if pending:
             pending += data
             if len(pending) < self._needed_bytes:
@@ -332,4 +333,4 @@ class FrameParser:
             if not 4 <= length <= self._max_frame_bytes:
                 raise FrameError(f"a frame length of {length}")
             self._needed_bytes = 8 if rest < 8 else 4 + length
-        self._pending += data[at:] if at else data
+        self.pending += data[at:] if at else data

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from node.remoting.codec import FrameParser, encode
 from node.remoting.codes import ResponseCode
-from node.remoting.command import FLAG_RESPONSE, Command
+from node.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, Command
 from node.remoting.errors import ConnectionLost, FrameError, PeerOverloaded, RequestError
 from node.remoting.late_reply import LateReply
 from node.remoting.outstanding import OutcomeTaker, Outstanding, settle
@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
     @property
     def outstanding_requests(self) -> int:
         """Requests sent over this connection and not answered yet."""
-        return len(self._waiting)
+        return len(self._waiting.waiting)
 
     @property
     def last_activity_s(self) -> float:
@@ -119,8 +119,8 @@ class Connection(asyncio.Protocol):
             error.is_definite = True
             raise error
         waiting = self._waiting
-        if len(waiting) >= self._limits.max_outstanding_requests:
-            raise PeerOverloaded(f"{len(waiting)} requests to {self.remote_address} are unanswered")
+        if len(waiting.waiting) >= self._limits.max_outstanding_requests:
+            raise PeerOverloaded(f"{len(waiting.waiting)} requests to {self.remote_address} are unanswered")
         may_be_full = self._writing_paused or self._outgoing_bytes > self._limits.write_high_water_bytes
         if may_be_full and self._unsent_bytes() > self._limits.max_unsent_bytes:
             raise PeerOverloaded(f"{self._unsent_bytes()} bytes to {self.remote_address} are unsent")
@@ -185,7 +185,11 @@ class Connection(asyncio.Protocol):
             self.received_frames += len(commands)
             self._in_turn = True
             try:
-                self._dispatch_all(commands)
+                first = commands[0]
+                if len(commands) == 1 and first.flag & FLAG_RESPONSE:
+                    self._waiting.answered(first)
+                else:
+                    self._dispatch_all(commands)
             finally:
                 self._in_turn = False
             if self._outgoing:
@@ -194,7 +198,7 @@ class Connection(asyncio.Protocol):
             self._endpoint.complaints.warn("frame", f"closing {self.remote_address}: {failure}")
             self._close_reason = str(failure)
             self.close()
-        elif self._parser.pending_bytes or self._has_unfinished:
+        elif self._parser.pending or self._has_unfinished:
             self._watch_frame(bool(commands))
 
     def eof_received(self) -> bool:
@@ -254,7 +258,7 @@ class Connection(asyncio.Protocol):
                 return
             if command.flag & FLAG_RESPONSE:
                 self._waiting.answered(command)
-            elif self._backlog or self._pause_reasons or not self._has_room():
+            elif self._backlog or self._pause_reasons or (self._running_requests and not self._has_room()):
                 self._backlog.append(command)
                 self._account_requests(backlog_change=_size_of(command))
             else:
@@ -310,6 +314,7 @@ class Connection(asyncio.Protocol):
                 greediest._give_up("too many bytes of unanswered requests, most of them here")
 
     def _finish(self, command: Command, size_bytes: int, future: asyncio.Future[Command | None]) -> None:
+        self._endpoint.finished(future)
         if future.cancelled():
             result: Command | None = command.reply(ResponseCode.SYSTEM_ERROR, remark="the request was cancelled")
         else:
@@ -332,7 +337,7 @@ class Connection(asyncio.Protocol):
 
     def answer(self, command: Command, reply: Command) -> None:
         """Send the reply to a request; nothing for a one-way request."""
-        if command.is_oneway or self._closing:
+        if self._closing or command.flag & FLAG_ONEWAY:
             return
         try:
             frame = encode(reply)

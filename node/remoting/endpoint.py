@@ -98,16 +98,16 @@ class Endpoint:
                 self.complaints.warn("flush", f"cannot write to {connection.remote_address}: {error}", error=error)
 
     def run(self, result: Awaitable[Command | None]) -> asyncio.Future[Command | None]:
-        """The future of what an asynchronous processor returned. A coroutine becomes a task that is kept
-        until it is done, and is cancelled when the endpoint stops; a future belongs to who made it."""
+        """The future of what an asynchronous processor returned. A coroutine becomes a task that is kept until
+        `finished` is called with it, and is cancelled when the endpoint stops; a future belongs to who made it."""
         future: asyncio.Future[Command | None] = asyncio.ensure_future(result)
         if future is not result:
             self._tasks[future] = None
-            future.add_done_callback(self._forget_task)
         return future
 
-    def _forget_task(self, task: asyncio.Future[Command | None]) -> None:
-        self._tasks.pop(task, None)
+    def finished(self, future: asyncio.Future[Command | None]) -> None:
+        """What `run` returned is done."""
+        self._tasks.pop(future, None)
 
     def wait_for_room(self, connection: Connection) -> None:
         """`connection` has requests to run when the bytes being worked on over all connections allow it."""

@@ -41,7 +41,7 @@ def settle(future: asyncio.Future[Command], outcome: Outcome) -> None:
 class Outstanding:
     """`on_timeouts(count)` is called after requests have timed out; `peer` names the other side in their errors."""
 
-    __slots__ = ("_loop", "_next_opaque", "_on_timeouts", "_peer", "_timer", "_timer_s", "_waiting")
+    __slots__ = ("_loop", "_next_opaque", "_on_timeouts", "_peer", "_timer", "_timer_s", "waiting")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, peer: Callable[[], str], on_timeouts: Callable[[int], None]
@@ -49,18 +49,16 @@ class Outstanding:
         self._loop = loop
         self._peer = peer
         self._on_timeouts = on_timeouts
-        self._waiting: dict[int, tuple[OutcomeTaker, float, float]] = {}
+        self.waiting: dict[int, tuple[OutcomeTaker, float, float]] = {}
+        """By opaque; to be looked at only."""
         self._next_opaque = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def next_opaque(self) -> int:
         """A number that no open request has."""
         opaque = self._next_opaque
-        while opaque in self._waiting:  # only after 2^31 requests can one from the last round still be open
+        while opaque in self.waiting:  # only after 2^31 requests can one from the last round still be open
             opaque = (opaque + 1) & OPAQUE_MASK
         self._next_opaque = (opaque + 1) & OPAQUE_MASK
         return opaque
@@ -68,7 +66,7 @@ class Outstanding:
     def add(self, opaque: int, timeout_ms: float, then: OutcomeTaker) -> None:
         """A request was sent."""
         deadline_s = self._loop.time() + timeout_ms / 1000
-        self._waiting[opaque] = then, deadline_s, timeout_ms
+        self.waiting[opaque] = then, deadline_s, timeout_ms
         if self._timer is None:
             self._arm(deadline_s)
         elif deadline_s < self._timer_s:
@@ -77,13 +75,13 @@ class Outstanding:
 
     def answered(self, reply: Command) -> None:
         """A reply has come; that to a request which was given up is dropped."""
-        entry = self._waiting.pop(reply.opaque, None)
+        entry = self.waiting.pop(reply.opaque, None)
         if entry is not None:
             entry[0](reply)
 
     def fail_all(self, error: Callable[[], RemotingError]) -> None:
         """Nothing will be answered any more."""
-        waiting, self._waiting = self._waiting, {}
+        waiting, self.waiting = self.waiting, {}
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -96,7 +94,7 @@ class Outstanding:
 
     def _expire(self) -> None:
         self._timer = None
-        waiting = self._waiting
+        waiting = self.waiting
         if not waiting:
             return
         now_s = self._loop.time()
@@ -108,6 +106,6 @@ class Outstanding:
                 then(RequestTimeout(f"no answer from {self._peer()} within {timeout_ms:g} ms"))
         if due:
             self._on_timeouts(len(due))
-        if self._waiting and self._timer is None:
-            earliest_s = min(deadline_s for _, deadline_s, _ in self._waiting.values())
+        if self.waiting and self._timer is None:
+            earliest_s = min(deadline_s for _, deadline_s, _ in self.waiting.values())
             self._arm(max(earliest_s, now_s + TIMER_STEP_S))

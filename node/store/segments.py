@@ -155,7 +155,9 @@ class SegmentedFile:
         far as this object is concerned.
         """
         start = self._end
-        ranges = list(self._split(start, start + len(data))) or [(start, start)]
+        ranges = [(start, start + len(data))]
+        if len(data) > self.room_at(start):
+            ranges = list(self._split(start, start + len(data)))
         try:
             if self._rewrite:
                 await self._write_again()

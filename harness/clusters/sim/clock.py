@@ -35,17 +35,17 @@ class SimClock:
         self._monotonic_since_s = 0.0
 
     def wall_ms(self) -> int:
-        now_ms = EPOCH_MS + (self._loop.time() - START_S) * 1000
+        now_ms = EPOCH_MS + (self._loop.now - START_S) * 1000
         return int(now_ms + self.offset_ms) if self._skews else int(now_ms)
 
     def monotonic_ns(self) -> int:
-        elapsed_s = self._loop.time() - self._monotonic_since_s
+        elapsed_s = self._loop.now - self._monotonic_since_s
         return int(self._monotonic_base_ns + elapsed_s * (1e9 + self._monotonic_ppm * 1e3))
 
     @property
     def offset_ms(self) -> float:
         """How far the wall clock is ahead of the truth."""
-        now_s = self._loop.time()
+        now_s = self._loop.now
         return sum(_wall_offset_ms(skew, now_s - since_s) for skew, since_s in self._skews.values())
 
     def skew(self, fault_id: str, skew: ClockSkew) -> None:
@@ -53,7 +53,7 @@ class SimClock:
         others_ppm = sum(other.rate_ppm for name, (other, _) in self._skews.items() if name != fault_id)
         if abs(others_ppm + skew.rate_ppm) > MAX_RATE_PPM:
             raise ValueError(f"a clock runs at most {MAX_RATE_PPM} ppm fast or slow, not {others_ppm + skew.rate_ppm}")
-        self._skews[fault_id] = (skew, self._loop.time())
+        self._skews[fault_id] = (skew, self._loop.now)
         self._set_monotonic_rate()
 
     def release(self, fault_id: str) -> None:
@@ -69,7 +69,7 @@ class SimClock:
     def _set_monotonic_rate(self) -> None:
         ppm = sum(skew.rate_ppm for skew, _ in self._skews.values() if skew.affects_monotonic)
         if ppm != self._monotonic_ppm:
-            now_s = self._loop.time()
+            now_s = self._loop.now
             elapsed_s = now_s - self._monotonic_since_s
             self._monotonic_base_ns += elapsed_s * (1e9 + self._monotonic_ppm * 1e3)
             self._monotonic_since_s = now_s

@@ -233,7 +233,7 @@ class SimDisk:
     def later(self, after_s: float, kind: str, go_on: Callable[[], None]) -> None:
         """Call `go_on` when an operation of a kind is done: after some time, and when the disk does not stall
         any more. Never when power fails before."""
-        self._loop.event_at(self._loop.time() + after_s, self._done, kind, self.power_cycles, go_on)
+        self._loop.event_at(self._loop.now + after_s, self._done, kind, self.power_cycles, go_on)
 
     def _done(self, kind: str, power_cycles: int, go_on: Callable[[], None]) -> None:
         if power_cycles != self.power_cycles:

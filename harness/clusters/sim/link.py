@@ -7,9 +7,10 @@ of what a bad link delays, though within its connection it waits for its turn.
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass, field
+from math import log
+from typing import Protocol
 
 from nemesis.target import LinkShape
 
@@ -29,12 +30,20 @@ class LatencyModel:
     slow_max_s: float = 0.030
 
 
+class Powered(Protocol):
+    """Something that is deaf while it has no power."""
+
+    has_power: bool
+
+
 @dataclass(slots=True)
 class SimLink:
     """One direction between two hosts. Its randomness is its own, so that traffic elsewhere changes nothing here."""
 
     source: str
     destination: str
+    target: Powered
+    """The host at the other end."""
     model: LatencyModel
     random: random.Random
     cut_by: dict[str, None] = field(default_factory=dict)
@@ -54,7 +63,7 @@ class SimLink:
         """When a segment that leaves now is at the other end."""
         draw = self.random.random
         model = self.model
-        when = now_s + model.minimum_s - model.mean_extra_s * math.log(1.0 - draw())
+        when = now_s + model.minimum_s - model.mean_extra_s * log(1.0 - draw())
         if draw() < model.slow_ratio:
             when += model.slow_max_s * draw()
         return when if self.shape is None else min(self._shaped_s(self.shape, now_s, when, size_bytes))

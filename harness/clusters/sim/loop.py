@@ -68,7 +68,8 @@ class SimLoop(RefusingLoop):
         self.steps = 0
         """Callbacks and events run so far."""
         self._salt = random.Random(f"{seed}/loop").getrandbits(64)
-        self._now = START_S
+        self.now = START_S
+        """Loop time, in seconds: what `time()` returns, for the simulation's own parts."""
         self._timer_numbers = 0
         self.task_count = 0
         self._future_count = 0
@@ -136,7 +137,7 @@ class SimLoop(RefusingLoop):
     # Time and scheduling
 
     def time(self) -> float:
-        return self._now
+        return self.now
 
     def call_soon(self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None) -> SimHandle:
         if context is None:
@@ -157,7 +158,7 @@ class SimLoop(RefusingLoop):
     def call_later(
         self, delay_s: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> SimTimerHandle:
-        return self.call_at(self._now + delay_s, callback, *args, context=context)
+        return self.call_at(self.now + delay_s, callback, *args, context=context)
 
     def call_at(
         self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
@@ -169,7 +170,7 @@ class SimLoop(RefusingLoop):
         heappush(self._heap, (when, number, handle, None))
         return handle
 
-    def event_at(self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts) -> None:
+    def event_at(self, when: float, callback: Callable[..., object], *args: object) -> None:
         """Call back at a time, outside every lane. For the simulation itself; cannot be cancelled."""
         number = self._timer_numbers = self._timer_numbers + 1
         heappush(self._heap, (when, number, callback, args))
@@ -235,19 +236,21 @@ class SimLoop(RefusingLoop):
                     return
                 if steps_left < 0:
                     self._raise_runaway(lane)
-            while heap and heap[0][3] is None and heap[0][2]._cancelled:
-                heappop(heap)
-                self._cancelled_timers -= 1
             if not heap:
                 self._raise_deadlock()
             when = heap[0][0]
-            if when > self._now:
-                self._now = when
+            if when > self.now:
+                # Time stands still for a timer that was cancelled, if it is the last one.
+                if heap[0][3] is None and heap[0][2]._cancelled:
+                    heappop(heap)
+                    self._cancelled_timers -= 1
+                    continue
+                self.now = when
                 steps_left = MAX_STEPS_AT_ONE_INSTANT
-            steps_left -= 1
             # Everything that is due at this instant first becomes ready; then the seed decides the order.
-            while heap and heap[0][0] <= when:
+            while True:
                 _, _, what, args = heappop(heap)
+                steps_left -= 1
                 if args is not None:
                     self.steps += 1
                     what(*args)
@@ -260,6 +263,8 @@ class SimLoop(RefusingLoop):
                     if not lane.listed:
                         lane.listed = True
                         runnable.append(lane)
+                if not heap or heap[0][0] > when:
+                    break
             if self._stopping:
                 return
             if steps_left < 0:
@@ -268,7 +273,7 @@ class SimLoop(RefusingLoop):
     def _choose(self) -> Lane:
         """Take one of several ready lanes, by a hash of the seed, the time and the lane."""
         runnable = self._runnable
-        instant = self._salt ^ hash(self._now)
+        instant = self._salt ^ hash(self.now)
         best = 0
         lowest = _MASK + 1
         for position, lane in enumerate(runnable):
@@ -296,7 +301,7 @@ class SimLoop(RefusingLoop):
                     self._failed(handle, lane, error)
         finally:
             self.steps += count
-            if not lane.listed and lane.queue:
+            if queue and not lane.listed:
                 self.list_lane(lane)
         return count
 
@@ -307,7 +312,7 @@ class SimLoop(RefusingLoop):
             streams.setdefault(id(getattr(handle._callback, "__self__", handle)), []).append(handle)
         if len(streams) > 1:
             order = [position for position, stream in enumerate(streams.values()) for _ in stream]
-            random.Random(f"{self._salt}/{self._now!r}/{lane.number}/{self.steps}").shuffle(order)
+            random.Random(f"{self._salt}/{self.now!r}/{lane.number}/{self.steps}").shuffle(order)
             waiting = [iter(stream) for stream in streams.values()]
             shuffled = [next(waiting[position]) for position in order]
             lane.queue.clear()
@@ -329,13 +334,13 @@ class SimLoop(RefusingLoop):
         )
         shown = ", ".join(waiting[:20]) + (" ..." if len(waiting) > 20 else "")
         raise Deadlock(
-            f"at {self._now - START_S:.6f} s nothing is ready and no timer is set; {len(waiting)} tasks wait: {shown}"
+            f"at {self.now - START_S:.6f} s nothing is ready and no timer is set; {len(waiting)} tasks wait: {shown}"
         )
 
     def _raise_runaway(self, lane: Lane) -> NoReturn:
         upcoming = ", ".join(repr(handle) for handle in list(lane.queue)[:3])
         raise Runaway(
-            f"{MAX_STEPS_AT_ONE_INSTANT} steps at {self._now - START_S:.6f} s without progress of time; "
+            f"{MAX_STEPS_AT_ONE_INSTANT} steps at {self.now - START_S:.6f} s without progress of time; "
             f"last in lane {lane.name}, next there: {upcoming or 'nothing'}"
         )
 

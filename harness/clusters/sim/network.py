@@ -124,7 +124,9 @@ class SimNetwork:
                 raise ValueError(f"this cluster has no link {source}->{destination}")
             stream = random.Random(f"{self.loop.seed}/link/{source}/{destination}")
             model = LOOPBACK if source == destination else self._latency
-            link = self._links[source, destination] = SimLink(source, destination, model, stream)
+            link = self._links[source, destination] = SimLink(
+                source, destination, self._hosts[destination], model, stream
+            )
         return link
 
     def note(

@@ -88,7 +88,7 @@ class SimTask(asyncio.Task[Any]):
     def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: SimLoop, name: str | None, context: Context) -> None:
         number = self.number = loop.task_count = loop.task_count + 1
         self.lane: Lane = context.get(LANE) or loop.root
-        super().__init__(coro, loop=loop, name=name if name is not None else f"task-{number}", context=context)
+        super().__init__(coro, loop=loop, name=name or str(number), context=context)
 
     def __hash__(self) -> int:
         return self.number

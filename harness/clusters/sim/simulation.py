@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import sys
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
@@ -15,6 +16,9 @@ __all__ = ["run_simulated"]
 
 _T = TypeVar("_T")
 
+GC_THRESHOLDS = (20_000, 20, 50)
+"""Python's own are 700, 10 and 10 (up to 3.13)."""
+
 
 def run_simulated(main: Coroutine[Any, Any, _T], *, seed: int, shuffle: bool = False) -> _T:
     """Run `main` to its end on a new simulated loop, as `asyncio.run` does on a real one. Takes no real time.
@@ -22,7 +26,12 @@ def run_simulated(main: Coroutine[Any, Any, _T], *, seed: int, shuffle: bool = F
     `main` runs outside every host; it makes network and hosts on the running loop. The same seed gives the same
     run. `shuffle`: see SimLoop. Raises what `main` raises, and SimulationError when the simulation cannot go on.
     """
-    with route_logs(), _same_asyncio(), asyncio.Runner(loop_factory=lambda: SimLoop(seed, shuffle=shuffle)) as runner:
+    with (
+        _rare_collections(),
+        route_logs(),
+        _same_asyncio(),
+        asyncio.Runner(loop_factory=lambda: SimLoop(seed, shuffle=shuffle)) as runner,
+    ):
         return runner.run(_and_nothing_else(main))
 
 
@@ -34,6 +43,18 @@ async def _and_nothing_else(main: Coroutine[Any, Any, _T]) -> _T:
         return await main
     finally:
         loop.kill_lanes()
+
+
+@contextlib.contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Look for cycles of garbage more rarely: a run holds the memory of all its nodes, which each look goes through,
+    and makes few cycles."""
+    before = gc.get_threshold()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.clusters.sim.errors import NotSimulated
 from harness.clusters.sim.lane import Lane
-from harness.clusters.sim.wire import Mark, Segment, Wire
+from harness.clusters.sim.wire import WINDOW_BYTES, Mark, Segment, Wire
 
 if TYPE_CHECKING:
     from harness.clusters.sim.network import SimNetwork
@@ -67,7 +67,8 @@ class SimTransport(asyncio.Transport):
         self._reading_paused = False
         self._eof_received = False
         self._buffer: deque[bytes] = deque()
-        self._buffered_bytes = 0
+        self.buffered_bytes = 0
+        """What the program has written and the kernel did not take."""
         self._high_water = HIGH_WATER_BYTES
         self._low_water = HIGH_WATER_BYTES // 4
         self._writing_paused = False
@@ -96,28 +97,36 @@ class SimTransport(asyncio.Transport):
 
     def arrived(self, segment: Segment) -> None:
         """A segment is in this host's kernel."""
-        if segment is Mark.ACCEPT:
-            if self.server is not None:
-                self.server.established(self)
-            return
-        protocol = self._protocol
         lane = self.lane
+        protocol = self._protocol
         if (
-            protocol is None
+            lane.queue
             or self._inbox
             or self._reading_paused
             or self._closing
             or lane.is_paused
-            or lane.queue
-            or not isinstance(segment, bytes)
+            or protocol is None
+            or segment.__class__ is not bytes
         ):
-            self._inbox.append(segment)
-            if isinstance(segment, bytes):
-                self._inbox_bytes += len(segment)
-            self._schedule_drain()
+            self._wait_to_be_read(segment)
             return
         # Nothing of this process is waiting to run, so this is what it does next: no need for a turn of its own.
-        self._context.run(self._deliver, protocol, segment)
+        try:
+            self._context.run(protocol.data_received, segment)
+        except Exception as error:
+            self._context.run(self._fatal, error, "protocol.data_received() call failed")
+        if not self.is_gone:
+            self._in.was_read(len(segment))
+
+    def _wait_to_be_read(self, segment: Segment) -> None:
+        if segment is Mark.ACCEPT:
+            if self.server is not None:
+                self.server.established(self)
+            return
+        self._inbox.append(segment)
+        if isinstance(segment, bytes):
+            self._inbox_bytes += len(segment)
+        self._schedule_drain()
 
     def broken(self, error: OSError) -> None:
         """The connection was reset or has timed out; the program learns it after what has arrived before."""
@@ -131,13 +140,8 @@ class SimTransport(asyncio.Transport):
 
     def room_made(self) -> None:
         """The peer has read; more of the buffer can go."""
-        if self.wants_to_write:
+        if self.buffered_bytes and not self.is_gone:
             self._loop.call_soon(self._pump, context=self._context)
-
-    @property
-    def wants_to_write(self) -> bool:
-        """Whether the program has bytes that the kernel did not take."""
-        return self._buffered_bytes > 0 and not self.is_gone
 
     # Reading: called in the program's lane
 
@@ -208,7 +212,7 @@ class SimTransport(asyncio.Transport):
     # Writing
 
     def write(self, data: Any) -> None:
-        if not isinstance(data, bytes):
+        if data.__class__ is not bytes:
             if not isinstance(data, bytearray | memoryview):
                 raise TypeError(f"data argument must be a bytes-like object, not {type(data).__name__!r}")
             data = bytes(data)
@@ -219,11 +223,12 @@ class SimTransport(asyncio.Transport):
         if self._broken is not None:
             self._fail(self._broken)
             return
-        if not self._buffered_bytes and len(data) <= self._out.room_bytes:
-            self._out.send(data)
+        out = self._out
+        if not self.buffered_bytes and len(data) <= WINDOW_BYTES - out.unread_bytes:
+            out.send(data)
             return
         self._buffer.append(data)
-        self._buffered_bytes += len(data)
+        self.buffered_bytes += len(data)
         self._fill_window()
         self._maybe_pause_writing()
 
@@ -240,14 +245,14 @@ class SimTransport(asyncio.Transport):
             if len(data) > room:
                 buffer.appendleft(data[room:])
                 data = data[:room]
-            self._buffered_bytes -= len(data)
+            self.buffered_bytes -= len(data)
             self._out.send(data)
 
     def _pump(self) -> None:
         if self._lost:
             return
         self._fill_window()
-        if self._writing_paused and self._buffered_bytes <= self._low_water:
+        if self._writing_paused and self.buffered_bytes <= self._low_water:
             self._writing_paused = False
             self._tell("resume_writing")
         if not self._buffer:
@@ -257,7 +262,7 @@ class SimTransport(asyncio.Transport):
                 self._send_fin()
 
     def _maybe_pause_writing(self) -> None:
-        if self._buffered_bytes > self._high_water and not self._writing_paused:
+        if self.buffered_bytes > self._high_water and not self._writing_paused:
             self._writing_paused = True
             self._tell("pause_writing")
 
@@ -281,7 +286,7 @@ class SimTransport(asyncio.Transport):
         return self._low_water, self._high_water
 
     def get_write_buffer_size(self) -> int:
-        return self._buffered_bytes
+        return self.buffered_bytes
 
     def can_write_eof(self) -> bool:
         return True
@@ -336,7 +341,7 @@ class SimTransport(asyncio.Transport):
         if self._lost:
             return
         self._buffer.clear()
-        self._buffered_bytes = 0
+        self.buffered_bytes = 0
         self._closing = True
         self._lose(error)
 

@@ -52,6 +52,7 @@ class Mark(enum.Enum):
     """The last part of the handshake: the listening side learns that the connection is established."""
 
 
+ACCEPT = Mark.ACCEPT
 Segment = bytes | Mark
 
 
@@ -111,28 +112,32 @@ class Wire:
         if size > SEGMENT_BYTES:
             for start in range(0, size, SEGMENT_BYTES):
                 self.put(data[start : start + SEGMENT_BYTES])
-        elif size > 1 and self.link.random.random() < SPLIT_RATIO:
+        elif self.link.random.random() < SPLIT_RATIO and size > 1:
             middle = self.link.random.randrange(1, size)
             self.put(data[:middle])
             self.put(data[middle:])
-        else:
+        elif self._network.trace is not None:
             self.put(data)
+        else:
+            self._depart(data)
 
     def put(self, segment: Segment) -> None:
         """Send one segment, behind those that wait to be sent again."""
-        size = len(segment) if isinstance(segment, bytes) else 0
-        number = self._next_number
-        self._next_number += 1
         if self._network.trace is not None:
             if isinstance(segment, bytes):
-                self._network.note("send", self.link, self.sender, size, number, segment)
+                self._network.note("send", self.link, self.sender, len(segment), self._next_number, segment)
             else:
-                self._network.note(str(segment.value), self.link, self.sender, 0, number)
-        if self._stalled or self.link.loses():
+                self._network.note(str(segment.value), self.link, self.sender, 0, self._next_number)
+        self._depart(segment)
+
+    def _depart(self, segment: Segment) -> None:
+        number = self._next_number
+        self._next_number = number + 1
+        link = self.link
+        if self._stalled or link.cut_by or (link.shape is not None and link.loses()):
             self._stall(number, segment)
             return
-        now = self._loop.time()
-        when = self.link.arrival_s(now, size)
+        when = link.arrival_s(self._loop.now, 0 if link.shape is None else _size(segment))
         if when < self._last_arrival_s:
             when = self._last_arrival_s
         self._last_arrival_s = when
@@ -142,7 +147,7 @@ class Wire:
         if self.sender.is_gone and self.receiver.is_gone:
             return
         if not self._stalled:
-            self._stalled_since_s = self._loop.time()
+            self._stalled_since_s = self._loop.now
         insort(self._stalled, (number, segment), key=itemgetter(0))
         if self._network.trace is not None:
             self._network.note("lost", self.link, self.sender, _size(segment), number)
@@ -153,7 +158,7 @@ class Wire:
             self._armed = True
             wait_s = min(RETRANSMIT_S * 2**self._tries, MAX_RETRANSMIT_S)
             self._tries += 1
-            self._loop.event_at(self._loop.time() + wait_s, self._retransmit)
+            self._loop.event_at(self._loop.now + wait_s, self._retransmit)
 
     def _retransmit(self) -> None:
         self._armed = False
@@ -162,8 +167,8 @@ class Wire:
         if self.sender.has_vanished:
             self._stalled.clear()
             return
-        now = self._loop.time()
-        if self.link.loses() or not self._network.has_power(self.link.destination):
+        now = self._loop.now
+        if self.link.loses() or not self.link.target.has_power:
             if now - self._stalled_since_s >= GIVE_UP_S:
                 self._stalled.clear()
                 self.sender.broken(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
@@ -183,23 +188,26 @@ class Wire:
             self._loop.event_at(when, self._arrive, number, segment)
 
     def _arrive(self, number: int, segment: Segment) -> None:
-        if segment is Mark.ACCEPT and self.receiver.has_vanished:
+        receiver = self.receiver
+        if segment is ACCEPT and receiver.has_vanished:
             return  # it is the listening side that would ask for it again
-        if self.link.cut_by or not self._network.has_power(self.link.destination):
+        link = self.link
+        if link.cut_by or not link.target.has_power:
             self._stall(number, segment)
             return
-        receiver = self.receiver
-        if not receiver.is_gone and number != self._expected_number:
+        if receiver.is_gone:
+            if self._network.trace is not None:
+                self._network.note("arrive", link, self.sender, _size(segment), number)
+            if isinstance(segment, bytes) or receiver.has_vanished:
+                self._answer_with_reset(number, segment)
+            return
+        if number != self._expected_number:
             self._stall(number, segment)  # it waits for one that was lost
             return
         if self._network.trace is not None:
-            self._network.note("arrive", self.link, self.sender, _size(segment), number)
-        if receiver.is_gone:
-            if isinstance(segment, bytes) or receiver.has_vanished:
-                self._answer_with_reset(number, segment)
-        else:
-            self._expected_number += 1
-            receiver.arrived(segment)
+            self._network.note("arrive", link, self.sender, _size(segment), number)
+        self._expected_number = number + 1
+        receiver.arrived(segment)
 
     def _answer_with_reset(self, number: int, segment: Segment) -> None:
         if self.sender.is_gone:
@@ -207,10 +215,10 @@ class Wire:
         if self.reverse.loses():
             self._stall(number, segment)  # unanswered, so it will be sent again
             return
-        self._loop.event_at(self.reverse.arrival_s(self._loop.time(), 0), self._reset_arrives)
+        self._loop.event_at(self.reverse.arrival_s(self._loop.now, 0), self._reset_arrives)
 
     def _reset_arrives(self) -> None:
-        if not self.reverse.cut_by and self._network.has_power(self.reverse.destination):
+        if not self.reverse.cut_by and self.reverse.target.has_power:
             self.sender.broken(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
     def reset(self) -> None:
@@ -218,31 +226,32 @@ class Wire:
         self._stalled.clear()
         if not self.link.loses():
             self._loop.event_at(
-                max(self.link.arrival_s(self._loop.time(), 0), self._last_arrival_s), self._own_reset_arrives
+                max(self.link.arrival_s(self._loop.now, 0), self._last_arrival_s), self._own_reset_arrives
             )
 
     def _own_reset_arrives(self) -> None:
-        if not self.link.cut_by and self._network.has_power(self.link.destination):
+        if not self.link.cut_by and self.link.target.has_power:
             self.receiver.broken(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
 
     # Acknowledgements
 
     def was_read(self, size_bytes: int) -> None:
         """The receiving program has read bytes; the sender learns it unless the way back is cut."""
-        if self.reverse.cut_by or self._ack_armed:
+        if self._ack_armed or self.reverse.cut_by:
             self._unacknowledged_bytes += size_bytes
             self._arm_ack()
             return
         self.unread_bytes -= size_bytes
-        if self.sender.wants_to_write:
-            self._loop.event_at(self.reverse.arrival_s(self._loop.time(), 0), self.sender.room_made)
+        sender = self.sender
+        if sender.buffered_bytes and not sender.is_gone:
+            self._loop.event_at(self.reverse.arrival_s(self._loop.now, 0), sender.room_made)
 
     def _arm_ack(self) -> None:
         if not self._ack_armed:
             self._ack_armed = True
             wait_s = min(RETRANSMIT_S * 2**self._ack_tries, MAX_RETRANSMIT_S)
             self._ack_tries += 1
-            self._loop.event_at(self._loop.time() + wait_s, self._acknowledge)
+            self._loop.event_at(self._loop.now + wait_s, self._acknowledge)
 
     def _acknowledge(self) -> None:
         self._ack_armed = False

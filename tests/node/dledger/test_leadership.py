@@ -1,0 +1,151 @@
+"""Rounds of heartbeats: whom they go to, what they prove, and what happens when those who are asked do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from harness.clusters.sim.clock import SimClock
+from harness.clusters.sim.loop import SimLoop
+from harness.clusters.sim.simulation import run_simulated
+from node.dledger import FAST_TIMING, DLedgerCode, DLedgerConfig, DLedgerError
+from node.dledger.leadership import Leadership
+from node.dledger.messages import HeartBeatResponse
+from node.dledger.peers import PeerError
+
+HEDGE_S = FAST_TIMING.read_hedge_ms / 1000
+ROUND_TRIP_S = 0.001
+
+
+class Peers:
+    """Answers heartbeats after a round trip, but for those of `silent` members."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.silent: set[str] = set()
+
+    def heartbeat(self, peer: str, request: Any, then: Callable[[Any], object]) -> None:
+        self.asked.append(peer)
+        answer = HeartBeatResponse(
+            group="g", remote_id="n1", local_id=peer, term=request.term, code=DLedgerCode.SUCCESS
+        )
+        loop = asyncio.get_running_loop()
+        if peer in self.silent:
+            loop.call_later(0.4, then, PeerError("silent"))
+        else:
+            loop.call_later(ROUND_TRIP_S, then, answer)
+
+    def taken(self) -> list[str]:
+        """Who was asked since the last call."""
+        asked, self.asked = self.asked, []
+        return asked
+
+
+Scenario = Callable[[Leadership, Peers], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def leading() -> Callable[..., None]:
+    """Run `scenario(leadership, peers)` with n1 leading a group of some size."""
+
+    def run(scenario: Scenario, *, size: int = 5) -> None:
+        async def main() -> None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, SimLoop)
+            members = {f"n{number}": f"10.0.0.{number}:1" for number in range(1, size + 1)}
+            config = DLedgerConfig(
+                group="g", self_id="n1", peers=members, listen="10.0.0.1:1", data_dir="/data", timing=FAST_TIMING
+            )
+            peers: Any = Peers()
+            leadership = Leadership(
+                config, SimClock(loop), peers, 7, on_higher_term=lambda term: None, on_rival=lambda peer: None
+            )
+            await scenario(leadership, peers)
+
+        run_simulated(main(), seed=3)
+
+    return run
+
+
+def test_a_beat_goes_to_everybody(leading: Callable[..., None]) -> None:
+    async def scenario(leadership: Leadership, peers: Peers) -> None:
+        leadership.beat()
+        assert peers.taken() == ["n2", "n3", "n4", "n5"]
+
+    leading(scenario)
+
+
+def test_a_read_asks_a_quorum(leading: Callable[..., None]) -> None:
+    async def scenario(leadership: Leadership, peers: Peers) -> None:
+        for _ in range(3):
+            await leadership.confirm()
+            await asyncio.sleep(2 * HEDGE_S)
+            assert len(peers.taken()) == 2
+        assert leadership.holds_lease()
+
+    leading(scenario)
+
+
+def test_where_everybody_is_needed_everybody_is_asked(leading: Callable[..., None]) -> None:
+    async def scenario(leadership: Leadership, peers: Peers) -> None:
+        await leadership.confirm()
+        assert len(peers.taken()) == 1
+
+    leading(scenario, size=2)
+
+
+def test_reads_that_wait_together_share_a_round(leading: Callable[..., None]) -> None:
+    async def scenario(leadership: Leadership, peers: Peers) -> None:
+        first = leadership.confirm()
+        later = [leadership.confirm() for _ in range(20)]
+        await first
+        assert not any(future.done() for future in later)  # they came after the first round had begun
+        await asyncio.gather(*later)
+        assert len(peers.taken()) == 4
+
+    leading(scenario)
+
+
+def test_the_others_are_asked_when_the_quorum_is_silent(leading: Callable[..., None]) -> None:
+    async def scenario(leadership: Leadership, peers: Peers) -> None:
+        peers.silent = {"n2", "n3"}  # the first in order, while nobody has answered yet
+        began_s = asyncio.get_running_loop().time()
+        await leadership.confirm()
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(HEDGE_S + ROUND_TRIP_S)
+        assert peers.taken() == ["n2", "n3", "n4", "n5"]
+        await leadership.confirm()  # by now it is known who answers
+        assert peers.taken() == ["n4", "n5"]
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(HEDGE_S + 2 * ROUND_TRIP_S)
+
+    leading(scenario)
+
+
+def test_no_quorum_no_confirmation_until_one_answers_a_later_beat(leading: Callable[..., None]) -> None:
+    async def scenario(leadership: Leadership, peers: Peers) -> None:
+        peers.silent = {"n2", "n3", "n4"}
+        read = leadership.confirm()
+        await asyncio.sleep(1.0)
+        assert not read.done()
+        peers.silent.clear()
+        leadership.beat()
+        await read
+
+    leading(scenario)
+
+
+def test_the_end_of_the_lead_is_the_end_of_its_reads_and_questions(leading: Callable[..., None]) -> None:
+    async def scenario(leadership: Leadership, peers: Peers) -> None:
+        peers.silent = {"n2", "n3"}
+        read = leadership.confirm()
+        leadership.end()
+        with pytest.raises(DLedgerError) as raised:
+            await read
+        assert raised.value.code is DLedgerCode.NOT_LEADER
+        peers.taken()
+        await asyncio.sleep(1.0)
+        assert peers.taken() == []
+
+    leading(scenario)
