@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from checker.codecs import FORMATS, read
+from checker.codecs.jsonl import FormatError
 from checker.delivery import check_consumer_progress, check_delay, check_transaction_visibility
 from checker.drawing import html
 from checker.history import History, HistoryError
@@ -25,6 +27,7 @@ from checker.sets import check_set, check_set_full
 from checker.simple import check_bank, check_counter, check_exclusion, check_long_fork, check_unique_ids
 from checker.transactions import check_transactions
 from checker.verdict import Result, Verdict, worst
+from checker.words import short
 
 __all__ = ["PROPERTIES", "main"]
 
@@ -117,21 +120,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         results = _run(jobs, options.jobs)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
-    except (_BadArguments, ModelError, HistoryError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return BAD_ARGUMENTS
-    except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+    except (_BadArguments, ModelError, HistoryError) as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
         return BAD_ARGUMENTS
     for job, result in zip(jobs, results, strict=True):
-        if options.json:
-            print(json.dumps({"file": job.path, **result.to_json()}))
-        else:
-            print(_in_words(job, result))
+        try:
+            text = json.dumps({"file": job.path, **result.to_json()}) if options.json else _in_words(job, result)
+        except RecursionError:
+            print(f"{job.path}: a value is nested too deeply", file=sys.stderr)
+            return BAD_ARGUMENTS
+        print(text)
     if options.html:
         bad = next((r for r in results if r.verdict is Verdict.INVALID), results[0])
         try:
-            Path(options.html).write_text(html(bad), encoding="utf-8")
+            Path(options.html).write_text(html(bad), encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             print(f"{options.html}: {error.strerror}", file=sys.stderr)
             return BAD_ARGUMENTS
@@ -153,8 +155,30 @@ def _run(jobs: list[_Job], processes: int) -> list[Result]:
 
 
 def _check_file(job: _Job) -> Result:
+    """One file's result.  Raises :class:`HistoryError` naming the file for all that is wrong with it."""
+    try:
+        return _read_and_check(job)
+    except FormatError:
+        raise
+    except (ModelError, HistoryError) as error:
+        raise HistoryError(f"{job.path}: {error}") from None
+    except OSError as error:
+        raise HistoryError(f"{job.path}: {error.strerror or error}") from None
+    except RecursionError:
+        raise HistoryError(f"{job.path}: a value is nested too deeply") from None
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        if os.environ.get("SPLITBRAIN_TRACEBACK"):
+            raise
+        what = f"{type(error).__name__}: {short(str(error), 200)}"
+        raise HistoryError(f"{job.path}: values that {job.model} cannot be used with ({what})") from None
+
+
+def _read_and_check(job: _Job) -> Result:
     before = resident_bytes()
     history = read(job.path, job.format)
+    if not len(history):
+        events = f": its {history.skipped_events} events are of others" if history.skipped_events else ""
+        raise FormatError(job.path, None, f"no operation of a client (whose process is a number){events}")
     memory_mb = job.memory_mb
     if memory_mb is not None:
         memory_mb = max(LEAST_MEMORY_MB, memory_mb - (resident_bytes() - before) / (1 << 20))

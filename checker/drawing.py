@@ -19,12 +19,16 @@ _EDGE_COLOURS = {"realtime": "#777777", "process": "#8a5a00", "ww": "#b02a37", "
 
 
 def _label(operation: Operation) -> str:
-    if operation.f == "txn":
-        steps = operation.result if operation.status == OK and operation.result else operation.value or ()
+    steps = operation.result if operation.status == OK and operation.result else operation.value or ()
+    if operation.f == "txn" and isinstance(steps, (list, tuple)) and all(_is_step(step) for step in steps):
         return ", ".join(f"{step[0]} {short(step[1], 12)} {short(step[2], 18)}" for step in steps[:3])
     if operation.value is not None and operation.f not in ("read", "get", "tail"):
         return f"{operation.f} {short(operation.value, 24)}"
     return f"{operation.f} = {short(operation.result, 30)}" if operation.status == OK else operation.f
+
+
+def _is_step(step: object) -> bool:
+    return isinstance(step, (list, tuple)) and len(step) == 3
 
 
 def svg(witness: Witness) -> str:

@@ -18,7 +18,7 @@ relaxed form it was proven with.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from checker.words import named, named_row
 if TYPE_CHECKING:
     from checker.linearizability.engine import KeyOutcome
 
-__all__ = ["explain"]
+__all__ = ["contradicts_itself", "explain"]
 
 #: A near-linear engine: a violation or ``None``; raises :class:`NotApplicable`.
 Engine = Callable[[History, Sequence[int], Any], Any]
@@ -48,6 +48,7 @@ STEPS_TO_FIND = 1_000_000
 EXPLAIN_TIMEOUT_S = 10.0
 #: First window, in operations, of the search for the part before a violation that matters.
 FIRST_WINDOW = 8
+WINDOW_GROWTH = 4
 #: A witness longer than this is cut for display: nobody reads more, and reports are bounded.
 MAX_WITNESS_OPERATIONS = 200
 
@@ -97,6 +98,18 @@ def explain(history: History, model: Model, outcome: KeyOutcome, budget: Budget)
     return _witness(history, model, outcome, part, complete)
 
 
+def contradicts_itself(history: History, model: Model, rows: Sequence[int], culprit: int, timeout_s: float) -> bool:
+    """Whether what led up to the return of ``culprit`` fits no starting state at all, as far as a few windows tell.
+
+    True proves that the rows are not linearizable; :func:`explain` finds the same part again.
+    """
+    if model.possible_states([]) is None:
+        return False
+    reducer = _Reducer(history, model, time.perf_counter() + timeout_s)
+    part = reducer.prefix(rows, culprit)
+    return reducer.window(part) is not None
+
+
 class _Reducer:
     def __init__(self, history: History, model: Model, deadline: float, engine: Engine | None = None) -> None:
         self._history = history
@@ -118,16 +131,19 @@ class _Reducer:
                 return self._engine(history, range(len(history)), self._model) is not None
             except NotApplicable:
                 pass
-        starts: Iterable[Any] | None = None
-        if part.any_start:
-            starts = self._model.possible_states(_triples(history))
-            if starts is None:
-                return False
         try:
-            search = Search(history, range(len(history)), self._model, starts=starts)
-            return search.run(STEPS_PER_TEST) is False
+            starts = self._model.possible_states(_triples(history)) if part.any_start else None
+            if part.any_start and starts is None:
+                return False
+            starts = None if starts is None else list(starts)
+            rows = range(len(history))
+            for unlimited in (True, False) if INFO in history.status else (False,):
+                search = Search(history, rows, self._model, starts=starts, unlimited_crashes=unlimited)
+                if search.run(STEPS_PER_TEST) is False:
+                    return True
         except TypeError:
-            return False
+            pass
+        return False
 
     # -- reductions ----------------------------------------------------------------------------------------------
 
@@ -183,19 +199,11 @@ class _Reducer:
             return part
         history = self._history
         events = sorted(history.invoked[row] for row in part.rows)
-        best: _Part | None = None
-        size = FIRST_WINDOW
-        good, bad = 0, len(events)
-        while True:
-            size = min(size, len(events))
-            cut = self._cut(part, events[len(events) - size] if size < len(events) else -1)
-            if self.fails(cut):
-                best, good = cut, len(events) - size
-                break
-            bad = len(events) - size
-            if size == len(events):
-                return part
-            size *= 4
+        size = self.window(part)
+        if size is None:
+            return part
+        good, bad = len(events) - size, len(events) - size // WINDOW_GROWTH
+        best = self._cut(part, events[good] if good else -1)
         while bad - good > 1:
             middle = (good + bad) // 2
             cut = self._cut(part, events[middle])
@@ -204,6 +212,18 @@ class _Reducer:
             else:
                 bad = middle
         return best if len(best.rows) < len(part.rows) else part
+
+    def window(self, part: _Part) -> int | None:
+        """How many of the last invocations suffice, in some powers of :data:`WINDOW_GROWTH`, or ``None``."""
+        events = sorted(self._history.invoked[row] for row in part.rows)
+        size = FIRST_WINDOW
+        while True:
+            size = min(size, len(events))
+            if self.fails(self._cut(part, events[len(events) - size] if size < len(events) else -1)):
+                return size
+            if size == len(events) or self._out_of_time:
+                return None
+            size *= WINDOW_GROWTH
 
     def _cut(self, part: _Part, instant: int) -> _Part:
         history, model = self._history, self._model

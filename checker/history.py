@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import lt
 from typing import Any
 
 __all__ = ["FAIL", "INFO", "NEVER", "OK", "History", "HistoryBuilder", "HistoryError", "Operation", "freeze", "plain"]
@@ -243,12 +245,14 @@ class HistoryBuilder:
         self._open: dict[int, int] = {}
         self._rows = 0
         self._position = 0
+        self._last_index: Any = -math.inf
         self.events = 0
         self._names: dict[str, str] = {}
 
     def feed(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Take the next events.  Raises :class:`HistoryError` naming the event that does not fit."""
         history, open_rows, names = self._history, self._open, self._names
+        self._check_order(events)
         room = self._rows + len(events)
         missing = room - len(history.returned)
         if missing > 0:
@@ -322,6 +326,21 @@ class HistoryBuilder:
         finally:
             self._rows, self._position, self.events = rows, position, number
             history.keyed = keyed
+
+    def _check_order(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Events that carry an ``index`` must come in its order, or their order means nothing."""
+        try:
+            numbers: list[Any] = [event.get("index") for event in events]
+            if not numbers or numbers[0] is None:
+                return
+            numbers.insert(0, self._last_index)
+            if not all(map(lt, numbers, islice(numbers, 1, None))):
+                at = next(at for at in range(1, len(numbers)) if not numbers[at - 1] < numbers[at])
+                what = f"index {numbers[at]} comes after index {numbers[at - 1]}: events must be in order, none twice"
+                raise HistoryError(what, event=self.events + at - 1)
+            self._last_index = numbers[-1]
+        except (AttributeError, TypeError):
+            return  # no map, or no number: said below where it matters
 
     def finish(self) -> History:
         """The history; operations still open stay ``info``."""

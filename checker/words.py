@@ -21,7 +21,7 @@ def short(value: Any, limit: int = MAX_VALUE_CHARS) -> str:
 
 def seconds(time_ns: int | None) -> str | None:
     """A time since the start of the test, or ``None`` where the history has no times."""
-    return None if time_ns is None else f"{time_ns / 1e9:.6f} s"
+    return f"{time_ns / 1e9:.6f} s" if isinstance(time_ns, (int, float)) else None
 
 
 def at(operation: Operation, *, invoked: bool) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from checker.codecs.edn import read_edn_text
-from checker.codecs.jsonl import FormatError, read_jsonl, read_jsonl_lines
+from checker.codecs.jsonl import FormatError, not_utf8, read_jsonl, read_jsonl_lines
 from checker.codecs.lines import read_jepsen_log_text, read_limo_text
 from checker.history import History, HistoryBuilder, HistoryError
 
@@ -19,7 +19,9 @@ __all__ = ["FORMATS", "detect_format", "read", "read_bytes", "read_rows"]
 #: Formats by the name the command line takes; ``auto`` looks at the first lines.
 FORMATS = ("auto", "jsonl", "json", "edn", "edn-keyed", "jepsen-log", "kv", "limo")
 
-_HEAD_CHARS = 4096
+_HEAD_BYTES = 4096
+#: What UTF-16 text and gzip files begin with.
+_OTHER_FILES = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b")
 _COMMENT = re.compile(r"\s*(;|#\s)")
 _LIMO = re.compile(r"^\[\d+\]\s+(call|return)", re.M)
 _LOG = re.compile(r"\d\s+:(invoke|ok|fail|info)\s+:", re.M)
@@ -50,11 +52,11 @@ def read(path: str | Path, format: str = "auto", *, strict: bool = False) -> His
         raise ValueError(f"no format {format!r}; known: {', '.join(FORMATS)}")
     source = str(path)
     if format == "auto":
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            format = _format_of(file.read(_HEAD_CHARS), source)
+        with open(path, "rb") as file:
+            format = _format_of(file.read(_HEAD_BYTES), source)
     if format == "jsonl":
         return read_jsonl(path, strict=strict)
-    return _read_text(Path(path).read_text(encoding="utf-8", errors="surrogateescape"), format, source)
+    return _read_text(_decoded(Path(path).read_bytes(), format, source), format, source)
 
 
 def read_bytes(content: bytes, *, source: str) -> History:
@@ -62,17 +64,30 @@ def read_bytes(content: bytes, *, source: str) -> History:
 
     ``source`` names it in errors.  Raises :class:`FormatError` as :func:`read` does.
     """
-    text = content.decode("utf-8", "surrogateescape")
-    format = _format_of(text[:_HEAD_CHARS], source)
+    format = _format_of(content[:_HEAD_BYTES], source)
+    text = _decoded(content, format, source)
     if format == "jsonl":
         return read_jsonl_lines(io.StringIO(text, newline="\n"), source=source)
-    return _read_text(text.replace("\r\n", "\n"), format, source)
+    return _read_text(text, format, source)
 
 
-def _format_of(head: str, source: str) -> str:
-    if head.startswith("PAR1"):
+def _format_of(head: bytes, source: str) -> str:
+    if head.startswith(b"PAR1"):
         raise FormatError(source, None, "a Parquet file; read its rows and pass them to checker.codecs.read_rows")
-    return detect_format(head)
+    if head[:2] in _OTHER_FILES:
+        raise not_utf8([head], source)
+    if b"\0" in head:
+        raise FormatError(source, head.count(b"\n", 0, head.index(b"\0")) + 1, "not text: holds a zero byte")
+    return detect_format(head.decode("utf-8", "surrogateescape").removeprefix("\ufeff"))
+
+
+def _decoded(content: bytes, format: str, source: str) -> str:
+    try:
+        # Whatever else a program logged is skipped, so it need not be UTF-8.
+        text = content.decode("utf-8", "surrogateescape" if format == "jepsen-log" else "strict")
+    except UnicodeDecodeError as error:
+        raise not_utf8(content.split(b"\n"), source) from error
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
 def _read_text(text: str, format: str, source: str) -> History:
@@ -95,6 +110,8 @@ def _read_json_array(text: str, source: str) -> History:
         raise FormatError(source, error.lineno, f"not JSON: {error.msg} at column {error.colno}") from error
     except RecursionError as error:
         raise FormatError(source, None, "JSON nested too deeply") from error
+    if not isinstance(events, list):
+        raise FormatError(source, None, "not an array of events")
     builder = HistoryBuilder()
     for event in events:
         if isinstance(event, dict):

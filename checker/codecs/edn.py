@@ -14,6 +14,7 @@ from typing import Any
 
 from checker.codecs.jsonl import FormatError
 from checker.history import History, HistoryBuilder, HistoryError, freeze
+from checker.words import short
 
 __all__ = ["parse_edn", "read_edn_text"]
 
@@ -276,7 +277,7 @@ def _event(form: Any, line: int) -> Iterator[tuple[dict[str, Any], int]]:
         for inner in form:
             yield from _event(inner, line)
     else:
-        raise EdnError(f"an event must be a map, not {form!r}", line)
+        raise EdnError(f"an event must be a map, not {short(form, 60)}", line)
 
 
 def _looks_keyed(events: list[dict[str, Any]]) -> bool:

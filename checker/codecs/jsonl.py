@@ -15,11 +15,18 @@ from typing import Any
 
 from checker.history import History, HistoryBuilder, HistoryError
 
-__all__ = ["FormatError", "read_jsonl", "read_jsonl_lines"]
+__all__ = ["FormatError", "not_utf8", "read_jsonl", "read_jsonl_lines"]
 
 #: Lines parsed at a time: large enough that the per-batch cost vanishes, small enough that the dicts of a batch
 #: (about 0.5 KB each) never weigh more than some tens of megabytes.
 BATCH_LINES = 20_000
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"not JSON: {name} is no number that JSON has")
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse).decode
 
 
 class FormatError(HistoryError):
@@ -32,6 +39,9 @@ class FormatError(HistoryError):
         self.line = line
         self.reason = reason
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FormatError, (self.source, self.line, self.reason)
+
 
 def read_jsonl(path: str | Path, *, strict: bool = False) -> History:
     """Read a JSONL history.
@@ -40,8 +50,28 @@ def read_jsonl(path: str | Path, *, strict: bool = False) -> History:
     ``History.problems``, unless ``strict``.  Raises :class:`FormatError` for any other bad line, ``OSError`` for a
     file that cannot be read.
     """
-    with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        return read_jsonl_lines(file, source=str(path), strict=strict)
+    try:
+        with open(path, encoding="utf-8", newline="\n") as file:
+            return read_jsonl_lines(file, source=str(path), strict=strict)
+    except UnicodeDecodeError as error:
+        with open(path, "rb") as content:
+            raise not_utf8(content, str(path)) from error
+
+
+def not_utf8(lines: Iterable[bytes], source: str) -> FormatError:
+    """Which line is not UTF-8, and what the whole may be instead."""
+    number = 0
+    for number, line in enumerate(lines, 1):
+        if number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            return FormatError(source, None, "UTF-16 text; convert it to UTF-8 first")
+        if number == 1 and line[:2] == b"\x1f\x8b":
+            return FormatError(source, None, "compressed by gzip; unpack it first")
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            byte = line[error.start]
+            return FormatError(source, number, f"not UTF-8 text: byte 0x{byte:02x} at column {error.start + 1}")
+    return FormatError(source, number, "not UTF-8 text")
 
 
 def read_jsonl_lines(lines: Iterable[str], *, source: str = "<lines>", strict: bool = False) -> History:
@@ -72,8 +102,10 @@ def _feed(
 ) -> None:
     before = builder.events
     numbers: list[int] | range = range(first_line, first_line + len(batch))
+    if first_line == 1 and batch[0][:1] == "\ufeff":
+        batch[0] = batch[0][1:]
     try:
-        events = json.loads("[" + ",".join(batch) + "]")
+        events = _decode("[" + ",".join(batch) + "]")
     except (ValueError, RecursionError):
         events = None
     if events is None or len(events) != len(batch):
@@ -97,7 +129,7 @@ def _one_by_one(
         if not line.strip():
             continue
         try:
-            event = json.loads(line)
+            event = _decode(line)
         except (ValueError, RecursionError) as error:
             reason = str(error)
             if isinstance(error, json.JSONDecodeError):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from checker.explain import explain
-from checker.history import History, Operation, freeze
+from checker.history import History, HistoryError, Operation, freeze
 from checker.linearizability.budget import Budget
-from checker.linearizability.engine import KeyOutcome, decide
+from checker.linearizability.engine import KeyOutcome, Unhashable, decide
 from checker.linearizability.parallel import decide_in_parallel
-from checker.models.base import Model
+from checker.models.base import Model, ModelError
 from checker.models.registry import parse_model
 from checker.verdict import Result, Verdict, worst
+from checker.words import short
 
 __all__ = ["check"]
 
@@ -38,7 +40,8 @@ def check(
     ``unknown``.  ``explained=False`` leaves out the witness of an invalid history.  ``jobs`` processes share
     the keys.
 
-    Raises :class:`HistoryError` for events that do not pair, :class:`ModelError` for operations the model lacks.
+    Raises :class:`HistoryError` for events that do not pair and for values that the model cannot be used with,
+    :class:`ModelError` for operations the model lacks.
     """
     budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
     if isinstance(model, str):
@@ -47,15 +50,30 @@ def check(
     gc.disable()
     try:
         history = History.of(history)
-        groups = history.rows_by_key()
-        if jobs > 1:
-            outcomes = decide_in_parallel(history, groups, model, budget, jobs=jobs)
-        else:
-            outcomes = decide(history, groups, model, budget)
-        return summarise(history, model, outcomes, budget, explained=explained)
+        try:
+            return _check(history, model, budget, explained, jobs, frozen=False)
+        except (TypeError, Unhashable):
+            # Values that are lists or maps, which the history of a file holds as they were written.
+            values, results = map(freeze, history.value), map(freeze, history.result)
+            history = replace(history, value=list(values), result=list(results))
+            return _check(history, model, budget, explained, jobs, frozen=True)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        if isinstance(error, (HistoryError, ModelError)) or not type(model).__module__.startswith("checker."):
+            raise
+        what = f"{type(error).__name__}: {short(str(error))}"
+        raise HistoryError(f"a {model.name} cannot be used with values like these ({what})") from error
     finally:
         if collecting:
             gc.enable()
+
+
+def _check(history: History, model: Model, budget: Budget, explained: bool, jobs: int, *, frozen: bool) -> Result:
+    groups = history.rows_by_key()
+    if jobs > 1:
+        outcomes = decide_in_parallel(history, groups, model, budget, jobs=jobs, frozen=frozen)
+    else:
+        outcomes = decide(history, groups, model, budget, frozen=frozen)
+    return summarise(history, model, outcomes, budget, explained=explained)
 
 
 def summarise(

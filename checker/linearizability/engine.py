@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from checker.explain import contradicts_itself
 from checker.history import History
 from checker.linearizability.bag import check_bag
 from checker.linearizability.budget import Budget
@@ -27,13 +28,18 @@ from checker.models.logs import Log
 from checker.models.registers import CASRegister, Register, VersionedRegister
 from checker.verdict import Verdict
 
-__all__ = ["GENERAL", "KeyOutcome", "decide"]
+__all__ = ["GENERAL", "KeyOutcome", "Unhashable", "decide"]
 
 GENERAL = "A1 just-in-time search"
 
 #: Decides keys that the general search does not decide at once, for one kind of violation.
 IMPOSSIBLE_READ = "A1 just-in-time search, a read out of nowhere"
 
+#: The same for what happened shortly before the first return that the search could not pass.
+CONTRADICTION = "A1 just-in-time search, a part that fits no state"
+
+#: Share of the time since the check began that may go into looking for such a part.
+CONTRADICTION_SHARE = 0.25
 #: Stops of the general search in a key's first round; each next round has twice as many.
 FIRST_ROUND_STEPS = 1 << 12
 #: Stops between two looks at the clock and the memory: about 10 ms of search.
@@ -42,6 +48,10 @@ STEPS_BETWEEN_CHECKS = 1 << 12
 LINEAR_BYTES_PER_OPERATION = 600
 
 Special = Callable[[History, Sequence[int], Any], "Violation | None"]
+
+
+class Unhashable(Exception):
+    """Values are lists or maps: freeze the history and ask again."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -56,6 +66,7 @@ class KeyOutcome:
     violation: Violation | None = None
     search: Search | None = None
     special: Special | None = None
+    tried: int | None = None
     reason: str = ""
     steps: int = 0
 
@@ -77,11 +88,18 @@ SPECIAL_ENGINES: dict[type[Model], tuple[str, Special]] = {
 
 
 def decide(
-    history: History, groups: dict[Any, Sequence[int]], model: Model, budget: Budget, *, general_only: bool = False
+    history: History,
+    groups: dict[Any, Sequence[int]],
+    model: Model,
+    budget: Budget,
+    *,
+    general_only: bool = False,
+    frozen: bool = False,
 ) -> list[KeyOutcome]:
     """Check every key; stops early only at the budget.  Invalid keys do not stop the others.
 
-    ``general_only`` leaves out the special engines, to compare them with the general one.
+    ``general_only`` leaves out the special engines, to compare them with the general one.  Raises :class:`Unhashable`,
+    unless all is ``frozen`` already, where a special engine meets lists or maps for values.
     """
     functions = model.functions
     if functions and not functions.issuperset(history.f):
@@ -97,14 +115,20 @@ def decide(
     for key, rows in groups.items():
         outcome = KeyOutcome(key=key, rows=rows, verdict=Verdict.UNKNOWN, engine=GENERAL)
         outcomes.append(outcome)
-        if engine is None or not _try_special(history, outcome, *engine, model, budget):
+        if engine is None or not _try_special(history, outcome, *engine, model, budget, frozen):
             undecided.append(outcome)
     _search_in_rounds(history, undecided, model, budget)
     return outcomes
 
 
 def _try_special(
-    history: History, outcome: KeyOutcome, name: str, engine: Special, model: Model, budget: Budget
+    history: History,
+    outcome: KeyOutcome,
+    name: str,
+    engine: Special,
+    model: Model,
+    budget: Budget,
+    frozen: bool,
 ) -> bool:
     """Let the special engine decide; ``False`` where the general one must."""
     refused = budget.refuses_bytes(len(outcome.rows) * LINEAR_BYTES_PER_OPERATION)
@@ -114,6 +138,8 @@ def _try_special(
     try:
         violation = engine(history, outcome.rows, model)
     except NotApplicable as why:
+        if isinstance(why.__cause__, TypeError) and not frozen:
+            raise Unhashable(str(why)) from why
         outcome.skipped[name] = str(why)
         return False
     outcome.engine = name
@@ -146,10 +172,13 @@ def _search_in_rounds(history: History, waiting: list[KeyOutcome], model: Model,
             outcome.steps = outcome.search.steps
             if done is None:
                 outcome.violation = _quick_violation(history, outcome, model) if steps == FIRST_ROUND_STEPS else None
-                if outcome.violation is None:
+                if outcome.violation is not None:
+                    outcome.engine, outcome.search, done = IMPOSSIBLE_READ, None, False
+                elif not stopped and _contradicts_itself(history, outcome, model, budget):
+                    outcome.engine, done = CONTRADICTION, False
+                else:
                     left.append(outcome)
                     continue
-                outcome.engine, outcome.search, done = IMPOSSIBLE_READ, None, False
             outcome.verdict = Verdict.VALID if done else Verdict.INVALID
             if done:
                 outcome.search = None
@@ -166,6 +195,15 @@ def _quick_violation(history: History, outcome: KeyOutcome, model: Model) -> Vio
     if isinstance(model, Register) and type(model) in (Register, CASRegister):
         return impossible_read(history, outcome.rows, model)
     return None
+
+
+def _contradicts_itself(history: History, outcome: KeyOutcome, model: Model, budget: Budget) -> bool:
+    """Whether the last operations before the deepest point of the search fit no state; asked once for each point."""
+    culprit = None if outcome.search is None else outcome.search.deepest_row
+    if culprit is None or culprit == outcome.tried:
+        return False
+    outcome.tried = culprit
+    return contradicts_itself(history, model, outcome.rows, culprit, 0.1 + budget.elapsed_s() * CONTRADICTION_SHARE)
 
 
 def _how_far(outcome: KeyOutcome, stopped: str) -> str:

@@ -46,14 +46,20 @@ Entry = tuple[int, int, int, int, int]
 class Search:
     """A resumable search over some rows of a history.
 
-    ``starts`` replaces the model's start state by several, any of which will do.  ``run`` may be called again until
-    it answers; ``deepest_row`` then is the row whose return was the last that could not be explained.
+    ``starts`` and ``unlimited_crashes`` are those of :class:`Problem`.  ``run`` may be called again until it answers;
+    ``deepest_row`` then is the row whose return was the last that could not be explained.
     """
 
     def __init__(
-        self, history: History, rows: Sequence[int], model: Model, *, starts: Iterable[Hashable] | None = None
+        self,
+        history: History,
+        rows: Sequence[int],
+        model: Model,
+        *,
+        starts: Iterable[Hashable] | None = None,
+        unlimited_crashes: bool = False,
     ) -> None:
-        self._problem = problem = Problem(history, rows, model, starts)
+        self._problem = problem = Problem(history, rows, model, starts, unlimited_crashes=unlimited_crashes)
         self.steps = 0
         self.deepest = 0
         self._roots: list[Entry] = [(0, state, 0, 0, _ROOT) for state in reversed(problem.starts)]

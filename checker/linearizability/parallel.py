@@ -19,7 +19,7 @@ _SHARED: dict[str, Any] = {}
 
 
 def decide_in_parallel(
-    history: History, groups: dict[Any, Sequence[int]], model: Model, budget: Budget, *, jobs: int
+    history: History, groups: dict[Any, Sequence[int]], model: Model, budget: Budget, *, jobs: int, frozen: bool = False
 ) -> list[KeyOutcome]:
     """Like :func:`decide`, with the keys dealt out to at most ``jobs`` forked processes.
 
@@ -27,8 +27,8 @@ def decide_in_parallel(
     """
     shares = [list(groups)[at::jobs] for at in range(min(jobs, len(groups)))]
     if len(shares) < 2:
-        return decide(history, groups, model, budget)
-    _SHARED.update(history=history, groups=groups, model=model, budget=budget, jobs=len(shares))
+        return decide(history, groups, model, budget, frozen=frozen)
+    _SHARED.update(history=history, groups=groups, model=model, budget=budget, jobs=len(shares), frozen=frozen)
     try:
         with multiprocessing.get_context("fork").Pool(len(shares)) as pool:
             parts = pool.map(_decide_share, shares, chunksize=1)
@@ -41,5 +41,6 @@ def _decide_share(keys: list[Any]) -> list[KeyOutcome]:
     groups, budget = _SHARED["groups"], _SHARED["budget"]
     left_s = None if budget.timeout_s is None else max(0.001, budget.timeout_s - budget.elapsed_s())
     own = Budget(timeout_s=left_s, memory_mb=budget.memory_bytes / _SHARED["jobs"] / (1 << 20))
-    outcomes = decide(_SHARED["history"], {key: groups[key] for key in keys}, _SHARED["model"], own)
+    mine = {key: groups[key] for key in keys}
+    outcomes = decide(_SHARED["history"], mine, _SHARED["model"], own, frozen=_SHARED["frozen"])
     return [replace(outcome, search=None) for outcome in outcomes]

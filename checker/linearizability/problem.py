@@ -35,9 +35,14 @@ class Space:
         self.step = model.step
 
     def intern(self, state: Hashable) -> int:
-        number = self.ids.get(state)
+        try:
+            number = self.ids.get(state)
+            token = state
+        except TypeError:  # a map or a list, as the values of a history may be
+            token = freeze(state)
+            number = self.ids.get(token)
         if number is None:
-            number = self.ids[state] = len(self.states)
+            number = self.ids[token] = len(self.states)
             self.states.append(state)
         return number
 
@@ -69,10 +74,19 @@ class Problem:
     ``starts`` replaces the model's start state by several, any of which will do.  For every return, in time order:
     its bit and row, the transitions of its operation (``own``: ``None`` where pure; ``closing``: always), the pure
     operations newly open, all pure ones and all others open, and how many crashed ones were invoked by then.
+
+    With ``unlimited_crashes`` a crashed operation may take effect any number of times: far fewer configurations, and if
+    even that admits no linearization then there is none.
     """
 
     def __init__(
-        self, history: History, rows: Sequence[int], model: Model, starts: Iterable[Hashable] | None = None
+        self,
+        history: History,
+        rows: Sequence[int],
+        model: Model,
+        starts: Iterable[Hashable] | None = None,
+        *,
+        unlimited_crashes: bool = False,
     ) -> None:
         live, kinds, crashed_kinds = _select(history, rows, model)
         model = model.specialised(kinds) if starts is None else model
@@ -84,11 +98,11 @@ class Problem:
         self.invoked, self.returned = history.invoked, history.returned
         #: Whether a crashed operation may have had one of several results.
         self.ambiguous = False
-        self._count_crashed(model, kinds, crashed_kinds)
+        self._count_crashed(model, kinds, crashed_kinds, unlimited_crashes)
         self._compile(pure, crashed_kinds)
 
     def _count_crashed(
-        self, model: Model, kinds: list[tuple[str, Any, Any]], crashed_kinds: dict[int, int]
+        self, model: Model, kinds: list[tuple[str, Any, Any]], crashed_kinds: dict[int, int], unlimited: bool
     ) -> None:
         """A field and its guard bit for every kind of crashed operation; one entry for every result it may have had."""
         shift = 0
@@ -104,7 +118,7 @@ class Problem:
                 if result is not UNKNOWN:
                     self.ambiguous = True
                     row = Transitions(self.space, (f, value, result))
-                self.crashed.append((shift, (1 << width) - 1, 1 << shift, row))
+                self.crashed.append((shift, (1 << width) - 1, 0 if unlimited else 1 << shift, row))
             self.guards |= 1 << (shift + width)
             shift += width + 1
 

@@ -17,6 +17,7 @@ from checker import (
     History,
     Model,
     ModelError,
+    MultiRegister,
     Operation,
     Register,
     Verdict,
@@ -46,15 +47,31 @@ def test_a_read_out_of_nowhere_is_found_where_the_search_would_not_end() -> None
     assert result.verdict is Verdict.INVALID and "'never written', which nobody" in result.reason
 
 
-def test_a_budget_of_time_ends_in_unknown_and_says_how_far() -> None:
-    result = check(spoiled(3000, 12, 0.05), CASRegister(), timeout_s=0.4)
+def hostile(events, concurrent: int) -> Any:
+    """Writes of different registers, all at once, then a read that none of their orders explains."""
+    rows: list[tuple[Any, ...]] = [
+        (process, "invoke", "txn", [("write", f"r{process}", 1)]) for process in range(concurrent)
+    ]
+    rows += [(process, "ok", "txn", [("write", f"r{process}", 1)]) for process in range(concurrent)]
+    rows += [(0, "invoke", "txn", [("read", "r0", None)]), (0, "ok", "txn", [("read", "r0", 2)])]
+    return events(*rows)
+
+
+def test_a_budget_of_time_ends_in_unknown_and_says_how_far(events) -> None:
+    result = check(hostile(events, 40), MultiRegister(), timeout_s=0.4)
     assert result.verdict is Verdict.UNKNOWN
     assert "time limit of 0.4 s" in result.reason and "returns explained" in result.reason
 
 
-def test_a_budget_of_memory_ends_in_unknown() -> None:
-    result = check(spoiled(3000, 12, 0.05), CASRegister(), timeout_s=60, memory_mb=3)
+def test_a_budget_of_memory_ends_in_unknown(events) -> None:
+    result = check(hostile(events, 40), MultiRegister(), timeout_s=60, memory_mb=3)
     assert result.verdict is Verdict.UNKNOWN and "memory limit of 3 MiB" in result.reason
+
+
+def test_a_stale_read_after_many_crashes_is_found_by_the_part_that_shows_it() -> None:
+    result = check(spoiled(3000, 12, 0.05), CASRegister(), timeout_s=60)
+    assert result.verdict is Verdict.INVALID and result.witness is not None
+    assert [operation.value for operation in result.witness.operations] == [78, None]
 
 
 def test_stats_say_which_engine_and_why_not_another(done) -> None:

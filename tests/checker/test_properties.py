@@ -80,7 +80,8 @@ def test_exclusion(events) -> None:
     both = events((0, "invoke", "acquire", None), (0, "ok", "acquire", None), (1, "invoke", "acquire", None),
                   (1, "ok", "acquire", None), (0, "invoke", "release", None), (0, "ok", "release", None))
     assert check_exclusion(both).stats["counts"]["overlapping"] == 1
-    one = both[:2] + both[4:] + events((1, "invoke", "acquire", None), (1, "ok", "acquire", None))
+    one = events((0, "invoke", "acquire", None), (0, "ok", "acquire", None), (0, "invoke", "release", None),
+                 (0, "ok", "release", None), (1, "invoke", "acquire", None), (1, "ok", "acquire", None))
     assert check_exclusion(one).verdict is Verdict.VALID
 
 

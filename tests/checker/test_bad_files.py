@@ -1,0 +1,117 @@
+"""Whatever is wrong with a file, the command says it in one line that names the file, and ends with 254."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from checker.cli import PROPERTIES, main
+from checker.models import MODELS
+
+GOOD = (
+    '{"index": 0, "process": 0, "type": "invoke", "f": "write", "value": 1}\n'
+    '{"index": 1, "process": 0, "type": "ok", "f": "write", "value": 1}\n'
+)
+INVOKE = '{"process": 1, "type": "invoke", "f": "write", "value": %s}\n{"process": 1, "type": "ok", "f": "write"}\n'
+
+BROKEN: dict[str, tuple[bytes, str]] = {
+    "nothing.jsonl": (b"", "no operation of a client"),
+    "blank.jsonl": (b"\n\n\n", "no operation of a client"),
+    "foreign.jsonl": (GOOD.replace('"process": 0', '"process": "0"').encode(), "its 2 events are of others"),
+    "random.bin": (bytes(range(256)) * 20, "not text: holds a zero byte"),
+    "zeros.jsonl": (b"\0" * 5000, ":1: not text: holds a zero byte"),
+    "utf16.jsonl": (GOOD.encode("utf-16"), "UTF-16 text; convert it to UTF-8"),
+    "latin1.jsonl": (GOOD.encode() + INVOKE.replace("%s", '"caf\xe9"').encode("latin-1"), ":3: not UTF-8 text"),
+    "latin1.edn": ('{:process 0, :type :invoke, :f :write, :value "\xe9"}\n'.encode("latin-1"), ":1: not UTF-8 text"),
+    "packed.jsonl.gz": (b"\x1f\x8b\x08" + bytes(range(100)), "compressed by gzip"),
+    "table.parquet": (b"PAR1" + bytes(50), "a Parquet file"),
+    "cut.jsonl": ((GOOD + '{"index": 2, "pro\n').encode(), ":3: not JSON"),
+    "giant.jsonl": (b"{" + b"x" * 2_000_000, ":1: "),
+    "twice.jsonl": ((GOOD + GOOD).encode(), ":3: index 0 comes after index 1"),
+    "shuffled.jsonl": (GOOD.replace('"index": 0', '"index": 7').encode(), ":2: index 1 comes after index 7"),
+    "orphan.jsonl": (GOOD.split("\n")[1].encode() + b"\n", ":1: process 0 completes 'write', but has no operation"),
+    "open.jsonl": (GOOD.split("\n")[0].replace('"index": 0, ', "").encode() * 1 + b"\n" +
+                   GOOD.split("\n")[0].replace('"index": 0, ', "").encode() + b"\n", ":2: process 0 invokes"),
+    "array.jsonl": (b"[1, 2]\n", "an event must be a map"),
+    "number.jsonl": (b"5\n", ":1: an event must be a map"),
+    "typeless.jsonl": (b'{"process": 1, "f": "read"}\n', ":1: the event has no 'type'"),
+    "nan.jsonl": (INVOKE.replace("%s", "NaN").encode(), ":1: not JSON: NaN"),
+    "long.jsonl": (INVOKE.replace("%s", "9" * 10_000).encode(), ":1: "),
+    "deep.jsonl": (INVOKE.replace("%s", "[" * 100_000 + "]" * 100_000).encode(), ":1: "),
+    "nested.jsonl": (INVOKE.replace("%s", "[" * 900 + "]" * 900).encode(), "nested too deeply"),
+    "cut.json": (b'[{"process": 0,', ":1: not JSON"),
+    "numbers.json": (b"[1, 2]", ":1: an event must be a map"),
+    "open.edn": (b"{:process 0 :type :invoke :f :read\n", ":1: '{' is never closed"),
+    "odd.edn": (b"{:process 0 :type}\n", ":1: a map has a key without a value"),
+    "prose.txt": (b"hello\nthis is a text\n", ":1: an event must be a map"),
+    "deep.edn": (b"[" * 50_000, ":1: '[' is never closed"),
+    "trace.limo": (b"[1] call add(1)\n[1] return\n[1] return\n", ":3: process 1 completes"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    content, message = BROKEN[name]
+    path = tmp_path / name
+    path.write_bytes(content)
+    for extra in ([], [str(path), "--jobs", "2"]):
+        assert main([str(path), *extra, "--model", "register"]) == 254
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.count("\n") == 1 and len(captured.err) < 1000
+        assert str(path) in captured.err and message in captured.err
+
+
+def test_paths_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path, reason in ((tmp_path, "Is a directory"), (tmp_path / "none", "No such file"), (tmp_path / "loop", "Too")):
+        assert main([str(path), "--model", "register"]) == 254
+        error = capsys.readouterr().err
+        assert error.startswith(f"{path}: {reason}") and error.count("\n") == 1
+    secret = tmp_path / "secret.jsonl"
+    secret.write_text(GOOD)
+    secret.chmod(0)
+    if not os.access(secret, os.R_OK):  # root reads everything
+        assert main([str(secret), "--model", "register"]) == 254
+        assert capsys.readouterr().err == f"{secret}: Permission denied\n"
+
+
+#: Values of every shape, whatever the operation.
+SHAPES = [None, 1, 1.5, "x", [], [1, 2], [["r", "x", None]], [["q", "x", 1]], {"a": [1]}, {"offset": "0"}]
+
+
+@pytest.mark.parametrize("name", [*MODELS, *PROPERTIES, "sequential:register"])
+def test_values_of_the_wrong_shape_are_never_a_crash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    functions = sorted(MODELS[name].functions) if name in MODELS else ["append", "read", "receive", "send", "txn"]
+    path = tmp_path / "shapes.jsonl"
+    for number, f in enumerate(functions):
+        for at, shape in enumerate(SHAPES):
+            answer = SHAPES[(at + number) % len(SHAPES)]
+            events = [
+                {"process": 0, "type": "invoke", "f": f, "value": shape, "time": "noon"},
+                {"process": 0, "type": "ok", "f": f, "value": answer, "time": "noon"},
+                {"process": 1, "type": "invoke", "f": f, "value": answer},
+                {"process": 1, "type": "info", "f": f, "value": None},
+            ]
+            path.write_text("".join(json.dumps(event) + "\n" for event in events))
+            status = main([str(path), "--model", name, "--timeout", "5", "--html", str(tmp_path / "page.html")])
+            captured = capsys.readouterr()
+            assert status in (0, 1, 2, 254), (f, shape)
+            assert captured.err.count("\n") == (status == 254), (f, shape)
+
+
+def test_values_that_are_maps_and_lists_are_values_like_others(done) -> None:
+    from checker import FIFOQueue, Register, Verdict, check
+
+    fine = done((0, "write", {"a": [1]}, None), (1, "read", None, {"a": [1]}))
+    stale = done((0, "write", {"a": 1}, None), (0, "write", [2], None), (1, "read", None, {"a": 1}))
+    assert check(fine, Register()).verdict is Verdict.VALID
+    assert check(stale, Register()).stats["engines"] == {"A3 register zones": 1}
+    assert check(stale, Register()).verdict is Verdict.INVALID
+    queue = done((0, "enqueue", [1], None), (0, "enqueue", {"b": 2}, None), (1, "dequeue", None, {"b": 2}),
+                 (1, "dequeue", None, [1]))  # fmt: skip
+    assert check(queue, FIFOQueue()).verdict is Verdict.INVALID
