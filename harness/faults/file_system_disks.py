@@ -16,7 +16,7 @@ from harness.faults.local_access import LocalAccess
 from nemesis.mechanisms import file_systems
 from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
 from nemesis.mechanisms.shim_faults import ShimDisks
-from nemesis.target import DiskFault, DiskProbe, PowerCut
+from nemesis.target import BitFlipped, DiskFault, DiskProbe, PowerCut
 
 __all__ = ["FILE_SYSTEM_KINDS", "FileSystemDisks", "HostFileSystems"]
 
@@ -84,6 +84,14 @@ class FileSystemDisks:
         """What the power cuts of a fault took."""
         by_shim = {} if self._shim is None else self._shim.lost(fault_id)
         return {**by_shim, **self._lost.get(fault_id, {})}
+
+    async def flip_bit(self, fault_id: str, host: str, *, files: str, place: float, bit: int) -> BitFlipped:
+        """Flip a bit of a file at rest, as the shim's disks do."""
+        return await self._require_shim().flip_bit(fault_id, host, files=files, place=place, bit=bit)
+
+    def flipped(self, fault_id: str) -> Mapping[str, BitFlipped]:
+        """The bits that a fault has flipped, by host."""
+        return {} if self._shim is None else self._shim.flipped(fault_id)
 
     async def release(self, fault_id: str) -> None:
         """Undo one fault. A file system that was shut down is mounted again, for which its host's programs end."""
