@@ -114,8 +114,9 @@ class SimDisks:
             disk.stall(sorted(stalled))
             disk.unstall([kind for kind in (WRITE, SYNC) if kind not in stalled])
 
-    async def cut_power(self, fault_id: str, host: str) -> PowerCut:
-        """Lose what `host` has not synced. Raises RuntimeError while its replica runs."""
+    async def cut_power(self, fault_id: str, host: str, *, kind: str = "power") -> PowerCut:
+        """Lose what `host` has not synced, whatever the kind: a simulated disk has no cache of its own that would
+        outlive a kernel's crash. Raises RuntimeError while its replica runs."""
         if self._hosts[host].is_running:
             raise RuntimeError(f"the power of {host} cannot be cut while its replica runs: it would not notice")
         lost_bytes = self._hosts[host].disk.power_fail()
