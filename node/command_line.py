@@ -16,7 +16,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NoReturn
 
 import node
@@ -34,13 +34,14 @@ from node.runtime import Disk
 from node.serving import serve_broker, serve_name_server
 from node.store.segments import SegmentError
 
-__all__ = ["EXIT_FAILED", "EXIT_OPERATOR", "main"]
+__all__ = ["EXIT_FAILED", "EXIT_OPERATOR", "main", "overrides_of"]
 
 EXIT_FAILED = 1
 """The node cannot go on: its store is damaged, or its disk fails."""
 EXIT_OPERATOR = 254
 """Somebody has to mend options, configuration or the machine."""
 
+ENVIRONMENT_PREFIX = "SPLITBRAIN_NODE_"
 OPEN_FILES_WANTED = 65_536
 """Soft limit of open files that a node asks for, within the hard one: thousands of connections and log files."""
 
@@ -89,22 +90,34 @@ def _parser() -> argparse.ArgumentParser:
     for command in (broker, name_server, transfer):
         command.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-            help="override one key of the configuration (repeatable)",
+            help=f"override one key of the configuration (repeatable); {ENVIRONMENT_PREFIX}KEY does so too",
         )  # fmt: skip
     return parser
+
+
+def overrides_of(environment: Mapping[str, str]) -> list[str]:
+    """What the environment sets, as "dotted.key=value": SPLITBRAIN_NODE_LIMITS__MAX_CONNECTIONS=50 is
+    limits.max_connections=50. Stronger than the file, weaker than --set."""
+    return [
+        f"{name.removeprefix(ENVIRONMENT_PREFIX).lower().replace('__', '.')}={value}"
+        for name, value in sorted(environment.items())
+        if name.startswith(ENVIRONMENT_PREFIX)
+    ]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command in `arguments`; returns the exit status."""
     try:
         options = _parser().parse_args(arguments)
+        overrides = overrides_of(os.environ)
+        if options.command == "nameserver" and options.listen:
+            overrides.append(f"listen={options.listen}")
+        overrides += options.overrides
         if options.command == "broker":
-            return _run_broker(parse_broker_config(_read(options.config), options.overrides))
+            return _run_broker(parse_broker_config(_read(options.config), overrides))
         if options.command == "transfer":
-            return _transfer(parse_broker_config(_read(options.config), options.overrides), options.to)
-        overrides = [f"listen={options.listen}"] if options.listen else []
-        text = _read(options.config) if options.config else ""
-        return _run_name_server(parse_name_server_config(text, [*overrides, *options.overrides]))
+            return _transfer(parse_broker_config(_read(options.config), overrides), options.to)
+        return _run_name_server(parse_name_server_config(_read(options.config) if options.config else "", overrides))
     except OperatorError as error:
         return _complain(error.lines, EXIT_OPERATOR)
     except ConfigError as error:

@@ -230,3 +230,45 @@ def test_giving_the_lead_away(start: Start, tmp_path: Path) -> None:
         if asked.returncode == 0 or time.monotonic() > deadline:
             break
     assert re.fullmatch(r"n1 leads \S+ in term \d+\n", output)
+
+
+def test_the_environment_overrides_the_file_and_options_both(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = free_port(), free_port()
+    monkeypatch.setenv("SPLITBRAIN_NODE_LISTEN", f"127.0.0.1:{first}")
+    monkeypatch.setenv("SPLITBRAIN_NODE_LIMITS__MAX_CONNECTIONS", "7")
+    path = write_config(tmp_path)
+    assert f"127.0.0.1:{first}" in wait_until_ready(start("broker", "--config", path))
+    again = write_config(tmp_path, data_dir="other")
+    ready = wait_until_ready(start("broker", "--config", again, "--set", f"listen=127.0.0.1:{second}"))
+    assert f"127.0.0.1:{second}" in ready
+
+
+def test_what_is_wrong_in_the_environment_is_listed_with_the_rest(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPLITBRAIN_NODE_LIMITS__MAX_CONECTIONS", "7")
+    monkeypatch.setenv("SPLITBRAIN_NODE_READ_MODE", "safe")
+    status, errors = finish(start("broker", "--config", write_config(tmp_path)))
+    assert status == 254
+    assert "limits.max_conections: is no known key; did you mean 'max_connections'?" in errors
+    assert "read_mode: 'safe' is not one of" in errors
+
+
+def test_a_name_server_is_configured_whole(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "ns.toml"
+    path.write_text(
+        f"""
+        listen = "127.0.0.1:0"
+        broker_expiry_s = 30
+        scan_interval_s = 5
+        max_connections = 100
+        kv_config_path = "{tmp_path / "kv.json"}"
+        """
+    )
+    wait_until_ready(start("nameserver", "--config", str(path)))
+    path.write_text('listen = "127.0.0.1:0"\nbroker_expiry = 0\nscan_interval_s = 0\nkv_config_path = "kv.json"\n')
+    status, errors = finish(start("nameserver", "--config", str(path)))
+    assert status == 254 and len(errors.splitlines()) == 3
+    assert "broker_expiry: is no known key; did you mean 'broker_expiry_s'?" in errors
