@@ -36,6 +36,7 @@ from node.config_reader import (
 )
 from node.ha.config import HaConfig, read_ha
 from node.mutants.catalogue import NO_MUTANT, check_mutant
+from node.retention import RetentionConfig, read_retention
 from node.security import AclConfig, TlsConfig, read_acl, read_tls
 
 __all__ = [
@@ -154,19 +155,11 @@ class TransactionsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassicConfig:
+class ClassicConfig(RetentionConfig):
     """A commit log of this node's own instead of DLedger."""
 
     transient_pool: bool = False
     """With asynchronous flush: acknowledge what is in memory, and write it a moment later (R)."""
-    retention_hours: int = 72
-    """Age at which a file of the log may go (R: fileReservedTime)."""
-    delete_hour: int = 4
-    """Hour of the day, in UTC, at which old files go (R: deleteWhen)."""
-    disk_capacity_bytes: int = 0
-    """Space that the log lives in; 0 means that nobody counts."""
-    disk_max_ratio_percent: int = 75
-    """Share of that space beyond which files go at any hour and age (R: diskMaxUsedSpaceRatio)."""
     ha: HaConfig | None = None
     """This broker's part in classic HA; None: it has no slaves and is none."""
 
@@ -204,6 +197,8 @@ class BrokerConfig:
     topics: tuple[TopicConfig, ...]
     preferred_leaders: tuple[str, ...] = ()
     """Members that any other leader gives its lead to when they can have it, the first one first (R)."""
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
+    """How long a DLedger log is kept."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     classic: ClassicConfig | None = None
     """A single master's log instead of DLedger; None means DLedger."""
@@ -316,12 +311,7 @@ def _classic(reader: ConfigReader | None) -> ClassicConfig | None:
     defaults = ClassicConfig()
     classic = ClassicConfig(
         transient_pool=reader.take("transient_pool", _boolean, defaults.transient_pool),
-        retention_hours=reader.take("retention_hours", integer_in(1, 87_600), defaults.retention_hours),
-        delete_hour=reader.take("delete_hour", integer_in(0, 23), defaults.delete_hour),
-        disk_capacity_bytes=reader.take("disk_capacity_bytes", integer_in(0, 1 << 60), defaults.disk_capacity_bytes),
-        disk_max_ratio_percent=reader.take(
-            "disk_max_ratio_percent", integer_in(10, 95), defaults.disk_max_ratio_percent
-        ),
+        **read_retention(reader),
         ha=read_ha(reader),
     )
     return classic
@@ -411,6 +401,7 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         dledger_peers=ledger.take("peers", check_member_addresses, own_peers),
         client_addresses=ledger.take("clients", check_member_addresses, {}),
         preferred_leaders=ledger.take("preferred_leaders", check_member_ids, ()),
+        retention=RetentionConfig(**read_retention(ledger)),
         topics=_topics(reader),
         limits=_limits(limits_reader),
         classic=classic,

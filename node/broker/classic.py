@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, ReadMode, Role, StoredInPart
 from node.config import ClassicConfig
 from node.remoting import ResponseCode
+from node.retention import EXPIRY_CHECK_S
 from node.runtime import Runtime
 from node.store.commit_log import DEFAULT_FLUSH, CommitLog, FlushPolicy, LogRefuses, NotYetDurable
 from node.store.table_file import BACKUP_SUFFIX, decode_table, write_table
@@ -27,9 +28,6 @@ TERM = 1
 """There is one master for good, so there is one term."""
 CHECKPOINT_INTERVAL_S = 10.0
 """From progress to the checkpoint that notes it: what recovery has to read again after a crash."""
-EXPIRY_CHECK_S = 60.0
-"""Between two looks for files that are old enough to go; only while there is more than one."""
-HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,22 +241,18 @@ class ClassicLedger:
                 logger.error("old files of the log could not be removed: %s", error)
 
     async def expire(self) -> None:
-        """Look once for files to remove (R: CleanCommitLogService). A file goes when the next one's first message is
-        older than the retention, at the hour for it; or, at any hour, when the log takes more than its share of the
-        space it may use. The newest file always stays. Raises OSError."""
+        """Look once for files to remove, see RetentionConfig. The newest file always stays. Raises OSError."""
         config, log = self._config, self.log
-        now_ms = self._runtime.clock.wall_ms()
-        is_hour = now_ms // HOUR_MS % 24 == config.delete_hour
-        allowed_bytes = int(config.disk_capacity_bytes * config.disk_max_ratio_percent / 100)
         before = log.begin_position
         while True:
             following = log.begin_position - log.begin_position % log.segment_size_bytes + log.segment_size_bytes
             if following >= log.synced_position:
                 break
-            is_crowded = bool(allowed_bytes) and log.end_position - log.begin_position > allowed_bytes
-            stored_ms = log.first_timestamp_ms(following)
-            is_old = stored_ms is not None and now_ms - stored_ms > config.retention_hours * HOUR_MS
-            if not (is_crowded or (is_old and is_hour)):
+            if not config.lets_go(
+                now_ms=self._runtime.clock.wall_ms(),
+                next_stored_ms=log.first_timestamp_ms(following),
+                log_bytes=log.end_position - log.begin_position,
+            ):
                 break
             await log.remove_before(following)
         if log.begin_position != before:

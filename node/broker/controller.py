@@ -29,6 +29,7 @@ from node.broker.disk_watch import DiskWatch
 from node.broker.dispatcher import Dispatcher, Queue
 from node.broker.internal_topics import SCHEDULE_TOPIC
 from node.broker.ledger import Ledger, ReadMode
+from node.broker.log_expiry import new_log_expiry
 from node.broker.memory_window import MemoryWindow
 from node.broker.message_store import MessageStore
 from node.broker.metrics import MetricsServer, render
@@ -190,6 +191,7 @@ class BrokerController:
             slave_read_enable=config.slave_read_enable,
         )
         self.metrics = MetricsServer(config.metrics_listen, self._metrics) if config.metrics_listen else None
+        self.expiry = new_log_expiry(self.ledger, self.dispatcher, config, runtime.clock, self._log_removed)
         self._removals: list[asyncio.Task[None]] = []
         self._started = False
 
@@ -240,6 +242,8 @@ class BrokerController:
         await self.dispatcher.start()
         if isinstance(self.ledger, ClassicLedger):
             self.queues.trim(self.ledger.store.ledger_begin_index)  # the process may have ended between both removals
+        if self.expiry is not None:
+            self.expiry.start()
         self.slave.follow()
         self._register_processors()
         self._roles.start()
@@ -355,6 +359,8 @@ class BrokerController:
         await self._client.close()
         await self.offsets.stop()
         await self.groups.stop()
+        if self.expiry is not None:
+            await self.expiry.stop()
         await asyncio.gather(*self._removals, return_exceptions=True)
         await self.dispatcher.stop()
         self.index.close()

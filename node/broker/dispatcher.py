@@ -130,6 +130,7 @@ class Dispatcher:
         self._restored = False
         self._stopped = False
         self._standing_still = False
+        self._replacing: asyncio.Task[None] | None = None
         self._checkpointing = asyncio.Lock()
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.failure: DispatchFailed | None = None
@@ -141,6 +142,11 @@ class Dispatcher:
     def dispatched_index(self) -> int:
         """The last log index whose message is in the queues; -1 before the first."""
         return self._mark.index
+
+    @property
+    def checkpointed_index(self) -> int:
+        """Up to which log index a restart has nothing to repeat."""
+        return self._checkpointed_index
 
     @property
     def last_store_timestamp_ms(self) -> int:
@@ -250,6 +256,9 @@ class Dispatcher:
             self._urgent.set()
             return
         first = self._mark.index + 1
+        if first < self._log.ledger_begin_index:
+            self._begin_later()
+            return
         last = self._log.committed_index
         if last < first:
             return
@@ -274,6 +283,19 @@ class Dispatcher:
             self._urgent.set()
         if self._mark.index < self._log.committed_index:
             self.notify()
+
+    def _begin_later(self) -> None:
+        """The log was replaced by one that begins behind what was dispatched (this node had fallen that far behind)."""
+        logger.warning("the log begins at entry %d now; deriving everything anew", self._log.ledger_begin_index)
+        self.stand_still()
+
+        def done(task: asyncio.Task[None]) -> None:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                self._fail(DispatchFailed(f"what was derived from the former log cannot be removed: {error}"))
+
+        self._replacing = asyncio.get_running_loop().create_task(self.go_on())
+        self._replacing.add_done_callback(done)
 
     def _read_failed(self, error: OSError) -> None:
         """Stop where the log is damaged; try again later where the disk only did not answer."""

@@ -321,6 +321,9 @@ class EntryDispatcher:
             entries = self._store.read_entries(
                 self._write_index, max_entries=room, max_bytes=self._config.max_push_bytes
             )
+            if not entries:
+                self._compare_from_begin()
+                return None
             self._push_entries(entries, now_ns)
             self._write_index = entries[-1].index + 1
             resend_ns = resend_ns or self._timing.push_timeout_ms * 1_000_000
@@ -421,14 +424,21 @@ class EntryDispatcher:
         due_ns = oldest.sent_ns + timeout_ns
         if now_ns < due_ns:
             return due_ns - now_ns
-        entries = self._store.read_entries(
-            first_index, max_entries=oldest.count, max_bytes=max(self._config.max_push_bytes, 1)
-        )
+        max_bytes = self._config.max_push_bytes
+        entries = self._store.read_entries(first_index, max_entries=oldest.count, max_bytes=max_bytes)
+        if not entries:
+            self._compare_from_begin()
+            return None
         self._complaints.warn("resend", f"push to {self.peer_id}: repeating {first_index} to {entries[-1].index}")
         self._push_entries(entries, now_ns)
         if entries[-1].index < oldest.last_index:
             self._change_state(-1, PushType.COMPARE)
         return timeout_ns
+
+    def _compare_from_begin(self) -> None:
+        """What the peer lacks is no longer in this log: it has to begin again where the log does now."""
+        logger.warning("push to %s: entries from %d on are gone", self.peer_id, self._write_index)
+        self._change_state(-1, PushType.COMPARE)
 
     def _check_leak(self, now_ns: int) -> None:
         """Drop pending entries that are acknowledged by now, at intervals and when there is no room (1 s, S0)."""

@@ -20,7 +20,7 @@ from typing import Any
 from node.dledger.config import DLedgerConfig
 from node.dledger.document import DamagedDocument, decode_document, encode_document
 from node.dledger.entry import Entry, blank, tail_mark
-from node.dledger.index import LogIndex
+from node.dledger.index import UNIT_SIZE_BYTES, LogIndex
 from node.runtime import Disk
 from node.store.segments import SegmentedFile
 
@@ -172,6 +172,22 @@ class LedgerFiles:
         content = {name: getattr(checkpoint, name) for name in Checkpoint.__slots__}
         await self._disk.write_file_atomic(self.checkpoint_path, encode_document(content))
         self.checkpoint = checkpoint
+
+    async def remove_before(self, position: int, index: int) -> None:
+        """Remove the files below `position`, where entry `index` begins a file. Raises OSError; may be repeated.
+
+        The caller holds `index_lock`, and the checkpoint is not below `index`. It is changed first: a log that begins
+        earlier than it says is fine, one that begins later has lost something.
+        """
+        before = self.checkpoint
+        await self._write_checkpoint(
+            committed_index=before.committed_index,
+            durable_index=before.durable_index,
+            durable_pos=before.durable_pos,
+            begin_pos=position,
+        )
+        await self.data.remove_before(position)
+        await self._index_file.remove_before(index * UNIT_SIZE_BYTES)
 
     def close(self) -> None:
         """Release the files; writes nothing."""

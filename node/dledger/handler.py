@@ -319,7 +319,7 @@ class EntryHandler:
                 return
             done = self._store.truncate(before.index)
             self._store.append_as_follower([entry])
-        elif self.verified_index(request.term) >= 0:
+        elif self.verified_index(request.term) >= 0 and entry.index <= self._store.ledger_end_index + 1:
             self._refuse_truncate(push)
             return
         else:

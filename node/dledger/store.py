@@ -312,6 +312,27 @@ class DLedgerStore:
         self._tell(self._commit_listeners)
         return True
 
+    @property
+    def begin_pos(self) -> int:
+        """The first position that the log holds."""
+        return self._files.data.begin_position
+
+    def first_of_next_file(self) -> Entry | None:
+        """The entry that begins the log's second file; None where there is none. Raises LedgerCorrupt, OSError."""
+        pos = self.begin_pos + self._files.data.room_at(self.begin_pos)
+        return self._read(pos, HEADER_SIZE_BYTES, None) if pos < self._files.data.end_position else None
+
+    async def remove_before(self, first: Entry) -> bool:
+        """Remove the files below `first`, which begins one. False where that is not possible now: only what is
+        committed and durable goes, and the newest file stays. Raises OSError."""
+        await self._checkpoint()
+        async with self._files.index_lock:
+            if not self._begin_index <= first.index <= self._files.checkpoint.committed_index:
+                return False  # not durable yet, or the whole log was replaced meanwhile
+            self._begin_index = first.index
+            await self._files.remove_before(first.pos, first.index)
+        return True
+
     def add_commit_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener()` whenever the committed index has advanced."""
         self._commit_listeners.append(listener)

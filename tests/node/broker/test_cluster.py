@@ -33,9 +33,10 @@ def free_ports(count: int) -> list[int]:
 class Group:
     """The brokers of one group, by id."""
 
-    def __init__(self, directory: Path, *, nodes: int, until: Any, **settings: str) -> None:
+    def __init__(self, directory: Path, *, nodes: int, until: Any, **settings: str | dict[str, int]) -> None:
         self._directory = directory
         self._until = until
+        self._numbers = settings.pop("numbers", {})
         self._settings = settings
         self.ids = [f"n{number}" for number in range(1, nodes + 1)]
         ports = free_ports(2 * nodes)
@@ -54,6 +55,7 @@ class Group:
             *(f'{key} = "{value}"' for key, value in self._settings.items()),
             f'dledger.listen = "127.0.0.1:{self._ledger[node]}"',
             "limits.queue_file_units = 16",
+            *(f"{key} = {value}" for key, value in self._numbers.items()),
             "[dledger.peers]",
             *(f'{other} = "127.0.0.1:{port}"' for other, port in self._ledger.items()),
             "[[topics]]",
@@ -114,7 +116,7 @@ class Group:
 
 @pytest.fixture
 def run(tmp_path: Path, helpers: Any) -> Callable[..., None]:
-    def runner(scenario: Callable[[Group], Awaitable[None]], *, nodes: int, **settings: str) -> None:
+    def runner(scenario: Callable[[Group], Awaitable[None]], *, nodes: int, **settings: Any) -> None:
         async def main() -> None:
             group = Group(tmp_path, nodes=nodes, until=helpers.until, **settings)
             await group.start()
@@ -231,3 +233,57 @@ def test_runtime_information_tells_who_leads(run: Any) -> None:
         assert {table["term"] for table in tables.values()} == {tables[master]["term"]}
 
     run(scenario, nodes=3)
+
+
+SMALL_LOG = {
+    "dledger.disk_capacity_bytes": 120_000,
+    "dledger.disk_max_ratio_percent": 50,
+    "limits.segment_size_bytes": 65_536,
+    "limits.max_message_size_bytes": 20_000,
+}
+
+
+@pytest.mark.row("Expiry (3 days S1; 72 h, 04:00, R), no discard policy")
+def test_old_files_of_a_replicated_log_go_and_who_was_away_begins_later(run: Any, helpers: Any) -> None:
+    async def scenario(group: Group) -> None:
+        master = await group.master()
+        away = next(node for node in group.ids if node != master)
+        bodies = [b"%03d" % number + b"x" * 4000 for number in range(60)]
+        for body in bodies[:3]:
+            await group.send(body)
+        await group.stop(away)
+        for body in bodies[3:]:
+            await group.send(body)
+        for broker in group.brokers.values():
+            await helpers.until(lambda broker=broker: broker.dispatcher.dispatched_index >= 60)
+            await broker.expiry.expire()
+            assert broker.ledger.store.ledger_begin_index == 0, "the dispatch checkpoint does not cover it yet"
+            await broker.dispatcher._checkpoint()
+            await broker.expiry.expire()
+            assert broker.ledger.store.ledger_begin_index > 30
+        low = int((await group.ask(master, 31, {"topic": "t", "queueId": 0})).ext_fields["offset"])
+        assert 30 < low < 60
+        reply = await group.ask(master, 11, {"topic": "t", "queueId": 0, "queueOffset": 5})
+        assert (reply.code, int(reply.ext_fields["nextBeginOffset"])) == (21, low)
+
+        await group.start(away)
+        last = group.brokers[master].ledger.store.committed_index
+        await helpers.until(lambda: group.brokers[away].dispatcher.dispatched_index >= last)
+        assert group.brokers[away].ledger.store.ledger_begin_index > 30
+        assert group.brokers[away].dispatcher.failure is None
+        for node in group.ids:
+            if node != away:
+                await group.stop(node)
+                await group.start(node)
+        await group.brokers[await group.master()].ledger.transfer_leadership(away)
+        await group.send(b"the last")
+        offset, found = low, []
+        while True:
+            reply = await group.ask(away, 11, {"topic": "t", "queueId": 0, "queueOffset": offset})
+            if reply.code != 0:
+                break
+            found += [message.body for message in decode_records(reply.body)]
+            offset = int(reply.ext_fields["nextBeginOffset"])
+        assert found == [*bodies[low:], b"the last"]
+
+    run(scenario, nodes=3, numbers=SMALL_LOG)

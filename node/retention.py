@@ -1,0 +1,54 @@
+"""How long a log is kept: the rule by which its oldest file may go (R: CleanCommitLogService)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from node.config_reader import ConfigReader, integer_in
+
+__all__ = ["EXPIRY_CHECK_S", "RetentionConfig", "read_retention"]
+
+EXPIRY_CHECK_S: Final = 60.0
+"""Between two looks for files to remove; the hour for it has sixty of them (R: 10 s)."""
+
+HOUR_MS: Final = 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionConfig:
+    """A file goes when what follows it is older than the retention, at the hour for it; or, at any hour, when the log
+    takes more than its share of the space it may use. There is no other policy: nothing refuses writes instead."""
+
+    retention_hours: int = 72
+    """Age at which a file of the log may go (R: fileReservedTime)."""
+    delete_hour: int = 4
+    """Hour of the day, in UTC, at which old files go (R: deleteWhen)."""
+    disk_capacity_bytes: int = 0
+    """Space that the log lives in; 0 means that nobody counts."""
+    disk_max_ratio_percent: int = 75
+    """Share of that space beyond which files go at any hour and age (R: diskMaxUsedSpaceRatio)."""
+
+    def lets_go(self, *, now_ms: int, next_stored_ms: int | None, log_bytes: int) -> bool:
+        """Whether the oldest file may go: `next_stored_ms` is when the first message behind it was stored, None where
+        there is none, `log_bytes` the size of the whole log."""
+        allowed_bytes = int(self.disk_capacity_bytes * self.disk_max_ratio_percent / 100)
+        if allowed_bytes and log_bytes > allowed_bytes:
+            return True
+        is_hour = now_ms // HOUR_MS % 24 == self.delete_hour
+        return is_hour and next_stored_ms is not None and now_ms - next_stored_ms > self.retention_hours * HOUR_MS
+
+
+def read_retention(reader: ConfigReader) -> dict[str, Any]:
+    """The fields of a RetentionConfig, from the table that has them among others."""
+    defaults = RetentionConfig()
+    return {
+        "retention_hours": reader.take("retention_hours", integer_in(1, 87_600), defaults.retention_hours),
+        "delete_hour": reader.take("delete_hour", integer_in(0, 23), defaults.delete_hour),
+        "disk_capacity_bytes": reader.take(
+            "disk_capacity_bytes", integer_in(0, 1 << 60), defaults.disk_capacity_bytes
+        ),
+        "disk_max_ratio_percent": reader.take(
+            "disk_max_ratio_percent", integer_in(10, 95), defaults.disk_max_ratio_percent
+        ),
+    }
