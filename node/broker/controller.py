@@ -167,6 +167,7 @@ class BrokerController:
             groups=self.groups,
             queues=self.queues,
             disk=runtime.disk,
+            register_again=self._registrar.announce,
         )
         self._checks = TransactionChecks(
             ledger=self.ledger,

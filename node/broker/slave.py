@@ -7,7 +7,7 @@ a change brings about at once, tells it anew (S3).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from node.broker.consumer_offsets import ConsumerOffsets
@@ -26,7 +26,8 @@ __all__ = ["SlaveSide"]
 
 
 class SlaveSide:
-    """What is a slave's business of one broker; on a master it rests."""
+    """What is a slave's business of one broker; on a master it rests. `register_again` has the name servers asked where
+    the master is."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class SlaveSide:
         groups: SubscriptionGroups,
         queues: QueueStore,
         disk: Disk,
+        register_again: Callable[[], None],
     ) -> None:
         self._config = config
         self._ledger = ledger
@@ -49,6 +51,7 @@ class SlaveSide:
         self.synchronize = SlaveSynchronize(
             client=client,
             master=self._dialled_master,
+            ask_for_master=register_again,
             may_give_back=self._is_copy,
             topics=topics,
             offsets=offsets,

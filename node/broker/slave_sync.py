@@ -34,6 +34,8 @@ FIRST_AFTER_S: Mapping[str, float] = {"default": 3.0, "fast": 0.3}
 """From becoming a slave to the first copy, by timing profile (S3: 3 s)."""
 INTERVAL_S: Mapping[str, float] = {"default": 10.0, "fast": 1.0}
 """Between two copies (S3: 10 s)."""
+NO_MASTER_PAUSE_S = 1.0
+"""Between two registrations that ask where the master is, while nobody knows one."""
 TIMEOUT_MS = 3000
 """For one request (R)."""
 MAX_GIVEN_BACK = 1000
@@ -42,14 +44,15 @@ _UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
 
 
 class SlaveSynchronize:
-    """Copies the tables of the master at `master()` (an address to dial, "" while there is none). `may_give_back` says
-    whether this node's log is known to be a copy of the master's."""
+    """Copies the tables of the master at `master()` (an address to dial, "" while there is none: then `ask_for_master`
+    is called from time to time). `may_give_back` says whether this node's log is known to be a copy of the master's."""
 
     def __init__(
         self,
         *,
         client: RemotingClient,
         master: Callable[[], str],
+        ask_for_master: Callable[[], None],
         may_give_back: Callable[[], bool],
         topics: TopicTable,
         offsets: ConsumerOffsets,
@@ -61,6 +64,7 @@ class SlaveSynchronize:
     ) -> None:
         self._client = client
         self._master = master
+        self._ask_for_master = ask_for_master
         self._may_give_back = may_give_back
         self._topics = topics
         self._offsets = offsets
@@ -92,17 +96,18 @@ class SlaveSynchronize:
     async def _copy_forever(self) -> None:
         await asyncio.sleep(self._first_after_s)
         while True:
-            address = self._master()
-            if address:
-                try:
-                    await self._copy_all(address)
-                    self.rounds_total += 1
-                except (RemotingError, OSError) as error:
-                    self._complaints.warning(logger, "sync", "tables of the master at %s: %s", address, error)
-                except _UNREADABLE as error:
-                    self._complaints.warning(
-                        logger, "sync", "the master at %s sends a table that is none: %r", address, error
-                    )
+            while not (address := self._master()):
+                self._ask_for_master()
+                await asyncio.sleep(NO_MASTER_PAUSE_S)
+            try:
+                await self._copy_all(address)
+                self.rounds_total += 1
+            except (RemotingError, OSError) as error:
+                self._complaints.warning(logger, "sync", "tables of the master at %s: %s", address, error)
+            except _UNREADABLE as error:
+                self._complaints.warning(
+                    logger, "sync", "the master at %s sends a table that is none: %r", address, error
+                )
             await asyncio.sleep(self._interval_s)
 
     async def _copy_all(self, address: str) -> None:

@@ -23,7 +23,7 @@ from node.broker.client_manager import ClientManager
 from node.broker.copies import copy_of
 from node.broker.dispatcher import Dispatcher, DispatchFailed
 from node.broker.internal_topics import HALF_TOPIC, OP_TOPIC, UNRESOLVED_TOPIC
-from node.broker.ledger import AppendResult, DLedgerError, Ledger, StoredInPart
+from node.broker.ledger import AppendResult, DLedgerError, Ledger, ReadMode, StoredInPart
 from node.broker.message_store import MessageStore, NotWritable
 from node.broker.send_back import read_message
 from node.config import TransactionsConfig
@@ -63,6 +63,8 @@ RECHECK_S = 1.0
 """Longest sleep while a transaction is open: a wall clock that was set is noticed within this time."""
 RETRY_MS = 10_000
 """After a half message could not be read or the log took nothing."""
+BARRIER_TIMEOUT_S = 3.0
+"""For the other members to confirm that this one leads; then it is tried again."""
 CHECKS_PER_TURN = 64
 """Questions sent in one turn of the loop."""
 FORGET_ENDINGS_AT = 10_000
@@ -292,6 +294,7 @@ class TransactionChecks:
         self._due: list[tuple[int, int]] = []
         self._seen_ms = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.checks_total = 0
         """Questions sent since the start."""
@@ -323,11 +326,14 @@ class TransactionChecks:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
 
     def _opened(self, offset: int) -> None:
         if self._running:
             heapq.heappush(self._due, (self._transactions.halves[offset].due_ms, offset))
-            if self._timer is None:
+            if self._timer is None and (self._asking is None or self._asking.done()):
                 self._arm()
 
     def _arm(self) -> None:
@@ -347,6 +353,26 @@ class TransactionChecks:
         if now_ms < self._seen_ms:
             self._set_all_due(now_ms)
         self._seen_ms = now_ms
+        if self._due and self._due[0][0] <= now_ms:
+            self._timer = None
+            self._asking = asyncio.get_running_loop().create_task(self._ask_due())
+        else:
+            self._arm()
+
+    async def _ask_due(self) -> None:
+        """Ask about what is due, once it is certain that no other node is master: one that was deposed while it was
+        cut off does not know it, and would ask beside its successor (S3: only the master asks)."""
+        try:
+            async with asyncio.timeout(BARRIER_TIMEOUT_S):
+                await self._ledger.read_barrier(ReadMode.READ_INDEX)
+        except (DLedgerError, TimeoutError) as error:
+            self._complaints.warning(logger, "lead", "nobody is asked about transactions: %s", error)
+            if self._running:
+                self._timer = asyncio.get_running_loop().call_later(RECHECK_S, self._run)
+            return
+        if not self._running or not self._store.is_master:
+            return  # whoever makes this node master again starts anew
+        now_ms = self._clock.wall_ms()
         for _ in range(CHECKS_PER_TURN):
             if not self._due or self._due[0][0] > now_ms:
                 break

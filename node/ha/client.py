@@ -23,6 +23,8 @@ __all__ = ["HAClient"]
 
 logger = logging.getLogger("node.ha")
 
+TIMER_GRAIN_S = 0.001
+"""A timer may fire this much early; what it is for is due then."""
 PAUSE_AT_BYTES = 8 << 20
 """Received and not yet written: beyond it nothing more is read from the connection until half of it is."""
 
@@ -96,20 +98,25 @@ class _Link(asyncio.Protocol):
         self._transport.write(encode_report(position))
 
     def _arm(self) -> None:
-        due_s = min(self._last_read_s + self._timings.housekeeping_s, self._last_write_s + self._timings.heartbeat_s)
-        self._timer = self._loop.call_at(due_s, self._tick)
+        self._timer = self._loop.call_at(min(self._silent_at_s(), self._heartbeat_at_s()), self._tick)
+
+    def _silent_at_s(self) -> float:
+        return self._last_read_s + self._timings.housekeeping_s
+
+    def _heartbeat_at_s(self) -> float:
+        return self._last_write_s + self._timings.heartbeat_s
 
     def _tick(self) -> None:
-        now_s = self._loop.time()
-        if now_s - self._last_read_s >= self._timings.housekeeping_s:
+        now_s = self._loop.time() + TIMER_GRAIN_S
+        if now_s >= self._silent_at_s():
             self._end(StreamError(f"the master was silent for {self._timings.housekeeping_s:g} s"))
             return
-        if now_s - self._last_write_s >= self._timings.heartbeat_s:
+        if now_s >= self._heartbeat_at_s():
             # Before the logs are compared there is nothing to say: a report would count as the word that it is.
             if self._replica.is_compared:
                 self._report(self._log.committed_position)
             else:
-                self._last_write_s = now_s
+                self._last_write_s = self._loop.time()
         self._arm()
 
     def _end(self, error: Exception | None) -> None:

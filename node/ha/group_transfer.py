@@ -14,6 +14,8 @@ __all__ = ["MAX_WAITING", "GroupTransferService"]
 
 MAX_WAITING = 100_000
 """Messages that wait at once, a few hundred bytes each; beyond it a SYNC_MASTER takes no more for the moment."""
+TIMER_GRAIN_S = 0.001
+"""A timer may fire this much early; what it is for is due then."""
 
 
 class GroupTransferService:
@@ -50,7 +52,7 @@ class GroupTransferService:
     def _time_out(self) -> None:
         self._timer = None
         loop = asyncio.get_running_loop()
-        now_s = loop.time()
+        now_s = loop.time() + TIMER_GRAIN_S
         while self._waiting and self._waiting[0][1] <= now_s:
             _settle(self._waiting.popleft()[2], False)
         if self._waiting:

@@ -24,6 +24,8 @@ __all__ = ["HAConnection", "HAService", "TransferSource"]
 
 logger = logging.getLogger("node.ha")
 
+TIMER_GRAIN_S = 0.001
+"""A timer may fire this much early; what it is for is due then."""
 MAX_SLAVES = 64
 """Connections at once; each costs a socket, a megabyte of buffer at most, and its share of the disk's reads."""
 FRAMES_PER_TURN = 16
@@ -179,26 +181,26 @@ class HAConnection(asyncio.Protocol):
         self._transport.write(frame.encode())
 
     def _arm(self) -> None:
-        timings = self._service.timings
-        due_s = self._last_read_s + timings.housekeeping_s
-        if self._next >= 0:
-            due_s = min(due_s, self._last_write_s + timings.heartbeat_s)
-        else:
-            due_s = min(due_s, self._loop.time() + timings.heartbeat_s)
-        self._timer = self._loop.call_at(due_s, self._tick)
+        self._timer = self._loop.call_at(min(self._silent_at_s(), self._heartbeat_at_s()), self._tick)
+
+    def _silent_at_s(self) -> float:
+        return self._last_read_s + self._service.timings.housekeeping_s
+
+    def _heartbeat_at_s(self) -> float:
+        return self._last_write_s + self._service.timings.heartbeat_s
 
     def _tick(self) -> None:
-        now_s = self._loop.time()
-        timings = self._service.timings
-        if now_s - self._last_read_s >= timings.housekeeping_s:
-            logger.warning("slave %s was silent for %g s: closing", self.address, timings.housekeeping_s)
+        now_s = self._loop.time() + TIMER_GRAIN_S
+        if now_s >= self._silent_at_s():
+            logger.warning("slave %s was silent for %g s: closing", self.address, self._service.timings.housekeeping_s)
             assert self._transport is not None
             self._transport.abort()
             return
-        if self.is_transferring and self._may_write and now_s - self._last_write_s >= timings.heartbeat_s:
-            self._write(Frame(self._next, b""))
-        elif not self._may_write:
-            self._last_write_s = now_s  # what waits in the buffer says more than a heartbeat
+        if now_s >= self._heartbeat_at_s():
+            if self.is_transferring and self._may_write:
+                self._write(Frame(self._next, b""))
+            else:  # nothing was asked for, or what waits in the buffer says more than a heartbeat
+                self._last_write_s = self._loop.time()
         self._arm()
 
     def close(self) -> None:

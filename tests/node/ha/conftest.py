@@ -30,9 +30,7 @@ self_id = "{name}"
 listen = "{address}:10911"
 data_dir = "/data"
 name_servers = ["{name_server}:9876"]
-[classic]
-broker_role = "{role}"
-broker_id = {broker_id}
+{replication}
 [limits]
 segment_size_bytes = 65536
 max_message_size_bytes = 16384
@@ -81,13 +79,14 @@ class HaGroup:
 
         host.start(program)
 
-    async def start(self, name: str, role: str, *overrides: str, wait: bool = True) -> None:
-        """Start a broker; "SLAVE" gets the broker id of its number minus 1."""
-        number = int(name[1:])
+    async def start(self, name: str, role: str, *overrides: str) -> None:
+        """Start a broker; "SLAVE" gets the broker id of its number minus 1, "DLEDGER" a group of all hosts."""
         text = CONFIG.format(
-            name=name, address=self.hosts[name].address, name_server=self.hosts["ns1"].address, role=role,
-            broker_id=(number - 1 or 9) if role == "SLAVE" else 0,
-        )  # fmt: skip
+            name=name,
+            address=self.hosts[name].address,
+            name_server=self.hosts["ns1"].address,
+            replication=self._replication(name, role),
+        )
         config = parse_broker_config(text, [*self.overrides, *overrides])
 
         async def program(process: Incarnation) -> None:
@@ -105,8 +104,16 @@ class HaGroup:
         self.hosts[name].boot()
         self.hosts[name].start(program)
         await self.until(lambda: name in self.brokers or name in self.failed)
-        if wait and role != "SLAVE":
+        if role.endswith("MASTER"):
             await self.until(lambda: self.brokers[name].store.is_master)
+
+    def _replication(self, name: str, role: str) -> str:
+        if role == "DLEDGER":
+            peers = {other: f"{self.hosts[other].address}:40911" for other in self.names}
+            lines = [f'listen = "{peers[name]}"', "[dledger.peers]", *(f'{n} = "{a}"' for n, a in peers.items())]
+            return "\n".join(["[dledger]", *lines])
+        broker_id = (int(name[1:]) - 1 or 9) if role == "SLAVE" else 0
+        return f'[classic]\nbroker_role = "{role}"\nbroker_id = {broker_id}'
 
     async def stop(self, name: str) -> None:
         """An orderly end."""
@@ -233,6 +240,15 @@ class HaGroup:
         self.hosts[name].kill()
 
     # What is so
+
+    async def master(self, *among: str) -> str:
+        """Wait for a broker (among some) that takes messages; its name."""
+
+        def masters() -> list[str]:
+            return [name for name in among or self.names if name in self.brokers and self[name].store.is_master]
+
+        await self.until(lambda: len(masters()) == 1)
+        return masters()[0]
 
     async def until(self, condition: Callable[[], bool], *, within_s: float = 120.0) -> None:
         """Wait until something is so; fails when it is not within some virtual seconds."""
