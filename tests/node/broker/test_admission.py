@@ -175,6 +175,10 @@ def test_a_negative_queue_means_any(run_case: Any) -> None:
     run_case(scenario)
 
 
+@pytest.mark.row(
+    "putMessage refusals: shutdown, SLAVE, not writeable → SERVICE_NOT_AVAILABLE; topic >127 → "
+    "MESSAGE_ILLEGAL; properties >32767 → PROPERTIES_SIZE_EXCEEDED; page-cache busy"
+)
 def test_a_full_disk_takes_no_messages_until_there_is_room(
     run_case: Any, helpers: Any, monkeypatch: Any, caplog: Any
 ) -> None:

@@ -98,6 +98,7 @@ async def look(case: Case) -> None:
     assert [message.body for message in decode_records(reply.body)] == SENT[-3:]
 
 
+@pytest.mark.row("Orderly shutdown flush")
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_everything_is_there_after_an_orderly_restart(run: Any, tmp_path: Path, mode: str) -> None:
     run(fill, f"flush_mode={mode}")

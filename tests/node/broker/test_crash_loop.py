@@ -7,6 +7,7 @@ import pytest
 from benchmarks import crash_loop
 
 
+@pytest.mark.row("Reput dispatch (confirmOffset if duplication)")
 def test_nothing_is_lost_when_power_is_cut() -> None:
     figures = crash_loop.power_cut_rounds(30, seconds=600, seed=4711)
     assert figures["rounds"] == 30 and figures["acknowledged"] > 1000 and figures["lost_unsynced_bytes"] > 0

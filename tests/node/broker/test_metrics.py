@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from node.broker import message_store as store_module
 from node.broker import metrics as module
 from node.broker.metrics import Histogram, render
 
@@ -84,3 +85,25 @@ def test_topics_are_counted_and_removed(run_case: Any) -> None:
         assert (await case.ask(215, {"topic": "t"})).code == 1
 
     run_case(scenario)
+
+
+@pytest.mark.row(
+    "mmap page-cache reads; optional warm-up/unlock; per-topic put counters, max put time; warn >500 ms"
+)
+def test_a_slow_put_is_counted_and_logged(run_case: Any, helpers: Any, monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setattr(module, "SLOW_PUT_S", 0.02)
+    monkeypatch.setattr(store_module, "SLOW_PUT_S", 0.02)
+
+    async def scenario(case: Any) -> None:
+        assert (await case.send()).code == 0
+        case.ledger.commit_by_hand = True
+        slow = asyncio.ensure_future(case.send())
+        await helpers.until(lambda: bool(case.ledger._pending))
+        await asyncio.sleep(0.03)
+        case.ledger.commit()
+        assert (await slow).code == 0
+        table = await case.table()
+        assert table["putSlowTotal"] == "1" and float(table["putMaxSeconds"]) >= 0.03
+
+    run_case(scenario)
+    assert "ms to be stored" in caplog.text

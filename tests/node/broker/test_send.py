@@ -145,6 +145,10 @@ def test_refusals(run: Any, helpers: Any, request_changes: dict[str, Any], code:
     run(scenario)
 
 
+@pytest.mark.row(
+    "putMessage refusals: shutdown, SLAVE, not writeable → SERVICE_NOT_AVAILABLE; topic >127 → "
+    "MESSAGE_ILLEGAL; properties >32767 → PROPERTIES_SIZE_EXCEEDED; page-cache busy"
+)
 def test_a_slave_refuses_before_the_append(run: Any, helpers: Any) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         reply = await answer(parts, processor, helpers.send_request())
@@ -154,6 +158,10 @@ def test_a_slave_refuses_before_the_append(run: Any, helpers: Any) -> None:
     run(scenario, master=False)
 
 
+@pytest.mark.row(
+    "putMessage refusals: shutdown, SLAVE, not writeable → SERVICE_NOT_AVAILABLE; topic >127 → "
+    "MESSAGE_ILLEGAL; properties >32767 → PROPERTIES_SIZE_EXCEEDED; page-cache busy"
+)
 @pytest.mark.parametrize(
     ("refusal", "code"),
     [

@@ -237,6 +237,7 @@ def test_one_sync_serves_a_whole_group(tmp_path: Path) -> None:
     run(scenario)
 
 
+@pytest.mark.row("OS page cache busy")
 @pytest.mark.row("Sync flush GroupCommit: swapped queues, batch, two tries, 10 ms wait")
 def test_a_sync_that_stalls_is_told_and_then_makes_appends_busy(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "FLUSH_TIMEOUT_S", 0.05)
