@@ -41,7 +41,7 @@ _TRIAL_TIMEOUT_S = 30.0
 def agent_shim_missing(interface: str, ability: str) -> str | None:
     """Why an ability of clocks or disks of hosts with agents cannot be had from this machine; None when it can."""
     if interface == "disks" and ability not in SHIM_DISK_ABILITIES:
-        return f"disks cannot {ability} on hosts that are reached through an agent: use --cluster netns as root"
+        return f"containers and machines have no file system of the run's own that could {ability}: use --cluster netns"
     try:
         build_shim()
     except ShimError as error:

@@ -96,7 +96,7 @@ async def clocks(cluster: Any) -> None:
 
 
 async def disks(cluster: Any) -> None:
-    """A disk that fails, one that stalls, and one that loses what was not synced."""
+    """A disk that fails, one that stalls, one that loses what was not synced, and one that flips a bit."""
     faults = {"n1": DiskFault(kind="error-write"), "n2": DiskFault(kind="stall-fsync")}
     await cluster.disks.impair("f1", faults)
     first, second, third = [await cluster.disks.probe(host, timeout_s=5.0) for host in ("n1", "n2", "n3")]
@@ -118,6 +118,10 @@ async def disks(cluster: Any) -> None:
     assert lost.lost_bytes == len("content")
     _, left, _ = await cluster.run("n1", ["ls", data])
     assert left.split() == ["synced"]
+    await cluster.disks.flip_bit("f3", "n1", files="synced", place=0.0, bit=0)
+    assert (await cluster.run("n1", ["cat", f"{data}/synced"]))[1] == "bontent"
+    await cluster.disks.release("f3")
+    assert (await cluster.run("n1", ["cat", f"{data}/synced"]))[1] == "content"
 
 
 async def links(cluster: Any) -> None:
@@ -260,4 +264,5 @@ def test_a_measure_is_the_same_whatever_the_clocks_say(packets: list[tuple[int, 
 def test_what_only_a_file_system_of_its_own_can_have_is_said_so() -> None:
     said = SshCluster.missing("disks", "no-such-ability")
     assert said is not None and "use --cluster netns" in said and "\n" not in said
+    assert DockerCluster.missing("disks", "freeze") is not None
     assert DockerCluster.missing("links", "loss") is None
