@@ -8,6 +8,7 @@ from node.broker.classic import ClassicLedger
 from node.broker.ledger import Ledger
 from node.config import BrokerConfig, split_address
 from node.dledger import TIMINGS, DLedgerConfig, DLedgerRequestCode, DLedgerServer
+from node.dledger.rpc import JSON_CODES
 from node.ha.ledger import HaLedger
 from node.runtime import Runtime
 from node.store.commit_log import FlushPolicy
@@ -38,7 +39,8 @@ def new_dledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
         ),
         runtime,
     )
-    ledger.remoting.processors.pop(DLedgerRequestCode.APPEND)
+    for code in (DLedgerRequestCode.APPEND, DLedgerRequestCode.APPEND + JSON_CODES):
+        ledger.remoting.processors.pop(code)
     return ledger
 
 

@@ -8,11 +8,24 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["DLedgerCode", "DLedgerError", "DLedgerRequestCode", "PushType", "ReadMode", "Role", "VoteResult"]
+__all__ = [
+    "JSON_CODES",
+    "DLedgerCode",
+    "DLedgerError",
+    "DLedgerRequestCode",
+    "PushType",
+    "ReadMode",
+    "Role",
+    "VoteResult",
+]
+
+
+JSON_CODES = 20_000
+"""What DLedger's own request code is greater than that of the binary form, since the binary header has 16 bits."""
 
 
 class DLedgerRequestCode(enum.IntEnum):
-    """Remoting request codes of a member: DLedger's less 20,000, since the binary header has 16 bits for a code."""
+    """Remoting request codes of a member, for messages in the binary form; DLedger's own, 20,000 above, take JSON."""
 
     METADATA = 30000
     APPEND = 30001

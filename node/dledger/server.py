@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from node.dledger.config import DLedgerConfig
 from node.dledger.elector import LeaderElector
+from node.dledger.json_form import from_json, to_json
 from node.dledger.member_state import MemberState, RoleListener
 from node.dledger.messages import (
     AppendEntryRequest,
@@ -43,7 +44,7 @@ from node.dledger.peers import PeerClient, RemotingPeerClient, settle
 from node.dledger.pusher import DLedgerEntryPusher
 from node.dledger.quorum import AppendResult
 from node.dledger.reads import ReadBarrier
-from node.dledger.rpc import DLedgerCode, DLedgerError, DLedgerRequestCode, ReadMode
+from node.dledger.rpc import JSON_CODES, DLedgerCode, DLedgerError, DLedgerRequestCode, ReadMode
 from node.dledger.store import DLedgerStore
 from node.dledger.transfer import LeadershipTransfer
 from node.remoting import Command, Connection, LateReply, Processor, RemotingServer, ResponseCode
@@ -78,6 +79,7 @@ class DLedgerServer:
         self.remoting = RemotingServer(host, int(port), name="dledger")
         for code, processor in self._processors().items():
             self.remoting.register(code, processor)
+            self.remoting.register(code + JSON_CODES, processor)
 
     def make_state(self) -> MemberState:
         return MemberState(self.config, self.runtime)
@@ -234,7 +236,7 @@ class DLedgerServer:
 
         def process(command: Command, connection: Connection) -> Command | Awaitable[Command] | LateReply:
             try:
-                request = kind.from_body(command.body)
+                request = from_json(kind, command.body) if _takes_json(command) else kind.from_body(command.body)
             except MalformedMessage as error:
                 return self._refusal(command, answer_kind, DLedgerCode.UNEXPECTED_ARGUMENT, str(error))
             if request.group != self.config.group:
@@ -256,7 +258,7 @@ class DLedgerServer:
 
     def _refusal(self, command: Command, kind: type[Response], code: DLedgerCode, remark: str) -> Command:
         answer = kind(**self._answer_fields(""), code=code)
-        return command.reply(ResponseCode.SUCCESS, remark=remark[:256], body=answer.to_body())
+        return _reply(command, answer, remark[:256])
 
     def _answer_fields(self, remote_id: str) -> dict[str, Any]:
         return {
@@ -322,5 +324,10 @@ class DLedgerServer:
         )
 
 
-def _reply(command: Command, answer: Response) -> Command:
-    return command.reply(ResponseCode.SUCCESS, body=answer.to_body())
+def _takes_json(command: Command) -> bool:
+    return command.code >= DLedgerRequestCode.METADATA + JSON_CODES
+
+
+def _reply(command: Command, answer: Response, remark: str | None = None) -> Command:
+    body = to_json(answer) if _takes_json(command) else answer.to_body()
+    return command.reply(ResponseCode.SUCCESS, remark=remark, body=body)

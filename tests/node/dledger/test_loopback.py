@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -305,5 +307,37 @@ def test_the_lead_is_given_away_over_the_wire(real: Any) -> None:
             await give_lead("g", group.peers, "n9")
         with pytest.raises(GroupRefuses, match="is not member n1 of group h"):
             await give_lead("h", group.peers, "n1")
+
+    real(scenario)
+
+
+def test_dledgers_own_form_is_understood_under_its_own_codes(real: Any) -> None:
+    async def scenario(group: RealGroup) -> None:
+        await group.start()
+        leader = await group.leader()
+        client = RemotingClient()
+
+        async def ask(code: int, **fields: Any) -> dict[str, Any]:
+            body = json.dumps({"group": "g", "remoteId": leader, "localId": "tool", **fields}).encode()
+            reply = await client.invoke(group.peers[leader], Command.request(code, body=body), timeout_ms=5000)
+            answer: dict[str, Any] = json.loads(reply.body)
+            return answer
+
+        metadata = await ask(50000)
+        assert (metadata["code"], metadata["role"], metadata["leaderId"]) == (200, "LEADER", leader)
+        appended = await ask(50001, body=base64.b64encode(b"in JSON").decode())
+        read = await ask(50002, beginIndex=appended["index"])
+        (entry,) = parse_entries(base64.b64decode(read["entries"]))
+        assert (entry.body, entry.pos) == (b"in JSON", appended["pos"])
+        vote = {"term": 99, "leaderId": "n9", "ledgerEndIndex": 9, "ledgerEndTerm": 9}
+        assert (await ask(51001, **vote))["voteResult"] == "REJECT_UNKNOWN_LEADER"
+        other = next(name for name in group.peers if name != leader)
+        assert (await ask(51002, term=0, leaderId=other))["code"] == DLedgerCode.EXPIRED_TERM
+        push = {"term": 0, "leaderId": other, "type": "COMMIT", "commitIndex": 1}
+        assert (await ask(51004, **push))["code"] == DLedgerCode.EXPIRED_TERM
+        assert (await ask(51004, **push | {"type": "NONE"}))["code"] == DLedgerCode.UNEXPECTED_ARGUMENT
+        transfer = {"term": metadata["term"], "transferId": leader, "transfereeId": "n9"}
+        assert (await ask(51005, **transfer))["code"] == DLedgerCode.UNKNOWN_MEMBER
+        await client.close()
 
     real(scenario)
