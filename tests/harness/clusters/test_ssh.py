@@ -230,6 +230,28 @@ def test_what_stands_in_the_way_is_one_line(tmp_path: Path, ssh_machines: Any) -
 
 @pytest.mark.root
 @on_machines
+def test_a_user_with_sudo_is_as_good_as_root(tmp_path: Path, ssh_machines: Any) -> None:
+    hosts = [dataclasses.replace(host, user="admin") for host in load_inventory(str(ssh_machines.inventory))[:3]]
+
+    async def body() -> None:
+        run, cluster = make(tmp_path, hosts, f"{RUN}-sudo")
+        cluster.equip({("clocks", "wall"), ("links", "delay")} if why_no_shim() is None else set())
+        await cluster.start()
+        try:
+            assert await cluster.run("n1", ["id", "-u"]) == (0, "0\n", "")
+            assert await passing(cluster, 5.0) == set(LINKS)
+            await cluster.network.cut("f1", {"n2": frozenset({"n1"})})
+            assert await passing(cluster) == set(LINKS) - {Link("n1", "n2")}
+        finally:
+            await cluster.stop()
+        assert run.claims == () and run.close()
+
+    ssh_machines.run(body())
+    expect_nothing_left(ssh_machines)
+
+
+@pytest.mark.root
+@on_machines
 def test_new_keys_are_kept_and_a_machine_is_taken_once(tmp_path: Path, ssh_machines: Any) -> None:
     known = tmp_path / "deep" / "known_hosts"
     hosts = [
