@@ -55,8 +55,16 @@ class LogLimiter:
         self._next_at: dict[str, float] = {}
         self._held_back: dict[str, int] = {}
 
-    def warning(self, logger: logging.Logger, key: str, message: str, *arguments: object) -> None:
-        """Log `message % arguments` as a warning, unless one with this `key` was logged within the interval."""
+    def warning(
+        self,
+        logger: logging.Logger,
+        key: str,
+        message: str,
+        *arguments: object,
+        error: BaseException | None = None,
+    ) -> None:
+        """Log `message % arguments` as a warning, unless one with this `key` was logged within the interval. With
+        `error`, its traceback follows."""
         now = self._now_s()
         if now < self._next_at.get(key, float("-inf")):
             self._held_back[key] = self._held_back.get(key, 0) + 1
@@ -67,4 +75,4 @@ class LogLimiter:
         held_back = self._held_back.pop(key, 0)
         self._next_at[key] = now + self._interval_s
         suffix = f" ({held_back} like this since the last line)" if held_back else ""
-        logger.warning(f"{message}%s", *arguments, suffix)
+        logger.warning(f"{message}%s", *arguments, suffix, exc_info=error)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 from node.broker.internal_topics import is_internal
 from node.broker.ledger import LedgerStore
+from node.broker.puts import read_message
 from node.broker.reads import ReadGate
-from node.broker.send_back import read_message
 from node.broker.topics import TopicTable, TopicTableFull, check_topic
 from node.config import TopicConfig, check_topic_name
 from node.remoting import Command, Connection, RequestError, ResponseCode

@@ -18,8 +18,9 @@ from typing import Any
 
 from node.broker.copies import copy_of, delay_source, delayed_source_of
 from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC
-from node.broker.ledger import AppendResult, DLedgerError, LedgerStore
+from node.broker.ledger import DLedgerError, LedgerStore
 from node.broker.message_store import MessageStore, NotWritable
+from node.broker.puts import forget
 from node.logs import LogLimiter
 from node.runtime import Clock
 from node.store.consume_queue import Unit
@@ -197,11 +198,5 @@ class DelayService:
                 prepared_transaction_offset=delay_source(level, offset),
             )
         )
-        put.committed.add_done_callback(_retrieve)
+        forget(put.committed)
         self.delivered_total += 1
-
-
-def _retrieve(future: asyncio.Future[AppendResult]) -> None:
-    """An append whose outcome is unknown stays in the log while this node leads, so there is nothing to repeat."""
-    if not future.cancelled():
-        future.exception()

@@ -7,8 +7,8 @@ same hash are left out here, where RocketMQ leaves that to its client.
 from __future__ import annotations
 
 from node.broker.ledger import LedgerStore
+from node.broker.puts import read_message, read_record
 from node.broker.reads import ReadGate
-from node.broker.send_back import read_message
 from node.remoting import Command, Connection, RequestError, ResponseCode
 from node.store.consume_queue import ConsumeQueue
 from node.store.index_file import MessageIndex, keys_of
@@ -61,7 +61,7 @@ class QueryProcessor:
         records: list[bytes] = []
         size_bytes = 0
         for offset in offsets:
-            record = self._record(offset)
+            record = read_record(self._log, offset)
             message, _ = decode_record(record)
             if message.topic != topic or key not in keys_of(join_properties(message.properties)):
                 continue
@@ -73,10 +73,6 @@ class QueryProcessor:
             records.append(record)
         return records
 
-    def _record(self, offset: int) -> bytes:
-        size_bytes = int.from_bytes(self._log.read_bytes(offset, 4), "big")
-        return self._log.read_bytes(offset, size_bytes)
-
     async def by_id(self, command: Command, connection: Connection) -> Command:
         """Code 33: the record at a physical offset, as the message's id names it."""
         offset = command.get_int("offset")
@@ -84,7 +80,7 @@ class QueryProcessor:
         try:
             if offset < 0 or offset >= self._log.committed_pos:
                 raise OSError("it lies outside the log")
-            record = self._record(offset)
+            record = read_record(self._log, offset)
             decode_record(record)
         except (OSError, RecordError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"no message lies at {offset}: {error}") from error

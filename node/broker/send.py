@@ -16,6 +16,7 @@ from node.broker.copies import delay_level, delay_text
 from node.broker.internal_topics import AUTO_CREATE_TOPIC, HALF_TOPIC, RETRY_PREFIX, is_internal
 from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, StoredInPart
 from node.broker.message_store import MessageStore, NotWritable, PendingPut
+from node.broker.puts import forget
 from node.broker.send_back import RetryTopics
 from node.broker.send_request import SendHeader, names_of, split_batch
 from node.broker.topics import TopicTable, TopicTableFull
@@ -297,12 +298,12 @@ class SendProcessor:
             if not puts:
                 return self._refuse(command, error)
             for put in puts:
-                put.committed.add_done_callback(_retrieve)
+                forget(put.committed)
             remark = f"batch stored in part: {len(puts)} of {len(places)} messages were appended ({error})"
             return command.reply(ResponseCode.SYSTEM_ERROR, remark=remark, fields=self._told)
         if self._honours_wait and (property_value(properties_text, WAIT_STORE) or "").lower() == "false":
             for put in puts:
-                _answer_at_once(put)
+                forget(put.committed)
             puts = [put._replace(committed=_done()) for put in puts]
         transaction_id = property_value(properties_text, UNIQUE_KEY) or ""
         answer = _Answer(command, puts, self._store_host, queue_id, self._store, transaction_id, self._told).future
@@ -322,17 +323,6 @@ class SendProcessor:
         else:
             code, remark = ResponseCode.SERVICE_NOT_AVAILABLE, f"nothing was stored: {error}"
         return command.reply(code, remark=remark, fields=self._told)
-
-
-def _retrieve(future: asyncio.Future[AppendResult]) -> None:
-    """Look at a future's failure, so that asyncio does not complain that nobody did."""
-    if not future.cancelled():
-        future.exception()
-
-
-def _answer_at_once(put: PendingPut) -> None:
-    """Nobody waits for this message to be stored."""
-    put.committed.add_done_callback(_retrieve)
 
 
 def _done() -> asyncio.Future[AppendResult]:

@@ -11,28 +11,21 @@ from collections.abc import Callable
 
 from node.broker.copies import copy_of
 from node.broker.internal_topics import dlq_topic, retry_topic
-from node.broker.ledger import DLedgerError, LedgerStore, StoredInPart
-from node.broker.message_store import MessageStore, NotWritable
+from node.broker.ledger import LedgerStore
+from node.broker.message_store import MessageStore
+from node.broker.puts import PUT_REFUSALS, read_message, refusal, stored
 from node.broker.subscription_groups import SubscriptionGroup, SubscriptionGroups, TooManyGroups
 from node.broker.topics import TopicTable, TopicTableFull
 from node.config import TopicConfig, check_topic_name
 from node.remoting import Command, Connection, RequestError, ResponseCode
 from node.runtime import Runtime
 from node.store.properties import DELAY_LEVEL, ORIGIN_MESSAGE_ID, RETRY_TOPIC
-from node.store.record import Message, RecordError, decode_record
+from node.store.record import RecordError
 
-__all__ = ["FIRST_RETRY_LEVEL", "RetryTopics", "SendBackProcessor", "read_message"]
+__all__ = ["FIRST_RETRY_LEVEL", "RetryTopics", "SendBackProcessor"]
 
 FIRST_RETRY_LEVEL = 3
 """Delay level of the first retry; each further one waits a level longer (R)."""
-_RECORD_SIZE_BYTES = 4
-
-
-def read_message(log: LedgerStore, physical_offset: int) -> Message:
-    """The message whose record begins at `physical_offset`. Raises OSError, RecordError when there is none."""
-    head = log.read_bytes(physical_offset, _RECORD_SIZE_BYTES)
-    size_bytes = int.from_bytes(head, "big")
-    return decode_record(log.read_bytes(physical_offset, size_bytes))[0]
 
 
 class RetryTopics:
@@ -131,17 +124,8 @@ class SendBackProcessor:
                 reconsume_times=message.reconsume_times + 1,
             )
             put = self._store.put(*copy)
-        except RecordError as error:
-            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
-        except NotWritable as error:
-            raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark()) from error
-        except DLedgerError as error:
-            raise RequestError(ResponseCode.SYSTEM_BUSY, f"nothing was stored: {error}") from error
-        try:
-            await put.committed
-        except StoredInPart:
-            pass
-        except DLedgerError as error:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the outcome is unknown: {error}") from error
+        except PUT_REFUSALS as error:
+            raise refusal(error, self._not_leader_remark()) from error
+        await stored(put.committed)
         self._store.committed_total += 1
         return command.reply(ResponseCode.SUCCESS)

@@ -23,9 +23,9 @@ from node.broker.client_manager import ClientManager
 from node.broker.copies import copy_of
 from node.broker.dispatcher import Dispatcher, DispatchFailed
 from node.broker.internal_topics import HALF_TOPIC, OP_TOPIC, UNRESOLVED_TOPIC
-from node.broker.ledger import AppendResult, DLedgerError, Ledger, ReadMode, StoredInPart
+from node.broker.ledger import AppendResult, DLedgerError, Ledger, ReadMode
 from node.broker.message_store import MessageStore, NotWritable
-from node.broker.send_back import read_message
+from node.broker.puts import PUT_REFUSALS, forget, read_message, refusal, stored
 from node.config import TransactionsConfig
 from node.logs import LogLimiter
 from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
@@ -145,7 +145,7 @@ class _Endings:
         )
         committed = self._store.put(*copy).committed
         try:
-            self.close(half).add_done_callback(_retrieve)
+            forget(self.close(half))
         except (NotWritable, DLedgerError):
             pass  # the copy alone ends the transaction
         return committed
@@ -162,11 +162,6 @@ class _Endings:
             prepared_transaction_offset=half.physical_offset,
         )
         return self._store.put(OP_TOPIC, 0, record).committed
-
-
-def _retrieve(future: asyncio.Future[AppendResult]) -> None:
-    if not future.cancelled():
-        future.exception()
 
 
 def _real_place(half: Message) -> tuple[str, int]:
@@ -251,21 +246,11 @@ class EndTransactionProcessor:
                 committed = self._endings.commit(half, topic=topic, queue_id=queue_id)
             else:
                 committed = self._endings.close(half)
-        except (RecordError, NotWritable, DLedgerError) as error:
+        except PUT_REFUSALS as error:
             self._ending.pop(half.physical_offset, None)
-            if isinstance(error, RecordError):
-                raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
-            if isinstance(error, NotWritable):
-                raise RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark()) from error
-            raise RequestError(ResponseCode.SYSTEM_BUSY, f"nothing was stored: {error}") from error
-        try:
-            try:
-                await committed
-            except StoredInPart:
-                pass  # stored, if not as safely as it should be: that counts as success (S1)
-            await self._catch_up()
-        except DLedgerError as error:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the outcome is unknown: {error}") from error
+            raise refusal(error, self._not_leader_remark()) from error
+        await stored(committed)
+        await self._catch_up()
 
 
 class TransactionChecks:
@@ -393,7 +378,7 @@ class TransactionChecks:
         half.due_ms = now_ms + self._interval_ms
         if half.checks >= self._max_checks or now_ms - half.stored_ms > MAX_AGE_MS:
             logger.warning("giving up the transaction at %d after %d questions", offset, half.checks)
-            self._endings.commit(message, topic=UNRESOLVED_TOPIC, queue_id=0).add_done_callback(_retrieve)
+            forget(self._endings.commit(message, topic=UNRESOLVED_TOPIC, queue_id=0))
             return
         producer = self._clients.next_producer(message.properties.get(PRODUCER_GROUP, ""))
         if producer is not None:

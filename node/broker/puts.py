@@ -1,0 +1,61 @@
+"""What processors that put messages have in common: what a refusal is called, and what may come after the append."""
+
+from __future__ import annotations
+
+import asyncio
+
+from node.broker.ledger import AppendResult, DLedgerError, LedgerStore, StoredInPart
+from node.broker.message_store import NotWritable
+from node.remoting import RequestError, ResponseCode
+from node.store.record import Message, RecordError, decode_record
+
+__all__ = ["PUT_REFUSALS", "forget", "read_message", "read_record", "refusal", "stored"]
+
+PUT_REFUSALS = (RecordError, NotWritable, DLedgerError)
+"""What making a record and putting it may raise; nothing was stored then."""
+
+_SIZE_BYTES = 4
+
+
+def refusal(error: Exception, not_leader_remark: str) -> RequestError:
+    """The answer to whoever wanted something put that was refused with one of PUT_REFUSALS."""
+    if isinstance(error, RecordError):
+        return RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason)
+    if isinstance(error, NotWritable):
+        return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, not_leader_remark)
+    return RequestError(ResponseCode.SYSTEM_BUSY, f"nothing was stored: {error}")
+
+
+async def stored(committed: asyncio.Future[AppendResult]) -> None:
+    """Return when a message that was put is stored, if not as safely as it should be: that counts as success (S1).
+
+    Raises RequestError (SYSTEM_ERROR) when nobody knows.
+    """
+    try:
+        await committed
+    except StoredInPart:
+        pass
+    except DLedgerError as error:
+        raise RequestError(ResponseCode.SYSTEM_ERROR, f"the outcome is unknown: {error}") from error
+
+
+def forget(committed: asyncio.Future[AppendResult]) -> None:
+    """Nobody waits for this put: look at its failure once it is done, so that asyncio does not complain. What was
+    appended stays in the log while this node leads, so there is nothing to repeat."""
+    committed.add_done_callback(_look)
+
+
+def _look(future: asyncio.Future[AppendResult]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def read_record(log: LedgerStore, physical_offset: int) -> bytes:
+    """The bytes that a record at `physical_offset` would have, by the size it says. Raises OSError."""
+    size_bytes = int.from_bytes(log.read_bytes(physical_offset, _SIZE_BYTES), "big")
+    return log.read_bytes(physical_offset, size_bytes)
+
+
+def read_message(log: LedgerStore, physical_offset: int) -> Message:
+    """The message whose record begins at `physical_offset`. Raises OSError, RecordError when there is none."""
+    return decode_record(read_record(log, physical_offset))[0]
