@@ -132,6 +132,17 @@ def test_the_fast_port_takes_everything_but_pulls(run_case: Any) -> None:
     run_case(scenario, fast_port="true")
 
 
+def test_the_fast_port_is_guarded_like_the_other(run_case: Any) -> None:
+    async def scenario(case: Any) -> None:
+        for port in (case.broker.port, case.broker.fast_port):
+            request = Command.request(310, {"b": "t", "e": 0}, b"unsigned")
+            reply = await case.client.invoke(f"127.0.0.1:{port}", request, timeout_ms=5000)
+            assert reply.code == 16, port
+
+    account = '[{access_key = "operator", secret_key = "operator-secret", admin = true}]'
+    run_case(scenario, fast_port="true", **{"acl.accounts": account})
+
+
 def test_there_is_no_fast_port_unless_asked_for(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         assert case.broker.fast_port is None
