@@ -68,11 +68,6 @@ class EntryHandler:
         self._stopped = False
         self._verified_term = -1
         self._verified_index = -1
-        self._compare_handlers: dict[PushType, Callable[[_Push], None]] = {
-            PushType.COMPARE: self._do_compare,
-            PushType.TRUNCATE: self._do_truncate,
-            PushType.COMMIT: self._do_commit,
-        }
 
     async def stop(self) -> None:
         """Answer what is open with an error and end."""
@@ -223,7 +218,13 @@ class EntryHandler:
         while True:
             if self._compare_requests:
                 push = self._compare_requests.popleft()
-                self._guarded(push, self._compare_handlers[push.request.type])
+                push_type = push.request.type
+                if push_type is PushType.COMMIT:
+                    self._guarded(push, self._do_commit)
+                elif push_type is PushType.COMPARE:
+                    self._guarded(push, self._do_compare)
+                else:
+                    self._guarded(push, self._do_truncate)
                 continue
             push_or_none = self._next_write_request()
             if push_or_none is None:

@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         self._endpoint = endpoint
         self._limits = endpoint.limits
         self._processors = endpoint.processors
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._parser = FrameParser(self._limits.max_frame_bytes, self._limits.max_header_bytes)
         self._outgoing: list[bytes] = []
@@ -63,9 +63,9 @@ class Connection(asyncio.Protocol):
         self._backlog_bytes = 0
         self._pause_reasons = 0
         self._writing_paused = False
-        self._waiting = Outstanding(self._loop, lambda: self.remote_address, self._timed_out)
+        self._waiting = Outstanding(self.loop, lambda: self.remote_address, self._timed_out)
         self._silent_timeouts = 0
-        self._last_activity_s = self._loop.time()
+        self._last_activity_s = self.loop.time()
         self._frame_started_s = 0.0
         self._has_unfinished = False
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -107,7 +107,7 @@ class Connection(asyncio.Protocol):
         The future fails with RequestTimeout or ConnectionLost (indefinite). Raises ConnectionLost,
         PeerOverloaded or FrameError at once when nothing was sent.
         """
-        future: asyncio.Future[Command] = self._loop.create_future()
+        future: asyncio.Future[Command] = self.loop.create_future()
         self.ask(command, partial(settle, future), timeout_ms=timeout_ms)
         return future
 
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
     def on_close(self, callback: Callable[[Connection], object]) -> None:
         """Call `callback(connection)` once when the connection is gone; at once (next turn) if it is already."""
         if self._closing and self._transport is None:
-            self._loop.call_soon(callback, self)
+            self.loop.call_soon(callback, self)
         else:
             self._close_callbacks.append(callback)
 
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
             if self._idle_timer is not None:
                 self._idle_timer.cancel()
             linger_s = self._limits.close_linger_s
-            self._idle_timer = self._loop.call_later(linger_s, self.abort, "did not drain while closing")
+            self._idle_timer = self.loop.call_later(linger_s, self.abort, "did not drain while closing")
             self._transport.close()
 
     def abort(self, reason: str = "") -> None:
@@ -165,13 +165,13 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.remote_address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self._transport.set_write_buffer_limits(high=self._limits.write_high_water_bytes)
-        self._idle_timer = self._loop.call_later(self._limits.idle_timeout_s, self._check_idle)
+        self._idle_timer = self.loop.call_later(self._limits.idle_timeout_s, self._check_idle)
         self._endpoint.connection_opened(self)
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        self._last_activity_s = self._loop.time()
+        self._last_activity_s = self.loop.time()
         self._silent_timeouts = 0
         failure: FrameError | None = None
         try:
@@ -212,7 +212,7 @@ class Connection(asyncio.Protocol):
         if self._endpoint.stops_reading_when_unread:
             self._pause(_PAUSED_BY_WRITES)
         if self._stall_timer is None:
-            self._stall_timer = self._loop.call_later(
+            self._stall_timer = self.loop.call_later(
                 self._limits.write_stall_timeout_s,
                 self._give_up,
                 f"the peer has not read for {self._limits.write_stall_timeout_s:g} s",
@@ -394,7 +394,7 @@ class Connection(asyncio.Protocol):
             self._dispatch(command)
         if not self._pause_reasons and self._transport is not None and not self._closing:
             self._transport.resume_reading()
-            self._last_activity_s = self._frame_started_s = self._loop.time()
+            self._last_activity_s = self._frame_started_s = self.loop.time()
 
     def _write(self, frame: bytes) -> None:
         self._outgoing.append(frame)
@@ -412,7 +412,7 @@ class Connection(asyncio.Protocol):
         data = outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
         outgoing.clear()
         self._outgoing_bytes = 0
-        self._last_activity_s = self._loop.time()
+        self._last_activity_s = self.loop.time()
         self._transport.write(data)
         if self._writing_paused:
             self._check_unsent()
@@ -453,14 +453,14 @@ class Connection(asyncio.Protocol):
         if self._closing:
             return
         if pending_bytes and self._frame_timer is None:
-            self._frame_timer = self._loop.call_later(self._limits.frame_timeout_s, self._check_frame)
+            self._frame_timer = self.loop.call_later(self._limits.frame_timeout_s, self._check_frame)
 
     def _check_frame(self) -> None:
         self._frame_timer = None
         pending_bytes = self._parser.pending_bytes
         if not pending_bytes or self._closing:
             return
-        now_s = self._loop.time()
+        now_s = self.loop.time()
         allowed_s = self._limits.frame_timeout_s + pending_bytes / self._limits.frame_min_bytes_per_s
         left_s = self._frame_started_s + allowed_s - now_s
         if self._pause_reasons:  # it is we who do not read
@@ -468,12 +468,12 @@ class Connection(asyncio.Protocol):
         if left_s <= 0:
             self._give_up(f"a frame was begun {now_s - self._frame_started_s:.1f} s ago and is not complete")
             return
-        self._frame_timer = self._loop.call_later(left_s, self._check_frame)
+        self._frame_timer = self.loop.call_later(left_s, self._check_frame)
 
     def _check_idle(self) -> None:
-        left_s = self._last_activity_s + self._limits.idle_timeout_s - self._loop.time()
+        left_s = self._last_activity_s + self._limits.idle_timeout_s - self.loop.time()
         if left_s > 0:
-            self._idle_timer = self._loop.call_later(left_s, self._check_idle)
+            self._idle_timer = self.loop.call_later(left_s, self._check_idle)
             return
         self._close_reason = f"idle for {self._limits.idle_timeout_s:g} s"
         self.close()

@@ -85,9 +85,9 @@ class Endpoint:
     def flush_soon(self, connection: Connection) -> None:
         """Hand what `connection` has queued to its transport at the end of this turn of the loop, together with what
         others have: a message to all peers takes one callback."""
+        if not self._to_flush:
+            connection.loop.call_soon(self._flush)
         self._to_flush.append(connection)
-        if len(self._to_flush) == 1:
-            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         connections, self._to_flush = self._to_flush, []

@@ -231,7 +231,18 @@ class SimLoop(RefusingLoop):
         while True:
             while runnable:
                 lane = runnable.pop() if len(runnable) == 1 else self._choose()
-                steps_left -= run_lane(lane)
+                if len(lane.queue) == 1:  # mostly
+                    lane.listed = False
+                    handle = lane.queue.popleft()
+                    self.steps += 1
+                    steps_left -= 1
+                    if not handle._cancelled:
+                        try:
+                            handle._context.run(handle._callback, *handle._args)
+                        except BaseException as error:
+                            self._failed(handle, lane, error)
+                else:
+                    steps_left -= run_lane(lane)
                 if self._stopping:
                     return
                 if steps_left < 0:
