@@ -382,13 +382,18 @@ class PullProcessor:
             wanted = MAX_SCANNED_UNITS if isinstance(request.tag_filter, TagFilter) else MAX_SCANNED_MESSAGES
         units = queue.read(request.offset, wanted)
         records: list[bytes] = []
+        most, most_bytes = request.max_messages, MAX_BATCH_BYTES
+        if units and self._memory.is_behind(units[0].physical_offset):
+            # Reading from the disk must not take long (R: isTheBatchFull). What follows may be in memory again: that
+            # comes with the next pull.
+            most, most_bytes = min(most, MAX_DISK_MESSAGES), MAX_DISK_BYTES
         size_bytes = 0
         offset, last = request.offset, 0
         for offset, unit in enumerate(units, request.offset):
             last = unit.physical_offset
             if not request.tag_filter.may_pass(unit.tag_hash):
                 continue
-            if records and self._is_full(request, len(records), size_bytes + unit.size_bytes, last):
+            if records and (len(records) >= most or size_bytes + unit.size_bytes > most_bytes):
                 return records, offset, last
             try:
                 record, summary = self._read_record(unit, request, offset)
@@ -400,15 +405,6 @@ class PullProcessor:
                 records.append(record)
                 size_bytes += len(record)
         return records, offset + 1, last
-
-    def _is_full(self, request: _PullRequest, messages: int, size_bytes: int, physical_offset: int) -> bool:
-        """Whether a reply of so many messages takes no further one, with which it had `size_bytes`: reading from the
-        disk must not take long (R: isTheBatchFull)."""
-        if messages >= request.max_messages:
-            return True
-        if self._memory.is_behind(physical_offset):
-            return messages >= MAX_DISK_MESSAGES or size_bytes > MAX_DISK_BYTES
-        return size_bytes > MAX_BATCH_BYTES
 
     def _read_record(self, unit: Unit, request: _PullRequest, offset: int) -> tuple[bytes, RecordSummary]:
         """The record behind `unit`, checked to be the one that the queue means. Raises RecordError."""
