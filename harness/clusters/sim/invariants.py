@@ -119,6 +119,11 @@ class Invariants:
             self._timer.cancel()
             self._timer = None
 
+    @property
+    def has_members(self) -> bool:
+        """Whether any replica was a member of a DLedger group."""
+        return bool(self._members)
+
     def outcome(self, zero_s: float = 0.0) -> CheckOutcome:
         """False with the first violation, True when everything held. Times are seconds since `zero_s` of the loop."""
         details: Mapping[str, Any] = {
