@@ -1,0 +1,320 @@
+"""What each guarantee costs and buys: six failures of the leader's machine, two flush modes, five kinds of replication.
+
+    python -m benchmarks.guarantees [--runs 10] [--cells TEXT ...] [--cluster local] [--page]
+
+Each cell is a number of runs of the broker system with producers that repeat what was not acknowledged. One failure
+strikes the leader under load; what the operator of such a system would do about it is done (start it again, give it a
+new disk, promote a slave). In the end every queue is read whole, from whoever is the master then. Results are kept in
+`docs/guarantees.json`, cell by cell, and `--page` makes `docs/guarantees.md` of them.
+
+Simulation fills the grid. On real hosts the failures that need no power cut can be repeated: `--cluster local`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import secrets
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from harness import registry
+from harness.clusters.base import run_harness
+from harness.clusters.sim.cluster import SimCluster
+from harness.run_state import RunState
+from harness.systems.broker import BrokerSystem
+from spark_analysis.statistics import wilson
+
+__all__ = ["FAILURES", "FLUSHES", "REPLICATIONS", "Cell", "main", "render"]
+
+RESULTS = Path(__file__).resolve().parent.parent / "docs" / "guarantees.json"
+PAGE = RESULTS.with_suffix(".md")
+
+FAILURES = {
+    "stop": "orderly stop, started again after 2 s",
+    "crash": "crash of the process, started again after 2 s",
+    "os": "crash of the operating system, up again after 5 s",
+    "power": "loss of power, back after 5 s",
+    "machine": "machine dead for good",
+    "disk": "disk dead, replaced by an empty one after 5 s",
+}
+BACK_AFTER_S = {"stop": 2.0, "crash": 2.0, "os": 5.0, "power": 5.0, "disk": 5.0}
+OPERATOR_S = 5.0
+"""From the failure until somebody promotes a slave, where that is what it takes."""
+FLUSHES = ("sync", "async")
+REPLICATIONS = {"none": (1, "async"), "async": (2, "async"), "sync": (2, "sync"), "dledger3": (3, "dledger"),
+                "dledger5": (5, "dledger")}  # fmt: skip
+"""Replicas, and the system's setting."""
+REAL = ("stop", "crash", "machine")
+"""What needs no power cut: the machine is dead because nobody starts its broker again."""
+
+QUEUES, WRITERS, PAUSE_S = 4, 4, 0.02
+BEFORE_S, AFTER_S = 3.0, 12.0
+SETTLE_S = 30.0
+OPERATION_TIMEOUT_S = 2.0
+ROCKETMQ_FLUSH = {"flush_interval_ms": "500", "flush_least_pages": "4", "flush_thorough_interval_ms": "10000"}
+
+
+@dataclass(slots=True)
+class Cell:
+    """What came of the runs of one cell."""
+
+    runs: int = 0
+    acknowledged: int = 0
+    """Acknowledged with SUCCESS."""
+    lost: int = 0
+    runs_with_loss: int = 0
+    acknowledged_local: int = 0
+    """Acknowledged as stored on the master only."""
+    lost_local: int = 0
+    duplicates: int = 0
+    unavailable_s: list[float] = field(default_factory=list)
+    """The longest time without an acknowledgement after the failure, run by run; to the end of the run if none came."""
+
+    def add(self, other: Cell) -> None:
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+class _Trial:
+    """One run of one cell."""
+
+    def __init__(self, cluster: Any, system: BrokerSystem, failure: str, replication: str, seed: int) -> None:
+        self._cluster, self._system = cluster, system
+        self._failure, self._replication = failure, replication
+        self._random = random.Random(f"guarantees/{seed}")
+        self._loop = asyncio.get_running_loop()
+        self._acks: list[tuple[float, int, int, bool]] = []  # time, queue, value, local
+        self._writing = True
+        self._background: list[asyncio.Task[None]] = []
+
+    async def run(self) -> Cell:
+        system = self._system
+        await system.start()
+        writers = [self._loop.create_task(self._write(number)) for number in range(WRITERS)]
+        await asyncio.sleep(BEFORE_S + self._random.random())
+        victim = (await system.leaders())[0]
+        failed_s = self._loop.time()
+        await self._fail(victim)
+        await asyncio.sleep(AFTER_S)
+        self._writing = False
+        await asyncio.gather(*writers)
+        ended_s = self._loop.time()
+        for task in self._background:
+            await task
+        found = await self._read_all()
+        return self._count(found, failed_s, ended_s)
+
+    async def _write(self, number: int) -> None:
+        """Append values, each again and again until it is acknowledged: a producer's retries."""
+        connection: Any = self._system.connection("queue", process=number, thread=number)
+        value = number
+        while self._writing:
+            try:
+                await connection.append(number % QUEUES, value)
+                self._acks.append((self._loop.time(), number % QUEUES, value, connection.durability is not None))
+                value += WRITERS
+            except Exception:
+                await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(PAUSE_S)
+        await connection.close()
+
+    async def _fail(self, victim: str) -> None:
+        process = self._system.process(victim)
+        assert process is not None
+        machine = self._cluster.machine(victim) if isinstance(self._cluster, SimCluster) else None
+        if self._failure == "stop":
+            await process.terminate()
+        elif machine is None or self._failure == "crash":
+            await process.kill()
+        else:
+            machine.power_fail()
+        self._background.append(self._loop.create_task(self._mend(victim, machine)))
+
+    async def _mend(self, victim: str, machine: Any) -> None:
+        is_for_good = self._failure in ("machine", "disk")
+        if is_for_good and self._replication in ("sync", "async"):
+            await asyncio.sleep(OPERATOR_S)
+            await self._system.promote(next(host for host in self._cluster.hosts if host != victim))
+        elif self._failure in BACK_AFTER_S:
+            await asyncio.sleep(BACK_AFTER_S[self._failure])
+        if self._failure in BACK_AFTER_S:
+            if machine is not None and self._failure == "disk":
+                for path in machine.disk.paths():
+                    if not path.endswith("/broker.toml"):
+                        machine.disk.unlink(path)
+            if machine is not None:
+                machine.boot()
+            await self._system.restart(victim)
+
+    async def _read_all(self) -> dict[int, Counter[int]]:
+        """Every queue from its begin to its end; nothing where no master can be read any more."""
+        deadline_s = self._loop.time() + SETTLE_S
+        while not any(status.takes_writes for status in (await self._system.statuses()).values()):
+            if self._loop.time() > deadline_s:
+                return {}
+            await asyncio.sleep(0.1)
+        connection: Any = self._system.connection("queue", process=999, thread=0)
+        found: dict[int, Counter[int]] = {}
+        for queue in range(QUEUES):
+            values: list[int] = []
+            tail = 1
+            while len(values) < tail:
+                _, more, tail = await connection.read(queue, len(values), 32)
+                values += more
+                if not more:
+                    break
+            found[queue] = Counter(values)
+        await connection.close()
+        return found
+
+    def _count(self, found: dict[int, Counter[int]], failed_s: float, ended_s: float) -> Cell:
+        lost = [ack for ack in self._acks if not found.get(ack[1], Counter())[ack[2]]]
+        times = [failed_s, *(time for time, *_ in self._acks if time >= failed_s), ended_s]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        return Cell(
+            runs=1,
+            acknowledged=sum(not ack[3] for ack in self._acks),
+            lost=sum(not ack[3] for ack in lost),
+            runs_with_loss=int(any(not ack[3] for ack in lost)),
+            acknowledged_local=sum(ack[3] for ack in self._acks),
+            lost_local=sum(ack[3] for ack in lost),
+            duplicates=sum(count - 1 for values in found.values() for count in values.values() if count > 1),
+            unavailable_s=[round(max(gaps), 3)],
+        )
+
+
+def measure(failure: str, flush: str, replication: str, *, cluster_name: str, seed: int) -> Cell:
+    """One run."""
+    cluster_class = registry.load("clusters", cluster_name)
+    nodes, setting = REPLICATIONS[replication]
+    settings = {"replication": setting, "flush_mode": flush, **(ROCKETMQ_FLUSH if flush == "async" else {})}
+    if setting != "dledger":
+        settings["ha_mismatch"] = "heal"
+
+    async def main(directory: str) -> Cell:
+        state = None if cluster_class is SimCluster else RunState.create(f"guarantees-{secrets.token_hex(4)}")
+        cluster = cluster_class(node_count=nodes, run=state, work_dir=directory, ports=BrokerSystem.ports)
+        system = BrokerSystem(
+            cluster=cluster, settings=settings, keys=QUEUES, log_dir=directory,
+            operation_timeout_s=OPERATION_TIMEOUT_S,
+        )  # fmt: skip
+        await cluster.start()
+        try:
+            return await _Trial(cluster, system, failure, replication, seed).run()
+        finally:
+            await system.stop()
+            await cluster.stop()
+            if state is not None:
+                state.close()
+
+    with tempfile.TemporaryDirectory(prefix="splitbrain-guarantees-") as directory:
+        cell: Cell = run_harness(cluster_class, main(directory), seed=seed)
+        return cell
+
+
+def cells(cluster_name: str) -> Iterator[tuple[str, str, str]]:
+    """Every cell of the grid that can be measured there."""
+    for failure in FAILURES if cluster_name == "sim" else REAL:
+        for flush in FLUSHES:
+            for replication in REPLICATIONS:
+                yield failure, flush, replication
+
+
+def load() -> dict[str, dict[str, Any]]:
+    """Results so far: cluster -> cell -> figures."""
+    return dict(json.loads(RESULTS.read_text())) if RESULTS.exists() else {}
+
+
+def main() -> None:
+    """Measure cells, keep them, or make the page."""
+    parser = argparse.ArgumentParser(prog="guarantees", description="what each guarantee costs and buys")
+    parser.add_argument("--runs", type=int, default=10, help="runs of each cell in all; what is there already counts")
+    parser.add_argument(
+        "--cells", nargs="*", default=[], metavar="TEXT", help="only cells with one of these in the name"
+    )
+    parser.add_argument("--cluster", default="sim", choices=["sim", "local"])
+    parser.add_argument("--again", action="store_true", help="forget what is there")
+    parser.add_argument("--page", action="store_true", help="only make the page")
+    arguments = parser.parse_args(sys.argv[1:])
+    results = load()
+    known = results.setdefault(arguments.cluster, {})
+    for names in [] if arguments.page else list(cells(arguments.cluster)):
+        name = "/".join(names)
+        if arguments.cells and not any(text in name for text in arguments.cells):
+            continue
+        cell = Cell() if arguments.again or name not in known else Cell(**known[name])
+        while cell.runs < arguments.runs:
+            cell.add(measure(*names, cluster_name=arguments.cluster, seed=cell.runs + 1))
+            known[name] = asdict(cell)
+            RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+        print(f"{name}: {cell}", flush=True)
+    PAGE.write_text(render(results))
+
+
+def render(results: dict[str, dict[str, Any]]) -> str:
+    """The page."""
+    lines = [
+        "# What each guarantee costs and buys",
+        "",
+        "Made by `python -m benchmarks.guarantees` from runs with one failure of the leader's machine each. "
+        f"{WRITERS} producers send each message again until it is acknowledged. What is done about a failure stands in "
+        f"the table; besides, in classic HA an operator promotes the slave {OPERATOR_S:g} s after a machine or a disk "
+        "has died.",
+        "",
+        "A cell holds the acknowledged messages that were lost, out of how many; the runs in which any was lost, with "
+        "a 95 % interval (Wilson) of how often that is to be expected; the median of the seconds without an "
+        "acknowledgement; and duplicates. Messages acknowledged as stored on the master only (SLAVE_NOT_AVAILABLE and "
+        "the like) are counted apart.",
+    ]
+    promised = {
+        "none": "S1: failures 1 to 4 lose nothing under a synchronous flush, a little under an asynchronous one; "
+        "5 and 6 lose everything",
+        "async": "S1: about 99 % of the messages survive failures 5 and 6",
+        "sync": "S1: every acknowledged message survives failures 5 and 6",
+        "dledger3": "S2, S3: no acknowledged message is lost while a majority lives; a new leader without an operator",
+        "dledger5": "the same, with two machines to spare",
+    }
+    lines += ["", "| replication | what the articles promise |", "|---|---|"]
+    lines += [f"| {name} | {text} |" for name, text in promised.items()]
+    for cluster_name, title in (("sim", "Simulated"), ("local", "Repeated with real processes")):
+        known = results.get(cluster_name, {})
+        for flush in FLUSHES:
+            rows = [failure for failure in FAILURES if any(f"{failure}/{flush}/" in name for name in known)]
+            if not rows:
+                continue
+            lines += ["", f"## {title}, {'synchronous' if flush == 'sync' else 'asynchronous'} flush", ""]
+            lines += ["| failure | " + " | ".join(REPLICATIONS) + " |", "|---|" + "---|" * len(REPLICATIONS)]
+            for failure in rows:
+                shown = [_show(known.get(f"{failure}/{flush}/{replication}")) for replication in REPLICATIONS]
+                lines.append(f"| {FAILURES[failure]} | " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _show(content: dict[str, Any] | None) -> str:
+    if content is None:
+        return "not measured"
+    cell = Cell(**content)
+    interval = wilson(cell.runs_with_loss, cell.runs)
+    median = sorted(cell.unavailable_s)[len(cell.unavailable_s) // 2]
+    parts = [
+        f"**{cell.lost}** of {cell.acknowledged}",
+        f"{cell.runs_with_loss} of {cell.runs} runs ({interval.low:.0%} to {interval.high:.0%})",
+        f"{median:.1f} s",
+        f"{cell.duplicates} twice",
+    ]
+    if cell.acknowledged_local:
+        parts.insert(1, f"of the master's only: {cell.lost_local} of {cell.acknowledged_local}")
+    return "<br>".join(parts)
+
+
+if __name__ == "__main__":
+    main()
