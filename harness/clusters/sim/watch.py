@@ -52,7 +52,6 @@ class ReplicaWatch:
         if not isinstance(ledger, DLedgerServer):
             return
         tell, state, store = self.tell, ledger.member_state, ledger.store
-        handler = ledger.pusher.handler
 
         def moment(kind: str) -> None:
             for listener in tell.moment:
@@ -92,19 +91,21 @@ class ReplicaWatch:
                 listener(host, min(before, store.ledger_end_index), before, done)
             return done
 
-        def compared() -> None:
-            if handler.verified_index(state.term) >= 0:
+        def compares(same: Callable[[], bool]) -> bool:
+            is_same = same()
+            if is_same:
                 moment(MATCHED)
+            return is_same
 
         state.add_role_listener(role_changed)
         store.add_commit_listener(committed)
         store.add_progress_listener(progressed)
         for name in ("record_vote", "change_term"):
             _around(state, name, before=lambda: moment(VOTING), after=voted)
-        _around(handler, "_do_compare", after=compared)
         _around(store, "open", after=recovered)
         _around(store._files, "write", before=lambda: moment(STORING))
         _around(broker.store, "promote", after=lambda: moment(PROMOTED))
+        _inside(ledger.pusher.handler, "is_same", compares)
         for name in ("truncate", "reset"):
             _inside(store, name, truncates)
 
