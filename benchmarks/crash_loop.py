@@ -3,12 +3,13 @@
     python -m benchmarks.crash_loop [--rounds 200] [--seconds 280] [--state FILE]          kill -9, a real process
     python -m benchmarks.crash_loop --sim [--rounds 1000] [--seconds 280] [--state FILE]   power cuts, simulated
 
-A single master with synchronous flush takes messages of every kind: single, in batches, delayed, transactional, with
-tags and keys. At a random moment, often already while it starts, it is gone. After every round, on copies of what is
-left: it must recover; every message that was acknowledged must be where the answer said, every committed transaction
-must be there, nothing twice; and the consume queues and the index must be, byte for byte, those that are built from the
-log alone. The store itself is left as it was found, so that the next start recovers from a crash too, and after
-some rounds a new one begins. In simulation the power cut leaves of everything unsynced what chance has it.
+A single master with synchronous flush (a log of its own, or with --dledger a group of one) takes messages of every
+kind: single, in batches, delayed, transactional, with tags and keys. At a random moment, often already while it
+starts, it is gone. After every round, on copies of what is left: it must recover; every message that was
+acknowledged must be where the answer said, every committed transaction must be there, nothing twice; and the
+consume queues and the index must be, byte for byte, those that are built from the log alone. The store itself is
+left as it was found, so that the next start recovers from a crash too, and after some rounds a new one begins. In
+simulation the power cut leaves of everything unsynced what chance has it.
 
 With `--state` the figures of several calls are added up in a file, so that the work can be done in pieces.
 """
@@ -22,6 +23,7 @@ import json
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -55,7 +57,8 @@ listen = "{listen}"
 data_dir = "{data_dir}"
 flush_mode = "sync"
 uvloop = "off"
-[classic]
+timing = "fast"
+{ledger}
 [limits]
 segment_size_bytes = 262144
 max_message_size_bytes = 100000
@@ -66,6 +69,34 @@ index_entries = 1000
 name = "t"
 queues = 4
 """
+
+
+def _config(listen: str, data_dir: object, *, dledger: bool) -> str:
+    port = _free_port() if listen.endswith(":0") else 10912
+    ledger = f'[dledger]\nlisten = "{listen.rpartition(":")[0]}:{port}"' if dledger else "[classic]"
+    return CONFIG.format(listen=listen, data_dir=data_dir, ledger=ledger)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _wait_master(address: str) -> None:
+    """Return when the broker is there and takes messages."""
+    for _ in range(3000):
+        client = RemotingClient()
+        try:
+            reply = await client.invoke(address, Command.request(28), timeout_ms=1000)
+            if reply.code == 0 and json.loads(reply.body)["table"]["brokerRole"] == "SYNC_MASTER":
+                return
+        except RemotingError:
+            pass
+        finally:
+            await client.close()
+        await asyncio.sleep(0.01)
+    raise AssertionError("the broker does not come up")
 
 
 class Expected:
@@ -195,13 +226,14 @@ def _compare(kept: Mapping[str, bytes], rebuilt: Mapping[str, bytes]) -> list[st
 
 
 @contextlib.asynccontextmanager
-async def _serving(directory: Path) -> AsyncIterator[str]:
+async def _serving(directory: Path, *, dledger: bool) -> AsyncIterator[str]:
     """A broker in this process on a data directory; gives its address."""
     runtime = real_runtime()
-    config = parse_broker_config(CONFIG.format(listen="127.0.0.1:0", data_dir=directory))
+    config = parse_broker_config(_config("127.0.0.1:0", directory, dledger=dledger))
     broker = BrokerController(config, runtime)
     await broker.start()
     try:
+        await _wait_master(f"127.0.0.1:{broker.port}")
         yield f"127.0.0.1:{broker.port}"
     finally:
         await broker.stop()
@@ -209,7 +241,7 @@ async def _serving(directory: Path) -> AsyncIterator[str]:
         runtime.disk.close()
 
 
-def _verify(data: Path, expected: Expected) -> list[str]:
+def _verify(data: Path, expected: Expected, *, dledger: bool) -> list[str]:
     """Recover on copies of `data`, once as it is and once without what is derived from the log."""
     derived: list[dict[str, bytes]] = []
     for is_rebuilt in (False, True):
@@ -222,7 +254,7 @@ def _verify(data: Path, expected: Expected) -> list[str]:
                         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
             async def look(copy: Path = copy) -> list[str]:
-                async with _serving(copy) as address:
+                async with _serving(copy, dledger=dledger) as address:
                     return await check(address, expected)
 
             problems = asyncio.run(look())
@@ -249,10 +281,10 @@ def _wait_ready(log: Path, process: subprocess.Popen[bytes], seen: int) -> str:
         time.sleep(0.01)
 
 
-def _kill_once(directory: Path, expected: Expected, rng: random.Random) -> None:
+def _kill_once(directory: Path, expected: Expected, rng: random.Random, *, dledger: bool) -> None:
     """Start the broker, let it be for a random time, and kill it."""
     data, log, config = directory / "data", directory / "log", directory / "broker.toml"
-    config.write_text(CONFIG.format(listen="127.0.0.1:0", data_dir=data), encoding="utf-8")
+    config.write_text(_config("127.0.0.1:0", data, dledger=dledger), encoding="utf-8")
     seen = len(log.read_text(encoding="utf-8")) if log.exists() else 0
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -273,6 +305,7 @@ def _kill_once(directory: Path, expected: Expected, rng: random.Random) -> None:
                     await load(address, expected, rng, pause_s=pause_s)
 
         async def run() -> None:
+            await _wait_master(address)
             loading = asyncio.create_task(bounded())
             await asyncio.sleep(lasts_s)
             process.send_signal(signal.SIGKILL)
@@ -284,7 +317,7 @@ def _kill_once(directory: Path, expected: Expected, rng: random.Random) -> None:
         process.wait()
 
 
-def kill_rounds(rounds: int, *, seconds: float, seed: int) -> dict[str, int]:
+def kill_rounds(rounds: int, *, seconds: float, seed: int, dledger: bool = False) -> dict[str, int]:
     """Kill a real broker `rounds` times, or for so many seconds. Raises AssertionError naming what is wrong."""
     rng = random.Random(seed)
     began_s, done, acknowledged, sent = time.monotonic(), 0, 0, 0
@@ -294,9 +327,9 @@ def kill_rounds(rounds: int, *, seconds: float, seed: int) -> dict[str, int]:
             for _ in range(ROUNDS_PER_STORE):
                 if done >= rounds or time.monotonic() - began_s >= seconds:
                     break
-                _kill_once(Path(directory), expected, rng)
+                _kill_once(Path(directory), expected, rng, dledger=dledger)
                 if Path(directory, "data").exists():
-                    problems = _verify(Path(directory, "data"), expected)
+                    problems = _verify(Path(directory, "data"), expected, dledger=dledger)
                     assert not problems, f"seed {seed}, round {done}: {problems[:10]}"
                 done += 1
         acknowledged += len(expected.placed) + len(expected.somewhere)
@@ -323,8 +356,8 @@ async def _on(host: SimHost, work: Callable[[Incarnation], Awaitable[Any]]) -> A
     return value
 
 
-def _broker_program(address: str) -> Callable[[Incarnation], Any]:
-    config = parse_broker_config(CONFIG.format(listen=f"{address}:10911", data_dir="/data"))
+def _broker_program(address: str, dledger: bool) -> Callable[[Incarnation], Any]:
+    config = parse_broker_config(_config(f"{address}:10911", "/data", dledger=dledger))
 
     async def program(process: Incarnation) -> int:
         failure = await serve_broker(config, process.runtime, process.stop_requested)
@@ -334,25 +367,10 @@ def _broker_program(address: str) -> Callable[[Incarnation], Any]:
 
 
 async def _wait_listening(user: SimHost, address: str) -> None:
-    question = Command.request(30, {"topic": "t", "queueId": 0})
-
-    async def knock(process: Incarnation) -> None:
-        for _ in range(1000):
-            client = RemotingClient()
-            try:
-                if (await client.invoke(address, question, timeout_ms=1000)).code == 0:
-                    return
-            except RemotingError:
-                pass
-            finally:
-                await client.close()
-            await asyncio.sleep(0.01)
-        raise AssertionError("the broker does not come up")
-
-    await _on(user, knock)
+    await _on(user, lambda _: _wait_master(address))
 
 
-async def _simulated(cuts: int, rng: random.Random) -> dict[str, int]:
+async def _simulated(cuts: int, rng: random.Random, *, dledger: bool) -> dict[str, int]:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimLoop)
     network = SimNetwork(loop)
@@ -363,7 +381,7 @@ async def _simulated(cuts: int, rng: random.Random) -> dict[str, int]:
     lost_bytes = 0
     for cut in range(cuts):
         broker.boot()
-        process = broker.start(_broker_program(broker.address))
+        process = broker.start(_broker_program(broker.address, dledger))
         if rng.random() < 0.2:
             await asyncio.sleep(rng.random() * 0.02)  # while it starts and recovers
         else:
@@ -388,7 +406,7 @@ async def _simulated(cuts: int, rng: random.Random) -> dict[str, int]:
             for path, content in left.items():
                 if not (is_rebuilt and path.startswith(("/data/consumequeue", "/data/index"))):
                     copy.disk.put(path, content)
-            running = copy.start(_broker_program(copy.address))
+            running = copy.start(_broker_program(copy.address, dledger))
             await _wait_listening(user, f"{copy.address}:10911")
             problems = await _on(user, lambda _, at=f"{copy.address}:10911": check(at, expected))
             assert not problems, f"cut {cut}, {'rebuilt' if is_rebuilt else 'recovered'}: {problems[:10]}"
@@ -411,7 +429,7 @@ async def _simulated(cuts: int, rng: random.Random) -> dict[str, int]:
     }
 
 
-def power_cut_rounds(rounds: int, *, seconds: float, seed: int) -> dict[str, int]:
+def power_cut_rounds(rounds: int, *, seconds: float, seed: int, dledger: bool = False) -> dict[str, int]:
     """Cut the power of a simulated broker `rounds` times, or for so many real seconds, a new world every few times.
     Raises AssertionError naming what is wrong, and the seed that shows it again."""
     began_s, totals = time.monotonic(), Counter[str]()
@@ -419,7 +437,8 @@ def power_cut_rounds(rounds: int, *, seconds: float, seed: int) -> dict[str, int
         cuts = min(ROUNDS_PER_STORE, rounds - totals["rounds"])
         world_seed = seed + totals["rounds"]
         try:
-            totals.update(run_simulated(_simulated(cuts, random.Random(f"crash/{world_seed}")), seed=world_seed))
+            world = _simulated(cuts, random.Random(f"crash/{world_seed}"), dledger=dledger)
+            totals.update(run_simulated(world, seed=world_seed))
         except Exception as error:
             raise AssertionError(f"seed {world_seed}: {error!r}") from error
     return dict(totals)
@@ -432,6 +451,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=None, help="200 kills, or 1000 power cuts")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--dledger", action="store_true", help="a group of one instead of a log of its own")
     parser.add_argument("--state", type=Path, help="file that adds up several calls")
     options = parser.parse_args()
     wanted = options.rounds or (1000 if options.sim else 200)
@@ -440,7 +460,8 @@ def main() -> None:
         before.update(json.loads(options.state.read_text(encoding="utf-8")))
     run = power_cut_rounds if options.sim else kill_rounds
     began_s = time.monotonic()
-    before.update(run(wanted - before["rounds"], seconds=options.seconds, seed=options.seed + before["rounds"]))
+    left, seed = wanted - before["rounds"], options.seed + before["rounds"]
+    before.update(run(left, seconds=options.seconds, seed=seed, dledger=options.dledger))
     before.update(seconds=round(time.monotonic() - began_s))
     if options.state is not None:
         options.state.write_text(json.dumps(before), encoding="utf-8")

@@ -8,8 +8,9 @@ from benchmarks import crash_loop
 
 
 @pytest.mark.row("Reput dispatch (confirmOffset if duplication)")
-def test_nothing_is_lost_when_power_is_cut() -> None:
-    figures = crash_loop.power_cut_rounds(30, seconds=600, seed=4711)
+@pytest.mark.parametrize("dledger", [False, True])
+def test_nothing_is_lost_when_power_is_cut(dledger: bool) -> None:
+    figures = crash_loop.power_cut_rounds(30, seconds=600, seed=4711, dledger=dledger)
     assert figures["rounds"] == 30 and figures["acknowledged"] > 1000 and figures["lost_unsynced_bytes"] > 0
 
 
@@ -20,6 +21,7 @@ def test_the_loop_notices_what_an_asynchronous_flush_loses(monkeypatch: pytest.M
 
 
 @pytest.mark.cluster
-def test_nothing_is_lost_when_a_process_is_killed() -> None:
-    figures = crash_loop.kill_rounds(4, seconds=600, seed=4711)
+@pytest.mark.parametrize("dledger", [False, True])
+def test_nothing_is_lost_when_a_process_is_killed(dledger: bool) -> None:
+    figures = crash_loop.kill_rounds(4, seconds=600, seed=4711, dledger=dledger)
     assert figures["rounds"] == 4 and figures["acknowledged"] > 0
