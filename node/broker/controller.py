@@ -28,7 +28,7 @@ from node.broker.delay import DelayProgress, DelayService
 from node.broker.disk_watch import DiskWatch
 from node.broker.dispatcher import Dispatcher, Queue
 from node.broker.internal_topics import SCHEDULE_TOPIC
-from node.broker.ledger import Ledger, ReadMode
+from node.broker.ledger import Ledger
 from node.broker.log_expiry import new_log_expiry
 from node.broker.memory_window import MemoryWindow
 from node.broker.message_store import MessageStore
@@ -44,7 +44,7 @@ from node.broker.role import RoleChangeHandler
 from node.broker.send import SendProcessor
 from node.broker.send_back import RetryTopics, SendBackProcessor
 from node.broker.send_hooks import SendHooks
-from node.broker.slave import SlaveSide
+from node.broker.slave import SlaveSide, read_mode_of
 from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.tool_status import tool_status
 from node.broker.topics import TopicTable
@@ -151,7 +151,7 @@ class BrokerController:
         self._gate = ReadGate(
             ledger=self.ledger,
             dispatcher=self.dispatcher,
-            mode=self._read_mode(),
+            mode=read_mode_of(config),
             not_leader_remark=self.not_leader_remark,
         )
         self.offsets = ConsumerOffsets(runtime.disk, f"{config.data_dir}/consumerOffset.json")
@@ -406,15 +406,8 @@ class BrokerController:
 
     @property
     def broker_id(self) -> int:
-        """0 while master, otherwise the slave's number. One that is master for good never is anything else (R)."""
-        ha = self.config.ha
-        is_master = self.store.is_master if ha is None else not ha.is_slave
-        return 0 if is_master else self.config.slave_broker_id
-
-    def _read_mode(self) -> ReadMode:
-        """As configured; but what a slave answers, where it may, is what it has (R: slaveReadEnable)."""
-        ha, config = self.config.ha, self.config
-        return ReadMode.UNSAFE if ha and ha.is_slave and config.slave_read_enable else ReadMode(config.read_mode)
+        """The number under which name servers know this broker now."""
+        return self.slave.broker_id(self.store.is_master)
 
     def not_leader_remark(self) -> str:
         """ "NOT_LEADER leader=ID addr=ADDRESS" for a request that only the leader may answer; "-" is unknown."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from node.broker.consumer_offsets import ConsumerOffsets
 from node.broker.dispatcher import Dispatcher
-from node.broker.ledger import Ledger
+from node.broker.ledger import Ledger, ReadMode
 from node.broker.slave_sync import SlaveSynchronize
 from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.topics import TopicTable
@@ -22,7 +22,13 @@ from node.remoting import RemotingClient
 from node.runtime import Disk
 from node.store.queue_store import QueueStore
 
-__all__ = ["SlaveSide"]
+__all__ = ["SlaveSide", "read_mode_of"]
+
+
+def read_mode_of(config: BrokerConfig) -> ReadMode:
+    """As configured; but what a slave of classic HA answers, where it may, is what it has (R: slaveReadEnable)."""
+    reads_as_slave = config.ha is not None and config.ha.is_slave and config.slave_read_enable
+    return ReadMode.UNSAFE if reads_as_slave else ReadMode(config.read_mode)
 
 
 class SlaveSide:
@@ -89,6 +95,11 @@ class SlaveSide:
     def stop(self) -> None:
         """Copy no tables any more."""
         self.synchronize.stop()
+
+    def broker_id(self, is_master: bool) -> int:
+        """0 while master, otherwise the slave's number. One that is master for good never is anything else (R)."""
+        is_master = is_master if self._ha is None else self._ha.client is None
+        return 0 if is_master else self._config.slave_broker_id
 
     @property
     def ha_address(self) -> str:
