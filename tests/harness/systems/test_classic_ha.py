@@ -1,0 +1,89 @@
+"""Classic HA as a system under test: it runs like DLedger does, and what it loses is counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import main
+from harness.clusters.sim.cluster import SimCluster
+from harness.errors import SystemUnderTestError
+from harness.systems.broker import BrokerSystem
+
+
+def run(tmp_path: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    status = main(
+        [
+            "run", "--cluster", "sim", "--nodes", "3", "--workload", "log", "--time-limit", "12", "--rate", "100",
+            "--nemesis-interval", "2", "--seed", "3", "--store", str(tmp_path), *words,
+        ]
+    )  # fmt: skip
+    return status, json.loads(next(tmp_path.glob("*/2*/results.json")).read_text())
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_faults_of_one_machine_lose_nothing_with_a_synchronous_flush(tmp_path: Path, mode: str) -> None:
+    status, results = run(tmp_path, "--replication", mode, "--nemesis", "kill@leader,partition,power=cut@one")
+    assert (status, results["valid"]) == (0, True), results["reason"]
+    assert results["checks"]["replicas"]["reason"].startswith("3 replicas hold the same")
+    assert "leaders" not in results["checks"]
+    said = results["system"]["acknowledged"]
+    assert said["OK"] > 100 and (mode == "sync" or set(said) == {"OK"})
+
+
+def test_what_an_asynchronous_master_loses_in_a_power_cut_is_found(tmp_path: Path) -> None:
+    words = ("--replication", "async", "--flush-mode", "async", "--nemesis", "power=cut@leader")
+    status, results = run(tmp_path, *words)
+    assert (status, results["valid"]) == (1, False)
+    assert results["checks"]["log"]["valid"] is False
+    assert set(results["checks"]["replicas"]["refusing"]) == {"n2", "n3"}, (
+        "slaves keep what the master lost, and say so"
+    )
+
+
+def test_reads_at_slaves_may_be_stale_and_are_found_out(tmp_path: Path) -> None:
+    words = ("--replication", "async", "--set", "slave_reads=on", "--nemesis", "partition")
+    status, results = run(tmp_path, *words)
+    assert (status, results["checks"]["linearizable"]["valid"]) == (1, False)
+    assert results["checks"]["replicas"]["valid"] is True, "stale, and nothing lost"
+
+
+def test_a_slave_is_promoted_and_the_former_master_follows_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        cluster = SimCluster(node_count=3, run=None, work_dir=str(tmp_path), ports=BrokerSystem.ports)
+        system = BrokerSystem(
+            cluster=cluster, settings={"replication": "sync"}, keys=2, log_dir=str(tmp_path), operation_timeout_s=3.0
+        )
+        await system.start()
+        assert list(await system.leaders()) == ["n1"]
+        client: Any = system.connection("queue", process=1, thread=0)
+        for value in range(20):
+            assert await client.append(value % 2, value) == value // 2
+        cluster.machine("n1").power_fail()
+        await system.promote("n3")
+        await client.close()
+        client = system.connection("queue", process=2, thread=1)
+        for value in range(20, 30):
+            assert await client.append(value % 2, value) == value // 2
+        assert client.node == "n3" and list(await system.leaders()) == ["n3"]
+        cluster.machine("n1").boot()
+        await system.restart("n1")
+        await system.recover(timeout_s=60)
+        assert system._recovered
+        await client.close()
+        await system.stop()
+
+    SimCluster.run_harness(scenario(), seed=1)
+
+
+def test_dledger_has_nobody_to_promote(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        cluster = SimCluster(node_count=3, run=None, work_dir=str(tmp_path), ports=BrokerSystem.ports)
+        system = BrokerSystem(cluster=cluster, settings={}, keys=2, log_dir=str(tmp_path), operation_timeout_s=3.0)
+        with pytest.raises(SystemUnderTestError, match="DLedger elects"):
+            await system.promote("n2")
+
+    SimCluster.run_harness(scenario(), seed=1)
