@@ -1,13 +1,14 @@
 """Random small histories of every model, judged by the brute-force oracle, the chosen engine and the general one.
 
-    python benchmarks/checker_oracle.py [HISTORIES_PER_MODEL] [MODEL ...]
+    python benchmarks/checker_oracle.py [HISTORIES_PER_MODEL] [MODEL ...] [--seed N]
 
-Prints one line per model and ends with status 1 at the first disagreement.  Every witness of an invalid history is
+A long run can be cut into several, each with a seed of its own.  Prints one line per model and ends with status 1 at the first disagreement.  Every witness of an invalid history is
 judged by the oracle too: it must be invalid by itself.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 import time
@@ -55,13 +56,20 @@ def compare(name: str, histories: int, seed: int = 20_000) -> Counter[str]:
     return counts
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run over all models, or those named."""
-    histories = int(arguments[0]) if arguments else 100_000
-    for name in arguments[1:] or SAMPLED_MODELS:
+    parser = argparse.ArgumentParser(description="The checker's engines against brute force")
+    parser.add_argument("histories", nargs="?", type=int, default=100_000, help="histories per model")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of {', '.join(SAMPLED_MODELS)}; default: all")
+    parser.add_argument("--seed", type=int, default=20_000, help="where the random histories begin")
+    options = parser.parse_args(arguments)
+    histories = options.histories
+    for name in options.models or SAMPLED_MODELS:
+        if name not in SAMPLED_MODELS:
+            parser.error(f"no model {name!r}; known: {', '.join(SAMPLED_MODELS)}")
         started = time.perf_counter()
         try:
-            counts = compare(name, histories)
+            counts = compare(name, histories, options.seed)
         except AssertionError as error:
             print(f"{name}: DISAGREEMENT: {error}")
             return 1
@@ -71,4 +79,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
