@@ -188,6 +188,7 @@ class BrokerController:
             clients=self.clients,
             offsets=self.offsets,
             memory=self._memory,
+            put_total=lambda: self.store.put_total,
             auto_create_groups=config.auto_create_groups,
             slave_read_enable=config.slave_read_enable,
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from node.broker.client_manager import ClientManager
@@ -46,6 +46,11 @@ MAX_DISK_MESSAGES = 8
 """Messages in one reply as soon as one of them comes from the disk (R: maxTransferCountOnMessageInDisk)."""
 MAX_DISK_BYTES = 64 * 1024
 """Bytes in such a reply, unless its first message alone is longer (R: maxTransferBytesOnMessageInDisk)."""
+COLD_SHARE = 0.05
+"""Part of the time that pulls from the disk may take while messages come in: who reads a long backlog does it beside
+the senders, not instead of them. The copying to the socket comes on top, about as much again."""
+MAX_COLD_WAIT_S = 2.0
+"""Longest wait of such a pull for its turn, however many there are; clients wait for seconds."""
 HOLD_RECHECK_S = 5.0
 """A held pull looks again after this time, whatever it was told (R: PullRequestHoldService)."""
 MAX_SCANNED_UNITS = 800
@@ -282,9 +287,14 @@ class PullProcessor:
         clients: ClientManager,
         offsets: ConsumerOffsets,
         memory: MemoryWindow,
+        put_total: Callable[[], int],
         auto_create_groups: bool = True,
         slave_read_enable: bool = False,
     ) -> None:
+        self._put_total = put_total
+        self._cold_puts = 0
+        self._cold_at_s = 0.0
+        self._cold_cost_s = 0.0
         self._groups = _Groups(groups, clients, auto_create_groups)
         self._memory = memory
         self._slave_read_enable = slave_read_enable
@@ -320,6 +330,10 @@ class PullProcessor:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + request.suspend_ms / 1000
         while True:
+            is_cold = self._is_cold(request)
+            if is_cold:
+                await self._cold_turn()
+            began_s = loop.time()
             try:
                 reply = self._answer(command, request)
             except _Unreadable as error:
@@ -327,6 +341,8 @@ class PullProcessor:
                 if error.accuses_queue:
                     await self._queues.distrust()
                 raise
+            if is_cold:
+                self._cold_cost_s = loop.time() - began_s
             left_s = deadline_s - loop.time()
             if reply.code != ResponseCode.PULL_NOT_FOUND or left_s <= 0 or self._holds.is_full:
                 return reply
@@ -335,6 +351,26 @@ class PullProcessor:
                 return None
             if self._gate.needs_leader and not self._gate.leads:
                 raise self._gate.not_leader()
+
+    def _is_cold(self, request: _PullRequest) -> bool:
+        """Whether what is wanted has to be read from the disk."""
+        queue = self._queues.find(request.topic, request.queue_id)
+        try:
+            units = queue.read(request.offset, 1) if queue is not None else []
+        except OSError:
+            return False  # the answer says so
+        return bool(units) and self._memory.is_behind(units[0].physical_offset)
+
+    async def _cold_turn(self) -> None:
+        """Wait until the next pull from the disk may take its time; at once while nobody sends."""
+        puts, before = self._put_total(), self._cold_puts
+        self._cold_puts = puts
+        if puts != before:
+            now_s = asyncio.get_running_loop().time()
+            turn_s = min(max(self._cold_at_s, now_s), now_s + MAX_COLD_WAIT_S)
+            self._cold_at_s = turn_s + self._cold_cost_s / COLD_SHARE
+            if turn_s > now_s:
+                await asyncio.sleep(turn_s - now_s)
 
     def _answer(self, command: Command, request: _PullRequest) -> Command:
         """The reply from this moment's state. Raises _Unreadable when its messages cannot be read."""
