@@ -2,8 +2,8 @@
 
     python benchmarks/checker_oracle.py [HISTORIES_PER_MODEL] [MODEL ...] [--seed N]
 
-A long run can be cut into several, each with a seed of its own.  Prints one line per model and ends with status 1 at the first disagreement.  Every witness of an invalid history is
-judged by the oracle too: it must be invalid by itself.
+A long run can be cut into several, each with a seed of its own.  Prints one line per model and ends with status 1 at
+the first disagreement.  Every witness of an invalid history is judged by the oracle too: it must be invalid by itself.
 """
 
 from __future__ import annotations
