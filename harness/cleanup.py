@@ -175,11 +175,14 @@ class _RunCleaner:
         """Remove everything, see what is left, and remove the state when nothing is."""
         for claim in self._claims(run_state.KIND_MOUNT):
             self._thaw(claim)
+        self._kill(self._harness)  # first (when live runs are cleaned too), or it would start what we end
+        # Hosts that clean themselves come before processes: theirs may be seen here, waiting for what only they thaw.
+        remote = {kind: functools.partial(remove, self._run_id) for kind, remove in REMOTE_REMOVERS.items()}
+        self._remove_claims(remote)
         self._end_processes()
         for name in self._namespaces():
             self._attempt(run_state.KIND_NETNS, name, self._remove_namespace)
         removers: dict[str, Callable[[str, Mapping[str, Any]], bool]] = {
-            **{kind: functools.partial(remove, self._run_id) for kind, remove in REMOTE_REMOVERS.items()},
             run_state.KIND_VETH: self._remove_veth,
             run_state.KIND_MOUNT: self._remove_mount,
             run_state.KIND_IMAGE: self._remove_image,
@@ -188,12 +191,9 @@ class _RunCleaner:
             run_state.KIND_FILE: self._remove_file,
             run_state.KIND_DIRECTORY: self._remove_directory,
         }
-        for kind, remove in removers.items():
-            # Latest first: a mount inside a mount goes before the outer one.
-            for claim in reversed(self._claims(kind)):
-                self._attempt(kind, claim.ident, remove, claim.details)
+        self._remove_claims(removers)
         for claim in self._record.claims:
-            if claim.kind not in (*removers, run_state.KIND_PROCESS, run_state.KIND_NETNS):
+            if claim.kind not in (*remote, *removers, run_state.KIND_PROCESS, run_state.KIND_NETNS):
                 self._leave(f"{claim.kind} {claim.ident}: this version of the harness cannot remove it")
         if self._is_clean:
             try:
@@ -201,6 +201,12 @@ class _RunCleaner:
             except FileNotFoundError:
                 return
             self._removed_line(f"run {self._run_id}: state {self._record.path}")
+
+    def _remove_claims(self, removers: Mapping[str, Callable[[str, Mapping[str, Any]], bool]]) -> None:
+        for kind, remove in removers.items():
+            # Latest first: a mount inside a mount goes before the outer one.
+            for claim in reversed(self._claims(kind)):
+                self._attempt(kind, claim.ident, remove, claim.details)
 
     def _claims(self, kind: str) -> list[Claim]:
         return [claim for claim in self._record.claims if claim.kind == kind]
@@ -224,8 +230,6 @@ class _RunCleaner:
     # Processes
 
     def _end_processes(self) -> None:
-        """The harness itself first (when live runs are cleaned too), or it would start what we end."""
-        self._kill(self._harness)
         self._kill(self._marked_or_claimed)
         for process in self._marked_or_claimed():
             self._leave(f"process {process.pid} ({process.command}): it does not end, it hangs in the kernel")

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.clusters.agent_access import AgentAccess
+from harness.clusters.agent_file_systems import AgentFileSystems
 from harness.clusters.agent_files import fetch_directory, put_file
 from harness.clusters.agent_link import DEFAULT_TIMEOUT_S, FIRST_WORD_TIMEOUT_S, AgentLink, ByteStream
 from harness.clusters.agent_links import AgentLinks
@@ -26,6 +27,7 @@ from harness.clusters.agent_shim import AgentShim, agent_shim_missing
 from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable, Program
 from harness.clusters.threads import all_of
 from harness.errors import HarnessError, OperatorError
+from harness.faults.file_system_disks import FILE_SYSTEM_KINDS, FileSystemDisks
 from harness.run_state import RunState
 from nemesis.mechanisms.nft import NftCuts, remove_script
 from nemesis.mechanisms.shell import ShellError
@@ -91,6 +93,8 @@ class AgentCluster(ABC):
     """
 
     name: str
+    file_systems_missing: str | None = None
+    """Why such hosts cannot have a file system of the run's own; None when they can, as far as can be told."""
 
     def __init__(self, *, node_count: int, run: RunState, work_dir: str, ports: Collection[int]) -> None:
         self._hosts = tuple(f"n{number}" for number in range(1, node_count + 1))
@@ -108,6 +112,7 @@ class AgentCluster(ABC):
         self._directories: dict[str, str] = {}
         self._needs: frozenset[tuple[str, str]] = frozenset()
         self._shim: AgentShim | None = None
+        self._disks: FileSystemDisks | None = None
         self._link_faults: AgentLinks | None = None
 
     # What a subclass brings
@@ -150,7 +155,9 @@ class AgentCluster(ABC):
     def missing(cls, interface: str, ability: str) -> str | None:
         """Why this cluster cannot have an ability (see nemesis.target.ABILITIES) here; None when it can, as far as can
         be told without its hosts: what one of them lacks is named when the cluster is started."""
-        return agent_shim_missing(interface, ability) if interface in ("clocks", "disks") else None
+        if interface == "disks" and ability in FILE_SYSTEM_KINDS:
+            return cls.file_systems_missing
+        return agent_shim_missing() if interface in ("clocks", "disks") else None
 
     def equip(self, needs: Collection[tuple[str, str]]) -> None:
         """Prepare for the abilities that the run will use; to be called before `start`."""
@@ -162,8 +169,10 @@ class AgentCluster(ABC):
         return None if self._shim is None else self._shim.clocks
 
     @property
-    def disks(self) -> ShimDisks | None:
+    def disks(self) -> ShimDisks | FileSystemDisks | None:
         """The disks of the replicas; None unless `equip` was told of them."""
+        if self._disks is not None:
+            return self._disks
         return None if self._shim is None else self._shim.disks
 
     @property
@@ -282,14 +291,24 @@ class AgentCluster(ABC):
         agents = {host: self.agent(host) for host in self._hosts}
         pythons = {host: self.python(host) for host in self._hosts}
         directories = {host: self._directories[self._machine(host)] for host in self._hosts}
-        if AgentShim.wanted(self._needs):
+        host_directories = {host: os.path.join(directory, host) for host, directory in directories.items()}
+        access = AgentAccess(self.agent, self.python)
+        file_systems: AgentFileSystems | None = None
+        if any(need == ("disks", kind) for kind in FILE_SYSTEM_KINDS for need in self._needs):
+            file_systems = AgentFileSystems(agents, host_directories, pythons, end_programs=self._end_programs)
+            await file_systems.create()
+        if AgentShim.wanted(need for need in self._needs if need[1] not in FILE_SYSTEM_KINDS):
             self._shim = AgentShim(
-                AgentAccess(self.agent, self.python),
+                access,
                 agents,
-                {host: os.path.join(directory, host) for host, directory in directories.items()},
+                host_directories,
                 tracks_writes=("disks", "power") in self._needs,
+                undo_inside=file_systems is not None,
             )
             await self._shim.install()
+        if file_systems is not None:
+            shim_disks = None if self._shim is None else self._shim.disks
+            self._disks = FileSystemDisks(self._hosts, file_systems=file_systems, shim=shim_disks, access=access)
         if any(interface == "links" for interface, _ in self._needs):
             addresses = {host: self._address(host) for host in self._hosts}
             self._link_faults = AgentLinks(
@@ -314,11 +333,13 @@ class AgentCluster(ABC):
         not removed stays in the run's state.
         """
         problems: list[Exception] = []
+        disks, self._disks = self._disks, None
         shim, self._shim = self._shim, None
-        if shim is not None:
+        for held in (disks, shim):
             try:
-                await shim.release_all()
-            except ShellError as error:
+                if held is not None:
+                    await held.release_all()
+            except (ShellError, RuntimeError, TimeoutError) as error:
                 problems.append(error)
         self._link_faults = None  # relays and rules go with the hosts
         if self._network is not None:
@@ -405,6 +426,9 @@ class AgentCluster(ABC):
             await put_file(self.agent(host), path, content)
         except ShellError as error:
             raise OperatorError(f"cannot write a file on {host}: {error}") from None
+
+    async def _end_programs(self, host: str) -> None:
+        await asyncio.gather(*(process.kill() for process in self._processes.running if process.host == host))
 
     async def spawn(self, host: str, program: Program) -> AgentProcess:
         """Start a program on a host; returns once it is started. Raises OperatorError when it cannot be run."""

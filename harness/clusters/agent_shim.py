@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 
 from harness.clusters.agent_access import AgentAccess
 from harness.clusters.agent_files import put_file
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.threads import all_of
+from harness.faults.shim_hosts import UNDO_INSIDE
 from nemesis.mechanisms.shim import (
     COMPILERS,
-    SHIM_DISK_ABILITIES,
     TRIAL_SCRIPT,
     ShimError,
     build_command,
@@ -38,10 +38,8 @@ _BUILD_TIMEOUT_S = 120.0
 _TRIAL_TIMEOUT_S = 30.0
 
 
-def agent_shim_missing(interface: str, ability: str) -> str | None:
-    """Why an ability of clocks or disks of hosts with agents cannot be had from this machine; None when it can."""
-    if interface == "disks" and ability not in SHIM_DISK_ABILITIES:
-        return f"containers and machines have no file system of the run's own that could {ability}: use --cluster netns"
+def agent_shim_missing() -> str | None:
+    """Why clocks and disks of hosts with agents cannot be had from this machine; None when they can."""
     try:
         build_shim()
     except ShimError as error:
@@ -63,8 +61,10 @@ class AgentShim:
         directories: Mapping[str, str],
         *,
         tracks_writes: bool,
+        undo_inside: bool = False,
     ) -> None:
-        """`tracks_writes`: keep track of what is not synced. Nothing is on the hosts before `install`."""
+        """`tracks_writes`: keep track of what is not synced, `undo_inside` the data's directory where that is a file
+        system of its own. Nothing is on the hosts before `install`."""
         self._access = access
         self._links = dict(links)
         self._directories = dict(directories)
@@ -73,7 +73,9 @@ class AgentShim:
                 library_path=os.path.join(directory, "faults.so"),
                 control_path=os.path.join(directory, "faults.control"),
                 data_path=os.path.join(directory, "data"),
-                undo_path=os.path.join(directory, "undo") if tracks_writes else None,
+                undo_path=os.path.join(directory, f"data/{UNDO_INSIDE}" if undo_inside else "undo")
+                if tracks_writes
+                else None,
             )
             for host, directory in directories.items()
         }
@@ -82,7 +84,7 @@ class AgentShim:
         self.disks = ShimDisks(self._controls)
 
     @classmethod
-    def wanted(cls, needs: Collection[tuple[str, str]]) -> bool:
+    def wanted(cls, needs: Iterable[tuple[str, str]]) -> bool:
         """Whether abilities that a run uses call for the shim."""
         return any(interface in ("clocks", "disks") for interface, _ in needs)
 

@@ -46,6 +46,7 @@ class DockerCluster(AgentCluster):
     name = "docker"
     description = "a container per host on a bridge of its own, cuts by nftables inside; needs a Docker engine"
     options: Sequence[str] = ("image",)
+    file_systems_missing = "containers may mount no file system of their own: use --cluster netns, or ssh"
 
     def __init__(
         self, *, node_count: int, run: RunState, work_dir: str, ports: Collection[int], image: str | None = None

@@ -33,6 +33,7 @@ import tarfile
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 __all__ = ["MAX_LINE_BYTES", "MAX_OUTPUT_BYTES", "NO_AGENT_STATUS", "RUN_VARIABLE", "Agent", "main"]
@@ -316,22 +317,20 @@ class Agent:
     # The end
 
     async def _undo(self, key: str, argv: list[str] | None, stdin: str = "") -> Message:
-        """Keep a command under `key` that `clean` runs to undo something; none forgets it."""
+        """Keep a command under `key` that `clean` runs to undo something, none forgets it; "thaw..." comes first."""
         commands = _undo_commands(self._directory)
         commands.pop(key, None)
         if argv is not None:
             commands[key] = {"argv": argv, "stdin": stdin}
         path = os.path.join(self._directory, UNDO_FILE)
-        with open(path + ".new", "w", encoding="utf-8") as file:
-            json.dump(commands, file)
+        Path(path + ".new").write_text(json.dumps(commands), encoding="utf-8")
         os.replace(path + ".new", path)
         return {}
 
 
 def _undo_commands(directory: str) -> dict[str, Message]:
     try:
-        with open(os.path.join(directory, UNDO_FILE), encoding="utf-8") as file:
-            return dict(json.load(file))
+        return dict(json.loads(Path(directory, UNDO_FILE).read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError):
         return {}
 
@@ -343,9 +342,10 @@ def _tail(path: str) -> str:
 
 
 def _pack_directory(path: str, packed: str) -> None:
+    ours = ("lost+found", ".splitbrain-")  # what is the file system's own, or was put there by faults
     with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
         if os.path.isdir(path):
-            archive.add(path, arcname=".")
+            archive.add(path, ".", filter=lambda m: None if os.path.basename(m.name).startswith(ours) else m)
 
 
 def _kill_group(pid: int, number: int) -> None:
@@ -361,19 +361,17 @@ def _death_signal_setter() -> Callable[[], Any]:
 def _start_command(base: str, run_id: str, source: str) -> int:
     """Take the host, start the daemon, print {"started": true} or {"refused": why}."""
     os.makedirs(base, mode=0o700, exist_ok=True)
-    directory = os.path.join(base, run_id)
+    directory, owner = os.path.join(base, run_id), Path(base, "owner")
     try:
-        with open(os.path.join(base, "owner"), "x", encoding="utf-8") as file:
+        with open(owner, "x", encoding="utf-8") as file:
             file.write(run_id)
     except FileExistsError:
-        with open(os.path.join(base, "owner"), encoding="utf-8") as file:
-            why = f"the host is taken by run {file.read().strip()}: if that is dead, `harness clean`"
+        why = f"the host is taken by run {owner.read_text().strip()}: if that is dead, `harness clean`"
         print(json.dumps({"refused": why, "taken": True}))
         return 0
     os.makedirs(directory, mode=0o700, exist_ok=True)
     path, log_path = os.path.join(directory, "agent.py"), os.path.join(directory, "agent.log")
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(source)
+    Path(path).write_text(source, encoding="utf-8")
     with open(log_path, "wb") as log:
         daemon = subprocess.Popen(
             [sys.executable, path, "daemon", directory, run_id],
@@ -443,12 +441,25 @@ def _marked(run_id: str) -> Iterator[int]:
                 yield int(name)
 
 
+def _undo_all(commands: dict[str, Message], removed: list[str], left: list[str]) -> None:
+    for key, command in reversed(commands.items()):
+        argv, given = command["argv"], command["stdin"]
+        try:
+            done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=KILL_TIMEOUT_S)
+            said = done.stderr.strip() if done.returncode else None
+        except (OSError, subprocess.TimeoutExpired) as error:
+            said = str(error)
+        (removed if said is None else left).append(key if said is None else f"{key}: {said}")
+
+
 def _clean_command(base: str, run_id: str) -> int:
     """Remove everything of a run and print {"removed": [...], "left": [...]}."""
-    removed, left, directory = [], [], os.path.join(base, run_id)
+    removed, left = list[str](), list[str]()
+    directory, owner, seen = os.path.join(base, run_id), Path(base, "owner"), set[int]()
     commands = _undo_commands(directory)
+    # Who waits for a frozen disk cannot be killed.
+    _undo_all({key: commands.pop(key) for key in list(commands) if key.startswith("thaw")}, removed, left)
     deadline = time.monotonic() + KILL_TIMEOUT_S
-    seen: set[int] = set()
     while (pids := list(_marked(run_id))) and time.monotonic() < deadline:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -457,24 +468,13 @@ def _clean_command(base: str, run_id: str) -> int:
         time.sleep(0.02)
     left += [f"process {pid} does not end" for pid in pids]
     removed += [f"process {pid}" for pid in sorted(seen.difference(pids))]
-    for key, command in reversed(commands.items()):
-        try:
-            done = subprocess.run(
-                command["argv"], input=command["stdin"], capture_output=True, text=True, timeout=KILL_TIMEOUT_S
-            )
-            said = done.stderr.strip() if done.returncode else None
-        except (OSError, subprocess.TimeoutExpired) as error:
-            said = str(error)
-        (removed if said is None else left).append(key if said is None else f"{key}: {said}")
+    _undo_all(commands, removed, left)
     if not left:
         if os.path.isdir(directory):
             shutil.rmtree(directory)
             removed.append(directory)
-        with contextlib.suppress(FileNotFoundError):
-            with open(os.path.join(base, "owner"), encoding="utf-8") as file:
-                is_ours = file.read().strip() == run_id
-            if is_ours:
-                os.unlink(os.path.join(base, "owner"))
+        if owner.exists() and owner.read_text().strip() == run_id:
+            owner.unlink()
     print(json.dumps({"removed": removed, "left": left}))
     return 0
 

@@ -28,7 +28,7 @@ from harness.clusters.netns_calls import unmount
 from harness.clusters.netns_shell import run_command
 from harness.programs import SYSTEM_PATH, find_program
 from harness.run_state import KIND_CGROUP, KIND_IMAGE, KIND_MOUNT, Claim, RunState
-from nemesis.mechanisms.file_systems import thaw
+from nemesis.mechanisms.file_systems import CALL_TIMEOUT_S, OPERATIONS, thaw
 from nemesis.mechanisms.shell import ShellError
 
 __all__ = [
@@ -222,6 +222,14 @@ class NodeDisks:
 
     async def _command(self, name: str, *arguments: str) -> None:
         await run_command("netns", [find_program(name) or name, *arguments], environment=self._run.environment)
+
+    async def perform(self, host: str, operation: str, *arguments: str) -> None:
+        """An operation of nemesis.mechanisms.file_systems; before the start and after the stop there is nothing to
+        perform it on, and nothing happens. Raises OSError, TimeoutError."""
+        point = self.mount_point(host)
+        if os.path.ismount(point):
+            call = functools.partial(OPERATIONS[operation], point, *arguments)
+            await asyncio.wait_for(asyncio.to_thread(call), CALL_TIMEOUT_S)
 
     async def mount_again(self, host: str) -> None:
         """End the host's programs, unmount and mount. Raises RuntimeError when something keeps the file system."""

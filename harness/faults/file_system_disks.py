@@ -7,14 +7,13 @@ whole file system's. A host's file system has one of those at a time: a second o
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from harness.faults.local_access import LocalAccess
-from nemesis.mechanisms import file_systems
 from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
+from nemesis.mechanisms.hosts import HostAccess
 from nemesis.mechanisms.shim_faults import ShimDisks
 from nemesis.target import BitFlipped, DiskFault, DiskProbe, PowerCut
 
@@ -23,16 +22,20 @@ __all__ = ["FILE_SYSTEM_KINDS", "FileSystemDisks", "HostFileSystems"]
 FILE_SYSTEM_KINDS = frozenset({"freeze", "fill", "shutdown", "crash"})
 """The kinds of disk faults that need a file system per host."""
 
-CALL_TIMEOUT_S = 20.0
-"""For one call to the kernel; a freeze first waits for what is being written."""
-
-_T = TypeVar("_T")
+_REACH_TIMEOUT_S = 10.0
 
 
 class HostFileSystems(Protocol):
-    """File systems, each mounted at a path that the harness sees too."""
+    """File systems of the hosts, one each."""
 
-    def mount_point(self, host: str) -> str: ...
+    def mount_point(self, host: str) -> str:
+        """Where it is mounted, as the host itself says it."""
+        ...
+
+    async def perform(self, host: str, operation: str, *arguments: str) -> None:
+        """One of nemesis.mechanisms.file_systems' operations on the host's file system. Raises OSError, ShellError,
+        TimeoutError when the kernel is not done with it in time; it cannot be taken back then."""
+        ...
 
     async def mount_again(self, host: str) -> None:
         """End whoever uses the host's file system, unmount it and mount it again, journal replayed. Raises
@@ -44,7 +47,7 @@ class FileSystemDisks:
     """Disks with both kinds of faults; `shim` is None in runs that do not use it."""
 
     def __init__(
-        self, hosts: Sequence[str], *, file_systems: HostFileSystems, shim: ShimDisks | None, access: LocalAccess
+        self, hosts: Sequence[str], *, file_systems: HostFileSystems, shim: ShimDisks | None, access: HostAccess
     ) -> None:
         self._hosts = tuple(hosts)
         self._file_systems = file_systems
@@ -73,7 +76,7 @@ class FileSystemDisks:
             return await self._require_shim().cut_power(fault_id, host)
         self._require_known([host])
         self._hold(fault_id, host, "crash")
-        await _call(lambda: file_systems.shut_down(self._file_systems.mount_point(host)))
+        await self._file_systems.perform(host, "shut_down")
         await self._file_systems.mount_again(host)
         self._let_go(fault_id, host)
         cut = PowerCut(None, None, "what the kernel had not written")
@@ -108,7 +111,7 @@ class FileSystemDisks:
         steps: list[Callable[[], Awaitable[None]]] = [partial(self.release, fault_id) for fault_id in self._faults]
         if self._shim is not None:
             steps.append(self._shim.release_all)
-        steps += [partial(self._thaw, self._file_systems.mount_point(host)) for host in self._hosts]
+        steps += [partial(self._file_systems.perform, host, "thaw") for host in self._hosts]
         failure: Exception | None = None
         for step in steps:
             try:
@@ -121,7 +124,8 @@ class FileSystemDisks:
     async def close(self) -> None:
         """Let everything go, and wait a moment for probes that were killed."""
         await self.release_all()
-        await self._access.close()
+        if isinstance(self._access, LocalAccess):
+            await self._access.close()
 
     async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:
         """Write, sync and read a file on the host's file system, through the shim where the replica has it."""
@@ -138,11 +142,11 @@ class FileSystemDisks:
         if self._shim is not None and (problem := await self._shim.reaches(host, pid)) is not None:
             return problem
         mount_point = self._file_systems.mount_point(host)
-        try:
-            with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-                points = {line.split()[4] for line in file}
-        except OSError as error:
-            return f"the replica of {host} cannot be looked into: {error.strerror}"
+        argv = ["cat", f"/proc/{pid}/mountinfo"]
+        status, shown, errors = await self._access.run(host, argv, timeout_s=_REACH_TIMEOUT_S)
+        if status != 0:
+            return f"the replica of {host} cannot be looked into: {errors.strip() or status}"
+        points = {line.split()[4] for line in shown.splitlines()}
         return None if mount_point in points else f"the replica of {host} does not see {mount_point}"
 
     def _require_known(self, hosts: Mapping[str, object] | Sequence[str]) -> None:
@@ -167,26 +171,20 @@ class FileSystemDisks:
             self._faults.pop(fault_id, None)
 
     async def _begin(self, fault_id: str, host: str, kind: str) -> None:
-        path = self._file_systems.mount_point(host)
         if kind == "freeze":
-            await _call(lambda: file_systems.freeze(path))
+            await self._file_systems.perform(host, "freeze")
         elif kind == "fill":
-            await _call(lambda: file_systems.fill(path, fault_id))
+            await self._file_systems.perform(host, "fill", fault_id)
         else:
-            await _call(lambda: file_systems.shut_down(path))
+            await self._file_systems.perform(host, "shut_down")
 
     async def _end(self, fault_id: str, host: str, kind: str) -> None:
-        path = self._file_systems.mount_point(host)
         if kind == "freeze":
-            await self._thaw(path)
+            await self._file_systems.perform(host, "thaw")
         elif kind == "fill":
-            await _call(lambda: file_systems.remove_ballast(path, fault_id))
+            await self._file_systems.perform(host, "remove_ballast", fault_id)
         else:
             await self._file_systems.mount_again(host)
-
-    async def _thaw(self, path: str) -> None:
-        if os.path.ismount(path):  # before the start and after the stop the path is on somebody else's
-            await _call(lambda: file_systems.thaw(path))
 
     async def _everywhere(self, hosts: Mapping[str, str], work: Callable[[str], Awaitable[None]]) -> None:
         """On every host at once; all are tried before the first error is raised."""
@@ -194,8 +192,3 @@ class FileSystemDisks:
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
-
-
-async def _call(function: Callable[[], _T]) -> _T:
-    """A call that may wait in the kernel. Raises TimeoutError; the call itself cannot be taken back then."""
-    return await asyncio.wait_for(asyncio.to_thread(function), CALL_TIMEOUT_S)

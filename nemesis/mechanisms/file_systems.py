@@ -16,11 +16,16 @@ import errno
 import fcntl
 import os
 import struct
+from collections.abc import Callable, Mapping
+from typing import Any
 
-__all__ = ["BALLAST_PREFIX", "fill", "freeze", "remove_ballast", "shut_down", "thaw"]
+__all__ = ["BALLAST_PREFIX", "CALL_TIMEOUT_S", "OPERATIONS", "fill", "freeze", "remove_ballast", "shut_down", "thaw"]
 
 BALLAST_PREFIX = ".splitbrain-ballast-"
 """How the names of ballast files begin."""
+
+CALL_TIMEOUT_S = 20.0
+"""For one call to the kernel; a freeze first waits for what is being written."""
 
 _FIFREEZE = 0xC0045877
 _FITHAW = 0xC0045878
@@ -98,3 +103,9 @@ def _ioctl(path: str, request: int, argument: int | bytes) -> None:
         fcntl.ioctl(descriptor, request, argument)
     finally:
         os.close(descriptor)
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    operation.__name__: operation for operation in (freeze, thaw, shut_down, fill, remove_ballast)
+}
+"""By name; the first argument of each is the path."""

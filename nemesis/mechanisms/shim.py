@@ -29,7 +29,6 @@ __all__ = [
     "CLOCK_SLOTS",
     "COMPILERS",
     "CONTROL_BYTES",
-    "SHIM_DISK_ABILITIES",
     "TRIAL_SCRIPT",
     "Counters",
     "HostFaults",
@@ -262,9 +261,6 @@ class HostFaults:
 
 _DISK_FLAGS: Sequence[str] = ("stall-fsync", "stall", "full", "error-write", "error-fsync", "error-read")
 """In the order of the fields of `struct settings`."""
-
-SHIM_DISK_ABILITIES = frozenset({*_DISK_FLAGS, "slow", "power", "flip"})
-"""What can be done to disks where there is the shim, of nemesis.target.ABILITIES."""
 
 
 def _pack_slot(slot: _Slot) -> bytes:

@@ -28,13 +28,14 @@ async def main(run_id: str, state_root: str, work_dir: str, hosts: str) -> None:
 
         cluster = SshCluster(node_count=2, run=run, work_dir=work_dir, ports=[7000], inventory=hosts)
     if why_no_shim() is None:
-        cluster.equip({("clocks", "wall"), ("disks", "stall"), ("disks", "power"), ("links", "delay")})
+        stall = "stall" if hosts == "docker" else "freeze"  # which nobody who waits for it can be killed from
+        cluster.equip({("clocks", "wall"), ("disks", stall), ("disks", "power"), ("links", "delay")})
     await cluster.start()
     await cluster.spawn("n1", Program(name="sleep", argv=["sleep", "600"], log_name="sleep.log"))
     await cluster.network.cut("f1", {"n2": frozenset({"n1"})})
     if cluster.clocks is not None:
         await cluster.clocks.skew("f2", {"n1": ClockSkew(offset_ms=3_600_000)})
-        await cluster.disks.impair("f3", {"n2": DiskFault(kind="stall")})
+        await cluster.disks.impair("f3", {"n2": DiskFault(kind=stall)})
         await cluster.links.shape("f4", {Link("n1", "n2"): LinkShape(delay_ms=100)})
         # This one waits for its disk until it is killed.
         code = f"import os; os.open({cluster.data_dir('n2') + '/x'!r}, os.O_CREAT | os.O_WRONLY)"

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.clusters import agent_links, agent_shim
+from harness.clusters import agent_file_systems, agent_links, agent_shim
 from harness.clusters.agent_links import measure_of
 from harness.clusters.base import ClusterUnavailable, Program
 from harness.clusters.docker import DockerCluster
@@ -31,12 +31,6 @@ NO_ENGINE = LAB["missing_for"]("docker") or why_no_shim()
 on_machines = pytest.mark.skipif(NO_MACHINES is not None, reason=f"no sshd in namespaces: {NO_MACHINES}")
 on_engine = pytest.mark.skipif(NO_ENGINE is not None, reason=f"no Docker engine can be started: {NO_ENGINE}")
 
-EVERYTHING = [
-    (interface, ability)
-    for interface in ("clocks", "disks", "links")
-    for ability in ABILITIES[interface]
-    if SshCluster.missing(interface, ability) is None
-]
 THERE, BACK, OTHER = Link("n1", "n2"), Link("n2", "n1"), Link("n1", "n3")
 MIXED = LinkShape(delay_ms=30, reorder_percent=40)
 Scenario = Callable[[Any], Awaitable[None]]
@@ -48,7 +42,8 @@ def with_cluster(tmp_path: Path, place: Any, cluster_class: Any, scenario: Scena
     async def body() -> None:
         run = RunState.create(f"tf{os.getpid()}-{tmp_path.name[-12:]}", state_root=str(tmp_path / "state"))
         cluster = cluster_class(node_count=3, run=run, work_dir=str(tmp_path / "work"), ports=[7000], **options)
-        cluster.equip(EVERYTHING)
+        every = [(interface, ability) for interface in ("clocks", "disks", "links") for ability in ABILITIES[interface]]
+        cluster.equip([need for need in every if cluster.missing(*need) is None])
         await cluster.start()
         try:
             await scenario(cluster)
@@ -117,11 +112,36 @@ async def disks(cluster: Any) -> None:
     lost = await cluster.disks.cut_power("f2", "n1")
     assert lost.lost_bytes == len("content")
     _, left, _ = await cluster.run("n1", ["ls", data])
-    assert left.split() == ["synced"]
+    assert [name for name in left.split() if name != "lost+found"] == ["synced"]
     await cluster.disks.flip_bit("f3", "n1", files="synced", place=0.0, bit=0)
     assert (await cluster.run("n1", ["cat", f"{data}/synced"]))[1] == "bontent"
     await cluster.disks.release("f3")
     assert (await cluster.run("n1", ["cat", f"{data}/synced"]))[1] == "content"
+
+
+async def file_systems(cluster: Any) -> None:
+    """One that freezes, one without space, one that is shut down; and one that loses what was not written."""
+    faults = {"n1": DiskFault(kind="freeze"), "n2": DiskFault(kind="fill"), "n3": DiskFault(kind="shutdown")}
+    await cluster.disks.impair("f1", faults)
+    first, second, third = [await cluster.disks.probe(host, timeout_s=2.0) for host in ("n1", "n2", "n3")]
+    assert first.write.outcome == "no answer"
+    assert second.write.outcome == "ENOSPC"
+    assert third.write.outcome == "EIO"
+    with pytest.raises(RuntimeError, match="another fault holds the file system of n1"):
+        await cluster.disks.impair("f2", {"n1": DiskFault(kind="fill")})
+    await cluster.disks.release("f1")
+    await cluster.disks.release_all()
+    for host in ("n1", "n2", "n3"):
+        probed = await cluster.disks.probe(host, timeout_s=30.0)
+        assert (probed.write.outcome, probed.sync.outcome, probed.read.outcome) == ("ok", "ok", "ok")
+
+    data = cluster.data_dir("n1")
+    await cluster.run("n1", ["sh", "-c", f"echo kept > {data}/kept; sync; echo lost > {data}/lost"])
+    sleeping = await cluster.spawn("n1", Program(name="s", argv=["sleep", "600"], log_name="s.log"))
+    await cluster.disks.cut_power("f3", "n1", kind="crash")
+    assert sleeping.exit_status() == -9
+    _, left, _ = await cluster.run("n1", ["cat", f"{data}/kept", f"{data}/lost"])
+    assert left == "kept\n"
 
 
 async def links(cluster: Any) -> None:
@@ -200,7 +220,12 @@ async def everything(cluster: Any) -> None:
 @pytest.mark.root
 @on_machines
 def test_faults_on_machines_behind_ssh(tmp_path: Path, ssh_machines: Any) -> None:
-    with_cluster(tmp_path, ssh_machines, SshCluster, everything, inventory=str(ssh_machines.inventory))
+    async def and_file_systems(cluster: Any) -> None:
+        await everything(cluster)
+        await file_systems(cluster)
+
+    with_cluster(tmp_path, ssh_machines, SshCluster, and_file_systems, inventory=str(ssh_machines.inventory))
+    assert not (tmp_path / "work" / "n1" / "data" / "lost+found").exists()
     for host in ("n1", "n2", "n3"):
         assert ssh_machines.files(host) == []
         assert "splitbrain" not in ssh_machines.rules(host)
@@ -261,8 +286,20 @@ def test_a_measure_is_the_same_whatever_the_clocks_say(packets: list[tuple[int, 
     assert all(delay_ms <= 0.001 for delay_ms in measured.delays_ms)
 
 
-def test_what_only_a_file_system_of_its_own_can_have_is_said_so() -> None:
-    said = SshCluster.missing("disks", "no-such-ability")
+def test_what_a_container_cannot_have_is_said_so() -> None:
+    said = DockerCluster.missing("disks", "freeze")
     assert said is not None and "use --cluster netns" in said and "\n" not in said
-    assert DockerCluster.missing("disks", "freeze") is not None
-    assert DockerCluster.missing("links", "loss") is None
+    assert DockerCluster.missing("links", "loss") is None and SshCluster.missing("disks", "freeze") is None
+
+
+@pytest.mark.ssh
+@pytest.mark.root
+@on_machines
+def test_a_machine_without_loop_devices_is_named(
+    tmp_path: Path, ssh_machines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_file_systems, "_MAKE", "echo 'mount: failed to setup loop device' >&2; exit 32")
+    with pytest.raises(ClusterUnavailable, match=r"^n\d cannot have a file system of its own \(mount: .*\)") as caught:
+        with_cluster(tmp_path, ssh_machines, SshCluster, links, inventory=str(ssh_machines.inventory))
+    assert "\n" not in str(caught.value)
+    assert ssh_machines.files("n1") == []
