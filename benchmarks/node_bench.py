@@ -2,7 +2,8 @@
 
     python benchmarks/node_bench.py [--nodes 3] [--seconds 5] [--timing fast] [--json FILE]
 
-For each flush mode and number of senders: acknowledged messages per second and the percentiles of their latency,
+For each kind of replication (DLedger; classic HA with one slave less than nodes, as SYNC_MASTER and as ASYNC_MASTER; a
+single broker), flush mode and number of senders: acknowledged messages per second and the percentiles of their latency,
 messages of 128 bytes sent one by one, every sender waiting for its answer before it sends the next. Then the time
 from kill -9 of the leader to the first message acknowledged by another. The load generator runs on the same
 machine and takes its share of it; the figures say what a machine does as a whole.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -41,6 +43,7 @@ WARM_UP_S = 1.0
 class Throughput:
     """One row: latencies in milliseconds, of acknowledged messages only."""
 
+    replication: str
     flush_mode: str
     senders: int
     messages_per_s: float
@@ -61,10 +64,14 @@ class Failover:
 
 
 class Group:
-    """Broker processes of one DLedger group on 127.0.0.1."""
+    """Broker processes of one group on 127.0.0.1; a single one where `replication` says so."""
 
-    def __init__(self, directory: str, *, nodes: int, flush_mode: str, timing: str) -> None:
+    def __init__(
+        self, directory: str, *, nodes: int, flush_mode: str, timing: str, replication: str = "dledger"
+    ) -> None:
         self._directory = directory
+        self._replication = replication
+        nodes = 1 if replication == "single" else nodes
         self.ids = [f"n{number}" for number in range(1, nodes + 1)]
         ports = _free_ports(2 * nodes)
         self.addresses = {node: f"127.0.0.1:{port}" for node, port in zip(self.ids, ports[:nodes], strict=True)}
@@ -101,15 +108,29 @@ class Group:
             f'flush_mode = "{self._flush_mode}"',
             f'timing = "{self._timing}"',
             'log_level = "warning"',
-            "[dledger]",
-            f'listen = "{self._ledger[node]}"',
-            "[dledger.peers]",
-            *(f'{other} = "{address}"' for other, address in self._ledger.items()),
+            *self._replicated(node),
             "[[topics]]",
             'name = "bench"',
             f"queues = {QUEUES}",
         ]
         return "\n".join(lines)
+
+    def _replicated(self, node: str) -> list[str]:
+        own = self._ledger[node]
+        if self._replication == "dledger":
+            peers = [f'{other} = "{address}"' for other, address in self._ledger.items()]
+            return ["[dledger]", f'listen = "{own}"', "[dledger.peers]", *peers]
+        if self._replication == "single":
+            return ["[classic]"]
+        master, ha_port = self.ids[0], own.rpartition(":")[2]
+        if node == master:
+            return ["[classic]", f'broker_role = "{self._replication.upper()}_MASTER"', f"ha_listen_port = {ha_port}"]
+        return [
+            "[classic]",
+            'broker_role = "SLAVE"',
+            f"broker_id = {self.ids.index(node)}",
+            f'ha_master_address = "{self._ledger[master]}"',
+        ]
 
 
 def _free_ports(count: int) -> list[int]:
@@ -132,7 +153,7 @@ async def _find_master(client: RemotingClient, group: Group, *, timeout_s: float
             reply = await client.invoke(group.addresses[node], Command.request(28), timeout_ms=500)
         except RemotingError:
             return False
-        return bool(json.loads(reply.body)["table"]["brokerRole"] == "SYNC_MASTER") if reply.code == 0 else False
+        return bool(json.loads(reply.body)["table"]["takesWrites"] == "true") if reply.code == 0 else False
 
     async with asyncio.timeout(timeout_s):
         while True:
@@ -182,10 +203,12 @@ async def _load(group: Group, *, senders: int, duration_s: float) -> tuple[list[
         await client.close()
 
 
-def measure_throughput(*, nodes: int, flush_mode: str, senders: int, duration_s: float) -> Throughput:
+def measure_throughput(
+    *, nodes: int, flush_mode: str, senders: int, duration_s: float, replication: str = "dledger"
+) -> Throughput:
     """Run one group under load. Raises TimeoutError when no member becomes master."""
     directory = tempfile.mkdtemp(prefix="splitbrain-bench-")
-    group = Group(directory, nodes=nodes, flush_mode=flush_mode, timing="fast")
+    group = Group(directory, nodes=nodes, flush_mode=flush_mode, timing="fast", replication=replication)
     try:
         for node in group.ids:
             group.start(node)
@@ -195,6 +218,7 @@ def measure_throughput(*, nodes: int, flush_mode: str, senders: int, duration_s:
         shutil.rmtree(directory)
     ordered = sorted(latencies) or [float("nan")]
     return Throughput(
+        replication=replication,
         flush_mode=flush_mode,
         senders=senders,
         messages_per_s=len(latencies) / took_s,
@@ -263,6 +287,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=3, help="members of the group (default 3)")
     parser.add_argument("--seconds", type=float, default=5.0, help="load for each row (default 5)")
     parser.add_argument("--kills", type=int, default=5, help="leaders killed for each timing (default 5)")
+    parser.add_argument(
+        "--replication", default="dledger", help="of dledger, sync, async, single, comma-separated (default dledger)"
+    )
     parser.add_argument("--timing", default="fast,default", help="failover timings, comma-separated")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     options = parser.parse_args(arguments)
@@ -270,25 +297,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{options.nodes} nodes on this machine ({os.cpu_count()} CPUs), {BODY_SIZE_BYTES}-byte messages one by one")
     print(
         " ".join(
-            f"{name:>8}" for name in ("flush", "senders", "msg/s", "p50 ms", "p90", "p99", "p99.9", "max", "errors")
+            f"{name:>8}"
+            for name in ("replica.", "flush", "senders", "msg/s", "p50 ms", "p90", "p99", "p99.9", "max", "errors")
         )
     )
     rows = []
-    for flush_mode in ("sync", "async"):
-        for senders in (1, 64):
-            row = measure_throughput(
-                nodes=options.nodes, flush_mode=flush_mode, senders=senders, duration_s=options.seconds
-            )
-            rows.append(row)
-            percentiles = (row.p50_ms, row.p90_ms, row.p99_ms, row.p999_ms, row.max_ms)
-            print(
-                f"{row.flush_mode:>8} {row.senders:8} {row.messages_per_s:8.0f}",
-                *(f"{figure:8.2f}" for figure in percentiles),
-                f"{row.errors:8}",
-                flush=True,
-            )
+    for replication, flush_mode, senders in itertools.product(
+        options.replication.split(","), ("sync", "async"), (1, 64)
+    ):
+        row = measure_throughput(
+            nodes=options.nodes,
+            flush_mode=flush_mode,
+            senders=senders,
+            duration_s=options.seconds,
+            replication=replication,
+        )
+        rows.append(row)
+        percentiles = (row.p50_ms, row.p90_ms, row.p99_ms, row.p999_ms, row.max_ms)
+        print(
+            f"{row.replication:>8} {row.flush_mode:>8} {row.senders:8} {row.messages_per_s:8.0f}",
+            *(f"{figure:8.2f}" for figure in percentiles),
+            f"{row.errors:8}",
+            flush=True,
+        )
     failovers = []
-    for timing in options.timing.split(","):
+    for timing in options.timing.split(",") if options.kills else ():
         failover = measure_failover(nodes=options.nodes, timing=timing, kills=options.kills)
         failovers.append(failover)
         ordered = sorted(failover.times_ms)
