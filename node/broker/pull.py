@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from node.broker.client_manager import ClientManager
 from node.broker.consumer_offsets import ConsumerOffsets, TooManyOffsets
 from node.broker.dispatcher import Queue
+from node.broker.internal_topics import SCHEDULE_TOPIC
 from node.broker.ledger import LedgerStore
 from node.broker.memory_window import MemoryWindow
 from node.broker.reads import ReadGate
@@ -32,7 +33,7 @@ from node.remoting import Command, Connection, RequestError, ResponseCode
 from node.store.consume_queue import ConsumeQueue, Unit
 from node.store.properties import decode_properties
 from node.store.queue_store import QueueStore
-from node.store.record import RecordError, RecordSummary, java_string_hash, summarize_record
+from node.store.record import RecordError, RecordSummary, java_string_hash, summarize_record, tag_hash
 
 __all__ = ["PropertyFilter", "PullHolds", "PullProcessor", "TagFilter"]
 
@@ -443,7 +444,10 @@ class PullProcessor:
         return records, offset + 1, last
 
     def _read_record(self, unit: Unit, request: _PullRequest, offset: int) -> tuple[bytes, RecordSummary]:
-        """The record behind `unit`, checked to be the one that the queue means. Raises RecordError."""
+        """The record behind `unit`, checked to be the one that the queue means. Raises RecordError.
+
+        The record's own CRC is of its body alone; what the unit says catches damage to place and tags.
+        """
         record = self._log.read_bytes(unit.physical_offset, unit.size_bytes)
         summary = summarize_record(record)
         if summary.queue_offset != offset or summary.queue_id != request.queue_id or summary.topic != request.topic:
@@ -451,4 +455,8 @@ class PullProcessor:
                 f"at {unit.physical_offset} of the log lies number {summary.queue_offset} of"
                 f" {summary.topic}/{summary.queue_id}"
             )
+        if summary.physical_offset != unit.physical_offset:
+            raise RecordError(f"the record at {unit.physical_offset} of the log says {summary.physical_offset}")
+        if tag_hash(summary.tags) != unit.tag_hash and summary.topic != SCHEDULE_TOPIC:
+            raise RecordError(f"the tags of the record at {unit.physical_offset} of the log are not those of its unit")
         return record, summary

@@ -297,14 +297,17 @@ def test_a_read_waits_for_dispatch_and_gives_up_in_time(run: Any, monkeypatch: p
     run(scenario)
 
 
-@pytest.mark.parametrize("damage", ["body", "other queue", "queue offset", "gone"])
+@pytest.mark.parametrize("damage", ["body", "other queue", "queue offset", "place", "tags", "gone"])
 def test_damage_at_rest_is_reported_and_never_served(run: Any, damage: str) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
-        put(parts, b"hello", b"world", b"again")
+        put(parts, b"hello", b"world", b"again", tag="tag")
         assert len(bodies(await pull(parts, processor, request()))) == 3
         entry = parts.ledger.store.get(2)
         changed = bytearray(entry.body)
-        changed[{"body": 88, "other queue": 15, "queue offset": 27, "gone": 4}[damage]] ^= 1
+        tags_at = changed.index(b"TAGS") if damage == "tags" else 0
+        changed[
+            {"body": 88, "other queue": 15, "queue offset": 27, "place": 35, "tags": tags_at, "gone": 4}[damage]
+        ] ^= 1
         entry.body = b"" if damage == "gone" else bytes(changed)
         reply = await pull(parts, processor, request())
         assert (reply.code, bodies(reply), bounds(reply)[0]) == (0, [b"hello"], 1)
