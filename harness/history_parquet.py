@@ -68,7 +68,7 @@ _encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).enc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunIdentity:
-    """What every row says of its run. `started_at` carries a time zone; `nemesis` is names joined by "+"."""
+    """What every row says of its run. `started_at` carries a time zone; `nemesis` is `Test.faults`."""
 
     run_id: str
     test_name: str
@@ -94,7 +94,7 @@ class RunIdentity:
             test_name=test.name,
             system=test.system,
             workload=test.workload,
-            nemesis="+".join(map(str, test.nemesis)) or "none",
+            nemesis=test.faults,
             cluster=test.cluster,
             seed=test.seed,
             started_at=started_at,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -82,6 +83,13 @@ class Test:
         if self.nemesis_schedule is not None:
             faults = "schedule"
         return f"{self.system}-{self.workload}-{faults}"
+
+    @property
+    def faults(self) -> str:
+        """Which faults a run meets, in words that make runs comparable: "partition=halves+kill", "schedule=FILE"."""
+        if self.nemesis_schedule is not None:
+            return f"schedule={os.path.basename(self.nemesis_schedule)}"
+        return "+".join(map(str, self.nemesis)) or "none"
 
     def problems(self) -> list[str]:
         """Everything that is wrong with the numbers, each as one line; names are the registry's to judge."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 __all__ = ["Analysis", "Options", "analyse", "selected_runs", "since_text"]
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from spark_analysis.availability import faults_table, measures, outcome_rates, spans_table
+from spark_analysis.availability import fault_kinds, faults_table, measures, outcome_rates, spans_table
 from spark_analysis.checking import CheckPlan, check_runs, checks_table
 from spark_analysis.errors import AnalysisError
 from spark_analysis.ingest import GROUP, Listing, ingest, list_runs
@@ -33,6 +34,8 @@ shorter than any election with the reference system's default timings."""
 
 MAX_LISTED_RUNS = 200
 """Invalid runs kept by name for the report; the table `runs` has all of them."""
+
+NOTABLE = "notable_runs"
 
 Progress = Callable[[str], None]
 
@@ -61,6 +64,8 @@ class Analysis:
     operations: int = 0
     first_started_at: str | None = None
     last_started_at: str | None = None
+    missing: list[str] = field(default_factory=list)
+    """What could not be computed and why, a line each; what could is there, and nothing has been written."""
 
     def table(self, name: str) -> Table:
         """A table by its name. Raises KeyError."""
@@ -86,17 +91,19 @@ def analyse(
     """Every table of the runs at `place`; written to `out` (a path or URI) when given.
 
     `progress` is told, in words, what is being done. Raises AnalysisError for what the operator can mend: nothing
-    to read, a condition that does not parse, too little memory.
+    to read, a condition that does not parse, too little memory. When memory ends after the first tables, they are
+    returned, and `missing` says so.
     """
     progress("looking for runs")
     listing = list_runs(spark, place, include=options.include)
     try:
         progress(f"reading {len(listing.runs) + len(listing.compacted):,} histories")
-        runs = _selected(spark, listing, options)
+        kept = _kept(spark, listing, options)
         try:
-            return _tables(spark, listing, runs, options, progress, out, csv)
+            return _tables(spark, listing, _selected(kept, options), options, progress, out, csv)
         finally:
-            runs.unpersist()
+            with contextlib.suppress(Exception):  # of a Java that has ended, and what it kept with it
+                kept.unpersist()
     except AnalysisError:
         raise
     except Exception as error:
@@ -105,16 +112,27 @@ def analyse(
 
 def selected_runs(spark: SparkSession, place: str, options: Options) -> DataFrame:
     """`ingest`'s table of the runs at `place` that the options leave. Raises AnalysisError."""
-    return _selected(spark, list_runs(spark, place, include=options.include), options)
+    listing = list_runs(spark, place, include=options.include)
+    return _selected(_kept(spark, listing, options), options)
 
 
-def _selected(spark: SparkSession, listing: Listing, options: Options) -> DataFrame:
-    """The runs that `since` and `where` leave, computed once and kept."""
-    from pyspark.errors import AnalysisException, ParseException
-    from pyspark.sql import functions as F
+def _kept(spark: SparkSession, listing: Listing, options: Options) -> DataFrame:
+    """Every run, computed once and kept. A file that another file system did not give becomes a problem."""
     from pyspark.storagelevel import StorageLevel
 
     runs = ingest(spark, listing, unavailable_after_ns=options.unavailable_after_ms * 1_000_000)
+    runs = runs.persist(StorageLevel.MEMORY_AND_DISK)
+    asked = {run.history for run in listing.runs if run.history is not None}  # compacted files may have no rows
+    read = {row.file for row in runs.select("file").distinct().collect()}
+    listing.problems += [(path, "its history cannot be read") for path in sorted(asked - read)]
+    return runs
+
+
+def _selected(runs: DataFrame, options: Options) -> DataFrame:
+    """The runs that `since` and `where` leave."""
+    from pyspark.errors import AnalysisException, ParseException
+    from pyspark.sql import functions as F
+
     if options.since is not None:
         began = F.coalesce(
             F.to_timestamp("started_at"),
@@ -128,7 +146,7 @@ def _selected(spark: SparkSession, listing: Listing, options: Options) -> DataFr
             columns = ", ".join(_RUN_COLUMNS)
             reason = re.sub(r"^\[[\w.]+\]\s*", "", one_line(error))
             raise AnalysisError(f"--where {options.where!r}: {reason} (columns: {columns})") from None
-    return runs.persist(StorageLevel.MEMORY_AND_DISK)
+    return runs
 
 
 def _tables(
@@ -159,30 +177,51 @@ def _tables(
     progress("anomaly rates")
     result.tables += [anomaly_rates(runs), anomaly_kinds(runs)]
     progress("availability")
-    result.tables += [outcome_rates(runs), measures(runs)]
-    progress("latency")
-    result.tables.append(latency_quantiles(runs, exact_operations=options.exact_operations))
+    result.tables += [outcome_rates(runs), fault_kinds(runs), measures(runs)]
+    steps: list[tuple[str, Callable[[], Any]]] = [
+        ("latency", lambda: [latency_quantiles(runs, exact_operations=options.exact_operations)]),
+    ]
     if options.check is not None:
-        progress("checking")
-        result.tables += _checked(spark, listing, runs, options.check)
-    result.tables.append(problems)
+        plan = options.check
+        steps.append(("checking", lambda: _checked(spark, listing, runs, plan, problems)))
+    steps.append(("invalid and unknown runs", lambda: [_notable_runs(runs)]))
     if out is not None:
-        progress("writing tables")
-        bulk = [Table(name="runs", columns=_RUN_COLUMNS, frame=runs), faults_table(runs), spans_table(runs)]
-        write_tables(spark, [*result.tables, *bulk], out, csv=csv)
-    result.tables.append(_notable_runs(runs))
+        steps.append(("writing tables", lambda: _write(spark, [*result.tables, problems], runs, out, csv)))
+    for step, compute in steps:
+        progress(step)
+        try:
+            result.tables += compute()
+        except AnalysisError:
+            raise
+        except Exception as error:
+            result.missing.append(f"{step}: {one_line(error)}")
+            break
+    result.tables.append(problems)
     return result
 
 
-def _checked(spark: SparkSession, listing: Listing, runs: DataFrame, plan: CheckPlan) -> list[Table]:
-    return [checks_table(runs, check_runs(spark, listing, runs, plan))]
+def _write(spark: SparkSession, tables: list[Table], runs: DataFrame, out: str, csv: bool) -> list[Table]:
+    bulk = [Table(name="runs", columns=_RUN_COLUMNS, frame=runs), faults_table(runs), spans_table(runs)]
+    write_tables(spark, [*(table for table in tables if table.name != NOTABLE), *bulk], out, csv=csv)
+    return []
+
+
+def _checked(
+    spark: SparkSession, listing: Listing, runs: DataFrame, plan: CheckPlan, problems: Table
+) -> list[Table]:  # fmt: skip
+    table = checks_table(runs, check_runs(spark, listing, runs, plan))
+    for row in runs.select("run_dir", "workload").orderBy("run_dir").collect():
+        if not plan.checks_for(row.workload):
+            reason = f"not checked: no check belongs to workload {row.workload}; name a model with --model"
+            problems.rows.append({"run": row.run_dir, "problem": reason, "left_out": False})
+    return [table]
 
 
 def _notable_runs(runs: DataFrame) -> Table:
     """Runs that were not valid, gravest and newest first, for people to look at."""
     from pyspark.sql import functions as F
 
-    table = Table(name="notable_runs", columns=_RUN_COLUMNS)
+    table = Table(name=NOTABLE, columns=_RUN_COLUMNS)
     rows = (
         runs.filter("verdict <> 'valid'")
         .orderBy("verdict", F.desc("started_at"), "run_dir")

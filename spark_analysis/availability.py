@@ -6,7 +6,7 @@ faults, where a measure is one fault's), by nearest rank, so every figure is one
 
 from __future__ import annotations
 
-__all__ = ["MEASURES", "faults_table", "measures", "outcome_rates", "spans_table"]
+__all__ = ["MEASURES", "fault_kinds", "faults_table", "measures", "outcome_rates", "spans_table"]
 
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,8 @@ MEASURES = {
 
 _FAULT_COLUMNS = {
     "fault_id": "string", "nemesis": "string", "variant": "string", "start_ns": "long", "end_ns": "long",
-    "proven": "boolean", "healed": "boolean", "away_after_start": "boolean", "recovery_after_start_ns": "long",
+    "proven": "boolean", "healed": "boolean", "in_force_ns": "long", "ok": "long", "fail": "long", "info": "long",
+    "away_after_start": "boolean", "recovery_after_start_ns": "long",
     "away_after_heal": "boolean", "recovery_after_heal_ns": "long",
 }  # fmt: skip
 
@@ -76,6 +77,57 @@ def outcome_rates(runs: DataFrame) -> Table:
             }
         )
     table.rows.sort(key=lambda row: group_key(row, (*GROUP, "f", "in_fault")))
+    return table
+
+
+def fault_kinds(runs: DataFrame) -> Table:
+    """What each kind of fault does while it is in force, by group, nemesis and variant: outcomes of the operations
+    invoked meanwhile (those in several faults count for each), and how fast the system is back."""
+    from pyspark.sql import functions as F
+
+    recoveries = ("recovery_after_start_ns", "recovery_after_heal_ns")
+    kind = ("fault_nemesis", "variant")
+    rows = (
+        runs.filter("timed")
+        .select(*GROUP, F.explode("faults").alias("fault"))
+        .select(
+            *GROUP,
+            F.col("fault.nemesis").alias("fault_nemesis"),
+            *[f"fault.{name}" for name in ("variant", "proven", "in_force_ns", "ok", "fail", "info", *recoveries)],
+        )
+        .groupBy(*GROUP, *kind)
+        .agg(
+            F.count(F.lit(1)).alias("faults"),
+            F.sum(F.col("proven").cast("long")).alias("proven"),
+            *[F.sum(name).alias(name) for name in ("in_force_ns", "ok", "fail", "info")],
+            *[distribution(name).alias(name) for name in recoveries],
+        )
+        .collect()
+    )
+    quantiles = ("p50", "p90", "max")
+    table = Table(
+        name="fault_kinds",
+        columns={
+            **dict.fromkeys((*GROUP, *kind), "string"),
+            **dict.fromkeys(("faults", "proven", "in_force_ns", "ok", "fail", "info"), "long"),
+            **dict.fromkeys(("ok_share", "ok_per_s", "fail_per_s", "info_per_s"), "double"),
+            **{f"{name}_{part}": "long" for name in recoveries for part in ("missing", *quantiles)},
+        },
+    )
+    for row in rows:
+        total = row.ok + row.fail + row.info
+        per_s = 1e9 / row.in_force_ns if row.in_force_ns else None
+        table.rows.append(
+            {
+                **{name: row[name] for name in (*GROUP, *kind, "faults", "proven", "in_force_ns")},
+                **{name: row[name] for name in ("ok", "fail", "info")},
+                "ok_share": row.ok / total if total else None,
+                **{f"{name}_per_s": row[name] * per_s if per_s else None for name in ("ok", "fail", "info")},
+                **{f"{name}_missing": row.faults - row[name].n for name in recoveries},
+                **{f"{name}_{part}": row[name][part] for name in recoveries for part in quantiles},
+            }
+        )
+    table.rows.sort(key=lambda row: group_key(row, (*GROUP, *kind)))
     return table
 
 

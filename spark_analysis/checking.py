@@ -31,6 +31,7 @@ from checker.log import ANOMALIES
 from checker.models import ModelError
 from spark_analysis.cutting import Cut, cut_by_key, whole
 from spark_analysis.errors import AnalysisError
+from spark_analysis.files import Content, opened
 from spark_analysis.ingest import GROUP, Listing, history_files, run_dir_of
 from spark_analysis.operations import UnreadableRunError
 from spark_analysis.reading import read_runs
@@ -227,16 +228,15 @@ WHOLE = -1
 
 def _all_parts(batches: Iterator[pa.RecordBatch], wanted: Mapping[str, tuple[str, ...]]) -> Iterator[_Part]:
     """The parts of every run of some files, as far as a check wants them."""
-    for batch in batches:
-        for path, content in zip(batch.column(0), batch.column(1), strict=True):
-            yield from _parts(path.as_py(), content.as_buffer(), wanted)
+    for path, content in opened(batches):
+        yield from _parts(path, content, wanted)
 
 
-def _parts(path: str, content: Any, wanted: Mapping[str, tuple[str, ...]]) -> Iterator[_Part]:
+def _parts(path: str, content: Content, wanted: Mapping[str, tuple[str, ...]]) -> Iterator[_Part]:
     name = path.rpartition("/")[2]
     run_dir = run_dir_of(path)
     try:
-        for run in read_runs(name, content if name.endswith(".parquet") else content.to_pybytes(), with_values=True):
+        for run in read_runs(name, content, with_values=True):
             run_dir = run_dir_of(path, run.identity.run_id)
             spans = {_spans_keys(check) for check in wanted.get(run_dir, ())}
             if False in spans:

@@ -11,12 +11,13 @@ from __future__ import annotations
 __all__ = ["FILE_BYTES", "compact"]
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_analysis.errors import AnalysisError
+from spark_analysis.files import Content, opened
 from spark_analysis.ingest import (
     COMPACTED,
     COMPACTED_OUTCOMES,
@@ -73,25 +74,21 @@ def compact(spark: SparkSession, listing: Listing, place: str) -> list[str]:
     chosen = Listing(listing.place, runs=taken)
 
     def events(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for content in batch.column("content"):
-                try:
-                    yield from _whole(content.as_buffer())
-                except UnreadableRunError:
-                    continue  # named below: its id is missing there
+        for _, content in opened(batches):
+            try:
+                yield from _whole(content)
+            except UnreadableRunError:
+                continue  # named below: its id is missing there
 
     def identities(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            rows = []
-            for path, content in zip(batch.column(0), batch.column(1), strict=True):
-                try:
-                    run_id = next(read_runs(PARQUET, content.as_buffer())).identity.run_id
-                except UnreadableRunError:
-                    run_id = None
-                rows.append({"run_dir": path.as_py().rpartition("/")[0], "run_id": run_id})
-            yield pa.RecordBatch.from_pylist(
-                rows, schema=pa.schema([("run_dir", pa.string()), ("run_id", pa.string())])
-            )
+        rows = []
+        for path, content in opened(batches):
+            try:
+                run_id = next(read_runs(PARQUET, content)).identity.run_id
+            except UnreadableRunError:
+                run_id = None
+            rows.append({"run_dir": path.rpartition("/")[0], "run_id": run_id})
+        yield pa.RecordBatch.from_pylist(rows, schema=_ID_SCHEMA)
 
     try:
         known = history_files(spark, chosen).mapInArrow(identities, "run_dir string, run_id string").collect()
@@ -125,8 +122,10 @@ def compact(spark: SparkSession, listing: Listing, place: str) -> list[str]:
     return left_out
 
 
-def _whole(content: Any) -> Iterator[pa.RecordBatch]:
+def _whole(content: Content) -> Iterator[pa.RecordBatch]:
     """The events of one file in the columns of `_SCHEMA`."""
+    if isinstance(content, UnreadableRunError):
+        raise content
     try:
         table = pq.read_table(pa.BufferReader(content))
     except (pa.ArrowException, OSError) as error:

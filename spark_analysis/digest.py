@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from spark_analysis.operations import FAIL, INFO, OK, STATUS_NAMES, Ints, RunData
+from spark_analysis.operations import FAIL, INFO, OK, STATUS_NAMES, Fault, Ints, RunData
 
 PHASES = ("before", "during", "after")
 
@@ -42,6 +42,10 @@ _FAULT = pa.struct(
         ("end_ns", pa.int64()),
         ("proven", pa.bool_()),
         ("healed", pa.bool_()),
+        ("in_force_ns", pa.int64()),
+        ("ok", pa.int64()),
+        ("fail", pa.int64()),
+        ("info", pa.int64()),
         ("away_after_start", pa.bool_()),
         ("recovery_after_start_ns", pa.int64()),
         ("away_after_heal", pa.bool_()),
@@ -94,7 +98,7 @@ def digest(run: RunData, *, unavailable_after_ns: int) -> dict[str, Any]:
         "timed": run.timed,
         "counts": _counts(run, phase),
         "spans": [span._asdict() for span in spans],
-        "faults": [_fault_row(fault, spans) for fault in run.faults],
+        "faults": _fault_rows(run, spans),
         "latencies": _latencies(run, phase) if run.timed else [],
     }
 
@@ -167,7 +171,21 @@ def _completion_positions(run: RunData, ended: Any) -> Any:
     return np.where(known >= 0, known, np.iinfo(np.int64).max)
 
 
-def _fault_row(fault: Any, spans: list[Span]) -> dict[str, Any]:
+def _fault_rows(run: RunData, spans: list[Span]) -> list[dict[str, Any]]:
+    """Every fault, with the outcomes of what was invoked while it was in force."""
+    order = np.argsort(run.invoked_ns, kind="stable")
+    times, status = run.invoked_ns[order], run.status[order]
+    rows = []
+    for fault in run.faults:
+        until_ns = max(fault.start_ns, run.end_ns if fault.end_ns is None else fault.end_ns)
+        first, last = np.searchsorted(times, (fault.start_ns, until_ns))
+        ok, fail, info = np.bincount(status[first:last], minlength=len(STATUS_NAMES)).tolist()
+        in_force_ns = max(0, min(until_ns, run.end_ns) - fault.start_ns)
+        rows.append(_fault_row(fault, spans) | {"in_force_ns": in_force_ns, "ok": ok, "fail": fail, "info": info})
+    return rows
+
+
+def _fault_row(fault: Fault, spans: list[Span]) -> dict[str, Any]:
     end_ns = fault.end_ns
     first = next((s for s in spans if s.end_ns > fault.start_ns and (end_ns is None or s.start_ns < end_ns)), None)
     at_heal = None

@@ -1,8 +1,8 @@
 """From a place that holds runs to one table with one row per run.
 
-Spark lists the place and reads whole files (its `binaryFile` source), so any file system that Hadoop knows will
-do; Python workers turn each file into the run's digest. A file never meets another one, so a damaged one is a
-line in `problems` and nothing else. Many small files share a task.
+Spark lists the place, so any file system that Hadoop knows will do; files.py has them opened where the tasks run.
+Python workers turn each file into the run's digest. A file never meets another one, so a damaged one is a line in
+`problems` and nothing else. Many small files share a task.
 
 A directory with files of the harness's names is a run; of its histories the Parquet counts and the JSONL only
 where there is none (the run died before it was made). Other histories (.edn and so on) are runs by themselves.
@@ -36,6 +36,7 @@ import pyarrow as pa
 
 from spark_analysis.digest import RUN_TYPE, digest
 from spark_analysis.errors import AnalysisError
+from spark_analysis.files import Content, contents, escaped, largest_file, opened
 from spark_analysis.operations import Identity, RunData, UnreadableRunError
 from spark_analysis.outcomes import OUTCOME_TYPE, outcome_of_results, outcome_of_test
 from spark_analysis.reading import read_runs
@@ -47,12 +48,12 @@ if TYPE_CHECKING:
 GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
 """What makes runs comparable: every table is by these columns first."""
 
-MAX_FILE_BYTES = 1_500_000_000
-"""The largest history file: Spark hands a file over as one array of bytes, which Java bounds at 2^31."""
-
 PARQUET, JSONL, RESULTS, TEST = "history.parquet", "history.jsonl", "results.json", "test.json"
 COMPACTED, COMPACTED_OUTCOMES = "compacted-events", "compacted-outcomes"
 """Folders of a compacted store; in them are files as Spark names them."""
+
+OUTCOME_BYTES = 64 * 1024
+"""What a results.json weighs in the packing of tasks, whatever its size: opening it is most of the work."""
 
 PART = "part-*.parquet"
 FOREIGN = ("*.edn",)
@@ -96,7 +97,8 @@ class Listing:
 
     place: str
     runs: list[RunFiles] = field(default_factory=list)
-    compacted: list[str] = field(default_factory=list)
+    compacted: list[tuple[str, int]] = field(default_factory=list)
+    """Files with their sizes in bytes."""
     compacted_outcomes: list[str] = field(default_factory=list)
     problems: list[tuple[str, str]] = field(default_factory=list)
 
@@ -114,7 +116,7 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
             spark.read.format("binaryFile")
             .option("recursiveFileLookup", "true")
             .option("pathGlobFilter", "{" + ",".join(patterns) + "}")
-            .load(_escaped(place))
+            .load(escaped(place))
         )
         sizes = {row.path: row.length for row in files.select("path", "length").collect()}
         # Spark's rows leave empty files out, which would be a silent loss; its list of names has them.
@@ -123,6 +125,7 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
     except Exception as error:
         raise AnalysisError(f"cannot read {place}: {_why(error)}") from None
     listing = Listing(place)
+    limit_bytes = largest_file(spark, place)
     by_dir: dict[str, dict[str, tuple[str, int]]] = {}
     prefix = len(_prefix(place, list(sizes)))
     for path, length in sorted(sizes.items()):
@@ -131,7 +134,7 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
             continue  # the store's links to its newest runs, which would be counted twice
         if fnmatch.fnmatch(name, PART):
             if folder.endswith("/" + COMPACTED):
-                listing.compacted.append(path)
+                listing.compacted.append((path, length))
             elif folder.endswith("/" + COMPACTED_OUTCOMES):
                 listing.compacted_outcomes.append(path)
         else:
@@ -139,19 +142,14 @@ def list_runs(spark: SparkSession, place: str, *, include: Sequence[str] = ()) -
     runs = {folder for folder, names in by_dir.items() if names.keys() & {PARQUET, JSONL, RESULTS, TEST}}
     for folder, names in by_dir.items():
         if folder in runs:
-            _add_run(listing, folder, names)
+            _add_run(listing, folder, names, limit_bytes)
         elif not _parents(folder) & runs:
             for name, (path, length) in names.items():
                 if any(fnmatch.fnmatch(name, pattern) for pattern in foreign):
-                    _add(listing, RunFiles(run_dir=path, history=path, size_bytes=length))
+                    _add(listing, limit_bytes, RunFiles(run_dir=path, history=path, size_bytes=length))
     if not (listing.runs or listing.compacted or listing.problems):
         raise AnalysisError(f"{place} holds no runs: make some with `harness run --store DIR`, or name another place")
     return listing
-
-
-def _escaped(place: str) -> str:
-    """A path of which no character is a pattern."""
-    return re.sub(r"([\[\]{}*?\\])", r"\\\1", place)
 
 
 def _prefix(place: str, paths: list[str]) -> str:
@@ -169,7 +167,7 @@ def _parents(folder: str) -> set[str]:
     return {"/".join(parts[:size]) for size in range(1, len(parts))}
 
 
-def _add_run(listing: Listing, folder: str, names: dict[str, tuple[str, int]]) -> None:
+def _add_run(listing: Listing, folder: str, names: dict[str, tuple[str, int]], limit_bytes: int) -> None:
     histories = [names[name] for name in (PARQUET, JSONL) if name in names]
     history = next((found for found in histories if found[1]), None)
     if history is None:
@@ -179,6 +177,7 @@ def _add_run(listing: Listing, folder: str, names: dict[str, tuple[str, int]]) -
         return
     _add(
         listing,
+        limit_bytes,
         RunFiles(
             run_dir=folder,
             history=history[0],
@@ -189,12 +188,18 @@ def _add_run(listing: Listing, folder: str, names: dict[str, tuple[str, int]]) -
     )
 
 
-def _add(listing: Listing, run: RunFiles) -> None:
+def _add(listing: Listing, limit_bytes: int, run: RunFiles) -> None:
     if not run.size_bytes:
         listing.problems.append((run.run_dir, "the file is empty"))
         return
-    if run.size_bytes > MAX_FILE_BYTES:
-        listing.problems.append((run.run_dir, f"its history is larger than {MAX_FILE_BYTES:,} bytes"))
+    if run.size_bytes > limit_bytes:
+        listing.problems.append(
+            (
+                run.run_dir,
+                f"its history has {run.size_bytes / 1e6:,.0f} MB, and Spark's memory holds files of at most "
+                f"{limit_bytes / 1e6:,.0f} MB: give it more with --memory",
+            )
+        )
         return
     listing.runs.append(run)
 
@@ -207,17 +212,10 @@ def _why(error: BaseException) -> str:
 
 
 def history_files(spark: SparkSession, listing: Listing, paths: Sequence[str] | None = None) -> DataFrame:
-    """The histories, or those of `paths`, as (path, content), packed into tasks by size."""
-    if paths is None:
-        paths = [run.history for run in listing.runs if run.history is not None] + listing.compacted
-    return _contents(spark, paths)
-
-
-def _contents(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    reader = spark.read.format("binaryFile")
-    if not paths:
-        return spark.createDataFrame([], "path string, content binary")
-    return reader.load([_escaped(path) for path in paths]).select("path", "content")
+    """The histories, or those of `paths`, as `contents` gives them."""
+    known = {run.history: run.size_bytes for run in listing.runs if run.history is not None}
+    known |= {path: size for path, size in listing.compacted}
+    return contents(spark, known if paths is None else {path: known[path] for path in paths})
 
 
 def ingest(spark: SparkSession, listing: Listing, *, unavailable_after_ns: int) -> DataFrame:
@@ -230,15 +228,14 @@ def ingest(spark: SparkSession, listing: Listing, *, unavailable_after_ns: int) 
     from pyspark.sql.pandas.types import from_arrow_schema
 
     def digests(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for path, content in zip(batch.column(0), batch.column(1), strict=True):
-                rows = list(_digest_rows(path.as_py(), content.as_buffer(), unavailable_after_ns))
-                yield pa.RecordBatch.from_pylist(rows, schema=_DIGEST_SCHEMA)
+        for path, content in opened(batches):
+            rows = list(_digest_rows(path, content, unavailable_after_ns))
+            yield pa.RecordBatch.from_pylist(rows, schema=_DIGEST_SCHEMA)
 
     digested = history_files(spark, listing).mapInArrow(digests, from_arrow_schema(_DIGEST_SCHEMA))
     judged = outcomes_of(spark, listing)
     if listing.compacted_outcomes:
-        judged = judged.unionByName(spark.read.parquet(*[_escaped(path) for path in listing.compacted_outcomes]))
+        judged = judged.unionByName(spark.read.parquet(*[escaped(path) for path in listing.compacted_outcomes]))
     merged = judged.groupBy("run_dir").agg(
         F.first(F.when(F.col("file") == RESULTS, F.struct("outcome", "problem")), True).alias("results"),
         F.first(F.when(F.col("file") == TEST, F.struct("outcome", "problem")), True).alias("test"),
@@ -251,15 +248,11 @@ def outcomes_of(spark: SparkSession, listing: Listing) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     def outcomes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            rows = [
-                _outcome_row(path.as_py(), content.as_py())
-                for path, content in zip(batch.column(0), batch.column(1), strict=True)
-            ]
-            yield pa.RecordBatch.from_pylist(rows, schema=_OUTCOME_SCHEMA)
+        rows = [_outcome_row(path, content) for path, content in opened(batches)]
+        yield pa.RecordBatch.from_pylist(rows, schema=_OUTCOME_SCHEMA)
 
-    small = [path for run in listing.runs for path in (run.results, run.test) if path is not None]
-    return _contents(spark, small).mapInArrow(outcomes, from_arrow_schema(_OUTCOME_SCHEMA))
+    small = {path: OUTCOME_BYTES for run in listing.runs for path in (run.results, run.test) if path is not None}
+    return contents(spark, small).mapInArrow(outcomes, from_arrow_schema(_OUTCOME_SCHEMA))
 
 
 def _joined(digested: DataFrame, merged: DataFrame) -> DataFrame:
@@ -322,14 +315,14 @@ def compacted_run_dir(run_id: str) -> str:
     return f"compacted:{run_id}"
 
 
-def _digest_rows(path: str, content: Any, unavailable_after_ns: int) -> Iterator[dict[str, Any]]:
+def _digest_rows(path: str, content: Content, unavailable_after_ns: int) -> Iterator[dict[str, Any]]:
     folder, _, name = path.rpartition("/")
     compacted = folder.endswith("/" + COMPACTED)
     whole = run_dir_of(path)
     source = "compacted" if compacted else "foreign" if whole == path else "store"
     unusable: dict[str, Any] = {"run_dir": whole, "file": path, "source": source, "identity": None, "run": None}
     try:
-        for run in read_runs(name, content if name.endswith(".parquet") else content.to_pybytes()):
+        for run in read_runs(name, content):
             yield {
                 "run_dir": run_dir_of(path, run.identity.run_id),
                 "file": path,
@@ -358,10 +351,13 @@ def _identity(identity: Identity) -> dict[str, Any]:
     return {name: getattr(identity, name) for name in (field.name for field in _IDENTITY)}
 
 
-def _outcome_row(path: str, content: bytes) -> dict[str, Any]:
+def _outcome_row(path: str, content: Content) -> dict[str, Any]:
     folder, _, name = path.rpartition("/")
     try:
-        outcome = outcome_of_results(content) if name == RESULTS else outcome_of_test(content)
+        if isinstance(content, UnreadableRunError):
+            raise UnreadableRunError(f"{name}: {content}")
+        text = content.to_pybytes()
+        outcome = outcome_of_results(text) if name == RESULTS else outcome_of_test(text)
         return {"run_dir": folder, "file": name, "problem": None, "outcome": outcome}
     except UnreadableRunError as error:
         return {"run_dir": folder, "file": name, "problem": str(error), "outcome": None}

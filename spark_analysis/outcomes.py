@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = ["OUTCOME_TYPE", "outcome_of_results", "outcome_of_test"]
 
 import json
+import posixpath
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,8 +57,8 @@ def outcome_of_test(content: bytes) -> dict[str, Any]:
     nemesis = "+".join(map(str, nemeses)) if isinstance(nemeses, list) else ""
     system, workload = str(test.get("system") or ""), str(test.get("workload") or "")
     bases = "+".join(str(text).partition("=")[0] for text in nemeses) if isinstance(nemeses, list) else ""
-    if test.get("nemesis_schedule") is not None:
-        nemesis = bases = "schedule"
+    if isinstance(test.get("nemesis_schedule"), str):
+        nemesis, bases = f"schedule={posixpath.basename(test['nemesis_schedule'])}", "schedule"
     seed = test.get("seed")
     return {
         **_empty(),

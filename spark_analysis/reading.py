@@ -49,22 +49,27 @@ _TYPES: dict[str, Any] = {
 _EVENT_TYPES = ("invoke", *STATUS_NAMES)
 
 
-def read_runs(name: str, content: bytes, *, with_values: bool = False) -> Iterator[RunData]:
+def read_runs(name: str, content: Any, *, with_values: bool = False) -> Iterator[RunData]:
     """The runs of one file (a compacted Parquet file holds several), by the end of its name.
 
-    `with_values` also brings values, results and errors, which only checking needs. Raises UnreadableRunError.
+    `content` is bytes, an Arrow buffer, or why there is neither. `with_values` also brings values, results and
+    errors, which only checking needs. Raises UnreadableRunError.
     """
-    if not content:
+    if isinstance(content, UnreadableRunError):
+        raise content
+    if not len(content):
         raise UnreadableRunError("the file is empty")
     if name.endswith(".parquet"):
         yield from _read_parquet(content, with_values, may_be_empty=name.startswith("part-"))
-    elif name.endswith(".jsonl"):
-        yield _from_events(*_read_jsonl(content), with_values)
+        return
+    text = content if isinstance(content, bytes) else content.to_pybytes()
+    if name.endswith(".jsonl"):
+        yield _from_events(*_read_jsonl(text), with_values)
     else:
-        yield _from_history(_read_foreign(name, content), with_values)
+        yield _from_history(_read_foreign(name, text), with_values)
 
 
-def _read_parquet(content: bytes, with_values: bool, *, may_be_empty: bool) -> Iterator[RunData]:
+def _read_parquet(content: Any, with_values: bool, *, may_be_empty: bool) -> Iterator[RunData]:
     """`may_be_empty`: Spark writes files without rows, and no run is missing there."""
     try:
         schema = pq.read_schema(pa.BufferReader(content))

@@ -7,7 +7,7 @@ to a file in its scratch directory unless it is asked for; what goes wrong comes
 
 from __future__ import annotations
 
-__all__ = ["DEFAULT_MEMORY", "Session", "one_line", "open_session", "ship"]
+__all__ = ["DEFAULT_MEMORY", "PARTITION_BYTES", "Session", "heap_bytes", "one_line", "open_session", "ship"]
 
 import contextlib
 import importlib.util
@@ -54,7 +54,10 @@ _SETTINGS = {
 }
 
 
-_JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_OUT_OF_MEMORY = "-XX:+ExitOnOutOfMemoryError"
+"""Without it Java goes on with a thread less, and a task whose thread that was waits for ever."""
+
+_JAVA_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", _OUT_OF_MEMORY)
 """For a Java process that lives some seconds: its second compiler and its parallel collector would take half of
 all the CPU time of a report and give nothing back."""
 
@@ -85,13 +88,15 @@ def open_session(
     if importlib.util.find_spec("pyspark") is None:
         raise AnalysisError("this command needs PySpark: pip install 'splitbrain[spark]'")
     _check_memory(memory)
-    scratch = tempfile.mkdtemp(prefix="splitbrain-spark-")
+    scratch = tempfile.mkdtemp(prefix=f"splitbrain-spark-{os.getpid()}-{_start_ticks()}-")
     try:
         with _environment(scratch, embedded=_is_embedded(master)) as source:
             spark = _start(master, memory, verbose, dict(settings or {}), name, scratch)
             try:
                 spark.sparkContext.setLogLevel("INFO" if verbose else "OFF")
                 ship(spark, scratch)
+                if not verbose:
+                    _silence_accumulators(spark)
                 yield Session(spark, source)
             finally:
                 with contextlib.suppress(Exception):  # a driver that has died cannot be stopped, and is gone
@@ -99,6 +104,15 @@ def open_session(
                 _end_gateway()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _start_ticks() -> int:
+    """When this process started, in clock ticks since boot; 0 where the system does not say. With the process id it
+    tells in a directory's name whose it is: `harness clean` removes those of the dead."""
+    try:
+        return int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def _start(
@@ -114,7 +128,9 @@ def _start(
         wanted.setdefault("spark.local.dir", scratch)
         wanted.setdefault("spark.driver.host", "127.0.0.1")
         wanted.setdefault("spark.driver.bindAddress", "127.0.0.1")
-    options = list(_JAVA_OPTIONS) if _is_embedded(master) else []
+    else:
+        wanted.setdefault("spark.executor.extraJavaOptions", _OUT_OF_MEMORY)
+    options = list(_JAVA_OPTIONS) if _is_embedded(master) else [_OUT_OF_MEMORY]
     if not verbose:
         log4j = Path(scratch) / "log4j2.properties"
         log4j.write_text("rootLogger.level = off\n", encoding="utf-8")
@@ -125,13 +141,26 @@ def _start(
         builder = builder.config(key, value)
     log = os.path.join(scratch, "spark.log")
     try:
-        with contextlib.nullcontext() if verbose else _stderr_to(log):
+        with contextlib.nullcontext() if verbose else _output_to(log):
             return builder.getOrCreate()
     except Exception as error:
         _end_gateway()
         raise AnalysisError(
             f"Spark did not start ({master or 'local'}): {_complaint(log) or one_line(error)}"
         ) from None
+
+
+def _silence_accumulators(spark: SparkSession) -> None:
+    """PySpark's server of accumulators prints a traceback when Java ends; what that means is said in one line."""
+    server: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda request, client_address: None
+
+
+def heap_bytes(spark: SparkSession) -> int:
+    """The memory that the driver's Java may use at most."""
+    context: Any = spark.sparkContext
+    return int(context._jvm.java.lang.Runtime.getRuntime().maxMemory())
 
 
 def _submitted() -> bool:
@@ -175,16 +204,20 @@ def _environment(scratch: str, *, embedded: bool) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _stderr_to(path: str) -> Iterator[None]:
-    """Standard error goes to a file while the Java process is started, which inherits it and keeps it."""
-    kept = os.dup(2)
+def _output_to(path: str) -> Iterator[None]:
+    """Standard output and error go to a file while the Java process is started, which inherits them and keeps them:
+    what resolves packages speaks on the one, Java on the other."""
+    sys.stdout.flush()
+    kept = {number: os.dup(number) for number in (1, 2)}
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        os.dup2(log, 2)
+        for number in kept:
+            os.dup2(log, number)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        for number, copy in kept.items():
+            os.dup2(copy, number)
+            os.close(copy)
         os.close(log)
 
 
@@ -201,7 +234,12 @@ def _complaint(path: str) -> str:
 def _end_gateway() -> None:
     """End the Java process: PySpark keeps it for the next session, and a command has no next."""
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
+    # What a Java that has died could not be asked to give up; a next session would take it for its own.
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+    SparkSession._activeSession = None
     gateway = SparkContext._gateway
     if gateway is None or _submitted():
         return
@@ -230,13 +268,19 @@ def ship(spark: SparkSession, directory: str) -> str:
     return path
 
 
+_JAVA_IS_GONE = r"Answer from Java side is empty|Error while sending or receiving|network connection|Connection refused"
+
+
 def one_line(error: BaseException) -> str:
     """What an error of Spark says, without the stack of two languages around it."""
     text = str(error)
     if "OutOfMemoryError" in text or "Java heap space" in text:
         return "Spark ran out of memory: give it more with --memory"
-    if isinstance(error, (ConnectionError, EOFError)) or "Answer from Java side is empty" in text:
+    if isinstance(error, (ConnectionError, EOFError)) or re.search(_JAVA_IS_GONE, text):
         return "Spark's Java process ended: most likely it ran out of memory; give it more with --memory"
+    if "Python worker exited unexpectedly" in text:
+        return "a Python worker of Spark was killed: most likely this machine ran out of memory; use fewer cores, " \
+               "as with --master 'local[1]'"  # fmt: skip
     match = re.search(r"(\w+(?:Exception|Error)): ([^\n]+)", text)
     if match and "Py4JJavaError" in type(error).__name__:
         inner = [m for m in re.finditer(r"Caused by: [\w.$]*?(\w+(?:Exception|Error)): ([^\n]+)", text)]

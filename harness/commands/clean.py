@@ -5,14 +5,25 @@ from __future__ import annotations
 import argparse
 
 from harness.cleanup import clean
+from harness.spark_leftovers import remove_spark_leftovers
 
 __all__ = ["clean_command"]
 
 
 def clean_command(arguments: argparse.Namespace) -> int:
-    """Clean up after dead runs. Returns 0 when nothing of ours is left, 255 when something resists."""
+    """Clean up after dead runs, and after dead reports unless runs are named.
+
+    Returns 0 when nothing of ours is left, 255 when something resists.
+    """
     report = clean(run_ids=arguments.run_ids, report=print)
-    if not (report.removed or report.left or report.live):
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        print(line)
+
+    is_clean = bool(arguments.run_ids) or remove_spark_leftovers(tell)
+    if not (report.removed or report.left or report.live or told):
         named = ", ".join(arguments.run_ids or ())
         print(f"nothing of run {named} is on this machine" if named else "nothing to clean")
-    return report.exit_status
+    return report.exit_status if is_clean else 255

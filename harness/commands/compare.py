@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from harness.commands.report import analysis_options, require_spark, spark_progress
+from harness.commands.report import (
+    absolute,
+    analysis_options,
+    ended_by_sigterm,
+    require_spark,
+    spark_progress,
+    spark_session,
+)
 from harness.errors import OperatorError
 from harness.report.fleet import labels_of, share_text
 from harness.report.units import count, duration
@@ -34,7 +40,6 @@ def compare_command(arguments: argparse.Namespace) -> int:
     require_spark()
     from spark_analysis.comparison import compare
     from spark_analysis.errors import AnalysisError
-    from spark_analysis.session import open_session
 
     if not 0 < arguments.alpha < 1:
         raise OperatorError(f"--alpha must be between 0 and 1, not {arguments.alpha:g}")
@@ -42,12 +47,13 @@ def compare_command(arguments: argparse.Namespace) -> int:
         raise OperatorError(f"--min-effect must be 0 to 1, not {arguments.min_effect:g}")
     by = tuple(name.strip() for name in arguments.by.split(",") if name.strip())
     console = Console(stderr=True)
-    places = [place if ":" in place else os.path.abspath(place) for place in (arguments.first, arguments.second)]
+    places = [absolute(arguments.first), absolute(arguments.second)]
     try:
         options = analysis_options(arguments)
         with (
+            ended_by_sigterm(),
             spark_progress(console, arguments.verbose) as progress,
-            open_session(master=arguments.master, memory=arguments.memory, verbose=arguments.verbose) as session,
+            spark_session(arguments) as session,
         ):
             progress.watch(session.spark)
             result = compare(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
+from harness.cli import EXIT_HARNESS_FAILED
 from harness.errors import OperatorError
 from harness.report.fleet import FleetData, headline, labels_of, render_fleet, share_text
 from harness.report.units import count, duration, plural
@@ -26,54 +28,86 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_analysis.analysis import Analysis, Options
+    from spark_analysis.session import Session
 
-__all__ = ["analysis_options", "report_command", "require_spark", "spark_progress"]
+__all__ = [
+    "absolute",
+    "analysis_options",
+    "ended_by_sigterm",
+    "report_command",
+    "require_spark",
+    "spark_progress",
+    "spark_session",
+]
 
 POLL_INTERVAL_S = 0.5
 """Between looks at how many of Spark's tasks are done."""
+
+MIN_LABEL_WIDTH = 16
+"""Of a configuration in the console's table: below that it would be a column of single words."""
 
 GROUP = ("system", "configuration", "workload", "nemesis", "cluster")
 
 
 def report_command(arguments: argparse.Namespace) -> int:
-    """Analyse a store. Returns 0; misbehaviour of the runs is the report's subject, not its failure."""
+    """Analyse a store. Returns 0, since misbehaviour of the runs is the report's subject and not its failure; 255
+    when memory ended before the report was complete, and what there is has been written."""
     require_spark()
     from spark_analysis.analysis import analyse
     from spark_analysis.errors import AnalysisError
-    from spark_analysis.session import open_session
-    from spark_analysis.tables import as_json
+    from spark_analysis.tables import as_json, write_tables
 
-    place = _absolute(arguments.place)
-    out = _absolute(arguments.out if arguments.out is not None else "report")
+    place = absolute(arguments.place)
+    out = absolute(arguments.out if arguments.out is not None else "report")
     console = Console(stderr=True)
     began_s = time.monotonic()
     try:
         options = analysis_options(arguments)
-        with (
-            spark_progress(console, arguments.verbose) as progress,
-            open_session(master=arguments.master, memory=arguments.memory, verbose=arguments.verbose) as session,
-        ):
-            progress.watch(session.spark)
-            result = analyse(session.spark, place, options, progress.phase, out=out, csv=arguments.csv)
-            if arguments.compact is not None:
-                progress.phase("compacting")
-                _compact(session.spark, place, arguments, console)
-            page = render_fleet(_page_data(result, time.monotonic() - began_s))
-            page_path = _write_page(session.spark, out, page)
+        with ended_by_sigterm(), spark_progress(console, arguments.verbose) as progress:
+            with spark_session(arguments) as session:
+                progress.watch(session.spark)
+                result = analyse(session.spark, place, options, progress.phase, out=out, csv=arguments.csv)
+                if not result.missing:
+                    if arguments.compact is not None:
+                        progress.phase("compacting")
+                        _compact(session.spark, place, arguments, console)
+                    page_path = _write_page(session.spark, out, _page(result, began_s))
+            if result.missing:
+                progress.phase("writing what there is")
+                with spark_session(arguments) as session:  # the old one has ended, or has no memory left
+                    tables = [table for table in result.tables if table.frame is None]
+                    write_tables(session.spark, tables, out, csv=arguments.csv)
+                    page_path = _write_page(session.spark, out, _page(result, began_s))
     except AnalysisError as error:
         raise OperatorError(str(error)) from None
     _summary(result, console)
     console.print(f"report {page_path}", highlight=False, soft_wrap=True)
     if arguments.json:
         print(as_json(result.tables))
-    return 0
+    for line in result.missing:
+        console.print(f"[bold red]not done[/], nor what comes after it: {line}", highlight=False, soft_wrap=True)
+    return EXIT_HARNESS_FAILED if result.missing else 0
+
+
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does: Spark is stopped and its scratch directory removed."""
+
+    def end(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _compact(spark: SparkSession, place: str, arguments: argparse.Namespace, console: Console) -> None:
     from spark_analysis.compaction import compact
     from spark_analysis.ingest import list_runs
 
-    for line in compact(spark, list_runs(spark, place), _absolute(arguments.compact)):
+    for line in compact(spark, list_runs(spark, place), absolute(arguments.compact)):
         console.print(f"not compacted: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -109,9 +143,24 @@ def analysis_options(arguments: argparse.Namespace) -> Options:
     )
 
 
-def _absolute(place: str) -> str:
+def absolute(place: str) -> str:
     """A path from here as an absolute one; a URI as it is."""
     return place if "://" in place or place.startswith("file:") else os.path.abspath(place)
+
+
+def spark_session(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Session]:
+    """The session that the command line asks for. Raises OperatorError for settings that are none."""
+    from spark_analysis.session import open_session
+
+    settings: dict[str, str] = {}
+    for text in arguments.conf:
+        key, equals, value = text.partition("=")
+        if not equals or not key.startswith("spark."):
+            raise OperatorError(f"--conf takes KEY=VALUE with a key that begins with spark., not {text!r}")
+        settings[key] = value
+    return open_session(
+        master=arguments.master, memory=arguments.memory, verbose=arguments.verbose, settings=settings
+    )
 
 
 class _SparkProgress:
@@ -171,17 +220,19 @@ def spark_progress(console: Console, verbose: bool) -> Iterator[_SparkProgress]:
             shown.close()
 
 
-def _page_data(result: Analysis, took_s: float) -> FleetData:
-    return FleetData(
+def _page(result: Analysis, began_s: float) -> str:
+    data = FleetData(
         place=result.place,
         runs=result.runs,
         operations=result.operations,
         first_started_at=result.first_started_at,
         last_started_at=result.last_started_at,
         unavailable_after_ms=result.options.unavailable_after_ms,
-        took_s=took_s,
+        took_s=time.monotonic() - began_s,
         tables={table.name: table.rows for table in result.tables},
+        missing=tuple(result.missing),
     )
+    return render_fleet(data)
 
 
 def _write_page(spark: SparkSession, out: str, page: str) -> str:
@@ -201,7 +252,7 @@ def _summary(result: Analysis, console: Console) -> None:
     if common:
         console.print(f"[dim]{common}[/]", highlight=False, soft_wrap=True)
     table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("configuration", overflow="fold")
+    table.add_column("configuration", overflow="fold", min_width=MIN_LABEL_WIDTH)
     for name in ("runs", "invalid", "unknown", "rate", "95 % interval", "back after heal"):
         table.add_column(name, justify="right")
     for row in rates:
@@ -214,7 +265,7 @@ def _summary(result: Analysis, console: Console) -> None:
             f"[magenta]{row['unknown']}[/]" if row["unknown"] else "0",
             share_text(row["rate"]),
             f"{share_text(row['rate_low'])} – {share_text(row['rate_high'])}",
-            duration(heal["p50"]) if heal and heal["n"] else "–",
+            (duration(heal["p50"]) if heal["p50"] else "at once") if heal and heal["n"] else "–",
         )
     console.print(table)
     verdict, sentence, below = headline(rates)

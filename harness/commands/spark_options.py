@@ -55,6 +55,10 @@ def add_spark_commands(commands: Any) -> None:
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--master", metavar="URL", help="Spark's master (default: this machine, all cores)")
     parser.add_argument("--memory", default="2g", metavar="SIZE", help="of Spark's driver, as 2g (default)")
+    parser.add_argument(
+        "--conf", action="append", default=[], metavar="KEY=VALUE",
+        help="a setting of Spark, or of a file system as spark.hadoop.fs.s3a.endpoint=...; repeatable",
+    )  # fmt: skip
     parser.add_argument("--since", metavar="T", help="only runs started since a time (2026-01-31T12:00) or age (7d)")
     parser.add_argument(
         "--where", metavar="SQL", help="only runs that meet this, as \"nemesis = 'partition' and seed < 100\""

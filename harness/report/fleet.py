@@ -33,6 +33,9 @@ MAX_ROWS = 200
 
 ROW_HEIGHT_PX = 30
 
+UNKNOWN = "unknown"
+"""A column of a group of which a run says nothing."""
+
 _RECOVERIES = ("recovery_after_start_ns", "recovery_after_heal_ns")
 
 
@@ -48,6 +51,8 @@ class FleetData:
     unavailable_after_ms: int
     took_s: float
     tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    missing: Sequence[str] = ()
+    """What could not be computed, and why."""
 
     def rows(self, name: str) -> Sequence[Row]:
         """A table's rows; none when it was not made."""
@@ -91,13 +96,20 @@ def _traits(group: Sequence[str]) -> dict[str, str]:
 
 
 def labels_of(groups: Iterable[Sequence[str]]) -> tuple[dict[tuple[str, ...], str], str]:
-    """What tells each group from the others, and what all have in common, in words."""
-    traits = {tuple(group): _traits(group) for group in groups}
+    """What tells each group from the others, and what all have in common, in words.
+
+    Histories of other tools say nothing of themselves; what the others have in common is said all the same.
+    """
+    every = [tuple(group) for group in groups]
+    traits = {group: _traits(group) for group in every if set(group) != {UNKNOWN}}
     names = list(dict.fromkeys(name for found in traits.values() for name in found))
     differing = [name for name in names if len({found.get(name) for found in traits.values()}) > 1]
+    own = "all runs" if len(traits) == len(every) else "the harness's runs"
     labels = {
-        group: ", ".join(f"{name} {found[name]}" for name in differing if name in found) or "all runs"
-        for group, found in traits.items()
+        group: ", ".join(f"{name} {traits[group][name]}" for name in differing if name in traits[group]) or own
+        if group in traits
+        else "histories of other tools"
+        for group in every
     }
     shared = next(iter(traits.values()), {})
     common = ", ".join(f"{name} {shared[name]}" for name in names if name not in differing)
@@ -236,6 +248,28 @@ def _availability(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> lis
     return rows[:MAX_GROUPS]
 
 
+def _fault_kinds(data: FleetData, labels: Mapping[tuple[str, ...], str]) -> list[dict[str, Any]]:
+    """What each kind of fault does; nothing where one row of the availability says it already."""
+    rows = data.rows("fault_kinds")
+    if len(rows) <= len({_group(row) for row in rows}):
+        return []
+    return [
+        {
+            "label": labels.get(_group(row), ""),
+            "fault": f"{row['fault_nemesis']} {row['variant'] or ''}".strip(),
+            "faults": count(row["faults"]),
+            "ok": share_text(row["ok_share"]),
+            "per_s": "–" if row["ok_per_s"] is None else _figure(row["ok_per_s"]),
+            "back": [
+                "–" if row[f"{name}_max"] is None
+                else f"{_length(row[f'{name}_p50'])} · {_length(row[f'{name}_p90'])} · {_length(row[f'{name}_max'])}"
+                for name in _RECOVERIES
+            ],
+        }
+        for row in rows[:MAX_ROWS]
+    ]  # fmt: skip
+
+
 def _ratio_text(sums: Sequence[int]) -> str:
     return share_text(sums[0] / sums[1]) if sums[1] else "–"
 
@@ -337,6 +371,11 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
+def _unbroken(text: str) -> str:
+    """Percentages that no line break parts."""
+    return text.replace(" %", "\u00a0%")
+
+
 def _static(name: str) -> str:
     return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
 
@@ -355,16 +394,18 @@ def render_fleet(data: FleetData) -> str:
             css=Markup(_static("report.css") + _static("fleet.css")),
             data=data,
             verdict=verdict,
-            sentence=sentence,
-            below=below,
+            sentence=_unbroken(sentence),
+            below=_unbroken(below),
             common=common,
             rates=_rates(data, labels),
             availability=_availability(data, labels),
+            fault_kinds=_fault_kinds(data, labels),
             latency=_latency(data, labels),
             checks=_checks(data),
             notable=kept[:MAX_ROWS],
             labels={row["run_id"]: labels.get(_group(row), "") for row in kept},
             left_out_runs=[row for row in problems if row["left_out"]][:MAX_ROWS],
+            left_out_count=sum(bool(row["left_out"]) for row in problems),
             remarks=[row for row in problems if not row["left_out"]][:MAX_ROWS],
             problem_count=len(problems),
         )

@@ -281,6 +281,8 @@ def _facts(test: Mapping[str, Any], results: Mapping[str, Any]) -> list[tuple[st
         commit = str(commit)[:12] + (" with local changes" if results.get("git_dirty") else "")
     settings = ", ".join(f"{key}={value}" for key, value in _items(test.get("settings"))[:MAX_SETTINGS])
     nemesis = ", ".join(map(str, _list(test.get("nemesis")))) or "none"
+    if isinstance(test.get("nemesis_schedule"), str):
+        nemesis = f"schedule {test['nemesis_schedule']}"
     duration_s, limit_s = results.get("duration_s"), test.get("time_limit_s")
     rate = test.get("rate")
     seed = results.get("seed", test.get("seed"))

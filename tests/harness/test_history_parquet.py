@@ -1,5 +1,6 @@
 """Histories as Parquet: every event, typed, with the identity of its run."""
 
+import dataclasses
 import json
 from datetime import UTC, datetime
 
@@ -118,3 +119,22 @@ def test_an_identity_needs_a_time_zone_and_a_seed_that_fits():
             seed=2**63,
             started_at=STARTED,
         )
+
+
+@pytest.mark.parametrize(
+    ("options", "faults"),
+    [
+        ({"nemesis": ()}, "none"),
+        ({"nemesis": (NemesisChoice("partition", "halves"), NemesisChoice("kill", None))}, "partition=halves+kill"),
+        ({"nemesis": (), "nemesis_schedule": "schedules/cut-leader.json"}, "schedule=cut-leader.json"),
+    ],
+)
+def test_faults_have_one_name_in_parquet_and_in_the_tables(options, faults):
+    pytest.importorskip("pandas", reason="the spark extra is not installed")
+    from spark_analysis.outcomes import outcome_of_test
+
+    test = dataclasses.replace(TEST, **options)
+    identity = RunIdentity.of(test, run_id="r", started_at=STARTED)
+    outcome = outcome_of_test(json.dumps(test.to_json()).encode())
+    assert identity.nemesis == outcome["nemesis"] == faults
+    assert identity.test_name == outcome["test_name"] == test.name

@@ -36,10 +36,10 @@ def recounting() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """An embedded Spark on two cores."""
+    """An embedded Spark on two cores, with as many partitions as small tables need."""
     from spark_analysis.session import open_session
 
-    with open_session(master="local[2]", memory="1g") as session:
+    with open_session(master="local[2]", memory="1g", settings={"spark.sql.shuffle.partitions": "4"}) as session:
         yield session.spark
 
 

@@ -50,7 +50,9 @@ class RecountedRun:
     def _faults(self, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         faults: dict[str, dict[str, Any]] = {}
         for event in events:
-            fault = faults.setdefault(event["value"]["id"], {"start": None, "end": None})
+            fault = faults.setdefault(event["value"]["id"], {"start": None, "end": None, "nemesis": "", "variant": ""})
+            fault["nemesis"] = event["value"].get("nemesis") or fault["nemesis"]
+            fault["variant"] = event["value"].get("variant") or fault["variant"]
             if event["f"] == "inject" and event["type"] == "invoke":
                 fault["start"] = event["time"]
             if event["f"] == "heal" and event["type"] != "invoke":

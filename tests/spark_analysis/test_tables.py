@@ -103,6 +103,38 @@ def test_outcomes_in_and_out_of_faults(analysis: Any, runs: Any, recounting: Mod
     assert found.keys() == wanted
 
 
+def test_every_kind_of_fault(analysis: Any, runs: Any, recounting: ModuleType) -> None:
+    expected: dict[tuple[str, ...], dict[str, Any]] = {}
+    for group, members in recounting.grouped(runs).items():
+        kinds: dict[tuple[str, str], list[Any]] = defaultdict(list)
+        for run in members:
+            for at, fault in enumerate(run.faults):
+                recovery = [run.recoveries()[0][at], run.recoveries()[1][at]]
+                kinds[fault["nemesis"], fault["variant"]].append((run, fault, recovery))
+        for kind, found in kinds.items():
+            row = expected[(*group, *kind)] = {"faults": len(found)}
+            for outcome in ("ok", "fail", "info"):
+                row[outcome] = sum(
+                    op["outcome"] == outcome and fault["start"] <= op["start"] < run._end_of(fault)
+                    for run, fault, _ in found
+                    for op in run.operations
+                )
+            row["in_force_ns"] = sum(
+                max(0, min(run._end_of(fault), run.end_ns) - fault["start"]) for run, fault, _ in found
+            )
+            row["ok_share"] = row["ok"] / sum(row[outcome] for outcome in ("ok", "fail", "info"))
+            for at, name in enumerate(("recovery_after_start_ns", "recovery_after_heal_ns")):
+                known = [recovery[at] for _, _, recovery in found if recovery[at] is not None]
+                quantiles = recounting.quantiles(known)
+                row |= {f"{name}_{part}": quantiles[part] for part in ("p50", "p90", "max")}
+                row[f"{name}_missing"] = len(found) - len(known)
+    rows = {(*group_of(row), row["fault_nemesis"], row["variant"]): row for row in analysis.table("fault_kinds").rows}
+    assert rows.keys() == expected.keys() != set()
+    for key, row in expected.items():
+        assert {name: rows[key][name] for name in row} == row
+        assert rows[key]["ok_per_s"] == pytest.approx(row["ok"] / (row["in_force_ns"] / 1e9), rel=1e-12)
+
+
 def test_availability(analysis: Any, runs: Any, recounting: ModuleType) -> None:
     found = {(*group_of(row), row["measure"]): row for row in analysis.table("availability").rows}
     for group, members in recounting.grouped(runs).items():

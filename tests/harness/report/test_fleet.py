@@ -42,6 +42,11 @@ def test_labels_say_only_what_differs() -> None:
     assert list(labels.values()) == ["mode a", "mode b"]
     assert common == "system broker, nodes 5, workload register, nemesis kill, cluster local"
     assert list(labels_of(groups[:1])[0].values()) == ["all runs"]
+    mixed, common_of_ours = labels_of([*groups, ("unknown",) * 5])
+    assert list(mixed.values()) == ["mode a", "mode b", "histories of other tools"]
+    assert common_of_ours == common
+    alone, _ = labels_of([groups[0], ("unknown",) * 5])
+    assert list(alone.values()) == ["the harness's runs", "histories of other tools"]
 
 
 def test_shares_never_round_a_few_to_none() -> None:

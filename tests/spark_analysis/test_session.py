@@ -1,0 +1,120 @@
+"""A session of its own: memory that ends, settings, what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="the spark extra is not installed")
+pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+OUT_OF_MEMORY = """
+import sys
+from spark_analysis import analysis
+from spark_analysis.latency import latency_quantiles
+
+def hungry(runs, *, exact_operations):
+    if sys.argv.pop() == "java":
+        runs.sparkSession.sql("select sequence(1, 400000000)").collect()
+    def die(batches):
+        import os, signal
+        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does to the largest process
+    runs.select("run_id").mapInArrow(die, "run_id string").collect()
+
+analysis.latency_quantiles = hungry
+from harness.cli import main
+sys.exit(main(sys.argv[1:-1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "words"),
+    [("java", "ran out of memory; give it more with --memory"), ("python", "this machine ran out of memory")],
+)
+def test_memory_that_ends_costs_what_is_left_to_do(
+    synthetic: ModuleType, tmp_path: Path, who: str, words: str
+) -> None:
+    synthetic.make_run(tmp_path / "store", 1, operations=60)
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY, "report", str(tmp_path / "store"), "--out", str(tmp_path / "out"),
+         "--memory", "512m", who],
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    last = done.stderr.strip().splitlines()[-1]
+    assert words in last and last.startswith("not done, nor what comes after it: latency: "), done.stderr
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+    assert done.returncode == 255
+    assert "1 decided run" in done.stderr
+    assert (tmp_path / "out" / "rates.parquet").is_dir()
+    assert not (tmp_path / "out" / "latency.parquet").exists()
+    assert "This report is not complete." in (tmp_path / "out" / "report.html").read_text()
+
+
+def scratch_of(pid: int) -> list[Path]:
+    return list(Path(os.environ.get("TMPDIR", "/tmp")).glob(f"splitbrain-spark-{pid}-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_report_that_is_killed_leaves_nothing_that_clean_would_not_find(
+    store: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    report = [sys.executable, "-m", "harness", "report", str(store), "--out", str(tmp_path / "out")]
+    clean = [sys.executable, "-m", "harness", "clean"]
+    environment = {**os.environ, "SPLITBRAIN_STATE_DIR": str(tmp_path / "states")}
+    process = subprocess.Popen(report, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert any(line.startswith("reading") for line in process.stderr)
+        live = subprocess.run(clean, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        (scratch,) = scratch_of(process.pid)
+        assert str(scratch) not in live.stdout
+        process.send_signal(number)
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert bool(scratch_of(process.pid)) == (number == signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while scratch_of(process.pid) and time.monotonic() < deadline:  # its Java may still be putting files there
+        subprocess.run(clean, cwd=ROOT, env=environment, check=False, capture_output=True, timeout=60)
+    assert scratch_of(process.pid) == []
+
+
+def test_directories_that_are_not_ours_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.run_state import process_start_ticks
+    from harness.spark_leftovers import remove_spark_leftovers
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    me = os.getpid()
+    stay = [f"splitbrain-spark-{me}-{process_start_ticks(me)}-live", "splitbrain-spark-notes", "splitbrain-r1-host"]
+    for name in (*stay, f"splitbrain-spark-{me}-1-earlier", "splitbrain-spark-4194304999-7-gone"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "splitbrain-spark-4194304999-8-link").symlink_to(tmp_path / stay[1])
+    told: list[str] = []
+    assert remove_spark_leftovers(told.append)
+    assert len(told) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {*stay, "splitbrain-spark-4194304999-8-link"}
+
+
+def test_settings_reach_spark_and_others_are_refused(tmp_path: Path) -> None:
+    import argparse
+
+    from harness.commands.report import spark_session
+    from harness.errors import OperatorError
+
+    def arguments(*conf: str) -> Any:
+        return argparse.Namespace(master="local[1]", memory="512m", verbose=False, conf=conf)
+
+    for text in ("spark.sql.shuffle.partitions", "fs.s3a.endpoint=x", "=1"):
+        with pytest.raises(OperatorError, match="--conf takes KEY=VALUE"):
+            spark_session(arguments(text))
