@@ -26,6 +26,7 @@ from checker.history import FAIL, INFO, NEVER, OK, History, freeze
 from checker.linearizability.budget import Budget
 from checker.linearizability.general import Search
 from checker.linearizability.outcome import NotApplicable
+from checker.linearizability.problem import expected_bytes
 from checker.models.base import FAILED, UNKNOWN, Model
 from checker.models.collections import FIFOQueue, PriorityQueue, Stack, UnorderedQueue
 from checker.models.registers import CASRegister, Register
@@ -44,6 +45,8 @@ Engine = Callable[[History, Sequence[int], Any], Any]
 STEPS_PER_TEST = 20_000
 #: Search steps allowed to find where a history that is known to be wrong goes wrong.
 STEPS_TO_FIND = 1_000_000
+#: Memory a test may take: a part that needs more is no explanation anyway.
+EXPLAIN_BYTES = 64 << 20
 #: Seconds an explanation may take when the check itself has no time limit.
 EXPLAIN_TIMEOUT_S = 10.0
 #: First window, in operations, of the search for the part before a violation that matters.
@@ -85,7 +88,7 @@ def explain(history: History, model: Model, outcome: KeyOutcome, budget: Budget)
     elif violation is None:
         # Decided by another process, which keeps its search to itself: find the culprit again.
         search = Search(history, outcome.rows, model)
-        search.run(STEPS_TO_FIND)
+        search.run_until(STEPS_TO_FIND, time.perf_counter() + remaining)
         row = search.deepest_row
         part = _Part(tuple(outcome.rows)) if row is None else reducer.prefix(outcome.rows, row)
     else:
@@ -137,9 +140,11 @@ class _Reducer:
                 return False
             starts = None if starts is None else list(starts)
             rows = range(len(history))
+            if expected_bytes(history, rows) > EXPLAIN_BYTES:
+                return False
             for unlimited in (True, False) if INFO in history.status else (False,):
                 search = Search(history, rows, self._model, starts=starts, unlimited_crashes=unlimited)
-                if search.run(STEPS_PER_TEST) is False:
+                if search.run_until(STEPS_PER_TEST, self._deadline) is False:
                     return True
         except TypeError:
             pass

@@ -12,6 +12,7 @@ Worst case exponential in the number of operations open at once; linear on most 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
@@ -25,8 +26,9 @@ __all__ = ["Search"]
 _STATE_BITS = 32
 
 #: What is to be done with an entry of the stack: advance through returns first, expand it, expand what its own
-#: operation does not lead to, or nothing: its children are on the stack above it.
-_ROOT, _FRESH, _OWN_TAKEN, _EXPANDED = range(4)
+#: operation does not lead to, nothing (its children are on the stack above it), or, from ``_CRASHED`` on, let the
+#: crashed operation of that number or a later one take effect.
+_ROOT, _FRESH, _OWN_TAKEN, _EXPANDED, _CRASHED = range(5)
 
 #: Steps without passing another return after which a search that tries operations as they come gives up for one with
 #: foresight; few, because the first is only quick where hardly any choice is wrong.
@@ -38,6 +40,8 @@ BLIND_PATIENCE_STEPS = 600
 PATIENCE_GROWTH = 2
 #: Steps without passing another return before foresight is asked: it costs more than a few steps.
 EASE_STEPS = 20
+#: Operations looked at between two looks at the clock.
+WEIGHT_PER_LOOK = 1 << 16
 
 #: Next return, state, open operations that took effect, crashed operations used, what is to be done.
 Entry = tuple[int, int, int, int, int]
@@ -72,6 +76,20 @@ class Search:
         self._looked_ahead = False
         self._restarts = self._stuck = self._reached = 0
         self._patience = NAIVE_PATIENCE_STEPS
+
+    @property
+    def weight(self) -> int:
+        """About how many operations each step has to look at."""
+        return 1 + self._problem.open_in_all // (1 + self.returns) + len(self._problem.crashed)
+
+    def run_until(self, max_steps: int, deadline: float) -> bool | None:
+        """:meth:`run`, but no further than ``deadline`` (seconds of ``time.perf_counter``)."""
+        slice_steps = 1 + WEIGHT_PER_LOOK // self.weight
+        done: bool | None = None
+        while done is None and max_steps > 0 and time.perf_counter() < deadline:
+            done = self.run(min(slice_steps, max_steps))
+            max_steps -= slice_steps
+        return done
 
     @property
     def returns(self) -> int:
@@ -194,15 +212,23 @@ class Search:
             else:
                 (second if foreseeing and row.conditional else last).append(entry)
         if problem.guards:
-            available = problem.available[at]
-            for shift, field, unit, row in problem.crashed:
-                if (used >> shift) & field < (available >> shift) & field:
-                    after = row[state]
-                    if after >= 0 and after != state:
-                        last.append((at, after, mask, used + unit, _ROOT))
+            last.append((at, state, mask, used, _CRASHED))
         order = first + second + third + last
         order.reverse()
         return order
+
+    def _next_crashed(self, at: int, state: int, used: int, number: int) -> tuple[int, int, int] | None:
+        """The next crashed operation that can take effect: its number, the state after, and what is used then."""
+        available = self._problem.available[at]
+        crashed = self._problem.crashed
+        while number < len(crashed):
+            shift, field, unit, row = crashed[number]
+            if (used >> shift) & field < (available >> shift) & field:
+                after = row[state]
+                if after >= 0 and after != state:
+                    return number, after, used + unit
+            number += 1
+        return None
 
     @staticmethod
     def _hopeless(needs: list[Need], state: int, mask: int, used: int, available: int) -> bool:
@@ -231,8 +257,15 @@ class Search:
             return True
         while stack:
             at, state, mask, used, choice = pop()
-            if choice == _EXPANDED:
-                continue
+            if choice >= _EXPANDED:
+                if choice == _EXPANDED:
+                    continue
+                taken = self._next_crashed(at, state, used, choice - _CRASHED)
+                if taken is None:
+                    continue
+                push((at, state, mask, used, taken[0] + 1 + _CRASHED))
+                _, state, used = taken
+                choice = _ROOT
             moved = choice == _ROOT
             while True:
                 if moved:
@@ -310,9 +343,8 @@ class Search:
                 if not following:
                     break
                 push((at, state, mask, used, _EXPANDED))
-                *rest, (at, state, mask, used, choice) = following
-                stack.extend(rest)
-                moved = True
+                stack.extend(following)
+                break
         self.steps += steps
         self._reached = deepest
         return False

@@ -8,13 +8,35 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from checker.history import INFO, NEVER, OK, History, freeze
 from checker.models.base import FAILED, ILLEGAL, UNKNOWN, Model, ModelError
 
-__all__ = ["Problem", "Space", "Transitions"]
+__all__ = ["Problem", "Space", "Transitions", "expected_bytes"]
+
+#: Memory the compiled form of one operation takes, with a configuration; and of every operation open at a return.
+BYTES_PER_ROW = 1_000
+BYTES_PER_OPEN = 80
+#: What no machine misses: not worth a closer look.
+_SMALL_BYTES = 16 << 20
+
+
+def expected_bytes(history: History, rows: Sequence[int]) -> int:
+    """About how much memory a :class:`Problem` of these rows and a search that never turns back take."""
+    count = len(rows)
+    if count * (BYTES_PER_ROW + BYTES_PER_OPEN * count) < _SMALL_BYTES:
+        return count * (BYTES_PER_ROW + BYTES_PER_OPEN * count)
+    return count * BYTES_PER_ROW + _open_at_returns(history, rows) * BYTES_PER_OPEN
+
+
+def _open_at_returns(history: History, rows: Sequence[int]) -> int:
+    """How many operations are open at each return, summed."""
+    invoked, returned = history.invoked, history.returned
+    ends = sorted(returned[row] for row in rows if returned[row] != NEVER)
+    return sum(bisect_left(ends, returned[row]) - bisect_left(ends, invoked[row]) for row in rows)
 
 
 def _hashable(value: Any) -> Any:
@@ -129,6 +151,8 @@ class Problem:
         order = sorted(
             [(returned[row], row, number) for row, number in live if not crashed_kinds or returned[row] != NEVER]
         )
+        #: How many operations are open at each return, summed.
+        self.open_in_all = 0
         self.return_bit: list[int] = []
         self.return_row: list[int] = [row for _, row, _ in order]
         self.own: list[Transitions | None] = []
@@ -143,7 +167,7 @@ class Problem:
         free: list[int] = []
         next_bit = 1
         bit_of: dict[int, int] = {}
-        open_pure: dict[int, Transitions] = {}
+        open_pure: dict[int, tuple[int, Transitions]] = {}
         open_mutators: dict[int, tuple[int, int, int, Transitions]] = {}
         available = 0
         at, count = 0, len(live)
@@ -166,17 +190,18 @@ class Problem:
                     next_bit <<= 1
                 bit_of[opened] = bit
                 if pure[kind]:
-                    transitions = open_pure[bit] = row_of[kind]
+                    pair = open_pure[bit] = (bit, row_of[kind])
                     if new is None:
-                        new = [(bit, transitions)]
+                        new = [pair]
                     else:
-                        new.append((bit, transitions))
+                        new.append(pair)
                 else:
                     open_mutators[bit] = (closes, bit, kind, row_of[kind])
             bit = bit_of.pop(row)
             add_bit(bit)
             add_new(new or none)
-            add_pure(tuple(open_pure.items()) if open_pure else none)
+            self.open_in_all += len(open_pure) + len(open_mutators)
+            add_pure(tuple(open_pure.values()) if open_pure else none)
             add_mutators(tuple(open_mutators.values()) if open_mutators else none)
             add_available(available)
             if pure[number]:

@@ -107,13 +107,13 @@ def _cycles(transactions: Transactions, graph: DependencyGraph, budget: Budget) 
             ("G-single", RW, WW | WR | always),
             ("G2", RW, WW | WR | RW | always),
         ):
-            if name in cycles or f"{name}-process" in cycles or (name == "G2" and f"G-single{suffix}" in cycles):
+            if name in cycles or f"{name}-process" in cycles:
                 continue
             for component in graph.components(nodes, through | back):
                 stopped = budget.exhausted()
                 if stopped:
                     return cycles, stopped
-                cycle = graph.shortest_cycle(component, through | back, through, back)
+                cycle = graph.shortest_cycle(component, through, back, needed=RW if name == "G2" else 0)
                 known = cycles.get(f"{name}{suffix}")
                 if cycle is not None and (known is None or len(cycle) < len(known)):
                     cycles[f"{name}{suffix}"] = cycle

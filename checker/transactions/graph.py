@@ -149,8 +149,11 @@ class DependencyGraph:
     def _targets(self, node: int, kinds: int, inside: set[int]) -> list[int]:
         return [target for target, bits in self.edges[node].items() if bits & kinds and target in inside]
 
-    def shortest_cycle(self, component: list[int], kinds: int, through: int, back: int) -> Cycle | None:
-        """A short cycle of one edge of kind ``through``, closed by a shortest path over edges of kinds ``back``."""
+    def shortest_cycle(self, component: list[int], through: int, back: int, *, needed: int = 0) -> Cycle | None:
+        """A short cycle of one edge of kind ``through``, closed by a shortest path over edges of kinds ``back``.
+
+        With ``needed``, that path takes at least one edge of that kind, and only for that.
+        """
         inside = set(component)
         best: Cycle | None = None
         tried = 0
@@ -161,7 +164,11 @@ class DependencyGraph:
                 tried += 1
                 if tried > MAX_STARTS and best is not None:
                     return best
-                way = self._path(target, source, back, inside, None if best is None else len(best) - 2)
+                limit = None if best is None else len(best) - 2
+                if needed:
+                    way = self._path_with(target, source, back, needed, inside, limit)
+                else:
+                    way = self._path(target, source, back, inside, limit)
                 if way is not None:
                     best = [(source, bits & through), *way]
                     if len(best) == 2:
@@ -187,4 +194,34 @@ class DependencyGraph:
                 if bits & kinds and after in inside and after not in came:
                     came[after] = (node, bits & kinds)
                     queue.append((after, length + 1))
+        return None
+
+    def _path_with(
+        self, source: int, target: int, kinds: int, needed: int, inside: set[int], limit: int | None
+    ) -> Cycle | None:
+        """The same with at least one edge that is of a ``needed`` kind alone; ``None`` too where a node comes twice."""
+        first = (source, False)
+        came: dict[tuple[int, bool], tuple[tuple[int, bool], int]] = {}
+        queue = deque([(first, 0)])
+        while queue:
+            place, length = queue.popleft()
+            node, done = place
+            if node == target and done:
+                steps: Cycle = []
+                while place != first:
+                    place, kind = came[place]
+                    steps.append((place[0], kind))
+                nodes = [step[0] for step in steps]
+                return steps[::-1] if len({*nodes, target}) == len(nodes) + 1 else None
+            if limit is not None and length >= limit:
+                continue
+            for after, bits in self.edges[node].items():
+                bits &= kinds
+                if not bits or after not in inside:
+                    continue
+                only = bits & ~needed
+                following = (after, done or not only)
+                if following not in came and following != first:
+                    came[following] = (place, only or bits)
+                    queue.append((following, length + 1))
         return None

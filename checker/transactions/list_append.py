@@ -120,7 +120,14 @@ def _order_of_key(
             add(previous, writer, WW)
         previous = writer if writer >= 0 else previous
     size = len(order)
-    after_last: list[int] | None = None
+    # What was committed and is not in the longest read came after all that is.
+    shown = set(writers)
+    after_last = [
+        w for w in dict.fromkeys(keys.appends.get(key, ())) if w not in shown and transactions.status[w] == "ok"
+    ]
+    if previous >= 0:
+        for writer in after_last:
+            add(previous, writer, WW)
     updates: dict[int, int] = {}
     for row, value in keys.reads[key]:
         length = len(value)
@@ -143,13 +150,6 @@ def _order_of_key(
             if writer >= 0 and writer != row:
                 add(row, writer, RW)
         else:
-            if after_last is None:
-                shown = set(writers)
-                after_last = [
-                    w
-                    for w in dict.fromkeys(keys.appends.get(key, ()))
-                    if w not in shown and transactions.status[w] == "ok"
-                ]
             for writer in after_last:
                 add(row, writer, RW)
         if (row, key) in keys.final:

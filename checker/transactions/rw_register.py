@@ -49,7 +49,7 @@ def build_rw_register(
                         found.add("internal", (row,), text)
                     continue
                 readers.setdefault((key, value), []).append(row)
-                if (row, key) in final and value is not None:
+                if (row, key) in final:
                     replaced.setdefault((key, value), []).append(row)
             state[key] = value
     for (key, value), rows in readers.items():
@@ -62,7 +62,8 @@ def build_rw_register(
             for reader in readers[key, value]:
                 graph.add(reader, row, RW)
         if len(rows) > 1:
-            text = f"{_words(transactions, rows[0])} and {_words(transactions, rows[1])} both replaced {short(value)}"
+            what = f"{short(value)} of {short(key)}"
+            text = f"{_words(transactions, rows[0])} and {_words(transactions, rows[1])} both replaced {what}"
             found.add("lost-update", rows[:2], text)
     _from_initial(transactions, graph, readers, writers)
     if linearizable_keys:
@@ -96,6 +97,9 @@ def _seen(
         return
     middle = final[source, key] != value
     for row in rows:
+        if row == source:
+            text = f"{_words(transactions, row)} read {short(value)} of {short(key)} before it wrote it"
+            found.add("internal", (row,), text)
         graph.add(source, row, WR)
         if middle and row != source:
             text = f"{_words(transactions, row)} read the middle of {_words(transactions, source)}"

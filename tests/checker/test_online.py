@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from checker import History, OnlineRegister, Register, Verdict, check
+from checker import History, Log, OnlineLog, OnlineRegister, Register, Verdict, check
 from checker.history import INFO
 from checker.testing import random_history
 from checker.testing.large import large_history
@@ -47,3 +47,16 @@ def test_a_value_written_twice_is_not_judged(done) -> None:
     online = OnlineRegister()
     history = done((0, "write", 1, 1), (0, "write", 2, 2), (0, "write", 1, 1), (1, "read", None, 1))
     assert not any(online.feed(event) for event in history)
+
+
+def test_the_online_log_agrees_with_the_full_check() -> None:
+    rng = random.Random(8)
+    seen = set()
+    for _ in range(1500):
+        history = random_history("log", rng, operations=9, processes=3, spread=0, crash=0.15, lie=0.3)
+        truth = check(history, Log()).verdict
+        online = OnlineLog()
+        alarms = [problem for event in as_events(history) if (problem := online.feed(event))]
+        assert bool(alarms) == (truth is Verdict.INVALID), [*history]
+        seen.add(truth)
+    assert seen == {Verdict.VALID, Verdict.INVALID}

@@ -84,8 +84,17 @@ REGISTER = {
     "G2": [(("r", "x", None), ("w", "y", 1)), (("r", "y", None), ("w", "x", 1))],
     "internal": [(("w", "x", 1), ("r", "x", 2))],
     "G1b": [(("w", "x", 1), ("w", "x", 2)), (("r", "x", 1),)],
-    "lost-update": [(("w", "x", 1),), (("r", "x", 1), ("w", "x", 2)), (("r", "x", 1), ("w", "x", 3))],
+    "lost-update": [(("r", "x", None), ("w", "x", 2)), (("r", "x", None), ("w", "x", 3))],
 }
+
+
+def test_a_graver_cycle_does_not_hide_a_milder_one(events) -> None:
+    apart = [tuple((f, f"{key}{key}", value) for f, key, value in steps) for steps in LIST["G2"]]
+    readers = [READER["G2"], tuple((f, f"{key}{key}", value) for f, key, value in READER["G2"])]
+    single = [(("append", "a", 1), ("append", "b", 1)), (("r", "a", []), ("r", "b", [1]))]
+    both = [*apart, readers[1], *single]
+    result = check_transactions(overlapping(events, *[txn(i, *steps) for i, steps in enumerate(both)]))
+    assert {"G-single", "G2"} <= set(result.stats["anomalies"])
 
 
 @pytest.mark.parametrize("anomaly", REGISTER)
