@@ -372,3 +372,33 @@ def test_nothing_is_dispatched_before_the_queues_are_restored(make_parts: Any, m
         await again.stop()
 
     asyncio.run(scenario())
+
+
+def test_dispatch_stands_still_while_the_log_is_cut_and_derives_anew_what_is_gone(
+    make_parts: Any, helpers: Any
+) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        await parts.start(master=False)
+        for number in range(4):
+            add(parts, 0, number)
+        parts.ledger.commit()
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 3)
+        parts.dispatcher.stand_still()
+        add(parts, 1, 0)
+        parts.ledger.commit()
+        await asyncio.sleep(0.01)
+        assert parts.dispatcher.dispatched_index == 3, "a log that is being cut is not read"
+        del parts.ledger.store.entries[2:]
+        parts.ledger.store.end_pos = parts.ledger.store.entries[-1].body_pos + len(parts.ledger.store.entries[-1].body)
+        parts.ledger.store.committed_index = 1
+        await parts.dispatcher.go_on()
+        await helpers.until(lambda: parts.dispatcher.dispatched_index == 1)
+        assert offsets(parts) == {("t", 0): 2}
+        add(parts, 0, 2)
+        parts.ledger.commit()
+        await helpers.until(lambda: offsets(parts) == {("t", 0): 3})
+        assert parts.dispatcher.failure is None
+        await parts.stop()
+
+    asyncio.run(main())

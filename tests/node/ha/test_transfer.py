@@ -199,13 +199,25 @@ def test_what_a_slave_asks_for_is_not_what_it_has(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(10)
         group.power_fail("n2")
-        await group.until(lambda: group.ledger("n1").service.connection_count == 0)
-        before = group.ledger("n1").service.push_to_slave_max_position
+        group.kill("n1")
+        await group.start("n1", "SYNC_MASTER")
         stranger = await group.stranger()
         await stranger.report(group.ledger("n1").log.end_position)
-        await stranger.frame()
-        assert group.ledger("n1").service.push_to_slave_max_position == before
+        assert await stranger.frame() == (group.ledger("n1").log.end_position, b"")
+        assert group.ledger("n1").service.push_to_slave_max_position == 0
         await whole_reply(group, TIMED_OUT, 10)
+
+    ha(scenario, roles=SYNC)
+
+
+def test_a_slave_says_nothing_of_what_is_not_on_its_disk(ha: Any) -> None:
+    async def scenario(group: Any) -> None:
+        await whole_reply(group, 0, 0)
+        disk = group.hosts["n2"].disk
+        disk.stall(("sync",))
+        await whole_reply(group, TIMED_OUT, 1)
+        disk.unstall(("sync",))
+        await whole_reply(group, 0, 2)
 
     ha(scenario, roles=SYNC)
 
