@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, Program
 from harness.clusters.sim.errors import SimulationError
-from harness.clusters.sim.faults import SimClocks, SimDisks, SimLinks
+from harness.clusters.sim.faults import DISK_ABILITIES, SimClocks, SimDisks, SimLinks
 from harness.clusters.sim.host import Incarnation, SimHost
 from harness.clusters.sim.invariants import Invariants
 from harness.clusters.sim.loop import SimLoop
@@ -133,9 +133,11 @@ class SimCluster:
 
     @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
-        """None: everything that a fault can act on is simulated. Raises KeyError for what nothing has."""
+        """Why there is no such ability here; None when there is. Raises KeyError for what nothing has."""
         if ability not in ABILITIES[interface]:
             raise KeyError(ability)
+        if interface == "disks" and ability not in DISK_ABILITIES:
+            return f"simulated hosts have disks but no file systems of their own: {ability} needs --cluster netns"
         return None
 
     def equip(self, needs: Collection[tuple[str, str]]) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from harness.clusters.sim.loop import SimLoop
     from harness.clusters.sim.network import SimNetwork
 
-__all__ = ["SimClocks", "SimDisks", "SimLinks"]
+__all__ = ["DISK_ABILITIES", "SimClocks", "SimDisks", "SimLinks"]
 
 PROBE_NAME = ".disk-probe"
 """The small file that a disk probe writes and removes again."""
@@ -115,8 +115,9 @@ class SimDisks:
             disk.unstall([kind for kind in (WRITE, SYNC) if kind not in stalled])
 
     async def cut_power(self, fault_id: str, host: str, *, kind: str = "power") -> PowerCut:
-        """Lose what `host` has not synced, whatever the kind: a simulated disk has no cache of its own that would
-        outlive a kernel's crash. Raises RuntimeError while its replica runs."""
+        """Lose what `host` has not synced. Raises ValueError for another kind, RuntimeError while its replica runs."""
+        if kind != "power":
+            raise ValueError(f"a simulated disk loses what was not synced (power), not {kind!r}")
         if self._hosts[host].is_running:
             raise RuntimeError(f"the power of {host} cannot be cut while its replica runs: it would not notice")
         lost_bytes = self._hosts[host].disk.power_fail()
@@ -217,6 +218,9 @@ _EFFECTS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "error-read": {"fail": (READ,)},
 }
 """Kind of fault -> the operations that it stalls or lets fail."""
+
+DISK_ABILITIES = (*_EFFECTS, "power", "flip")
+"""What of nemesis.target.ABILITIES a simulated disk has."""
 
 
 class SimLinks:
