@@ -6,7 +6,9 @@ import importlib
 import sys
 from pathlib import Path
 
-ONLY_BY_NAME = frozenset(("checker_oracle", "crash_loop", "fuzz_broker", "mutants", "power_cuts", "spark"))
+ONLY_BY_NAME = frozenset(
+    ("checker_oracle", "crash_loop", "fuzz_broker", "guarantees", "mutants", "power_cuts", "spark")
+)
 """These take an hour, or gigabytes: a hundred thousand histories a model, mutants until found, 20M operations."""
 
 
