@@ -15,6 +15,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import random
 import resource
 import sys
 import tempfile
@@ -25,7 +26,21 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from checker import CASRegister, FIFOQueue, KeyValue, Log, Model, MultiRegister, Register, check, check_transactions
+from checker import (
+    CASRegister,
+    FIFOQueue,
+    History,
+    KeyValue,
+    Log,
+    Model,
+    MultiRegister,
+    Operation,
+    PriorityQueue,
+    Register,
+    Stack,
+    check,
+    check_transactions,
+)
 from checker.cli import main as check_command
 from checker.codecs import read
 from checker.testing.large import large_history
@@ -37,7 +52,11 @@ MODELS: dict[str, Model] = {
     "register": Register(),
     "log": Log(),
     "fifo-queue": FIFOQueue(),
+    "stack": Stack(),
+    "priority-queue": PriorityQueue(),
 }
+#: Seeds of the row that depends most on luck.
+SEEDS = range(1, 61)
 
 
 def model_of(name: str) -> Model:
@@ -83,29 +102,79 @@ def corpus_rows(corpora: Path) -> list[tuple[str, str, str, bool]]:
     return rows
 
 
-def _large(
-    kind: str, operations: int, clients: int, crash: float, timeout_s: float | None, seed: int
-) -> dict[str, Any]:
-    history = large_history(kind, operations, clients, seed=seed, crash=crash)
-    if crash:
-        reads = [row for row in range(operations) if history.f[row] == "read" and history.status[row] == "ok"]
-        history.result[reads[len(reads) * 9 // 10]] = "never written"
-    started = time.perf_counter()
+def _large(kind: str, operations: int, clients: int) -> dict[str, Any]:
+    history = large_history(kind, operations, clients)
     times, results = [], []
-    for _ in range(1 if timeout_s else 3):
+    for _ in range(3):
         begun = time.process_time()
         if kind == "list-append":
             results.append(check_transactions(history))
         else:
-            results.append(check(history, MODELS[kind], explained=False, timeout_s=timeout_s, memory_mb=900))
+            results.append(check(history, MODELS[kind], explained=False, memory_mb=900))
         times.append(time.process_time() - begun)
     return {
         "s": min(times),
-        "wall_s": time.perf_counter() - started,
         "verdict": str(results[0].verdict),
         "engine": ", ".join(results[0].stats["engines"]),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }
+
+
+def _seeds(operations: int, clients: int) -> list[float]:
+    """Search time in ms of CAS histories of many seeds, sorted; infinite for one left undecided after 20 s."""
+    out = []
+    for seed in SEEDS:
+        history = large_history("cas-register", operations, clients, seed=seed)
+        begun = time.process_time()
+        decided = check(history, CASRegister(), explained=False, timeout_s=20).valid is True
+        out.append((time.process_time() - begun) * 1000 if decided else float("inf"))
+    return sorted(out)
+
+
+def _spoiled(how: str, seed: int) -> History:
+    """10,000 CAS operations of ten clients, 1 % of unknown outcome, with something wrong."""
+    history = large_history("cas-register", 10_000, 10, seed=seed, crash=0.01)
+    reads = [row for row in range(len(history)) if history.f[row] == "read" and history.status[row] == "ok"]
+    if how == "unwritten":
+        history.result[reads[len(reads) * 9 // 10]] = "never written"
+    elif how == "flipped":
+        for row in random.Random(seed).sample(reads, 3):
+            history.result[row] = ((history.result[row] or 0) + 1) % 5
+    else:
+        operations, end = [*history], 2 * len(history)
+        for f, value, result in (("write", 77, 77), ("write", 78, 78), ("read", None, 77)):
+            operations.append(Operation(process=-1, f=f, value=value, result=result, invoked=end, returned=end + 1))
+            end += 2
+        history = History.from_operations(operations)
+    return history
+
+
+def _crashes(how: str, seeds: int, timeout_s: float) -> dict[str, Any]:
+    """Verdicts, times by the clock (explanation included) and peak memory of such histories."""
+    took, verdicts = [], []
+    for seed in range(1, seeds + 1):
+        history = _spoiled(how, seed)
+        started = time.perf_counter()
+        verdicts.append(str(check(history, CASRegister(), timeout_s=timeout_s, memory_mb=900).verdict))
+        took.append(time.perf_counter() - started)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"took": sorted(took), "verdicts": verdicts, "peak_mib": peak}
+
+
+def _all_open(operations: int) -> dict[str, Any]:
+    """Reads and writes of five values, all open at once, within 5 s and 200 MiB."""
+    rng = random.Random(1)
+    events = [
+        {"process": process, "type": "invoke", "f": "write" if process % 2 else "read", "value": rng.randrange(5)}
+        for process in range(operations)
+    ]
+    events += [{**event, "type": "ok", "value": rng.randrange(5)} for event in events]
+    history = History.of(events)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    result = check(history, Register(), timeout_s=5, memory_mb=200)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return {"s": time.perf_counter() - started, "verdict": str(result.verdict), "grown_mib": grown}
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -121,27 +190,41 @@ def large_rows(scale: int) -> list[tuple[str, str, str, bool]]:
         ("cas-register", 10_000, 5, 0.035),
         ("cas-register", 10_000, 10, 0.060),
         ("cas-register", 10_000, 20, 0.250),
-        ("cas-register", 1_000, 50, 0.030),
         ("cas-register", 100_000, 5, 0.700),
         ("register", 1_000_000, 5, 0.700),
         ("fifo-queue", 1_000_000, 5, 1.200),
         ("log", 1_000_000, 5, 0.600),
+        ("stack", 100_000, 5, None),
+        ("priority-queue", 100_000, 5, None),
         ("list-append", 100_000, 5, 1.200),
     ):
         big = operations >= 100_000
-        size, bar = (operations // scale, bar_s / scale) if big else (operations, bar_s)
-        seeds = range(1, 8) if clients == 50 else (1,)
-        outs = sorted((alone(_large, kind, size, clients, 0.0, None, seed) for seed in seeds), key=lambda o: o["s"])
-        out = outs[len(outs) // 2]
-        fine = out["verdict"] == "valid" and out["s"] <= bar and out["peak_mib"] <= 1024
+        size = operations // scale if big else operations
+        out = alone(_large, kind, size, clients)
+        bar = None if bar_s is None else bar_s / (scale if big else 1)
+        fine = out["verdict"] == "valid" and (bar is None or out["s"] <= bar) and out["peak_mib"] <= 1024
         told = f"{out['s'] * 1000:.0f} ms, {out['verdict']}, peak {out['peak_mib']:.0f} MiB, {out['engine']}"
-        if len(outs) > 1:
-            told += f" (median of {len(outs)} seeds; slowest {outs[-1]['s'] * 1000:.0f} ms)"
-        rows.append((f"{kind}, {size:,} operations, {clients} clients", told, f"{bar * 1000:.0f} ms, 1024 MiB", fine))
-    out = alone(_large, "cas-register", 10_000, 10, 0.01, 20.0, 1)
-    fine = out["wall_s"] <= 22 and out["verdict"] in ("invalid", "unknown") and out["peak_mib"] <= 1024
-    told = f"{out['wall_s']:.1f} s, {out['verdict']}, peak {out['peak_mib']:.0f} MiB"
-    rows.append(("CAS, one false read, 1 % crashed, 10 clients, 20 s and 900 MiB allowed", told, "within budget", fine))
+        limit = "- " if bar is None else f"{bar * 1000:.0f} ms"
+        rows.append((f"{kind}, {size:,} operations, {clients} clients", told, f"{limit}, 1024 MiB", fine))
+    times = alone(_seeds, 1_000, 50)
+    middle, most = times[len(times) // 2], times[len(times) * 9 // 10]
+    told = f"median {middle:.1f} ms, nine of ten {most:.1f}, worst {times[-1]:.0f} of {len(times)} seeds"
+    rows.append(("cas-register, 1,000 operations, 50 clients", told, "30 ms, nine of ten", most <= 30))
+    for what, how, seeds in (
+        ("a read of what nobody wrote", "unwritten", 4),
+        ("a stale read at the end", "stale", 4),
+        ("three reads changed at random", "flipped", 8),
+    ):
+        out = alone(_crashes, how, seeds, 4.0)
+        decided = sum(verdict != "unknown" for verdict in out["verdicts"])
+        fine = out["took"][-1] <= 5 and out["peak_mib"] <= 1024 and (how == "flipped" or decided == seeds)
+        told = f"{decided} of {seeds} decided, median {out['took'][seeds // 2]:.2f} s, longest {out['took'][-1]:.2f} s"
+        told += f", peak {out['peak_mib']:.0f} MiB"
+        rows.append((f"CAS, 10,000 operations, 10 clients, 1 % crashed, {what}", told, "4 s and 900 MiB kept", fine))
+    out = alone(_all_open, 20_000)
+    told = f"{out['verdict']} after {out['s']:.1f} s, {out['grown_mib']:.0f} MiB more"
+    fine = out["s"] <= 6 and out["grown_mib"] <= 200
+    rows.append(("register, 20,000 operations all open at once", told, "5 s and 200 MiB kept", fine))
     return rows
 
 
@@ -179,8 +262,8 @@ def end_to_end_rows(scale: int, corpora: Path) -> list[tuple[str, str, str, bool
         operations = 1_000_000 // scale
         alone(_write_jsonl, path, operations)
         took, wall, peak, status = alone(_command, path)
-        told = f"{took:.2f} s ({wall:.2f} by the clock), peak {peak:.0f} MiB, status {status}"
-        fine = took <= 6 and peak <= 1536 and status == 0
+        told = f"{wall:.2f} s by the clock, {took:.2f} s of processor, peak {peak:.0f} MiB, status {status}"
+        fine = wall <= 6 and peak <= 1536 and status == 0
         rows.append((f"harness check, register, {operations:,} operations of JSONL", told, "6 s, 1536 MiB", fine))
         speed = max(alone(_parse, path) for _ in range(2))
         rows.append(("parsing JSONL", f"{speed:,.0f} events/s", "400,000 events/s", speed >= 400_000))
