@@ -26,7 +26,7 @@ from harness.clusters.netns_calls import (
     remove_namespace,
     unmount,
 )
-from harness.clusters.node_disks import detach, loop_devices_of, remove_group
+from harness.clusters.node_disks import loop_devices_of, release_device, remove_group
 from harness.clusters.remote_cleanup import REMOTE_REMOVERS, CannotRemove
 from harness.process_table import (
     ProcessId,
@@ -173,7 +173,7 @@ class _RunCleaner:
 
     def run(self) -> None:
         """Remove everything, see what is left, and remove the state when nothing is."""
-        for claim in self._claims(run_state.KIND_MOUNT):
+        for claim in self._claims(run_state.KIND_IMAGE):
             self._thaw(claim)
         self._kill(self._harness)  # first (when live runs are cleaned too), or it would start what we end
         # Hosts that clean themselves come before processes: theirs may be seen here, waiting for what only they thaw.
@@ -310,18 +310,19 @@ class _RunCleaner:
 
     def _thaw(self, claim: Claim) -> None:
         """What a fault has frozen goes on: whoever waits for it could not even be killed."""
-        if not claim.details.get("freezable") or not os.path.ismount(claim.ident):
-            return
-        try:
-            if thaw(claim.ident):
-                self._removed_line(f"run {self._run_id}: freeze of {claim.ident}")
-        except OSError as error:
-            self._leave(f"mount {claim.ident}: it cannot be thawed: {error.strerror}")
+        point = str(claim.details.get("point", ""))
+        for process in self._marked_or_claimed():
+            path = f"/proc/{process.pid}/root{point}"
+            try:
+                if os.path.ismount(path) and thaw(path):
+                    self._removed_line(f"run {self._run_id}: freeze of {claim.ident}")
+            except OSError:
+                continue  # it has ended, or nothing can be frozen here: whatever stays is seen below
 
     def _remove_image(self, path: str, details: Mapping[str, Any]) -> bool:
         """Detach a file system's image, which is unmounted by now, and remove it."""
         for device in loop_devices_of(path):
-            detach(device)
+            release_device(device, str(details.get("point", "")))
         return self._remove_file(path, details)
 
     def _remove_cgroup(self, path: str, details: Mapping[str, Any]) -> bool:

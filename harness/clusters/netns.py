@@ -212,13 +212,14 @@ class NetnsCluster:
                 run=self._run,
                 tracks_writes=("disks", "power") in self._needs,
                 undo_inside=self._node_disks is not None,
+                enter=None if self._node_disks is None else self._node_disks.enter,
             )
         if self._node_disks is not None and any(interface == "disks" for interface, _ in self._needs):
             self._disks = FileSystemDisks(
                 self._hosts,
                 file_systems=self._node_disks,
                 shim=None if self._shim is None else self._shim.disks,
-                access=LocalAccess(self._run.environment),
+                access=LocalAccess(self._run.environment, enter=self._node_disks.enter),
             )
         self._run.claim_all(Claim(KIND_NETNS, name, {}) for name in self._names.values())
         await self._batch([ip], [f"netns add {name}" for name in self._names.values()])
@@ -337,11 +338,15 @@ class NetnsCluster:
         return os.path.join(self._work_dir, host, "data")
 
     def local_path(self, host: str, path: str) -> str:
-        """The path itself: hosts share the harness's file system."""
-        return path
+        """The path itself where hosts share the harness's file system, and after the end; else by way of the host."""
+        disks, data_dir = self._node_disks, self.data_dir(host)
+        if disks is None or host not in self._hosts or os.path.commonpath([path, data_dir]) != data_dir:
+            return path
+        return disks.path(host, os.path.join(disks.mount_point(host), os.path.relpath(path, data_dir)))
 
     async def put_file(self, host: str, path: str, content: bytes) -> None:
         """Write a file on a host, creating parent directories; it survives a loss of power. Raises OSError."""
+        path = self.local_path(host, path)
         directory = os.path.dirname(path)
         os.makedirs(directory, exist_ok=True)
         with open(path, "wb") as file:
@@ -361,7 +366,7 @@ class NetnsCluster:
         if self._shim is not None:
             program = replace(program, environment={**program.environment, **self._shim.environment(host)})
         prefix = self._shell.prefix(host)
-        if self._node_disks is not None:
+        if self._node_disks is not None and host in self._hosts:
             prefix += self._node_disks.prefix(host)
         return await self._processes.spawn(host, program, argv_prefix=prefix)
 

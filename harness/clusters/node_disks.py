@@ -1,12 +1,14 @@
 """A file system, a mount namespace and a control group for each host of a cluster on this machine. Needs root.
 
     <work_dir>/<host>/disk.img     an ext4 image, sparse, on a loop device of its own
-    <work_dir>/<host>/data         where it is mounted, for the harness and for the host's own programs
+    <work_dir>/<host>/data         where it is mounted, in the host's mount namespace
 
-Every program of a host gets a mount namespace in which the other hosts' disks are not there, and is put into the
-control group `splitbrain-<run>-<host>` of every hierarchy that there is. Images lie on the disk that the run is kept
-on, or, on request, in memory. When the cluster is stopped the files are copied out of the image to the place where it
-was mounted, so that everything after finds them under the same paths.
+The mount namespace belongs to a process that sleeps, the host's keeper. The machine's own table of mounts never has the
+disk in it, so nobody else can come to hold it by making a namespace of their own, and it is gone with the last process
+of the host; the harness looks at it by way of /proc/<keeper>/root. Every program of a host runs in that namespace, and
+in the control group `splitbrain-<run>-<host>` of every hierarchy that there is. Images lie on the disk that the run is
+kept on, or, on request, in memory. When the cluster is stopped the files are copied out of the image to the place where
+it was mounted, so that everything after finds them under the same paths.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from harness.clusters.base import ClusterUnavailable
-from harness.clusters.netns_calls import unmount
+from harness.clusters.base import ClusterUnavailable, Program
+from harness.clusters.netns_calls import identity
 from harness.clusters.netns_shell import run_command
+from harness.clusters.processes import Processes
+from harness.faults.shim_hosts import UNDO_INSIDE
 from harness.programs import SYSTEM_PATH, find_program
-from harness.run_state import KIND_CGROUP, KIND_IMAGE, KIND_MOUNT, Claim, RunState
+from harness.run_state import KIND_CGROUP, KIND_IMAGE, Claim, RunState
 from nemesis.mechanisms.file_systems import CALL_TIMEOUT_S, OPERATIONS, thaw
 from nemesis.mechanisms.shell import ShellError
 
@@ -37,8 +41,8 @@ __all__ = [
     "SHARED",
     "NodeDisks",
     "cgroup_parents",
-    "detach",
     "loop_devices_of",
+    "release_device",
     "remove_group",
     "storage_for",
     "why_no_file_systems",
@@ -50,7 +54,7 @@ IMAGE, MEMORY, SHARED = "image", "memory", "shared"
 IMAGE_BYTES = 2 << 30
 """Of one host's file system. Images are sparse: they take what is written."""
 
-PROGRAMS = {"mkfs.ext4": "e2fsprogs", "mount": "mount", "unshare": "util-linux"}
+PROGRAMS = {"mkfs.ext4": "e2fsprogs", "mount": "mount", "unshare": "util-linux", "nsenter": "util-linux"}
 
 _TRIAL = """
 set -e
@@ -65,7 +69,7 @@ _TRIAL_TIMEOUT_S = 20.0
 _TMPFS_SLACK_BYTES = 64 << 20
 
 BUSY_TIMEOUT_S = 10.0
-"""How long an image may stay in use after it was unmounted: others who had made a mount namespace meanwhile."""
+"""How long an image may stay in use after its host's programs were ended, and a control group after that."""
 
 _POLL_S = 0.05
 
@@ -76,10 +80,11 @@ _CONTROLLERS = frozenset({"cgroup2", "cpu", "memory", "blkio", "pids"})
 
 _CONFINE = """
 for group in $SPLITBRAIN_CGROUPS; do echo $$ > "$group/cgroup.procs" || exit 125; done
-for disk in $SPLITBRAIN_HIDDEN; do umount -l "$disk" || exit 125; done
 exec "$@"
 """
-"""What a program's start goes through, inside its new mount namespace."""
+"""What a program's start goes through, inside its host's mount namespace."""
+
+_KEPT = ".kept"
 
 
 @functools.cache
@@ -167,27 +172,30 @@ class NodeDisks:
         self._hosts = tuple(hosts)
         self._run = run
         self._work_dir = os.path.realpath(work_dir)
-        self._memory = os.path.join(self._work_dir, ".memory") if in_memory else None
+        self._in_memory = in_memory
         self._end_programs = end_programs
+        self._keepers = Processes(run=run, log_dir=self._work_dir)
+        self._keeper_pids: dict[str, int] = {}
         self._cgroups: dict[str, list[str]] = {}
 
     def mount_point(self, host: str) -> str:
         """`work_dir/<host>/data`, without links in it: as the kernel's table of mounts has it."""
         return os.path.join(self._work_dir, host, "data")
 
+    def path(self, host: str, inside: str | None = None) -> str:
+        """Where the harness finds what the host's programs call `inside` (default: the mount point)."""
+        inside = inside or self.mount_point(host)
+        return f"/proc/{self._keeper_pids[host]}/root{inside}" if host in self._keeper_pids else inside
+
     def image(self, host: str) -> str:
-        """The image's file."""
-        if self._memory is not None:
-            return os.path.join(self._memory, f"{host}.img")
+        """The image's file, as the host's programs would see it."""
+        if self._in_memory:
+            return os.path.join(self._work_dir, host, "memory", "disk.img")
         return os.path.join(self._work_dir, host, "disk.img")
 
     async def create(self) -> None:
-        """Make images, mount them, make control groups. Raises ClusterUnavailable, ShellError, OSError."""
-        claims = [Claim(KIND_MOUNT, self.mount_point(host), {"freezable": True}) for host in self._hosts]
-        if self._memory is None:
-            claims += [Claim(KIND_IMAGE, self.image(host), {}) for host in self._hosts]
-        else:
-            claims.insert(0, Claim(KIND_MOUNT, self._memory, {"source": self._source}))
+        """Make mount namespaces, images and control groups. Raises ShellError, OSError, OperatorError."""
+        claims = [Claim(KIND_IMAGE, self.image(host), {"point": self.mount_point(host)}) for host in self._hosts]
         parents = cgroup_parents()
         for host in self._hosts:
             self._cgroups[host] = [os.path.join(parent, f"splitbrain-{self._run.run_id}-{host}") for parent in parents]
@@ -196,114 +204,147 @@ class NodeDisks:
         for paths in self._cgroups.values():
             for path in paths:
                 os.mkdir(path)
-        if self._memory is not None:
-            os.makedirs(self._memory, exist_ok=True)
-            size_bytes = IMAGE_BYTES * len(self._hosts) + _TMPFS_SLACK_BYTES
-            await self._command("mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=700", self._source, self._memory)
         for outcome in await asyncio.gather(*map(self._create, self._hosts), return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    @property
-    def _source(self) -> str:
-        return f"splitbrain-{self._run.run_id}"
-
     async def _create(self, host: str) -> None:
         image, point = self.image(host), self.mount_point(host)
         os.makedirs(point, exist_ok=True)
-        with open(image, "xb") as file:
-            file.truncate(IMAGE_BYTES)
-        await self._command("mkfs.ext4", "-q", "-F", "-m", "0", image)
-        await self._mount(host)
-        os.chmod(point, 0o755)
+        os.makedirs(os.path.dirname(image), exist_ok=True)
+        await self._start_keeper(host)
+        size_bytes = IMAGE_BYTES + _TMPFS_SLACK_BYTES
+        memory = f"mount -t tmpfs -o size={size_bytes},mode=700 splitbrain {shlex.quote(os.path.dirname(image))}"
+        quoted = shlex.quote(image)
+        await self._inside(
+            host,
+            f"{memory if self._in_memory else ':'}; set -C; : > {quoted}; truncate -s {IMAGE_BYTES} {quoted}; "
+            f"mkfs.ext4 -q -F -m 0 {quoted}; {self._mount_line(host)}; chmod 755 {shlex.quote(point)}",
+        )
+        self._begin_undo(host)
 
-    async def _mount(self, host: str) -> None:
-        await self._command("mount", "-o", "loop,noatime", self.image(host), self.mount_point(host))
+    async def _start_keeper(self, host: str) -> None:
+        """The process whose mount namespace is the host's. It dies with the harness, and the mounts with it."""
+        sleep = Program(name="mounts", argv=[find_program("sleep") or "sleep", "infinity"], log_name="mounts.log")
+        unshare = [find_program("unshare") or "unshare", "--mount", "--propagation", "private", "--"]
+        keeper = await self._keepers.spawn(host, sleep, argv_prefix=unshare)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + BUSY_TIMEOUT_S
+        while identity("/proc/self/ns/mnt") == identity(f"/proc/{keeper.pid}/ns/mnt"):
+            if keeper.exit_status() is not None or loop.time() > deadline_s:
+                raise OSError(f"no mount namespace for {host}")
+            await asyncio.sleep(_POLL_S / 10)
+        self._keeper_pids[host] = keeper.pid
 
-    async def _command(self, name: str, *arguments: str) -> None:
-        await run_command("netns", [find_program(name) or name, *arguments], environment=self._run.environment)
+    def _mount_line(self, host: str) -> str:
+        return f"mount -o loop,noatime {shlex.quote(self.image(host))} {shlex.quote(self.mount_point(host))}"
 
-    async def perform(self, host: str, operation: str, *arguments: str) -> None:
-        """An operation of nemesis.mechanisms.file_systems; before the start and after the stop there is nothing to
-        perform it on, and nothing happens. Raises OSError, TimeoutError."""
-        point = self.mount_point(host)
-        if os.path.ismount(point):
-            call = functools.partial(OPERATIONS[operation], point, *arguments)
-            await asyncio.wait_for(asyncio.to_thread(call), CALL_TIMEOUT_S)
+    def _begin_undo(self, host: str) -> None:
+        """An empty undo log for the shim, durably there: whatever is on the disk now has been synced."""
+        undo = os.path.join(self.path(host), UNDO_INSIDE)
+        shutil.rmtree(undo, ignore_errors=True)
+        os.mkdir(undo)
+        parent = os.open(self.path(host), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+
+    async def _inside(self, host: str, script: str) -> None:
+        """Run a shell script in the host's mount namespace. Raises ShellError."""
+        argv = [*self.enter(host), find_program("sh") or "/bin/sh", "-ec", script]
+        environment = {**self._run.environment, "PATH": SYSTEM_PATH}
+        await run_command(host, argv, environment=environment)
+
+    def enter(self, host: str) -> list[str]:
+        """What to put before a command line to run it where the host's disk is mounted."""
+        if host not in self._keeper_pids:
+            return []
+        return [find_program("nsenter") or "nsenter", f"--mount=/proc/{self._keeper_pids[host]}/ns/mnt", "--"]
 
     async def mount_again(self, host: str) -> None:
         """End the host's programs, unmount and mount. Raises RuntimeError when something keeps the file system."""
-        point = self.mount_point(host)
+        point = shlex.quote(self.mount_point(host))
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + BUSY_TIMEOUT_S
         await self._end_programs(host)
-        while os.path.ismount(point) and unmount(point):
-            pass
+        problem = "it is still attached"
         # Mounted again too early it would be the same broken file system.
-        while loop_devices_of(self.image(host)):
+        while os.path.ismount(self.path(host)) or loop_devices_of(self.image(host)):
+            try:
+                if os.path.ismount(self.path(host)):
+                    await self._inside(host, f"umount {point}")
+            except ShellError as error:  # a program that was killed has not let go yet
+                problem = str(error)
             if loop.time() > deadline_s:
-                raise RuntimeError(f"the file system of {host} is still in use, perhaps in another mount namespace")
+                raise RuntimeError(f"the file system of {host} is still in use: {problem}")
             await asyncio.sleep(_POLL_S)
         try:
-            await self._mount(host)
+            await self._inside(host, self._mount_line(host))
         except ShellError as error:
             raise RuntimeError(f"the file system of {host} cannot be mounted again: {error}") from None
+        self._begin_undo(host)
+
+    async def perform(self, host: str, operation: str, *arguments: str) -> None:
+        """One of nemesis.mechanisms.file_systems' operations; nothing where no disk is mounted. Raises OSError,
+        TimeoutError."""
+        path = self.path(host)
+        if os.path.ismount(path):
+            await asyncio.wait_for(asyncio.to_thread(OPERATIONS[operation], path, *arguments), CALL_TIMEOUT_S)
 
     def prefix(self, host: str) -> list[str]:
-        """What to put before a command line to run it with the host's own view of disks, in its control groups."""
-        hidden = [self.mount_point(other) for other in self._hosts if other != host]
-        groups = self._cgroups.get(host, [])
-        script = _CONFINE.replace("$SPLITBRAIN_CGROUPS", " ".join(map(shlex.quote, groups)))
-        script = script.replace("$SPLITBRAIN_HIDDEN", " ".join(map(shlex.quote, hidden)))
-        unshare = find_program("unshare") or "unshare"
-        shell = find_program("sh") or "/bin/sh"
-        return [unshare, "--mount", "--propagation", "private", "--", shell, "-c", script, "confine"]
+        """What to put before a command line to run it in the host's mount namespace and control groups."""
+        groups = " ".join(map(shlex.quote, self._cgroups.get(host, [])))
+        script = _CONFINE.replace("$SPLITBRAIN_CGROUPS", groups)
+        return [*self.enter(host), find_program("sh") or "/bin/sh", "-c", script, "confine"]
 
     async def remove(self) -> None:
         """Keep the files, unmount, remove images and control groups. The hosts' programs must have ended.
 
         Idempotent; safe after half a `create`. Raises OSError for what cannot be removed, after everything was tried.
         """
-        claimed = {claim.ident: claim.kind for claim in self._run.claims}
+        claimed = {claim.ident for claim in self._run.claims if claim.kind in (KIND_IMAGE, KIND_CGROUP)}
         failures: list[OSError] = []
+        kept: list[str] = []
         for host in self._hosts:
-            if self.mount_point(host) in claimed:
+            if host in self._keeper_pids and os.path.ismount(self.path(host)):
                 try:
-                    await asyncio.to_thread(self._take_down, host)
+                    await asyncio.to_thread(self._keep_files, host)
+                    kept.append(host)
                 except OSError as error:
                     failures.append(error)
-        if self._memory is not None and self._memory in claimed and not failures:
-            while os.path.ismount(self._memory) and unmount(self._memory):
-                pass
-            self._run.release(KIND_MOUNT, self._memory)
-            os.rmdir(self._memory)
-        for paths in self._cgroups.values():
-            for path in paths:
-                try:
-                    await asyncio.to_thread(remove_group, path, timeout_s=BUSY_TIMEOUT_S)
-                    self._run.release(KIND_CGROUP, path)
-                except OSError as error:
-                    failures.append(error)
+        self._keeper_pids.clear()
+        await self._keepers.stop_all()
+        for host in self._hosts:
+            point, image = self.mount_point(host), self.image(host)
+            try:
+                if host in kept:
+                    os.rmdir(point)
+                    os.rename(f"{point}{_KEPT}", point)
+                if image in claimed:
+                    if os.path.lexists(image):
+                        os.unlink(image)
+                    if self._in_memory and os.path.isdir(os.path.dirname(image)):
+                        os.rmdir(os.path.dirname(image))
+                    self._run.release(KIND_IMAGE, image)
+            except OSError as error:
+                failures.append(error)
+        for path in (path for paths in self._cgroups.values() for path in paths if path in claimed):
+            try:
+                await asyncio.to_thread(remove_group, path, timeout_s=BUSY_TIMEOUT_S)
+                self._run.release(KIND_CGROUP, path)
+            except OSError as error:
+                failures.append(error)
         if failures:
             raise failures[0]
 
-    def _take_down(self, host: str) -> None:
-        point, image = self.mount_point(host), self.image(host)
-        if os.path.ismount(point):
-            thaw(point)
-            kept = f"{point}.kept"
-            shutil.rmtree(kept, ignore_errors=True)
-            # Holes stay holes, and what is only the mechanism's is left behind.
-            shutil.copytree(point, kept, symlinks=True, ignore=_not_ours, copy_function=_copy_sparse)
-            while os.path.ismount(point) and unmount(point):
-                pass
-            os.rmdir(point)
-            os.rename(kept, point)
-        self._run.release(KIND_MOUNT, point)
-        if self._memory is None:
-            if os.path.exists(image):
-                os.unlink(image)
-            self._run.release(KIND_IMAGE, image)
+    def _keep_files(self, host: str) -> None:
+        """Copy what is on the disk to where it will be looked for: holes stay holes, and what is only the
+        mechanisms' stays behind."""
+        source, destination = self.path(host), f"{self.mount_point(host)}{_KEPT}"
+        thaw(source)
+        shutil.rmtree(destination, ignore_errors=True)
+        shutil.copytree(source, destination, symlinks=True, ignore=_not_ours, copy_function=_copy_sparse)
 
 
 def _not_ours(directory: str, names: list[str]) -> list[str]:
@@ -346,8 +387,20 @@ def remove_group(path: str, *, timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-def detach(device: str) -> None:
-    """Detach a loop device from its file, at once or when its last user lets it go. Raises OSError."""
+def release_device(device: str, directory: str) -> None:
+    """Free a loop device that nobody has mounted any more: detach it from its file. A file system that was frozen when
+    its last mount went is still on it; it is mounted once more on `directory`, out of sight, and thawed. Raises
+    OSError, subprocess.SubprocessError."""
+    thaw_it = 'mount -o noatime "$1" "$2" && { fsfreeze --unfreeze "$2"; umount "$2"; }'
+    argv = [find_program("unshare") or "unshare", "--mount", "--propagation", "private", "--"]
+    subprocess.run(
+        [*argv, find_program("sh") or "/bin/sh", "-c", thaw_it, "thaw", device, directory],
+        capture_output=True,
+        timeout=_TRIAL_TIMEOUT_S,
+        env={"PATH": SYSTEM_PATH},
+    )
+    if not os.path.exists(f"/sys/block/{os.path.basename(device)}/loop/backing_file"):
+        return
     descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.ioctl(descriptor, _LOOP_CLR_FD)

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["LocalAccess"]
 
@@ -21,11 +21,13 @@ _KILLED = -9
 class LocalAccess:
     """Hosts that are loopback addresses or namespaces: same files, same clocks, same processes.
 
-    `environment` marks every process that is started here as the run's.
+    `environment` marks every process that is started here as the run's; `enter` gives what goes before a command line
+    so that it sees the files of a host as the host's programs do.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], *, enter: Callable[[str], Sequence[str]] | None = None) -> None:
         self._environment = dict(environment)
+        self._enter = enter
         self._lingering: set[asyncio.Task[None]] = set()
 
     async def run(
@@ -40,6 +42,7 @@ class LocalAccess:
         """Run a command; (status, output, errors). Killed after `timeout_s` seconds: status -9 and what it printed."""
         try:
             process = await asyncio.create_subprocess_exec(
+                *([] if self._enter is None else self._enter(host)),
                 *argv,
                 stdin=PIPE,
                 stdout=PIPE,

@@ -39,9 +39,11 @@ class ShimHosts:
         run: RunState,
         tracks_writes: bool,
         undo_inside: bool = False,
+        enter: Callable[[str], Sequence[str]] | None = None,
     ) -> None:
         """Write the files, claimed in the run's state. `tracks_writes`: keep track of what is not synced, `undo_inside`
-        the data's directory where that is a file system of its own. Raises ShimError, OSError, StateError."""
+        the data's directory, where there is a directory for it; `enter` as LocalAccess takes it. Raises ShimError,
+        OSError, StateError."""
         library = build_shim()
         os.makedirs(work_dir, exist_ok=True)
         library_path = os.path.join(work_dir, "faults.so")
@@ -68,14 +70,14 @@ class ShimHosts:
             paths = [place.undo_path for place in places.values() if place.undo_path is not None]
             self._claims += [Claim(KIND_DIRECTORY, path, {}) for path in paths]
         run.claim_all(self._claims)
-        self.access = LocalAccess(run.environment)
+        self.access = LocalAccess(run.environment, enter=enter)
         self.controls = ShimControls(self.access, places)
         try:
             with open(library_path, "wb") as file:
                 file.write(library)
             for host, place in places.items():
                 os.makedirs(os.path.dirname(place.control_path), exist_ok=True)
-                if place.undo_path is not None:
+                if place.undo_path is not None and not undo_inside:
                     os.makedirs(place.undo_path, exist_ok=True)
                 with open(place.control_path, "wb") as file:
                     file.write(self.controls.initial_content(host))

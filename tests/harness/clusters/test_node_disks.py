@@ -26,8 +26,10 @@ from harness.clusters.node_disks import (
     why_no_file_systems,
 )
 from harness.faults.file_system_disks import FileSystemDisks
+from harness.process_table import find_processes, marked_with
 from harness.run_state import KIND_CGROUP, RunState
 from nemesis.mechanisms.file_systems import freeze
+from nemesis.mechanisms.shell import ShellError
 from nemesis.target import DiskFault
 
 WHY_NOT = why_no_file_systems() or why_no_namespaces(in_user_namespace=False)
@@ -43,6 +45,11 @@ PORT = 7000
 WAIT_S = 10.0
 
 Scenario = Callable[[NetnsCluster, FileSystemDisks], Awaitable[None]]
+
+
+def files_of(cluster: NetnsCluster, host: str) -> list[str]:
+    names = os.listdir(cluster.local_path(host, cluster.data_dir(host)))
+    return sorted(name for name in names if name not in ("lost+found", ".splitbrain-undo"))
 
 
 def mounts() -> list[str]:
@@ -88,7 +95,10 @@ async def output_of(cluster: NetnsCluster, host: str, name: str, script: str) ->
 def test_a_host_sees_its_own_disk_only_and_its_files_outlive_the_cluster(tmp_path: Path, storage: str) -> None:
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         own, other = cluster.data_dir("n1"), cluster.data_dir("n2")
-        assert os.stat(own).st_dev != os.stat(other).st_dev != os.stat(tmp_path).st_dev
+        seen = [cluster.local_path(host, cluster.data_dir(host)) for host in cluster.hosts]
+        assert len({os.stat(path).st_dev for path in (*seen, tmp_path)}) == 3
+        assert own not in mounts(), "the machine's own table of mounts has nothing of it"
+        await cluster.put_file("n2", os.path.join(other, "of-n2"), b"kept too")
         script = f"""
 open({own + "/kept"!r}, "w").write("kept")
 holed = open({own + "/holed"!r}, "wb"); holed.seek(50_000_000); holed.write(b"end")
@@ -98,7 +108,6 @@ print(open("/proc/self/cgroup").read())
         told = await output_of(cluster, "n1", "looks", script)
         assert own in told and other not in told
         assert f"/splitbrain-{RUN}-n1\n" in told
-        Path(other, "of-n2").write_text("kept too")
 
     with_cluster(tmp_path, scenario, storage=storage)
     assert (tmp_path / "run" / "n1" / "data" / "kept").read_text() == "kept"
@@ -127,13 +136,13 @@ def test_a_frozen_file_system_holds_writers_until_it_is_thawed(tmp_path: Path) -
 def test_a_full_file_system_has_no_room_until_it_is_released(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         await disks.impair("f1", {"n1": DiskFault(kind="fill")})
-        status = os.statvfs(cluster.data_dir("n1"))
+        status = os.statvfs(cluster.local_path("n1", cluster.data_dir("n1")))
         assert status.f_bavail == 0
         assert (await disks.probe("n1", timeout_s=WAIT_S)).write.outcome == "ENOSPC"
         assert (await disks.probe("n2", timeout_s=WAIT_S)).write.outcome == "ok"
         await disks.release_all()
         assert (await disks.probe("n1", timeout_s=WAIT_S)).write.outcome == "ok"
-        assert os.listdir(cluster.data_dir("n1")) == ["lost+found"]
+        assert files_of(cluster, "n1") == []
 
     with_cluster(tmp_path, scenario)
 
@@ -166,7 +175,7 @@ time.sleep(60)
             assert (await disks.probe("n1", timeout_s=WAIT_S)).write.outcome == "EIO"
         await disks.release("f1")
         assert process.exit_status() == -9, "a file system in use cannot be mounted again"
-        assert sorted(os.listdir(own)) == ["lost+found", "synced"]
+        assert files_of(cluster, "n1") == ["synced"]
         assert (await disks.probe("n1", timeout_s=WAIT_S)).sync.outcome == "ok"
         assert disks.lost("f1") == {}
 
@@ -183,7 +192,7 @@ def test_a_host_without_a_file_system_of_its_own_says_so(tmp_path: Path) -> None
 
 
 DIES = """
-import asyncio, os, signal, sys
+import asyncio, os, signal, subprocess, sys, time
 from harness.clusters.node_disks import NodeDisks
 from harness.run_state import RunState
 from nemesis.mechanisms.file_systems import freeze
@@ -192,7 +201,12 @@ async def main():
     run = RunState.create(sys.argv[1], state_root=sys.argv[2])
     disks = NodeDisks(["n1", "n2"], run=run, work_dir=sys.argv[3], in_memory=sys.argv[4] == "memory", end_programs=None)
     await disks.create()
-    freeze(disks.mount_point("n1"))
+    freeze(disks.path("n1"))
+    if sys.argv[5] == "waits":
+        stuck = ["python3", "-c", "open(%r, 'w')" % (disks.mount_point("n1") + "/x")]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.Popen([*disks.enter("n1"), *stuck], env={**os.environ, **run.environment}, **quiet)
+        time.sleep(1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
@@ -200,7 +214,8 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("storage", [IMAGE, MEMORY])
-def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, storage: str) -> None:
+@pytest.mark.parametrize("program", ["waits", "none"])
+def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, storage: str, program: str) -> None:
     foreign = tmp_path / "foreign.img"
     foreign.write_bytes(bytes(1 << 20))
     subprocess.run(["mkfs.ext4", "-q", "-F", str(foreign)], check=True)
@@ -208,25 +223,22 @@ def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, 
     subprocess.run(["mount", "-o", "loop", str(foreign), str(tmp_path / "elsewhere")], check=True)
     try:
         freeze(str(tmp_path / "elsewhere"))
-        words = [f"{RUN}-dead", str(tmp_path / "state"), str(tmp_path / "run"), storage]
+        words = [f"{RUN}-dead", str(tmp_path / "state"), str(tmp_path / "run"), storage, program]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         died = subprocess.run([sys.executable, "-c", DIES, *words], env=environment, capture_output=True, text=True)
         assert died.returncode == -9, died.stderr
-        assert str(tmp_path / "run" / "n1" / "data") in mounts()
-        stuck = subprocess.Popen(
-            [sys.executable, "-c", f"open({str(tmp_path / 'run' / 'n1' / 'data' / 'x')!r}, 'w')"],
-            env={**os.environ, "SPLITBRAIN_RUN": f"{RUN}-dead"},
-        )
+        image = tmp_path / "run" / "n1" / ("disk.img" if storage == IMAGE else "memory/disk.img")
+        assert loop_devices_of(str(image)) != [], "it is frozen, so it did not go with its last mount"
         lines: list[str] = []
         report = clean(state_root=str(tmp_path / "state"), report=lines.append)
-        assert report.left == [] and any("freeze of" in line for line in lines)
-        assert stuck.wait(timeout=WAIT_S) is not None
+        assert report.left == []
+        assert find_processes(marked_with("SPLITBRAIN_RUN", f"{RUN}-dead")) == []
         assert [point for point in mounts() if point.startswith(str(tmp_path / "run"))] == []
         deadline_s = time.monotonic() + WAIT_S
-        while loop_devices_of(str(tmp_path / "run" / "n1" / "disk.img")):
+        while loop_devices_of(str(image)):
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
-        assert not (tmp_path / "run" / "n1" / "disk.img").exists()
+        assert not image.exists()
         assert str(tmp_path / "elsewhere") in mounts(), "what is nobody's run is left alone"
         assert subprocess.run(["fsfreeze", "-u", str(tmp_path / "elsewhere")]).returncode == 0, "it was still frozen"
         assert clean(state_root=str(tmp_path / "state"), report=lines.append).removed == []
@@ -235,13 +247,27 @@ def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, 
         subprocess.run(["umount", str(tmp_path / "elsewhere")], check=True)
 
 
+def test_a_mount_namespace_that_somebody_else_makes_holds_nothing(tmp_path: Path) -> None:
+    async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
+        argv = ["unshare", "--mount", "--propagation", "private", "sleep", "60"]
+        with subprocess.Popen(argv) as other:  # noqa: ASYNC220 - it returns at once
+            try:
+                await disks.impair("f1", {"n1": DiskFault(kind="shutdown")})
+                await disks.release("f1")
+                assert (await disks.probe("n1", timeout_s=WAIT_S)).sync.outcome == "ok"
+            finally:
+                other.kill()
+
+    with_cluster(tmp_path, scenario)
+
+
 def test_half_a_creation_is_taken_back(tmp_path: Path) -> None:
     async def body() -> None:
         run = RunState.create(RUN, state_root=str(tmp_path / "state"))
         disks = NodeDisks(["n1", "n2"], run=run, work_dir=str(tmp_path), in_memory=False, end_programs=_nobody)
         (tmp_path / "n2").mkdir()
         (tmp_path / "n2" / "disk.img").write_text("in the way")
-        with pytest.raises(FileExistsError):
+        with pytest.raises(ShellError, match="exists"):
             await disks.create()
         await disks.remove()
         await disks.remove()
