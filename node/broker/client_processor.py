@@ -119,7 +119,7 @@ class ClientProcessor:
 
     def lock(self, command: Command, connection: Connection) -> Command:
         """Code 41: lock queues for one client of a group; the reply names those that it now owns."""
-        self._require_leader()
+        self._require_master()
         request = LockRequest.of(command.body)
         owned = self._locks.lock(request.group, request.client_id, request.queues)
         body = {
@@ -131,13 +131,18 @@ class ClientProcessor:
 
     def unlock(self, command: Command, connection: Connection) -> Command:
         """Code 42: give locks back."""
-        self._require_leader()
+        self._require_master()
         request = LockRequest.of(command.body)
         self._locks.unlock(request.group, request.client_id, request.queues)
         return command.reply(ResponseCode.SUCCESS)
 
+    def _require_master(self) -> None:
+        """Two nodes that both hand out locks would contradict each other, whatever they may answer to reads."""
+        if not self._gate.leads:
+            raise self._gate.not_leader()
+
     def _require_leader(self) -> None:
-        """Two nodes that both hand out locks, or take offsets, would contradict each other."""
+        """Two nodes that both take offsets would contradict each other, unless stale reads are asked for."""
         if self._gate.needs_leader and not self._gate.leads:
             raise self._gate.not_leader()
 

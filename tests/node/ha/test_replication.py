@@ -106,6 +106,15 @@ def test_a_slave_takes_no_messages_and_says_where_the_master_is(ha: Any) -> None
     ha(scenario)
 
 
+def test_a_slave_that_answers_reads_hands_out_no_locks(ha: Any) -> None:
+    async def scenario(group: Any) -> None:
+        body = b'{"consumerGroup":"g","clientId":"c","mqSet":[]}'
+        assert (await group.ask("n2", 41, {}, body)).code == (await group.ask("n2", 42, {}, body)).code == 14
+        assert (await group.ask("n1", 41, {}, body)).code == 0
+
+    ha(scenario, READS)
+
+
 def test_name_servers_list_master_and_slaves_by_their_numbers(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         addresses = {name: f"{group.hosts[name].address}:10911" for name in group.names}
