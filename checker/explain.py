@@ -31,7 +31,7 @@ from checker.models.base import FAILED, UNKNOWN, Model
 from checker.models.collections import FIFOQueue, PriorityQueue, Stack, UnorderedQueue
 from checker.models.registers import CASRegister, Register
 from checker.verdict import Edge, Witness
-from checker.words import named, named_row
+from checker.words import named, named_row, short
 
 if TYPE_CHECKING:
     from checker.linearizability.engine import KeyOutcome
@@ -381,7 +381,7 @@ def _witness(history: History, model: Model, outcome: KeyOutcome, part: _Part, c
 
 def _sentence(history: History, model: Model, part: _Part, culprit: int, others: list[int]) -> str:
     what = named_row(history, culprit, model)
-    before = "whatever state came before" if part.any_start else f"starting from {model.start()!r}"
+    before = "whatever state came before" if part.any_start else f"starting from {short(model.start())}"
     if not others:
         return f"{what} is not possible, {before}."
     first = [row for row in others if row not in part.crashed and history.returned[row] < history.invoked[culprit]]

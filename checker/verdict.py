@@ -13,7 +13,7 @@ from typing import Any
 
 from checker.history import Operation, plain
 
-__all__ = ["Edge", "Result", "Verdict", "Witness", "worst"]
+__all__ = ["Edge", "Result", "Verdict", "Witness", "bounded", "worst"]
 
 
 class Verdict(StrEnum):
@@ -79,14 +79,28 @@ class Witness:
         """A JSON-serialisable form."""
         return {
             "text": self.text,
-            "key": plain(self.key),
+            "key": bounded(plain(self.key)),
             "minimal": self.minimal,
             "note": self.note,
-            "operations": [operation.to_json() for operation in self.operations],
+            "operations": [
+                {name: bounded(value) for name, value in operation.to_json().items()} for operation in self.operations
+            ],
             "edges": [
                 {"source": e.source, "target": e.target, "kind": e.kind, "reason": e.reason} for e in self.edges
             ],
         }
+
+
+#: Characters that one value may take in a report: with the most operations a witness has, it stays below a megabyte.
+MAX_VALUE_CHARS = 1_000
+
+
+def bounded(value: Any) -> Any:
+    """``value``, or the beginning and end of its text where nobody would read all of it."""
+    text = repr(value)
+    if len(text) <= MAX_VALUE_CHARS:
+        return value
+    return f"{text[: MAX_VALUE_CHARS // 2]}...{text[-MAX_VALUE_CHARS // 3 :]}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

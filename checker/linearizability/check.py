@@ -14,7 +14,7 @@ from checker.linearizability.engine import KeyOutcome, Unhashable, decide
 from checker.linearizability.parallel import decide_in_parallel
 from checker.models.base import Model, ModelError
 from checker.models.registry import parse_model
-from checker.verdict import Result, Verdict, worst
+from checker.verdict import Result, Verdict, bounded, worst
 from checker.words import short
 
 __all__ = ["check"]
@@ -87,7 +87,7 @@ def summarise(
     if bad:
         smallest = min(bad, key=lambda outcome: (outcome.violation is None, len(outcome.rows)))
         witness = explain(history, model, smallest, budget) if explained else None
-        where = "" if smallest.key is None else f"Key {smallest.key!r}: "
+        where = "" if smallest.key is None else f"Key {short(smallest.key)}: "
         text = witness.text if witness else smallest.violation.text if smallest.violation else "not linearizable"
         more = f" ({len(bad)} of {len(outcomes)} keys are not linearizable.)" if len(bad) > 1 else ""
         stats["explain_s"] = round(budget.elapsed_s() - search_s, 6)
@@ -95,7 +95,7 @@ def summarise(
     if verdict is Verdict.UNKNOWN:
         open_keys = [outcome for outcome in outcomes if outcome.verdict is Verdict.UNKNOWN]
         first = open_keys[0]
-        where = "" if first.key is None else f"key {first.key!r}: "
+        where = "" if first.key is None else f"key {short(first.key)}: "
         more = f" ({len(open_keys)} of {len(outcomes)} keys undecided)" if len(outcomes) > 1 else ""
         return Result(verdict=verdict, stats=stats, reason=f"undecided: {where}{first.reason}{more}")
     keys = f", {len(outcomes)} keys" if len(outcomes) > 1 else ""
@@ -129,7 +129,7 @@ def _stats(history: History, model: Model, outcomes: list[KeyOutcome], search_s:
         "search_s": round(search_s, 6),
     }
     for name, verdict in (("invalid_keys", Verdict.INVALID), ("unknown_keys", Verdict.UNKNOWN)):
-        keys = [freeze(outcome.key) for outcome in outcomes if outcome.verdict is verdict]
+        keys = [bounded(freeze(outcome.key)) for outcome in outcomes if outcome.verdict is verdict]
         stats[name] = len(keys)
         if keys and keys != [None]:
             stats[f"first_{name}"] = keys[:MAX_LISTED]

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-__all__ = ["FAILED", "ILLEGAL", "UNKNOWN", "Model", "ModelError"]
+__all__ = ["FAILED", "ILLEGAL", "UNKNOWN", "Model", "ModelError", "shortened"]
 
 
 class ModelError(ValueError):
@@ -94,13 +94,13 @@ class Model:
     def describe(self, f: str, value: Any, result: Any) -> str:
         """The operation in a few words, for explanations."""
         if result is UNKNOWN:
-            return f"{f}({_short(value)})" if value is not None else f"{f}()"
+            return f"{f}({shortened(value)})" if value is not None else f"{f}()"
         if f in self.pure or value is None:
-            return f"{f}() -> {_short(result)}"
-        return f"{f}({_short(value)})"
+            return f"{f}() -> {shortened(result)}"
+        return f"{f}({shortened(value)})"
 
 
-def _short(value: Any, limit: int = 60) -> str:
+def shortened(value: Any, limit: int = 60) -> str:
     """``repr`` cut to a length a sentence can carry."""
     text = repr(value)
     return text if len(text) <= limit else text[: limit // 2] + "..." + text[-limit // 3 :]

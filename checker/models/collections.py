@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from checker.history import freeze
-from checker.models.base import ILLEGAL, UNKNOWN, Model
+from checker.models.base import ILLEGAL, UNKNOWN, Model, shortened
 
 __all__ = ["FIFOQueue", "GrowOnlySet", "PriorityQueue", "Set", "Stack", "UnorderedQueue"]
 
@@ -42,8 +42,8 @@ class _Container(Model):
 
     def describe(self, f: str, value: Any, result: Any) -> str:
         if f in self.takes:
-            return f"{f}()" if result is UNKNOWN else f"{f}() -> {'empty' if result is None else repr(result)}"
-        return f"{f}({value!r})"
+            return f"{f}()" if result is UNKNOWN else f"{f}() -> {'empty' if result is None else shortened(result)}"
+        return f"{f}({shortened(value)})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class Set(Model):
     def describe(self, f: str, value: Any, result: Any) -> str:
         if f == "read":
             return super().describe(f, value, result)
-        return f"{f}({value!r})" + (f" -> {result}" if isinstance(result, bool) else "")
+        return f"{f}({shortened(value)})" + (f" -> {result}" if isinstance(result, bool) else "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from checker.history import freeze
-from checker.models.base import ILLEGAL, UNKNOWN, Model
+from checker.models.base import ILLEGAL, UNKNOWN, Model, shortened
 
 __all__ = ["Log", "Topic"]
 
@@ -46,11 +46,14 @@ class Log(Model):
 
     def describe(self, f: str, value: Any, result: Any) -> str:
         if f == "append":
-            return f"append({value!r})" + ("" if result is UNKNOWN or result is None else f" at offset {result[0]}")
+            where = "" if result is UNKNOWN or result is None else f" at offset {result[0]}"
+            return f"append({shortened(value)}){where}"
         if f == "tail" or result is UNKNOWN:
-            return f"tail() -> {result!r}"
+            return f"tail() -> {shortened(result)}"
         messages = result["messages"]
-        shown = repr(messages) if len(messages) <= 6 else f"{len(messages)} messages ending in {messages[-1]!r}"
+        shown = f"{len(messages)} messages ending in {shortened(messages[-1])}"
+        if len(messages) <= 6:
+            shown = f"[{', '.join(map(shortened, messages))}]"
         return f"read from offset {result['offset']} -> {shown}, tail {result.get('tail')}"
 
 
@@ -83,5 +86,6 @@ class Topic(Model):
 
     def describe(self, f: str, value: Any, result: Any) -> str:
         if f == "send":
-            return f"send({value!r})" + ("" if result is UNKNOWN else f" to queue {result[0]} at offset {result[1]}")
-        return f"{f} -> {result!r}"
+            where = "" if result is UNKNOWN else f" to queue {result[0]} at offset {result[1]}"
+            return f"send({shortened(value)}){where}"
+        return f"{f} -> {shortened(result)}"

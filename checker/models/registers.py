@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from checker.models.base import FAILED, ILLEGAL, UNKNOWN, Model
+from checker.models.base import FAILED, ILLEGAL, UNKNOWN, Model, shortened
 
 __all__ = ["CASRegister", "MultiRegister", "Mutex", "Register", "VersionedRegister"]
 
@@ -125,7 +125,8 @@ class MultiRegister(Model):
 
     def describe(self, f: str, value: Any, result: Any) -> str:
         steps = value if result is UNKNOWN or result is None else result
-        return ", ".join(f"{_kind(step)} {step[1]}={step[2]!r}" for step in steps)
+        more = f", and {len(steps) - 6} more" if len(steps) > 6 else ""
+        return ", ".join(f"{_kind(step)} {shortened(step[1])}={shortened(step[2])}" for step in steps[:6]) + more
 
 
 def _kind(step: Sequence[Any]) -> str:

@@ -138,6 +138,22 @@ def test_drawings_are_small_and_well_formed(done) -> None:
     assert "invalid" in page and "<&>" not in page and len(page) < 20_000
 
 
+@pytest.mark.parametrize("name", ["register", "log", "fifo-queue", "set", "multi-register", "key-value"])
+def test_reports_stay_small_whatever_the_values(done, name: str) -> None:
+    long = "x" * 500_000
+    lies = {
+        "register": [(0, "write", long, None), (1, "read", None, long + "y")],
+        "log": [(0, "append", long, [0, long]), (1, "read", {"offset": 0}, {"offset": 0, "messages": [1], "tail": 1})],
+        "fifo-queue": [(0, "enqueue", long, None), (1, "dequeue", None, None)],
+        "set": [(0, "add", long, True), (1, "contains", long, False)],
+        "multi-register": [(0, "txn", [("write", long, long)], None)] + 2 * [(1, "txn", *2 * [[("read", long, 1)]])],
+        "key-value": [(0, "put", long, None), (1, "get", None, "y")],
+    }
+    result = check(done(*lies[name]), name)
+    assert result.verdict is Verdict.INVALID
+    assert len(json.dumps(result.to_json())) < 20_000 and len(html(result)) < 30_000
+
+
 def write(path: Path, history: list[dict[str, Any]], extra: str = "") -> str:
     path.write_text("".join(json.dumps(event) + "\n" for event in history) + extra)
     return str(path)
