@@ -208,7 +208,10 @@ def _why(error: BaseException) -> str:
     text = one_line(error)
     if "PATH_NOT_FOUND" in text or "does not exist" in text:
         return "there is no such place"
-    return re.sub(r"^\[[A-Z_]+\]\s*", "", text)
+    text = re.sub(r"^\[[A-Z_]+\]\s*", "", text)
+    if re.search(r"No FileSystem for scheme|ClassNotFoundException: Class \S*\.fs\.", text):
+        text += " (a connector that Spark lacks is named with --conf spark.jars.packages=GROUP:NAME:VERSION)"
+    return text
 
 
 def history_files(spark: SparkSession, listing: Listing, paths: Sequence[str] | None = None) -> DataFrame:

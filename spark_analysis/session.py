@@ -268,15 +268,13 @@ def ship(spark: SparkSession, directory: str) -> str:
     return path
 
 
-_JAVA_IS_GONE = r"Answer from Java side is empty|Error while sending or receiving|network connection|Connection refused"
-
-
 def one_line(error: BaseException) -> str:
     """What an error of Spark says, without the stack of two languages around it."""
     text = str(error)
     if "OutOfMemoryError" in text or "Java heap space" in text:
         return "Spark ran out of memory: give it more with --memory"
-    if isinstance(error, (ConnectionError, EOFError)) or re.search(_JAVA_IS_GONE, text):
+    is_gone = isinstance(error, (ConnectionError, EOFError)) or type(error).__name__ == "Py4JNetworkError"
+    if is_gone or "Answer from Java side is empty" in text:
         return "Spark's Java process ended: most likely it ran out of memory; give it more with --memory"
     if "Python worker exited unexpectedly" in text:
         return "a Python worker of Spark was killed: most likely this machine ran out of memory; use fewer cores, " \
