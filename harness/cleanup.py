@@ -47,6 +47,9 @@ _KILL_TIMEOUT_S = 10.0
 
 _COMMAND_TIMEOUT_S = 10.0
 
+_SCRATCH = re.compile(rf"{run_state.TEMP_PREFIX}(?:shim|trial)-(\d+)-.+")
+"""Temporary directories that belong to no run, with the number of the process that made them."""
+
 _DRAFT = re.compile(r"\..+\.(\d+)\.draft")
 
 
@@ -118,11 +121,27 @@ def clean(
             removed=lambda line: tell(result.removed, line),
             left=lambda line: tell(result.left, line),
         ).run()
+    if run_ids is None:
+        _remove_scratch(lambda line: tell(result.removed, line))
     for root in roots:
         run_state.remove_if_empty(root)
     if os.geteuid() != 0 and (line := _hint_at_root(run_ids)):
         tell(result.notes, line)
     return result
+
+
+def _remove_scratch(removed: Callable[[str], None]) -> None:
+    """What processes of this user that are gone had made to try what this machine can do, before there was a run."""
+    directory = run_state.temp_dir()
+    for name in sorted(os.listdir(directory)):
+        match = _SCRATCH.fullmatch(name)
+        path = os.path.join(directory, name)
+        if match is None or run_state.process_start_ticks(int(match[1])) is not None:
+            continue
+        status = _status(path)
+        if status is not None and stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True)
+            removed(f"trial of a process that is gone: {path}")
 
 
 def _remove_drafts(root: str) -> None:

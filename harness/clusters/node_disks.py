@@ -31,7 +31,7 @@ from harness.clusters.netns_shell import run_command
 from harness.clusters.processes import Processes
 from harness.faults.shim_hosts import UNDO_INSIDE
 from harness.programs import SYSTEM_PATH, find_program
-from harness.run_state import KIND_CGROUP, KIND_IMAGE, Claim, RunState
+from harness.run_state import KIND_CGROUP, KIND_IMAGE, TEMP_PREFIX, Claim, RunState
 from nemesis.mechanisms.file_systems import CALL_TIMEOUT_S, OPERATIONS, thaw
 from nemesis.mechanisms.shell import ShellError
 
@@ -98,7 +98,7 @@ def why_no_file_systems() -> str | None:
     missing = sorted({package for name, package in PROGRAMS.items() if find_program(name) is None})
     if missing:
         return f"a file system per host needs {' '.join(missing)} (apt-get install {' '.join(missing)})"
-    with tempfile.TemporaryDirectory(prefix="splitbrain-trial-") as directory:
+    with tempfile.TemporaryDirectory(prefix=f"{TEMP_PREFIX}trial-{os.getpid()}-") as directory:
         argv = [find_program("unshare") or "unshare", "--mount", "--propagation", "private"]
         try:
             trial = subprocess.run(
