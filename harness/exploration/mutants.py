@@ -171,9 +171,10 @@ SCENARIOS: Mapping[str, Scenario] = {
     "compare-index-only": Scenario(
         steps=(_step("partition=leader", (0, 0.3), (1.3, 1.8)),), rate=300.0, concurrency=24
     ),
-    # Followers die with pushes under way to them; when they are back, later pushes come before the repeated ones.
+    # Pushes to a follower that is cut off are lost with their connection. Afterwards they are repeated one by one, and
+    # a new one comes between: what is acknowledged then is not there, which the next cut of another follower shows.
     "accept-gap": Scenario(
-        steps=(_step("kill=sigkill@followers", (0, 1), (0.05, 0.4)),), rounds=4, round_s=2.0, rate=400.0, concurrency=24
+        steps=(_step("partition=one", (0, 0.3), (1.3, 1.8)),), rounds=3, round_s=2.5, rate=400.0, concurrency=24
     ),
     "stale-leader-reads": Scenario(steps=(_step("partition=leader", (0, 0.5), 3.0),), workload="register", round_s=4.5),
     # The leader's clock is ahead; it is cut off, and then its clock is put right, which is back: its lease goes on.
