@@ -51,9 +51,9 @@ class Log(Model):
         if f == "tail" or result is UNKNOWN:
             return f"tail() -> {shortened(result)}"
         messages = result["messages"]
-        shown = f"{len(messages)} messages ending in {shortened(messages[-1])}"
-        if len(messages) <= 6:
-            shown = f"[{', '.join(map(shortened, messages))}]"
+        shown = f"[{', '.join(map(shortened, messages[:6]))}]"
+        if len(messages) > 6:
+            shown = f"{len(messages)} messages ending in {shortened(messages[-1])}"
         return f"read from offset {result['offset']} -> {shown}, tail {result.get('tail')}"
 
 
