@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import ModuleType
@@ -95,6 +96,7 @@ def test_directories_that_are_not_ours_stay(tmp_path: Path, monkeypatch: pytest.
     from harness.spark_leftovers import remove_spark_leftovers
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     me = os.getpid()
     stay = [f"splitbrain-spark-{me}-{process_start_ticks(me)}-live", "splitbrain-spark-notes", "splitbrain-r1-host"]
     for name in (*stay, f"splitbrain-spark-{me}-1-earlier", "splitbrain-spark-4194304999-7-gone"):
