@@ -97,11 +97,18 @@ def random_mix(choices: Choices, rng: random.Random, *, time_limit_s: float, eve
 
 def _collide(one: Timed, other: Timed) -> bool:
     """Whether one of two faults could not be proven beside the other: a host that is down cannot be asked for its
-    clock or its disk, and of two faults of one disk the graver one hides the other."""
+    clock or its disk, nor be seen to crash again and again; of two faults of one disk the graver one hides the
+    other; and on links that are cut nothing can be seen of what else is wrong with them."""
     if one[0] > other[1] + PROOF_S or other[0] > one[1] + PROOF_S:
         return False
     kinds = {one[2], other[2]}
-    return kinds <= _ASKED or bool(kinds & _DOWN and kinds & _ASKED)
+    if kinds <= _ASKED or (kinds & _DOWN and kinds & _ASKED):
+        return True
+    if kinds <= _DOWN and any("crash-loop" in fault[3] for fault in (one, other)):
+        return True
+    by_kind = {one[2]: one[3], other[2]: other[3]}
+    lone = by_kind.get("link", "").rpartition("@")[2] in ("one", "leader")
+    return lone and by_kind.get("partition") in ("one", "leader", "majority-minority")
 
 
 def _begin(rng: random.Random, timed: Sequence[Timed], span_s: float) -> tuple[float, str | None]:
