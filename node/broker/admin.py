@@ -123,7 +123,7 @@ class AdminProcessor:
         last_ms = 0
         try:
             for unit in queue.read(queue.max_offset - 1, 1):
-                last_ms = read_message(self._log, unit.physical_offset).store_timestamp_ms
+                last_ms = read_message(self._log, self._queues, unit.physical_offset).store_timestamp_ms
         except (OSError, RecordError) as error:
             logger.warning("the newest message of a queue cannot be read: %s", error)
         return {"lastUpdateTimestamp": last_ms, "maxOffset": queue.max_offset, "minOffset": queue.min_offset}

@@ -20,13 +20,13 @@ from node.broker.copies import copy_of, delay_source, delayed_source_of
 from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 from node.broker.ledger import DLedgerError, LedgerStore
 from node.broker.message_store import MessageStore, NotWritable
-from node.broker.puts import forget
+from node.broker.puts import forget, read_message
 from node.logs import LogLimiter
 from node.runtime import Clock
 from node.store.consume_queue import Unit
 from node.store.properties import DELAY_LEVEL, REAL_QUEUE_ID, REAL_TOPIC
 from node.store.queue_store import QueueStore
-from node.store.record import RecordError, RecordSummary, decode_record
+from node.store.record import RecordError, RecordSummary
 
 __all__ = ["DelayProgress", "DelayService"]
 
@@ -179,7 +179,7 @@ class DelayService:
         return corrected_ms
 
     def _deliver(self, level: int, offset: int, unit: Unit) -> None:
-        message, _ = decode_record(self._log.read_bytes(unit.physical_offset, unit.size_bytes))
+        message = read_message(self._log, self._queues, unit.physical_offset)
         if message.queue_offset != offset or message.topic != SCHEDULE_TOPIC:
             raise RecordError(f"is number {message.queue_offset} of {message.topic}, not of this level")
         properties = dict(message.properties)

@@ -14,6 +14,7 @@ import asyncio
 import errno
 import heapq
 import logging
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -333,6 +334,7 @@ class Dispatcher:
             physical_offset=fields.physical_offset,
             size_bytes=len(body),
             tag_hash=tag_hash(fields.tags) if fields.topic != SCHEDULE_TOPIC else _due_ms(fields),
+            crc=zlib.crc32(body),
             first_offset=fields.queue_offset if self._log.ledger_begin_index > 0 else 0,
         )
         if added:

@@ -72,6 +72,11 @@ class MessageStore:
             self._complaints.warning(logger, "slow", "a message took %.0f ms to be stored", duration_s * 1000)
 
     @property
+    def queues(self) -> QueueStore:
+        """The consume queues of what is put here."""
+        return self._queues
+
+    @property
     def is_master(self) -> bool:
         """Whether puts are taken now."""
         state = self._ledger.member_state

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 
 from node.broker.ledger import AppendResult, DLedgerError, LedgerStore, StoredInPart
 from node.broker.message_store import NotWritable
 from node.remoting import RequestError, ResponseCode
+from node.store.queue_store import QueueStore
 from node.store.record import Message, RecordError, decode_record
 
-__all__ = ["PUT_REFUSALS", "forget", "read_message", "read_record", "refusal", "stored"]
+__all__ = ["PUT_REFUSALS", "check_crc", "forget", "read_message", "read_record", "refusal", "stored"]
 
 PUT_REFUSALS = (RecordError, NotWritable, DLedgerError)
 """What making a record and putting it may raise; nothing was stored then."""
@@ -50,12 +52,29 @@ def _look(future: asyncio.Future[AppendResult]) -> None:
         future.exception()
 
 
-def read_record(log: LedgerStore, physical_offset: int) -> bytes:
-    """The bytes that a record at `physical_offset` would have, by the size it says. Raises OSError."""
+def check_crc(record: bytes, crc: int | None, physical_offset: int) -> None:
+    """Raise RecordError where a record is not, bit for bit, the one that was dispatched. Its own CRC is of its body
+    alone; this one, which its queue keeps, is of all of it."""
+    if crc is not None and zlib.crc32(record) != crc:
+        raise RecordError(f"the record at {physical_offset} of the log is damaged: its CRC is not that of its queue")
+
+
+def read_record(log: LedgerStore, queues: QueueStore, physical_offset: int) -> tuple[Message, bytes]:
+    """The message whose record begins at `physical_offset`, and the record.
+
+    It is held against its unit in its queue. Raises OSError, RecordError when there is none or it is another.
+    """
     size_bytes = int.from_bytes(log.read_bytes(physical_offset, _SIZE_BYTES), "big")
-    return log.read_bytes(physical_offset, size_bytes)
+    record = log.read_bytes(physical_offset, size_bytes)
+    message, _ = decode_record(record)
+    queue = queues.find(message.topic, message.queue_id)
+    units = queue.read(message.queue_offset, 1) if queue is not None else []
+    if queue is None or not units or units[0].physical_offset != physical_offset:
+        raise RecordError(f"the record at {physical_offset} of the log is not one that its queue means")
+    check_crc(record, queue.read_crcs(message.queue_offset, 1)[0], physical_offset)
+    return message, record
 
 
-def read_message(log: LedgerStore, physical_offset: int) -> Message:
-    """The message whose record begins at `physical_offset`. Raises OSError, RecordError when there is none."""
-    return decode_record(read_record(log, physical_offset))[0]
+def read_message(log: LedgerStore, queues: QueueStore, physical_offset: int) -> Message:
+    """The same without the record."""
+    return read_record(log, queues, physical_offset)[0]

@@ -14,7 +14,7 @@ from node.store.consume_queue import ConsumeQueue
 from node.store.index_file import MessageIndex, keys_of
 from node.store.properties import join_properties
 from node.store.queue_store import QueueStore
-from node.store.record import RecordError, decode_record
+from node.store.record import RecordError
 
 __all__ = ["QueryProcessor"]
 
@@ -61,8 +61,7 @@ class QueryProcessor:
         records: list[bytes] = []
         size_bytes = 0
         for offset in offsets:
-            record = read_record(self._log, offset)
-            message, _ = decode_record(record)
+            message, record = read_record(self._log, self._queues, offset)
             if message.topic != topic or key not in keys_of(join_properties(message.properties)):
                 continue
             if not begin_ms <= message.store_timestamp_ms <= end_ms:
@@ -80,8 +79,7 @@ class QueryProcessor:
         try:
             if offset < 0 or offset >= self._log.committed_pos:
                 raise OSError("it lies outside the log")
-            record = read_record(self._log, offset)
-            decode_record(record)
+            _, record = read_record(self._log, self._queues, offset)
         except (OSError, RecordError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"no message lies at {offset}: {error}") from error
         return command.reply(ResponseCode.SUCCESS, body=record)
@@ -106,7 +104,7 @@ class QueryProcessor:
         while low < high:
             middle = (low + high) // 2
             (unit,) = queue.read(middle, 1)
-            if read_message(self._log, unit.physical_offset).store_timestamp_ms < timestamp_ms:
+            if read_message(self._log, self._queues, unit.physical_offset).store_timestamp_ms < timestamp_ms:
                 low = middle + 1
             else:
                 high = middle

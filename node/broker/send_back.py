@@ -100,7 +100,7 @@ class SendBackProcessor:
             return command.reply(ResponseCode.SUCCESS)
         offset, level = command.get_int("offset"), command.get_int("delayLevel", 0)
         try:
-            message = read_message(self._log, offset)
+            message = read_message(self._log, self._store.queues, offset)
         except (OSError, RecordError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"no message lies at {offset}: {error}") from error
         allowed = command.get_int("maxReconsumeTimes", -1)

@@ -230,7 +230,7 @@ class EndTransactionProcessor:
 
     def _half(self, command: Command, offset: int) -> Message:
         try:
-            half = read_message(self._ledger.store, offset)
+            half = read_message(self._ledger.store, self._store.queues, offset)
         except (OSError, RecordError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"no message lies at {offset}: {error}") from error
         if half.properties.get(PRODUCER_GROUP) != command.get_str("producerGroup", ""):
@@ -374,7 +374,7 @@ class TransactionChecks:
         self._arm()
 
     def _check(self, offset: int, half: _Half, now_ms: int) -> None:
-        message = read_message(self._ledger.store, offset)
+        message = read_message(self._ledger.store, self._store.queues, offset)
         half.due_ms = now_ms + self._interval_ms
         if half.checks >= self._max_checks or now_ms - half.stored_ms > MAX_AGE_MS:
             logger.warning("giving up the transaction at %d after %d questions", offset, half.checks)

@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from node.runtime import Disk
-from node.store.consume_queue import UNIT_SIZE_BYTES, ConsumeQueue, FileCache
+from node.store.consume_queue import CRC_SIZE_BYTES, UNIT_SIZE_BYTES, ConsumeQueue
+from node.store.file_cache import FileCache
 
 __all__ = ["NOTHING_DISPATCHED", "DispatchMark", "QueueStore", "StoreTimestamps"]
 
 logger = logging.getLogger("node.store")
 
-CHECKPOINT_VERSION = 4
+CHECKPOINT_VERSION = 5
 """Of the checkpoint's content; another one is not read, and the queues are rebuilt."""
 
 
@@ -72,6 +73,7 @@ class QueueStore:
         self._disk = disk
         self._directory = directory
         self._checkpoint_path = f"{directory}.checkpoint"
+        self._crc_directory = f"{directory}.crc"
         self._units_per_file = units_per_file
         self._files = FileCache(disk)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -104,6 +106,7 @@ class QueueStore:
         physical_offset: int,
         size_bytes: int,
         tag_hash: int,
+        crc: int = 0,
         first_offset: int = 0,
     ) -> bool:
         """Add one unit; see `ConsumeQueue.append` for the result and QueueGap.
@@ -115,9 +118,9 @@ class QueueStore:
             queue = self._make(topic, queue_id)
             queue.begin_at(first_offset)
             self._queues[topic, queue_id] = queue
-        added = queue.append(queue_offset, physical_offset, size_bytes, tag_hash)
+        added = queue.append(queue_offset, physical_offset, size_bytes, tag_hash, crc)
         if added:
-            self._unflushed_bytes += UNIT_SIZE_BYTES
+            self._unflushed_bytes += UNIT_SIZE_BYTES + CRC_SIZE_BYTES
         return added
 
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -126,6 +129,7 @@ class QueueStore:
             self._files,
             f"{self._directory}/{topic}/{queue_id}",
             units_per_file=self._units_per_file,
+            crc_directory=f"{self._crc_directory}/{topic}/{queue_id}",
         )
 
     async def checkpoint(
@@ -148,19 +152,10 @@ class QueueStore:
         derived_text = json.dumps(derived or {}, separators=(",", ":"))  # as of this moment, like the bounds
         for (topic, queue_id), queue in self._queues.items():
             bounds.setdefault(topic, {})[str(queue_id)] = [queue.min_offset, queue.max_offset, queue.sums()]
-        for queue in list(self._queues.values()):
-            if queue.unflushed_bytes:
-                flushed_before = queue.flushed_bytes
-                try:
-                    await queue.flush()
-                finally:
-                    self._unflushed_bytes -= queue.flushed_bytes - flushed_before
-            if queue.is_unsynced and self._is_trusted:
-                try:
-                    await queue.sync()
-                except OSError:
-                    self._is_trusted = False
-                    raise
+        try:
+            await self._flush_queues()
+        finally:
+            self._unflushed_bytes = sum(queue.unflushed_bytes for queue in self._queues.values())
         if flush_derived is not None:
             await flush_derived()
         if not self._is_trusted:
@@ -181,6 +176,17 @@ class QueueStore:
         ).encode()
         await self._disk.write_file_atomic(self._checkpoint_path, b"%08x\n%s\n" % (zlib.crc32(text), text))
         self.timestamps = durable
+
+    async def _flush_queues(self) -> None:
+        for queue in list(self._queues.values()):
+            if queue.unflushed_bytes:
+                await queue.flush()
+            if queue.is_unsynced and self._is_trusted:
+                try:
+                    await queue.sync()
+                except OSError:
+                    self._is_trusted = False
+                    raise
 
     async def distrust(self) -> None:
         """The files were found to hold something wrong: let the next start rebuild every queue from the log.
@@ -257,10 +263,11 @@ class QueueStore:
                 if not await queue.restore(min_offset, max_offset, sums):
                     return False
                 self._queues[topic, int(queue_id)] = queue
-        for topic in self._disk.list(self._directory):
-            for queue_name in self._disk.list(f"{self._directory}/{topic}"):
-                if queue_name not in bounds.get(topic, {}):
-                    await self._delete_files(f"{self._directory}/{topic}/{queue_name}")
+        for directory in (self._directory, self._crc_directory):
+            for topic in self._disk.list(directory):
+                for queue_name in self._disk.list(f"{directory}/{topic}"):
+                    if queue_name not in bounds.get(topic, {}):
+                        await self._delete_files(f"{directory}/{topic}/{queue_name}")
         return True
 
     async def _delete_all(self) -> None:
@@ -268,9 +275,10 @@ class QueueStore:
         self._queues.clear()
         self._unflushed_bytes = 0
         await self._disk.remove(self._checkpoint_path)
-        for topic in self._disk.list(self._directory):
-            for queue_name in self._disk.list(f"{self._directory}/{topic}"):
-                await self._delete_files(f"{self._directory}/{topic}/{queue_name}")
+        for directory in (self._directory, self._crc_directory):
+            for topic in self._disk.list(directory):
+                for queue_name in self._disk.list(f"{directory}/{topic}"):
+                    await self._delete_files(f"{directory}/{topic}/{queue_name}")
 
     async def _delete_files(self, directory: str) -> None:
         for name in self._disk.list(directory):

@@ -222,3 +222,37 @@ def test_without_any_checkpoint_a_damaged_log_is_not_cut(stores: dict[str, Path]
         asyncio.run(serve(data, None))
     assert f"{first} is damaged at byte " in str(caught.value)
     assert [path.stat().st_size for path in sorted((data / "commitlog").iterdir())] == sizes
+
+
+def test_no_flipped_bit_of_a_record_is_served(stores: dict[str, Path], tmp_path: Path) -> None:
+    """Neither of its body nor of its head and properties, of which the record itself has no CRC; not to a pull, not to
+    a query, not into a copy."""
+    data = tmp_path / "data"
+    shutil.copytree(stores["stopped"], data)
+    number = 3
+    log = file_of(data, "commitlog first")
+    content = bytearray(log.read_bytes())
+    begin = 0
+    for _ in range(number):
+        begin += int.from_bytes(content[begin : begin + 4], "big")
+    size = int.from_bytes(content[begin : begin + 4], "big")
+
+    async def scenario(ask: Asker, broker: BrokerController) -> None:
+        pull = {"topic": "t", "queueId": 0, "queueOffset": number, "maxMsgNums": 1}
+        assert (await ask(11, pull)).code == 0
+        for at in range(begin, begin + size):
+            with log.open("r+b") as file:
+                file.seek(at)
+                file.write(bytes((content[at] ^ 1 << at % 8,)))
+                file.flush()
+                assert (await ask(11, pull)).code == 1, at - begin
+                assert (await ask(33, {"offset": begin})).code == 1, at - begin
+                if at % 8 == 0:
+                    assert (await ask(12, {"topic": "t", "key": f"k{number}"})).code == 1, at - begin
+                    assert (await ask(36, {"offset": begin, "group": "g", "delayLevel": 0})).code == 1, at - begin
+                file.seek(at)
+                file.write(content[at : at + 1])
+        assert (await ask(11, pull)).code == 0
+        assert len(decode_records((await ask(33, {"offset": begin})).body)) == 1
+
+    asyncio.run(serve(data, scenario))

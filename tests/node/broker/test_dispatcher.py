@@ -317,8 +317,8 @@ def test_dispatch_waits_for_the_disk_when_too_much_is_unwritten(
 ) -> None:
     async def main() -> None:
         monkeypatch.setattr(dispatcher_module, "PORTION_ENTRIES", 10)
-        monkeypatch.setattr(dispatcher_module, "URGENT_UNFLUSHED_BYTES", 100 * 20)
-        monkeypatch.setattr(dispatcher_module, "MAX_UNFLUSHED_BYTES", 100 * 20)
+        monkeypatch.setattr(dispatcher_module, "URGENT_UNFLUSHED_BYTES", 100 * 24)
+        monkeypatch.setattr(dispatcher_module, "MAX_UNFLUSHED_BYTES", 100 * 24)
         parts = make_parts()
         await parts.start(master=False)
         seen = []
@@ -335,7 +335,7 @@ def test_dispatch_waits_for_the_disk_when_too_much_is_unwritten(
             add(parts, 0, number)
         parts.ledger.commit()
         await helpers.until(lambda: parts.dispatcher.dispatched_index == 999)
-        assert max(seen) == 100 * 20
+        assert max(seen) == 100 * 24
         await parts.stop()
 
     asyncio.run(main())

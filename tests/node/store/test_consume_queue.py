@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from node.store.consume_queue import ConsumeQueue, FileCache, QueueGap, Unit
+from node.store.consume_queue import ConsumeQueue, QueueGap, Unit
+from node.store.file_cache import FileCache
 
 
 def make(disk: Any, *, units_per_file: int = 4, max_open: int = 256) -> ConsumeQueue:
@@ -126,7 +127,7 @@ def test_no_flipped_bit_is_restored(disk: Any, caplog: Any) -> None:
     fill(queue, 9)
     asyncio.run(queue.flush())
     sums = queue.sums()
-    assert [start for start, _ in sums] == [0, 80, 160]
+    assert [start for start, _ in sums[0]] == [0, 80, 160]
     for path, content in disk.files.items():
         for at in range(len(content)):
             content[at] ^= 1 << at % 8
@@ -162,7 +163,7 @@ def test_sums_are_those_of_the_files(new_disk: Any, steps: list[Any], first: int
             fill(queue, step)
     sums = queue.sums()
     asyncio.run(queue.flush())
-    for start, crc in sums:
+    for start, crc in sums[0]:
         base = start - start % 80
         content = disk.files[f"/q/topic/0/{base:020d}"]
         assert zlib.crc32(content[start - base :]) == crc
@@ -216,3 +217,26 @@ def test_open_files_are_bounded(disk: Any) -> None:
     assert disk.open_handles == 3
     files.close()
     assert disk.open_handles == 0
+
+
+def test_crcs_lie_beside_the_units(disk: Any) -> None:
+    def make_both() -> ConsumeQueue:
+        return ConsumeQueue(disk, FileCache(disk), "/q/t/0", units_per_file=4, crc_directory="/c/t/0")
+
+    queue = make_both()
+    crcs = [0, 1, 0xFFFFFFFF, 0x80000000, 5, 6]
+    for number, crc in enumerate(crcs):
+        assert queue.append(number, 100 * number, 100, 0, crc)
+    assert queue.read_crcs(0, 99) == crcs and queue.read_crcs(6, 1) == () == queue.read_crcs(-1, 1)
+    asyncio.run(queue.flush())
+    asyncio.run(queue.sync())
+    assert sorted(disk.files) == [
+        f"/{row}/t/0/{base:020d}" for row, base in (("c", 0), ("c", 16), ("q", 0), ("q", 80))
+    ]
+    assert disk.files["/c/t/0/00000000000000000000"] == bytes.fromhex("00000000 00000001 ffffffff 80000000")
+    again = make_both()
+    assert asyncio.run(again.restore(0, 6, queue.sums()))
+    assert again.read_crcs(1, 4) == crcs[1:5]
+    disk.files["/c/t/0/00000000000000000016"][1] ^= 1
+    assert not asyncio.run(make_both().restore(0, 6, queue.sums()))
+    assert make(disk).read_crcs(0, 1) == ()
