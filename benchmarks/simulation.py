@@ -7,7 +7,7 @@ Five brokers, one name server and ten clients, as `harness run --cluster sim` ha
 
 What remains has no peak to take off (2026-11, Python 3.11): 27 % the simulation itself (loop, network, disk, the watch
 over its invariants), 23 % DLedger, 16 % the remoting protocol, 14 % the stores and brokers above the log, 9 % clients,
-generator and history. An operation is 13 segments and 45 callbacks, each of some 10 microseconds: an append goes to four
+generator and history. An operation is 13 segments and 45 callbacks of some 10 microseconds: an append goes to four
 followers and five disks, a read takes two confirmations by a quorum.
 """
 
