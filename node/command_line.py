@@ -1,5 +1,5 @@
 """What the command line does: read options and configuration, run a broker or a name server until told to stop, or
-have a group change its leader.
+have a group change its leader or its members.
 
 The only module that knows it is a process on a real machine: it takes the data directory's lock, raises the limit
 of open files, and turns signals and failures into an exit status.
@@ -27,7 +27,8 @@ from node.config import (
     parse_broker_config,
     parse_name_server_config,
 )
-from node.dledger.tools import GroupRefuses, give_lead
+from node.config_reader import check_dialled_address, check_member_id
+from node.dledger.tools import GroupRefuses, change_members, give_lead
 from node.logs import configure_logging
 from node.real_runtime import RealDisk, real_runtime
 from node.runtime import Disk
@@ -78,7 +79,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="node", description="A replicated message broker and its name server.")
     parser.add_argument("--version", action="version", version=f"node {node.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="broker|nameserver|transfer")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="broker|nameserver|transfer|members")
     broker = commands.add_parser("broker", help="run one member of a broker group")
     broker.add_argument("--config", required=True, metavar="FILE", help="configuration in TOML")
     name_server = commands.add_parser("nameserver", help="run a name server")
@@ -87,7 +88,12 @@ def _parser() -> argparse.ArgumentParser:
     transfer = commands.add_parser("transfer", help="give the lead of a broker group to one of its members")
     transfer.add_argument("--config", required=True, metavar="FILE", help="configuration of any member, in TOML")
     transfer.add_argument("--to", required=True, metavar="MEMBER", help="who is to lead, such as n2")
-    for command in (broker, name_server, transfer):
+    members = commands.add_parser("members", help="add a member to a broker group, or remove one")
+    members.add_argument("--config", required=True, metavar="FILE", help="configuration of any member, in TOML")
+    change = members.add_mutually_exclusive_group(required=True)
+    change.add_argument("--add", metavar="MEMBER=IP:PORT", help="who is to belong to it, and where the others dial it")
+    change.add_argument("--remove", metavar="MEMBER", help="who is to leave it")
+    for command in (broker, name_server, transfer, members):
         command.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
             help=f"override one key of the configuration (repeatable); {ENVIRONMENT_PREFIX}KEY does so too",
@@ -117,6 +123,8 @@ def main(arguments: Sequence[str]) -> int:
             return _run_broker(parse_broker_config(_read(options.config), overrides))
         if options.command == "transfer":
             return _transfer(parse_broker_config(_read(options.config), overrides), options.to)
+        if options.command == "members":
+            return _change_members(parse_broker_config(_read(options.config), overrides), options)
         return _run_name_server(parse_name_server_config(_read(options.config) if options.config else "", overrides))
     except OperatorError as error:
         return _complain(error.lines, EXIT_OPERATOR)
@@ -160,6 +168,23 @@ def _transfer(config: BrokerConfig, member: str) -> int:
     except GroupRefuses as error:
         return _complain([str(error)], EXIT_FAILED)
     print(f"{member} leads {config.group} in term {term}")
+    return 0
+
+
+def _change_members(config: BrokerConfig, options: argparse.Namespace) -> int:
+    if config.classic is not None:
+        raise OperatorError("a broker with a classic log has no group")
+    member, _, address = (options.add or options.remove).partition("=")
+    try:
+        check_member_id(member)
+        dialled = check_dialled_address(address) if options.add else None
+    except ValueError as error:
+        raise OperatorError(f"--add or --remove: {error}") from None
+    try:
+        index = asyncio.run(change_members(config.group, config.dledger_peers, member, dialled))
+    except GroupRefuses as error:
+        return _complain([str(error)], EXIT_FAILED)
+    print(f"{member} {'belongs' if options.add else 'no longer belongs'} to {config.group} (entry {index})")
     return 0
 
 

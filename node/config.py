@@ -195,6 +195,10 @@ class BrokerConfig:
     client_addresses: Mapping[str, str]
     """Member id -> address at which clients reach it, for the hint "ask that one"; may be empty."""
     topics: tuple[TopicConfig, ...]
+    members_may_change: bool = False
+    """Whether members may be added to and removed from the group while it works."""
+    joins: bool = False
+    """Whether this node belongs to the group only once its log says so."""
     preferred_leaders: tuple[str, ...] = ()
     """Members that any other leader gives its lead to when they can have it, the first one first (R)."""
     retention: RetentionConfig = field(default_factory=RetentionConfig)
@@ -400,6 +404,8 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         dledger_listen=ledger_listen,
         dledger_peers=ledger.take("peers", check_member_addresses, own_peers),
         client_addresses=ledger.take("clients", check_member_addresses, {}),
+        members_may_change=ledger.take("members_may_change", _boolean, False),
+        joins=ledger.take("joins", _boolean, False),
         preferred_leaders=ledger.take("preferred_leaders", check_member_ids, ()),
         retention=RetentionConfig(**read_retention(ledger)),
         topics=_topics(reader),
@@ -444,6 +450,8 @@ def _relations(config: BrokerConfig) -> list[str]:
         for member in config.client_addresses
         if member not in config.dledger_peers
     ]
+    if config.joins and not config.members_may_change:
+        problems.append("dledger.joins: is for groups whose members_may_change")
     problems += [
         f"dledger.preferred_leaders: {member} is not in dledger.peers"
         for member in config.preferred_leaders

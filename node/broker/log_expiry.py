@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from node.broker.dispatcher import Dispatcher
-from node.broker.ledger import Ledger
+from node.broker.ledger import DLedgerError, Ledger
 from node.config import BrokerConfig
 from node.dledger import DLedgerServer, DLedgerStore
 from node.retention import EXPIRY_CHECK_S, RetentionConfig
@@ -27,7 +27,8 @@ SEARCHED_ENTRIES = 64
 
 
 class LogExpiry:
-    """Looks for files to remove from time to time. `on_removed` gets the log's new first position."""
+    """Looks for files to remove from time to time. `on_removed` gets the log's new first position; `restate` has the
+    log say once more who belongs to the group, if this member leads."""
 
     def __init__(
         self,
@@ -37,7 +38,9 @@ class LogExpiry:
         retention: RetentionConfig,
         clock: Clock,
         on_removed: Callable[[int], None],
+        restate: Callable[[], Awaitable[None]],
     ) -> None:
+        self._restate = restate
         self._store = store
         self._dispatcher = dispatcher
         self._retention = retention
@@ -63,22 +66,26 @@ class LogExpiry:
             await asyncio.sleep(EXPIRY_CHECK_S)
             try:
                 await self.expire()
-            except OSError as error:
+            except (OSError, DLedgerError) as error:
                 logger.error("old files of the log could not be removed: %s", error)
 
     async def expire(self) -> None:
-        """Look once. Raises OSError."""
+        """Look once. Raises OSError, DLedgerError."""
         store = self._store
         before = store.begin_pos
         while True:
             first = store.first_of_next_file()
             if first is None or first.index > min(store.committed_index, self._dispatcher.checkpointed_index):
                 break
+            says_who_belongs = 0 <= store.members.index < first.index
             is_due = self._retention.lets_go(
                 now_ms=self._clock.wall_ms(),
                 next_stored_ms=self._stored_ms(first.index),
                 log_bytes=store.end_pos - store.begin_pos,
             )
+            if is_due and says_who_belongs:
+                await self._restate()  # and the next look finds that it may go
+                break
             if not is_due or not await store.remove_before(first):
                 break
         if store.begin_pos != before:
@@ -110,5 +117,10 @@ def new_log_expiry(
     if not isinstance(ledger, DLedgerServer):
         return None
     return LogExpiry(
-        store=ledger.store, dispatcher=dispatcher, retention=config.retention, clock=clock, on_removed=on_removed
+        store=ledger.store,
+        dispatcher=dispatcher,
+        retention=config.retention,
+        clock=clock,
+        on_removed=on_removed,
+        restate=ledger.members.restate,
     )

@@ -35,6 +35,8 @@ def new_dledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
             flush_thorough_interval_ms=config.flush_thorough_interval_ms,
             timing=TIMINGS[config.timing],
             preferred_leaders=config.preferred_leaders,
+            members_may_change=config.members_may_change,
+            joins=config.joins,
             data_segment_size_bytes=config.limits.segment_size_bytes,
         ),
         runtime,

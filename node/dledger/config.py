@@ -115,6 +115,12 @@ class DLedgerConfig:
     """Mode `async`: after which everything is synced however little it is (R: flushCommitLogThoroughInterval)."""
     timing: DLedgerTiming = field(default_factory=DLedgerTiming)
     step_down_on_stalled_disk: bool = True
+    members_may_change: bool = False
+    """Whether members may be added to and removed from the group while it works. Then a member believes leaders and
+    candidates that it has not heard of: they may have come while it was away."""
+    joins: bool = False
+    """Whether this member belongs to the group only once the group's log says so. `peers` are those that it may hear
+    from meanwhile, and this one."""
     preferred_leaders: tuple[str, ...] = ()
     """Members to which any other leader gives its lead when they can have it, the first one first (R:
     preferredLeaderIds)."""
@@ -158,6 +164,8 @@ class DLedgerConfig:
         ):
             if getattr(self, name) < 1:
                 problems.append(f"{name} is below 1")
+        if self.joins and not self.members_may_change:
+            problems.append("joins is for groups whose members_may_change")
         strangers = [member for member in self.preferred_leaders if member not in self.peers]
         if strangers:
             problems.append(f"preferred_leaders names {', '.join(strangers)}, which peers does not")

@@ -1,8 +1,7 @@
 """Who leads: candidates, votes, heartbeats (R's DLedgerLeaderElector, made safe).
 
 One task sleeps until the next deadline of the present role: the end of the leader's lease (follower), the next round of
-votes (candidate), the next heartbeat or the end of the quorum's patience (leader). Messages change the state
-directly and wake it.
+votes (candidate), the next heartbeat or the end of the quorum's patience (leader). Messages wake it.
 
 Beyond what DLedger does:
 
@@ -73,6 +72,7 @@ class LeaderElector:
         self._round_over = asyncio.Event()
         self.leadership: Leadership | None = None
         """The present lead; None when this member does not lead."""
+        state.members.add_listener(self._members_changed)
 
     def start(self) -> None:
         """Begin as a candidate. A member with a past first lets a lease go by, in which it may have promised not
@@ -220,10 +220,20 @@ class LeaderElector:
         if state.leader_id is not None:
             logger.error("in term %d both %s and %s claim to lead", term, state.leader_id, leader_id)
             return DLedgerCode.INCONSISTENT_LEADER
+        if self._config.members_may_change and state.voted_for != leader_id:
+            await self._give_vote_to_leader(term, leader_id)
+            return await self.meet_leader(term, leader_id)
         self._leader_heard_ns = self._clock.monotonic_ns()
         state.become_follower(term, leader_id)
         self._changed()
         return DLedgerCode.SUCCESS
+
+    async def _give_vote_to_leader(self, term: int, leader_id: str) -> None:
+        """Whoever follows a leader votes for nobody else in its term: those who have not elected it may be a majority
+        once the group has changed."""
+        async with self._state.lock:
+            if self._state.term == term and self._state.leader_id is None:
+                await self._state.record_vote(leader_id)
 
     def note_higher_term(self, term: int) -> None:
         """A peer's answer named a greater term: a leader steps down, and the term is entered soon."""
@@ -250,6 +260,11 @@ class LeaderElector:
         self._become_candidate(f"{self._state.leader_id} has given up the lead")
         self._next_outcome = VoteOutcome.WAIT_TO_VOTE_NEXT
         self._next_vote_ns = self._clock.monotonic_ns()
+
+    def _members_changed(self) -> None:
+        if self.leadership is not None:
+            self.leadership.members_changed()
+        self._wake.set()
 
     # The task
 
@@ -320,6 +335,8 @@ class LeaderElector:
                 await self._enter_term(state.known_max_term, "others are there already")
             return 0
         now_ns = self._clock.monotonic_ns()
+        if not state.members.includes_self:
+            self._next_vote_ns = now_ns + self._vote_pause_ns()  # whoever does not belong to the group cannot lead it
         if now_ns < self._next_vote_ns:
             return self._next_vote_ns - now_ns
         if self._disk_is_stalled():
@@ -357,9 +374,7 @@ class LeaderElector:
                 state.announce()
             own_vote = await self._vote_for_self()
             term = state.term
-        tally = VoteTally(
-            term=term, member_count=len(state.member_ids), quorum_size=self._config.quorum_size
-        )
+        tally = VoteTally(term=term, member_count=len(state.member_ids), quorum_size=state.members.quorum_size)
         tally.add(own_vote, term)
         await self._collect_votes(tally, term)
         if not state.is_candidate or state.term != term:
@@ -445,6 +460,7 @@ class LeaderElector:
             self._config,
             self._clock,
             self._peers,
+            self._state.members,
             term,
             on_higher_term=self.note_higher_term,
             on_rival=lambda peer: self.step_down(term, f"{peer} knows another leader of term {term}"),
@@ -481,5 +497,4 @@ class LeaderElector:
         return self._store.writer.stalled_ms > self._timing.disk_stall_ms
 
     def _vote_pause_ns(self) -> int:
-        timing = self._timing
-        return 1_000_000 * self._random.randint(timing.min_vote_interval_ms, timing.max_vote_interval_ms)
+        return 1_000_000 * self._random.randint(self._timing.min_vote_interval_ms, self._timing.max_vote_interval_ms)

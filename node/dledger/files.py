@@ -21,6 +21,7 @@ from node.dledger.config import DLedgerConfig
 from node.dledger.document import DamagedDocument, decode_document, encode_document
 from node.dledger.entry import Entry, blank, tail_mark
 from node.dledger.index import UNIT_SIZE_BYTES, LogIndex
+from node.dledger.membership import are_members
 from node.runtime import Disk
 from node.store.segments import SegmentedFile
 
@@ -51,6 +52,8 @@ class Checkpoint:
     durable_index: int = -1
     durable_pos: int = 0
     begin_pos: int = 0
+    members: tuple[tuple[int, dict[str, str]], ...] = ()
+    """What entries up to `durable_index` say of who belongs to the group: their indices and the groups."""
 
     @classmethod
     def from_document(cls, content: dict[str, Any]) -> Checkpoint:
@@ -61,7 +64,17 @@ class Checkpoint:
             if value.__class__ is not int:
                 raise DamagedDocument(f"the field {name} is missing or no number")
             values[name] = value
-        return cls(**values)
+        return cls(**values, members=_members(content.get("members", [])))
+
+
+def _members(content: Any) -> tuple[tuple[int, dict[str, str]], ...]:
+    try:
+        found = tuple((index, peers) for index, peers in content)
+    except (TypeError, ValueError):
+        raise DamagedDocument("the field members is no list of pairs") from None
+    if not all(index.__class__ is int and are_members(peers) for index, peers in found):
+        raise DamagedDocument("the field members holds no groups")
+    return found
 
 
 class LedgerFiles:
@@ -126,6 +139,7 @@ class LedgerFiles:
                     durable_index=end_index - 1,
                     durable_pos=position,
                     begin_pos=self.checkpoint.begin_pos,
+                    members=tuple(item for item in self.checkpoint.members if item[0] < end_index),
                 )
             await self.index.truncate(end_index)
         await self.data.truncate(position)
@@ -141,12 +155,23 @@ class LedgerFiles:
         """Forget the whole log, durably; it goes on with entry `index` at `position`. Raises OSError."""
         async with self.index_lock:
             await self._write_checkpoint(
-                committed_index=-1, durable_index=-1, durable_pos=position, begin_pos=position
+                committed_index=-1,
+                durable_index=-1,
+                durable_pos=position,
+                begin_pos=position,
+                members=self.checkpoint.members[-1:],
             )
             await self.index.reset(index)
         await self.data.reset(position)
 
-    async def write_checkpoint(self, *, committed_index: int, durable_index: int, durable_pos: int) -> None:
+    async def write_checkpoint(
+        self,
+        *,
+        committed_index: int,
+        durable_index: int,
+        durable_pos: int,
+        members: tuple[tuple[int, dict[str, str]], ...] = (),
+    ) -> None:
         """Carry the index to its files, then say what is durable and committed. Raises OSError.
 
         Whoever calls this holds `index_lock` and has read the three numbers after taking it.
@@ -158,16 +183,24 @@ class LedgerFiles:
             durable_index=durable_index,
             durable_pos=durable_pos,
             begin_pos=self.data.begin_position,
+            members=members,
         )
 
     async def _write_checkpoint(
-        self, *, committed_index: int, durable_index: int, durable_pos: int, begin_pos: int
+        self,
+        *,
+        committed_index: int,
+        durable_index: int,
+        durable_pos: int,
+        begin_pos: int,
+        members: tuple[tuple[int, dict[str, str]], ...],
     ) -> None:
         checkpoint = Checkpoint(
             committed_index=committed_index,
             durable_index=durable_index,
             durable_pos=durable_pos,
             begin_pos=begin_pos,
+            members=members,
         )
         content = {name: getattr(checkpoint, name) for name in Checkpoint.__slots__}
         await self._disk.write_file_atomic(self.checkpoint_path, encode_document(content))
@@ -185,6 +218,7 @@ class LedgerFiles:
             durable_index=before.durable_index,
             durable_pos=before.durable_pos,
             begin_pos=position,
+            members=before.members,
         )
         await self.data.remove_before(position)
         await self._index_file.remove_before(index * UNIT_SIZE_BYTES)

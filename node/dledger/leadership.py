@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from node.dledger.config import DLedgerConfig
+from node.dledger.membership import Membership
 from node.dledger.messages import HeartBeatRequest, HeartBeatResponse
 from node.dledger.peers import PeerClient, PeerError
 from node.dledger.rpc import DLedgerCode, DLedgerError
@@ -42,6 +43,7 @@ class Leadership:
         config: DLedgerConfig,
         clock: Clock,
         peers: PeerClient,
+        members: Membership,
         term: int,
         *,
         on_higher_term: Callable[[int], None],
@@ -53,25 +55,39 @@ class Leadership:
         self.term = term
         self._on_higher_term = on_higher_term
         self._on_rival = on_rival
-        self._others = tuple(member for member in config.member_ids if member != config.self_id)
+        self._members = members
+        self._others: tuple[str, ...] = ()
         now_ns = clock.monotonic_ns()
         self._round = 0
-        self._needed = config.quorum_size - 1
+        self._needed = 0
         self._unasked: tuple[str, ...] = ()
         self._round_began_s = 0.0
         self._patience: asyncio.TimerHandle | None = None
-        self._answered: dict[str, int] = dict.fromkeys(self._others, 0)
-        self._answered_sent_ns: dict[str, int] = dict.fromkeys(self._others, now_ns)
+        self._answered: dict[str, int] = {}
+        self._answered_sent_ns: dict[str, int] = {}
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._requests = {
-            peer: HeartBeatRequest(
-                group=config.group, remote_id=peer, local_id=config.self_id, term=term, leader_id=config.self_id
-            )
-            for peer in self._others
-        }
-        self._unanswered: dict[str, int] = dict.fromkeys(self._others, 0)
+        self._requests: dict[str, HeartBeatRequest] = {}
+        self._unanswered: dict[str, int] = {}
         self._ended = False
+        self.members_changed()
         self.last_beat_ns = now_ns - config.timing.heartbeat_interval_ms * 1_000_000
+
+    def members_changed(self) -> None:
+        """The group has changed: a quorum is one of the members that there are now."""
+        members, config = self._members, self._config
+        self._others = members.others
+        self._needed = members.others_needed
+        now_ns = self._clock.monotonic_ns()
+        self._answered = {peer: self._answered.get(peer, 0) for peer in self._others}
+        # As if a new one had been heard when the one was that has been silent longest: that makes no quorum newer.
+        oldest_ns = min(self._answered_sent_ns.values(), default=now_ns)
+        self._answered_sent_ns = {peer: self._answered_sent_ns.get(peer, oldest_ns) for peer in self._others}
+        for peer in self._others:
+            self._unanswered.setdefault(peer, 0)
+            self._requests[peer] = HeartBeatRequest(
+                group=config.group, remote_id=peer, local_id=config.self_id, term=self.term, leader_id=config.self_id
+            )
+        self._unasked = tuple(peer for peer in self._unasked if peer in self._others)
 
     def beat(self) -> None:
         """Begin a round with all peers."""
@@ -194,6 +210,8 @@ class Leadership:
         if self._ended:
             return
         if answer.code is DLedgerCode.SUCCESS and answer.term == self.term:
+            if peer not in self._answered:
+                return  # it does not belong to the group any more
             self._answered[peer] = max(self._answered[peer], number)
             self._answered_sent_ns[peer] = max(self._answered_sent_ns[peer], sent_ns)
             self._release()

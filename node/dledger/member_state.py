@@ -14,6 +14,7 @@ from collections.abc import Callable
 from node.dledger.config import DLedgerConfig
 from node.dledger.document import DamagedDocument, decode_document, encode_document
 from node.dledger.files import LedgerCorrupt
+from node.dledger.membership import Membership
 from node.dledger.rpc import Role
 from node.runtime import Runtime
 
@@ -33,6 +34,8 @@ class MemberState:
     def __init__(self, config: DLedgerConfig, runtime: Runtime) -> None:
         self._config = config
         self._disk = runtime.disk
+        self.members = Membership(config.self_id, config.peers, joins=config.joins)
+        """Who belongs to the group, as the log says."""
         self._path = f"{config.ledger_dir}/member_state"
         self._lock = asyncio.Lock()
         self._role = Role.CANDIDATE
@@ -55,12 +58,12 @@ class MemberState:
 
     @property
     def member_ids(self) -> tuple[str, ...]:
-        return self._config.member_ids
+        return self.members.ids
 
     @property
     def peer_ids(self) -> tuple[str, ...]:
         """All members but this one."""
-        return tuple(member for member in self._config.member_ids if member != self._config.self_id)
+        return self.members.others
 
     @property
     def role(self) -> Role:
@@ -103,11 +106,12 @@ class MemberState:
         )
 
     def is_member(self, member_id: str) -> bool:
-        return member_id in self._config.peers
+        """Whether messages of `member_id` count. One that is not known may have come while this member was away."""
+        return self._config.members_may_change or self.members.knows(member_id)
 
     def is_quorum(self, count: int) -> bool:
         """Whether `count` members, this one included, decide for all."""
-        return count >= self._config.quorum_size
+        return count >= self.members.quorum_size
 
     # Term and vote
 

@@ -28,6 +28,8 @@ from node.dledger.rpc import DLedgerCode, PushType, VoteResult
 __all__ = [
     "AppendEntryRequest",
     "AppendEntryResponse",
+    "ChangeMembersRequest",
+    "ChangeMembersResponse",
     "GetEntriesRequest",
     "GetEntriesResponse",
     "HeartBeatRequest",
@@ -300,6 +302,21 @@ class LeadershipTransferRequest(Request):
 @dataclass(slots=True, kw_only=True)
 class LeadershipTransferResponse(Response):
     pass
+
+
+@dataclass(slots=True, kw_only=True)
+class ChangeMembersRequest(Request):
+    """Asks the leader to let `member` belong to the group at `address`, or no longer, if there is none."""
+
+    member: str
+    address: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class ChangeMembersResponse(Response):
+    """`index` is the entry that says so."""
+
+    index: int = -1
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,11 +7,12 @@ turn of the loop in which the answer comes: no task, no future.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from node.dledger.config import DLedgerConfig
+from node.dledger.membership import Membership
 from node.dledger.messages import (
     HeartBeatRequest,
     HeartBeatResponse,
@@ -56,10 +57,10 @@ class PeerClient(Protocol):
 
 
 class RemotingPeerClient:
-    """Reaches peers at the addresses of the configuration."""
+    """Reaches peers at the addresses of the configuration, or of the log where that names none."""
 
-    def __init__(self, config: DLedgerConfig) -> None:
-        self._peers: Mapping[str, str] = config.peers
+    def __init__(self, config: DLedgerConfig, members: Membership) -> None:
+        self._members = members
         self._timing = config.timing
         limits = ClientLimits(
             connect_timeout_ms=min(1000, config.timing.rpc_timeout_ms), idle_timeout_s=IDLE_TIMEOUT_S
@@ -106,8 +107,12 @@ class RemotingPeerClient:
     ) -> None:
         # In the binary header: this one is read and written in one go, and nobody but members reads it.
         command = Command(code, {}, request.to_body(), serializer="binary")
+        address = self._members.address(peer)
+        if address is None:
+            then(PeerError(f"nobody says where {peer} is"))
+            return
         self._client.ask(
-            self._peers[peer], command, partial(self._judge, peer, request.group, response, then), timeout_ms=timeout_ms
+            address, command, partial(self._judge, peer, request.group, response, then), timeout_ms=timeout_ms
         )
 
     def _judge(
@@ -128,7 +133,7 @@ class RemotingPeerClient:
         if answer.group != group:
             then(PeerError(f"{peer} belongs to group {answer.group!r}, not {group!r}"))
         elif answer.local_id != peer:
-            then(PeerError(f"{self._peers[peer]} is {answer.local_id!r}, not {peer!r}"))
+            then(PeerError(f"{self._members.address(peer)} is {answer.local_id!r}, not {peer!r}"))
         else:
             then(answer)
 

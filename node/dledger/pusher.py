@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from node.dledger.config import DLedgerConfig
 from node.dledger.dispatcher import EntryDispatcher
-from node.dledger.entry import NOOP_MAGIC, Entry
+from node.dledger.entry import CONFIG_MAGIC, NOOP_MAGIC, Entry
 from node.dledger.handler import EntryHandler
 from node.dledger.member_state import MemberState
+from node.dledger.membership import encode_members
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
 from node.dledger.peers import PeerClient
 from node.dledger.quorum import AppendResult, QuorumAckChecker
@@ -45,6 +46,9 @@ class DLedgerEntryPusher:
         self.checker = self.make_checker()
         self.handler = self.make_handler()
         self.dispatchers = {peer: self.make_dispatcher(peer) for peer in state.peer_ids}
+        self._is_running = False
+        self._ending: set[asyncio.Task[None]] = set()
+        state.members.add_listener(self._members_changed)
         self._lead_term = -1
         self.transferee: str | None = None
         """The member that is about to be given the lead: no more is appended meanwhile."""
@@ -73,15 +77,34 @@ class DLedgerEntryPusher:
 
     def start(self) -> None:
         """Push from now on, whenever this member leads."""
+        self._is_running = True
         for dispatcher in self.dispatchers.values():
             dispatcher.start()
 
     async def stop(self) -> None:
         """End; appends that wait for a quorum are in doubt (TERM_CHANGED)."""
+        self._is_running = False
         self.checker.end_term()
         for dispatcher in self.dispatchers.values():
             await dispatcher.stop()
+        await asyncio.gather(*self._ending, return_exceptions=True)
         await self.handler.stop()
+
+    def _members_changed(self) -> None:
+        """The group has changed: push to the new member, and to the former one no more."""
+        peers = self._state.peer_ids
+        for peer in [each for each in self.dispatchers if each not in peers]:
+            dispatcher = self.dispatchers.pop(peer)
+            if self._is_running:
+                task = asyncio.get_running_loop().create_task(dispatcher.stop())
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+        for peer in peers:
+            if peer not in self.dispatchers:
+                self.dispatchers[peer] = self.make_dispatcher(peer)
+                if self._is_running:
+                    self.dispatchers[peer].start()
+        self.checker.members_changed()
 
     def elected(self, term: int) -> None:
         """This member has just become leader of `term`: count for it, and append its no-op, with whose commitment
@@ -107,6 +130,14 @@ class DLedgerEntryPusher:
         self.check_room()
         self.check_disk()
         entry = self._store.append_as_leader(self._lead_term, body_size_bytes, encode_body)
+        return self.checker.register(self._appended(entry))
+
+    def append_members(self, peers: Mapping[str, str]) -> asyncio.Future[AppendResult]:
+        """Append an entry that says who belongs to the group; from now on these do. Errors as for `append`."""
+        self.check_room()
+        self.check_disk()
+        body = encode_members(peers)
+        entry = self._store.append_as_leader(self._lead_term, len(body), lambda _: body, magic=CONFIG_MAGIC)
         return self.checker.register(self._appended(entry))
 
     def append_noop_and_wait(self) -> asyncio.Future[AppendResult]:

@@ -141,21 +141,28 @@ class QuorumAckChecker:
     def watermarks(self) -> dict[str, int]:
         """All marks of the present term, this member's own as of now; empty when this member does not lead."""
         marks = dict(self._watermarks_by_term.get(self._term, {}))
-        if marks:
+        if marks and self._state.members.includes_self:
             marks[self._state.self_id] = self._store.acked_index
         return marks
+
+    def members_changed(self) -> None:
+        """The group has changed: nothing is known of new members, and former ones do not count."""
+        marks = self._watermarks_by_term.get(self._term)
+        if marks is not None:
+            self._watermarks_by_term[self._term] = {member: marks.get(member, -1) for member in self._state.member_ids}
+            self.wakeup()
 
     def set_watermark(self, term: int, member_id: str, index: int) -> None:
         """The result of a comparison: exactly this far the peer's log is the leader's."""
         marks = self._watermarks_by_term.get(term)
-        if marks is not None:
+        if marks is not None and member_id in marks:
             marks[member_id] = index
             self.count()
 
     def update_watermark(self, term: int, member_id: str, index: int) -> None:
         """An acknowledgement: the peer has the log up to `index`. Never lowers a mark; other terms are ignored."""
         marks = self._watermarks_by_term.get(term)
-        if marks is not None and index > marks[member_id]:
+        if marks is not None and index > marks.get(member_id, index):
             marks[member_id] = index
             if index > self._store.committed_index:
                 self.count()
@@ -169,7 +176,7 @@ class QuorumAckChecker:
     def quorum_index(self) -> int:
         """The largest index that a quorum's water marks reach, this member's included."""
         marks = sorted(self.watermarks().values(), reverse=True)
-        return marks[self._config.quorum_size - 1] if marks else -1
+        return marks[self._state.members.quorum_size - 1] if marks else -1
 
     def may_commit(self, index: int) -> bool:
         """Whether counting may commit `index`: only an entry of the leader's own term."""

@@ -21,6 +21,7 @@ import logging
 from dataclasses import dataclass
 
 from node.dledger.entry import (
+    CONFIG_MAGIC,
     HEADER_SIZE_BYTES,
     TAIL_MARK_SIZE_BYTES,
     BadEntry,
@@ -31,6 +32,7 @@ from node.dledger.entry import (
 )
 from node.dledger.files import Checkpoint, LedgerFiles
 from node.dledger.index import IndexUnit, pack_unit
+from node.dledger.membership import decode_members
 from node.store.segments import SegmentedFile
 
 __all__ = ["SCAN_SIZE_BYTES", "Recovered", "recover"]
@@ -50,6 +52,8 @@ class Recovered:
     begin_index: int = -1
     last: Entry | None = None
     committed_index: int = -1
+    members: tuple[tuple[int, dict[str, str]], ...] = ()
+    """What entries say of who belongs to the group: their indices and the groups."""
 
 
 class LogScan:
@@ -68,6 +72,8 @@ class LogScan:
         self.first: Entry | None = None
         self.last: Entry | None = None
         self.units = bytearray()
+        self.members: dict[int, dict[str, str]] = {}
+        """By index, what the entries that were read say of who belongs to the group."""
         self.reason = ""
 
     def run(self) -> None:
@@ -76,6 +82,8 @@ class LogScan:
             while True:
                 entry = self._next()
                 self.units += pack_unit(entry)
+                if entry.magic == CONFIG_MAGIC:
+                    self.members[entry.index] = decode_members(entry)
                 self.first = self.first or entry
                 self.last = entry
                 self.position = entry.end_pos
@@ -139,7 +147,13 @@ async def recover(files: LedgerFiles, *, scan_size_bytes: int = SCAN_SIZE_BYTES)
         await data.truncate(scan.position)
     await data.write_again(durable)
     await files.mark_tail()
-    return Recovered(begin_index=begin.index, last=last, committed_index=checkpoint.committed_index)
+    members = dict(checkpoint.members) | scan.members
+    return Recovered(
+        begin_index=begin.index,
+        last=last,
+        committed_index=checkpoint.committed_index,
+        members=tuple(sorted(members.items())),
+    )
 
 
 def _start(files: LedgerFiles, scan_size_bytes: int) -> tuple[Entry | None, LogScan]:
@@ -147,7 +161,8 @@ def _start(files: LedgerFiles, scan_size_bytes: int) -> tuple[Entry | None, LogS
     data, index = files.data, files.index
     begin = data.begin_position
     if data.end_position - begin > scan_size_bytes:
-        unit = _unit_before(files, data.end_position - scan_size_bytes)
+        # Never beyond the checkpoint: what changes the group behind it is known from the entries alone.
+        unit = _unit_before(files, min(data.end_position - scan_size_bytes, files.checkpoint.durable_pos))
         if unit is not None and unit.pos > begin:
             try:
                 first = _entry_at(data, begin, None)

@@ -20,10 +20,13 @@ from typing import Any, TypeVar
 from node.dledger.config import DLedgerConfig
 from node.dledger.elector import LeaderElector
 from node.dledger.json_form import from_json, to_json
+from node.dledger.member_change import MemberChange
 from node.dledger.member_state import MemberState, RoleListener
 from node.dledger.messages import (
     AppendEntryRequest,
     AppendEntryResponse,
+    ChangeMembersRequest,
+    ChangeMembersResponse,
     GetEntriesRequest,
     GetEntriesResponse,
     HeartBeatRequest,
@@ -75,6 +78,7 @@ class DLedgerServer:
         self.elector = self.make_elector()
         self.reads = self.make_reads()
         self.transfer = self.make_transfer()
+        self.members = MemberChange(self.config, self.member_state, self.store, self.pusher, self.elector)
         host, _, port = config.listen.rpartition(":")
         self.remoting = RemotingServer(host, int(port), name="dledger")
         for code, processor in self._processors().items():
@@ -85,10 +89,10 @@ class DLedgerServer:
         return MemberState(self.config, self.runtime)
 
     def make_store(self) -> DLedgerStore:
-        return DLedgerStore(self.config, self.runtime)
+        return DLedgerStore(self.config, self.runtime, self.member_state.members)
 
     def make_peers(self) -> PeerClient:
-        return RemotingPeerClient(self.config)
+        return RemotingPeerClient(self.config, self.member_state.members)
 
     def make_pusher(self) -> DLedgerEntryPusher:
         return DLedgerEntryPusher(
@@ -166,6 +170,14 @@ class DLedgerServer:
         """Give the lead to `member`; see `LeadershipTransfer.give`. Raises DLedgerError."""
         await self.transfer.give(member)
 
+    async def add_member(self, member: str, address: str) -> int:
+        """Let `member`, which others dial at `address`, belong to the group; see `MemberChange.change`."""
+        return await self.members.change(member, address)
+
+    async def remove_member(self, member: str) -> int:
+        """Let `member` belong to the group no longer; see `MemberChange.change`. A leader may remove itself."""
+        return await self.members.change(member, None)
+
     def add_commit_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener()` whenever the committed index has advanced."""
         self.store.add_commit_listener(listener)
@@ -184,6 +196,7 @@ class DLedgerServer:
             "term": state.term,
             "votedFor": state.voted_for,
             "leaderId": state.leader_id,
+            "members": dict(state.members.peers),
             "ledgerBeginIndex": store.ledger_begin_index,
             "ledgerEndIndex": store.ledger_end_index,
             "ledgerEndTerm": store.ledger_end_term,
@@ -212,6 +225,9 @@ class DLedgerServer:
             DLedgerRequestCode.PUSH: self._processor(PushEntryRequest, PushEntryResponse, self._handle_push),
             DLedgerRequestCode.LEADERSHIP_TRANSFER: self._processor(
                 LeadershipTransferRequest, LeadershipTransferResponse, self._handle_transfer
+            ),
+            DLedgerRequestCode.CHANGE_MEMBERS: self._processor(
+                ChangeMembersRequest, ChangeMembersResponse, self._handle_change_members
             ),
             DLedgerRequestCode.METADATA: self._processor(MetadataRequest, MetadataResponse, self._handle_metadata),
             DLedgerRequestCode.GET: self._processor(GetEntriesRequest, GetEntriesResponse, self._handle_get),
@@ -290,6 +306,12 @@ class DLedgerServer:
     async def _handle_transfer(self, request: LeadershipTransferRequest) -> LeadershipTransferResponse:
         await self.transfer.handle(request)
         return LeadershipTransferResponse(**self._answer_fields(request.local_id), code=DLedgerCode.SUCCESS)
+
+    async def _handle_change_members(self, request: ChangeMembersRequest) -> ChangeMembersResponse:
+        index = await self.members.change(request.member, request.address or None)
+        return ChangeMembersResponse(
+            **self._answer_fields(request.local_id), code=DLedgerCode.SUCCESS, index=index
+        )
 
     async def _handle_metadata(self, request: MetadataRequest) -> MetadataResponse:
         return MetadataResponse(

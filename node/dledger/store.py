@@ -17,8 +17,10 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
+from node.dledger.checkpointing import CheckpointTask
 from node.dledger.config import DLedgerConfig
 from node.dledger.entry import (
+    CONFIG_MAGIC,
     HEADER_SIZE_BYTES,
     NORMAL_MAGIC,
     BadEntry,
@@ -29,6 +31,7 @@ from node.dledger.entry import (
 )
 from node.dledger.files import LedgerCorrupt, LedgerFiles
 from node.dledger.index import IndexUnit
+from node.dledger.membership import Membership, check_members
 from node.dledger.recovery import Recovered, recover
 from node.dledger.rpc import DLedgerCode, DLedgerError
 from node.dledger.writer import LogWriter
@@ -46,8 +49,10 @@ INDEX_WRITE_BYTES = 1024 * 1024
 class DLedgerStore:
     """The log. `open` before use, `close` after; listeners are called synchronously."""
 
-    def __init__(self, config: DLedgerConfig, runtime: Runtime) -> None:
+    def __init__(self, config: DLedgerConfig, runtime: Runtime, members: Membership | None = None) -> None:
         self._config = config
+        self.members = members or Membership(config.self_id, config.peers, joins=config.joins)
+        """Who belongs to the group, as the log says."""
         self._files = LedgerFiles(config, runtime.disk)
         self._index = self._files.index
         self.writer = LogWriter(config, self._files, runtime.clock, on_progress=self._progressed)
@@ -63,9 +68,9 @@ class DLedgerStore:
         self._cache_bytes = 0
         self._progress_listeners: list[Callable[[], None]] = []
         self._commit_listeners: list[Callable[[], None]] = []
-        self._checkpoint_task: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
-        self._index_full = asyncio.Event()
+        self._checkpoints = CheckpointTask(
+            self._checkpoint, config.timing.checkpoint_interval_ms / 1000, self._complaints
+        )
         self.corrupt_reads = 0
         """Reads that met damaged bytes."""
 
@@ -78,19 +83,13 @@ class DLedgerStore:
         recovered = await recover(self._files)
         self._adopt(recovered)
         self.writer.start(self._end_index)
-        self._checkpoint_task = asyncio.get_running_loop().create_task(
-            self._checkpoint_forever(), name="dledger-checkpoint"
-        )
+        self._checkpoints.start()
 
     async def close(self) -> None:
         """Write what is pending, unless the disk refuses, and a last checkpoint; release the files."""
         await self.writer.stop()
-        task, self._checkpoint_task = self._checkpoint_task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            if self.writer.is_settled:
-                await self._checkpoint()
+        if await self._checkpoints.stop() and self.writer.is_settled:
+            await self._checkpoint()
         self._files.close()
 
     # What the log holds
@@ -242,6 +241,8 @@ class DLedgerStore:
                     " the same on all members?",
                 )
             pos = entry.end_pos
+            if entry.magic == CONFIG_MAGIC:
+                check_members(entry)
         for entry in entries:
             self._add(entry)
 
@@ -263,6 +264,7 @@ class DLedgerStore:
             raise DLedgerError(DLedgerCode.INDEX_OUT_OF_RANGE, f"cannot truncate to {index}: it is not here")
         removed = self._end_index - index
         if removed:
+            self.members.cut(index + 1)
             del self._cache[max(len(self._cache) - removed, 0) :]
             self._cache_bytes = sum(len(entry.raw) for entry in self._cache)
             self._index.cut(index + 1)
@@ -293,6 +295,7 @@ class DLedgerStore:
         self._end_index = first.index - 1
         self._end_pos = self._committed_pos = first.pos
         self._committed_index = first.index - 1
+        self.members.begin_at(first.index)
         gone = self.writer.cut(first.pos, first.index, is_reset=True)
         self._add(first)
         return gone
@@ -308,7 +311,7 @@ class DLedgerStore:
         cached = index - self._end_index + len(self._cache) - 1
         self._committed_pos = self._cache[cached].end_pos if cached >= 0 else self._unit(index).end_pos
         self._committed_index = index
-        self._changed.set()
+        self._checkpoints.changed()
         self._tell(self._commit_listeners)
         return True
 
@@ -348,6 +351,7 @@ class DLedgerStore:
         if last is None:
             return
         self._begin_index = recovered.begin_index
+        self.members.restore(list(recovered.members), last.index)
         self._ends_with(last)
         if recovered.committed_index >= recovered.begin_index:
             self._committed_index = recovered.committed_index
@@ -373,6 +377,8 @@ class DLedgerStore:
         return position if size_bytes + 8 <= room else position + room
 
     def _add(self, entry: Entry) -> None:
+        if entry.magic == CONFIG_MAGIC:
+            self.members.put(entry)
         if self._begin_index < 0:
             self._begin_index = entry.index
         self._index.add(entry)
@@ -448,9 +454,9 @@ class DLedgerStore:
         return error
 
     def _progressed(self) -> None:
-        self._changed.set()
+        self._checkpoints.changed()
         if self._index.unwritten_bytes > INDEX_WRITE_BYTES:
-            self._index_full.set()
+            self._checkpoints.hurry()
         self._tell(self._progress_listeners)
 
     def _tell(self, listeners: list[Callable[[], None]]) -> None:
@@ -459,26 +465,6 @@ class DLedgerStore:
                 listener()
             except Exception:
                 logger.exception("a listener of the log failed")
-
-    async def _checkpoint_forever(self) -> None:
-        """A checkpoint some time after each change (3 s, R); nothing happens while nothing changes."""
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(self._config.timing.checkpoint_interval_ms / 1000):
-                    await self._index_full.wait()
-            except TimeoutError:
-                pass
-            self._index_full.clear()
-            try:
-                await self._checkpoint()
-            except OSError as error:
-                self._complaints.warn("checkpoint", f"no checkpoint: {error}")
-                self._changed.set()
-                await asyncio.sleep(self._config.timing.checkpoint_interval_ms / 1000)
-            except Exception:
-                logger.exception("the checkpoint met an error of its own")
 
     async def _checkpoint(self) -> None:
         async with self._files.index_lock:
@@ -489,6 +475,7 @@ class DLedgerStore:
                 committed_index=min(self._committed_index, durable_index),
                 durable_index=durable_index,
                 durable_pos=self._unit(durable_index).end_pos,
+                members=self.members.snapshot(durable_index),
             )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from node.dledger.messages import (
+    ChangeMembersRequest,
+    ChangeMembersResponse,
     LeadershipTransferRequest,
     LeadershipTransferResponse,
     MalformedMessage,
@@ -17,7 +19,7 @@ from node.dledger.messages import (
 from node.dledger.rpc import DLedgerCode, DLedgerRequestCode, Role
 from node.remoting import ClientLimits, Command, RemotingClient, RemotingError
 
-__all__ = ["GroupRefuses", "give_lead"]
+__all__ = ["GroupRefuses", "change_members", "give_lead"]
 
 AnswerT = TypeVar("AnswerT", bound=Response)
 
@@ -49,6 +51,28 @@ async def give_lead(group: str, peers: Mapping[str, str], member: str) -> int:
         return (await _leader(client, group, peers))[1]
     except RemotingError as error:
         raise GroupRefuses(f"no answer from the leader: {error}") from error
+    finally:
+        await client.close()
+
+
+async def change_members(group: str, peers: Mapping[str, str], member: str, address: str | None) -> int:
+    """Have `member` belong to `group` at `address`, or no longer (None); returns the entry that says so.
+
+    `peers` as for `give_lead`. Raises GroupRefuses.
+    """
+    client = RemotingClient(ClientLimits(connect_timeout_ms=1000), name="operator")
+    try:
+        leader, _ = await _leader(client, group, peers)
+        request = ChangeMembersRequest(
+            group=group, remote_id=leader, local_id="operator", member=member, address=address or ""
+        )
+        code = DLedgerRequestCode.CHANGE_MEMBERS
+        answer, remark = await _ask(client, peers[leader], code, request, ChangeMembersResponse)
+        if answer.code is not DLedgerCode.SUCCESS:
+            raise GroupRefuses(f"{leader}, which leads, does not do it: {remark}")
+        return answer.index
+    except RemotingError as error:
+        raise GroupRefuses(f"no answer from the leader, it may be done or not: {error}") from error
     finally:
         await client.close()
 

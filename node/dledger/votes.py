@@ -56,8 +56,8 @@ class VoteTally:
     def add(self, result: VoteResult, term: int) -> None:
         """Count one member's answer; `term` is that member's. No answer at all counts as UNKNOWN."""
         self._answered += 1
-        if result is VoteResult.UNKNOWN:
-            return
+        if result in (VoteResult.UNKNOWN, VoteResult.REJECT_UNKNOWN_LEADER):
+            return  # who does not count this member in its group is no better than silent: no reason for a new term
         self._valid += 1
         self.known_max_term = max(self.known_max_term, term)
         if result is VoteResult.ACCEPT:

@@ -73,7 +73,7 @@ def commit_beyond_end(ledger: DLedgerServer) -> None:
         if index <= self._committed_index:
             return False
         self._committed_index, self._committed_pos = index, self._end_pos
-        self._changed.set()
+        self._checkpoints.changed()
         self._tell(self._commit_listeners)
         return True
 

@@ -154,6 +154,7 @@ def test_all_problems_are_listed_at_once() -> None:
         ("dledger.peers={n2 = '127.0.0.2:1'}", "dledger.peers: has no entry for this node, n1"),
         ("dledger.peers={n1 = '127.0.0.2:1', n2 = '127.0.0.2:1'}", "is given to more than one member"),
         ("dledger.clients={n2 = '127.0.0.2:1'}", "dledger.clients: n2 is not in dledger.peers"),
+        ("dledger.joins=true", "dledger.joins: is for groups whose members_may_change"),
         ("dledger.preferred_leaders=['n2']", "dledger.preferred_leaders: n2 is not in dledger.peers"),
         ("dledger.preferred_leaders=['n1', 'n1']", "must be a list of different member ids"),
         ("dledger.preferred_leaders='n1'", "must be a list of different member ids"),

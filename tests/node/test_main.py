@@ -221,6 +221,13 @@ def test_giving_the_lead_away(start: Start, tmp_path: Path) -> None:
     assert (status, errors.count("\n")) == (1, 1) and "nobody leads" in errors
     status, errors = finish(start("transfer", "--config", config, "--to", "n7"))
     assert (status, errors.count("\n")) == (254, 1) and "n7 is no member" in errors
+    for words, complaint in (
+        (("--add", "n4"), "--add or --remove"),
+        (("--add", "four=127.0.0.1:1"), "must be n and a number"),
+        ((), "one of the arguments --add --remove is required"),
+    ):
+        status, errors = finish(start("members", "--config", config, *words))
+        assert (status, errors.count("\n")) == (254, 1) and complaint in errors
     broker = start("broker", "--config", config)
     wait_until_ready(broker)
     deadline = time.monotonic() + 30

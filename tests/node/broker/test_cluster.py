@@ -287,3 +287,27 @@ def test_old_files_of_a_replicated_log_go_and_who_was_away_begins_later(run: Any
         assert found == [*bodies[low:], b"the last"]
 
     run(scenario, nodes=3, numbers=SMALL_LOG)
+
+
+def test_what_says_who_belongs_to_the_group_outlives_the_file_it_is_in(run: Any, helpers: Any) -> None:
+    async def scenario(group: Group) -> None:
+        broker = group.brokers[await group.master()]
+        await broker.ledger.members.restate()
+        members = broker.ledger.store.members
+        first = members.index
+        for number in range(40):
+            await group.send(b"%03d" % number + b"x" * 4000)
+        await helpers.until(lambda: broker.dispatcher.dispatched_index >= 40)
+        await broker.dispatcher._checkpoint()
+        await broker.expiry.expire()
+        assert broker.ledger.store.ledger_begin_index == 0 and members.index > first
+        await helpers.until(lambda: broker.dispatcher.dispatched_index >= members.index)
+        await broker.dispatcher._checkpoint()
+        await broker.expiry.expire()
+        assert broker.ledger.store.ledger_begin_index > first
+        await group.stop()
+        await group.start()
+        again = group.brokers[await group.master()].ledger.store.members
+        assert (again.ids, again.index > first) == (("n1",), True)
+
+    run(scenario, nodes=1, numbers=SMALL_LOG)

@@ -132,14 +132,18 @@ class Bench(World):
 class Group(World):
     """A DLedger group, one member on each host. Errors of a member that ends are in `ended`."""
 
-    def __init__(self, size: int, server: type[DLedgerServer], **options: Any) -> None:
-        super().__init__(tuple(f"n{number}" for number in range(1, size + 1)))
-        peers = {name: f"{host.address}:{PORT}" for name, host in self.hosts.items()}
+    def __init__(self, size: int, server: type[DLedgerServer], *, joining: int = 0, **options: Any) -> None:
+        super().__init__(tuple(f"n{number}" for number in range(1, size + joining + 1)))
+        self.addresses = {name: f"{host.address}:{PORT}" for name, host in self.hosts.items()}
+        joiners = self.names[size:]
+        self.names = self.names[:size]
+        peers = {name: self.addresses[name] for name in self.names}
         self.configs = {
             name: DLedgerConfig(
-                group="g", self_id=name, peers=peers, listen=peers[name], data_dir=DATA_DIR, **options
+                group="g", self_id=name, peers=peers | {name: self.addresses[name]}, listen=self.addresses[name],
+                data_dir=DATA_DIR, joins=name in joiners, **options,
             )
-            for name in self.names
+            for name in (*self.names, *joiners)
         }
         self.server = server
         self.members: dict[str, DLedgerServer] = {}

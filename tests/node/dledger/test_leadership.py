@@ -13,6 +13,7 @@ from harness.clusters.sim.loop import SimLoop
 from harness.clusters.sim.simulation import run_simulated
 from node.dledger import FAST_TIMING, DLedgerCode, DLedgerConfig, DLedgerError
 from node.dledger.leadership import Leadership
+from node.dledger.membership import Membership
 from node.dledger.messages import HeartBeatResponse
 from node.dledger.peers import PeerError
 
@@ -61,7 +62,8 @@ def leading() -> Callable[..., None]:
             )
             peers: Any = Peers()
             leadership = Leadership(
-                config, SimClock(loop), peers, 7, on_higher_term=lambda term: None, on_rival=lambda peer: None
+                config, SimClock(loop), peers, Membership("n1", members), 7,
+                on_higher_term=lambda term: None, on_rival=lambda peer: None,
             )
             await scenario(leadership, peers)
 

@@ -40,7 +40,7 @@ from node.dledger.messages import (
     VoteRequest,
 )
 from node.dledger.rpc import PushType
-from node.dledger.tools import GroupRefuses, give_lead
+from node.dledger.tools import GroupRefuses, change_members, give_lead
 from node.real_runtime import RealDisk, real_runtime
 from node.remoting import Command, RemotingClient
 
@@ -60,7 +60,8 @@ def free_ports(count: int) -> list[int]:
 class RealGroup:
     """Members in this process, each with a directory and ports of its own."""
 
-    def __init__(self, directory: Path, size: int) -> None:
+    def __init__(self, directory: Path, size: int, **options: Any) -> None:
+        self.options = options
         names = [f"n{number}" for number in range(1, size + 1)]
         self.peers = dict(zip(names, (f"127.0.0.1:{port}" for port in free_ports(size)), strict=True))
         self.directory = directory
@@ -73,7 +74,7 @@ class RealGroup:
             data_dir.mkdir(exist_ok=True)
             config = DLedgerConfig(
                 group="g", self_id=name, peers=self.peers, listen=self.peers[name], data_dir=str(data_dir),
-                timing=FAST_TIMING, data_segment_size_bytes=65536,
+                timing=FAST_TIMING, data_segment_size_bytes=65536, **self.options,
             )  # fmt: skip
             runtime = real_runtime()
             assert isinstance(runtime.disk, RealDisk)
@@ -120,8 +121,8 @@ class RealGroup:
 
 
 @asynccontextmanager
-async def group_of(directory: Path, size: int) -> AsyncIterator[RealGroup]:
-    group = RealGroup(directory, size)
+async def group_of(directory: Path, size: int, **options: Any) -> AsyncIterator[RealGroup]:
+    group = RealGroup(directory, size, **options)
     try:
         yield group
     finally:
@@ -134,9 +135,9 @@ async def group_of(directory: Path, size: int) -> AsyncIterator[RealGroup]:
 def real(tmp_path: Path) -> Callable[..., None]:
     """Run `scenario(group)` with a group of `size` members that are not started yet."""
 
-    def run(scenario: Callable[[RealGroup], Awaitable[None]], size: int = 3) -> None:
+    def run(scenario: Callable[[RealGroup], Awaitable[None]], size: int = 3, **options: Any) -> None:
         async def main() -> None:
-            async with group_of(tmp_path, size) as group:
+            async with group_of(tmp_path, size, **options) as group:
                 await scenario(group)
 
         asyncio.run(main())
@@ -339,5 +340,39 @@ def test_dledgers_own_form_is_understood_under_its_own_codes(real: Any) -> None:
         transfer = {"term": metadata["term"], "transferId": leader, "transfereeId": "n9"}
         assert (await ask(51005, **transfer))["code"] == DLedgerCode.UNKNOWN_MEMBER
         await client.close()
+
+    real(scenario)
+
+
+def test_members_change_over_the_wire(real: Any, tmp_path: Path) -> None:
+    async def scenario(group: RealGroup) -> None:
+        await group.start()
+        await group.leader()
+        joiner = RealGroup(tmp_path, 1, members_may_change=True, joins=True)
+        joiner.peers = group.peers | {"n4": joiner.peers["n1"]}
+        joiner.disks = group.disks
+        await joiner.start("n4")
+        index = await change_members("g", group.peers, "n4", joiner.peers["n4"])
+        group.members["n4"] = joiner.members["n4"]
+        await group.converged()
+        assert group.members["n4"].store.committed_index >= index
+        with pytest.raises(GroupRefuses, match="n4 belongs to the group already"):
+            await change_members("g", group.peers, "n4", joiner.peers["n4"])
+        leader = await group.leader()
+        gone = next(name for name in group.peers if name != leader)
+        await change_members("g", group.peers, gone, None)
+        await group.stop(gone)
+        await group.converged()
+        assert gone not in group.members[leader].status()["members"]
+
+    real(scenario, members_may_change=True)
+
+
+def test_a_fixed_group_says_so_over_the_wire(real: Any) -> None:
+    async def scenario(group: RealGroup) -> None:
+        await group.start()
+        await group.leader()
+        with pytest.raises(GroupRefuses, match="lets this group not change"):
+            await change_members("g", group.peers, "n4", "127.0.0.1:1")
 
     real(scenario)

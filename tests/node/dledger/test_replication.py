@@ -46,7 +46,7 @@ class FilteredPeers:
 
 class FilteredServer(DLedgerServer):
     def make_peers(self) -> PeerClient:
-        return FilteredPeers(RemotingPeerClient(self.config))
+        return FilteredPeers(RemotingPeerClient(self.config, self.member_state.members))
 
 
 @pytest.fixture

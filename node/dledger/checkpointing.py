@@ -1,0 +1,65 @@
+"""When a checkpoint of the log is written: some time after each change, and not at all while nothing changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from node.remoting.complaints import Complaints
+
+__all__ = ["CheckpointTask"]
+
+logger = logging.getLogger("node.dledger.store")
+
+
+class CheckpointTask:
+    """Calls `write` at most `interval_s` after `changed`, at once after `hurry` (3 s, R)."""
+
+    def __init__(self, write: Callable[[], Awaitable[None]], interval_s: float, complaints: Complaints) -> None:
+        self._write = write
+        self._interval_s = interval_s
+        self._complaints = complaints
+        self._has_changed = asyncio.Event()
+        self._hurries = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="dledger-checkpoint")
+
+    async def stop(self) -> bool:
+        """End; whether it had begun."""
+        task, self._task = self._task, None
+        if task is None:
+            return False
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return True
+
+    def changed(self) -> None:
+        """There is something new to note."""
+        self._has_changed.set()
+
+    def hurry(self) -> None:
+        """Do not wait for the interval."""
+        self._hurries.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._has_changed.wait()
+            self._has_changed.clear()
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await self._hurries.wait()
+            except TimeoutError:
+                pass
+            self._hurries.clear()
+            try:
+                await self._write()
+            except OSError as error:
+                self._complaints.warn("checkpoint", f"no checkpoint: {error}")
+                self._has_changed.set()
+                await asyncio.sleep(self._interval_s)
+            except Exception:
+                logger.exception("the checkpoint met an error of its own")

@@ -1,0 +1,92 @@
+"""Changing who belongs to a group, one member at a time; see `membership` for the rules."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from node.dledger.config import DLedgerConfig
+from node.dledger.elector import LeaderElector
+from node.dledger.member_state import MemberState
+from node.dledger.membership import MAX_MEMBERS
+from node.dledger.messages import MAX_ID_CHARACTERS
+from node.dledger.pusher import DLedgerEntryPusher
+from node.dledger.rpc import DLedgerCode, DLedgerError
+from node.dledger.store import DLedgerStore
+
+__all__ = ["MemberChange"]
+
+logger = logging.getLogger("node.dledger.elector")
+
+
+class MemberChange:
+    """The leader's side. What a change means for everybody follows from the entry in their logs."""
+
+    def __init__(
+        self,
+        config: DLedgerConfig,
+        state: MemberState,
+        store: DLedgerStore,
+        pusher: DLedgerEntryPusher,
+        elector: LeaderElector,
+    ) -> None:
+        self._may_change = config.members_may_change
+        self._state = state
+        self._store = store
+        self._pusher = pusher
+        self._elector = elector
+        store.add_commit_listener(self._committed)
+
+    async def change(self, member: str, address: str | None) -> int:
+        """Let `member` belong to the group at `address`, or no longer (None); returns the entry's index, committed.
+
+        A leader that removes itself steps down when that is committed. Raises DLedgerError: NOT_LEADER;
+        UNEXPECTED_ARGUMENT, where the group is a fixed one, or that changes nothing, leaves nobody, or too many;
+        INCONSISTENT_STATE, while the change before, or this leader's own first entry, is not committed yet: nothing was
+        done then. And what an append raises, of which the indefinite ones leave the change open too.
+        """
+        leadership = self._elector.leadership
+        if leadership is None or not self._state.is_leader:
+            raise DLedgerError(
+                DLedgerCode.NOT_LEADER, f"{self._state.self_id} does not lead", leader_id=self._state.leader_id
+            )
+        if not self._may_change:
+            raise DLedgerError(DLedgerCode.UNEXPECTED_ARGUMENT, "the configuration lets this group not change")
+        if not self._state.is_member(member) or not member.isprintable() or len(member) > MAX_ID_CHARACTERS:
+            raise DLedgerError(DLedgerCode.UNEXPECTED_ARGUMENT, f"{member!r} is no name of a member")
+        peers = dict(self._state.members.peers)
+        if address is not None:
+            if member in peers:
+                raise DLedgerError(DLedgerCode.UNEXPECTED_ARGUMENT, f"{member} belongs to the group already")
+            peers[member] = address
+        elif peers.pop(member, None) is None:
+            raise DLedgerError(DLedgerCode.UNEXPECTED_ARGUMENT, f"{member} does not belong to the group")
+        if not 0 < len(peers) <= MAX_MEMBERS:
+            raise DLedgerError(DLedgerCode.UNEXPECTED_ARGUMENT, f"a group has 1 to {MAX_MEMBERS} members")
+        self.check_may_change(leadership.term)
+        logger.info("%s: the group is to be %s", self._state.self_id, ", ".join(sorted(peers)))
+        return (await self._pusher.append_members(peers)).index
+
+    async def restate(self) -> None:
+        """Say once more who belongs to the group, so that the part of the log may go that says so. Does nothing where
+        this member does not lead. Raises what an append raises."""
+        if self._state.is_leader:
+            await self._pusher.append_members(self._state.members.peers)
+
+    def check_may_change(self, term: int) -> None:
+        """Raises DLedgerError INCONSISTENT_STATE."""
+        committed_index = self._store.committed_index
+        if self._state.members.index > committed_index:
+            raise DLedgerError(DLedgerCode.INCONSISTENT_STATE, "the change before is not committed yet")
+        if self._store.term_at(committed_index) != term:
+            raise DLedgerError(DLedgerCode.INCONSISTENT_STATE, "nothing of this term is committed yet")
+
+    def _committed(self) -> None:
+        members = self._state.members
+        members.forget_before(self._store.committed_index)
+        if self._state.is_leader and not members.includes_self and members.index <= self._store.committed_index:
+            # Later in this turn: who waits for the entry is told first that it is committed.
+            asyncio.get_running_loop().call_soon(self._leave, self._state.term)
+
+    def _leave(self, term: int) -> None:
+        self._elector.step_down(term, f"{self._state.self_id} does not belong to the group any more")
