@@ -41,7 +41,7 @@ def crowded(name: str, seed: int, events: int) -> tuple[Test, Schedule]:
     for text in MIXED_IN:
         choices += usable_choices(dataclasses.replace(test, nemesis=(NemesisChoice.parse(text),)))
     rng = random.Random(f"{seed}/crowd")
-    others = random_mix(choices, rng, time_limit_s=test.time_limit_s, events=events - len(schedule))
+    others = random_mix(choices, rng, time_limit_s=test.time_limit_s, nodes=test.nodes, events=events - len(schedule))
     return test, Schedule(tuple(sorted((*schedule, *others), key=lambda event: event.at_s)))
 
 

@@ -13,7 +13,7 @@ moments, and some are aimed at what an earlier one sets off,
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 
@@ -55,11 +55,13 @@ DELAYS = ("", "", "+0.0002", "+0.001", "+0.005", "+0.05")
 Choices = Sequence[tuple[str, Sequence[str]]]
 
 
-def random_mix(choices: Choices, rng: random.Random, *, time_limit_s: float, events: int | None = None) -> Schedule:
+def random_mix(
+    choices: Choices, rng: random.Random, *, time_limit_s: float, nodes: int = 5, events: int | None = None
+) -> Schedule:
     """Overlapping faults between a quiet start and a quiet end, decided by `rng`.
 
-    `choices` are pairs of a nemesis and its variants; `events` asks for that many events (two for each fault, as far
-    as they find room) instead of a random number. Empty for a time limit that leaves no room.
+    `choices` are pairs of a nemesis and its variants, for `nodes` replicas; `events` asks for that many events (two for
+    each fault, as far as they find room) instead of a random number. Empty for a time limit that leaves no room.
     """
     end_s = time_limit_s - QUIET_END_S
     span_s = end_s - QUIET_START_S
@@ -74,7 +76,7 @@ def random_mix(choices: Choices, rng: random.Random, *, time_limit_s: float, eve
             at_s, when = _begin(rng, timed, span_s)
             length_s = rng.choice((rng.uniform(0.05, 0.6), rng.uniform(0.5, 2.0), rng.uniform(1.0, 5.0)))
             fault = (at_s, max(at_s + 0.05, min(end_s, at_s + length_s)), nemesis, variant, when)
-            if not any(_collide(fault, other) for other in timed):
+            if not any(_collide(fault, other) for other in timed) and _finds_leaders([*timed, fault], nodes):
                 timed.append(fault)
                 break
     timed.sort(key=lambda fault: fault[:4])
@@ -109,6 +111,51 @@ def _collide(one: Timed, other: Timed) -> bool:
     by_kind = {one[2]: one[3], other[2]: other[3]}
     lone = by_kind.get("link", "").rpartition("@")[2] in ("one", "leader")
     return lone and by_kind.get("partition") in ("one", "leader", "majority-minority")
+
+
+def _finds_leaders(timed: Sequence[Timed], nodes: int) -> bool:
+    """Whether each fault that is aimed at the leader begins while enough replicas are left alone for one to lead."""
+    aimed = [fault for fault in timed if "leader" in fault[3] or "followers" in fault[3]]
+    for fault in aimed:
+        hit = sum(_hit(other, nodes) for other in timed if other is not fault and other[0] <= fault[0] < other[1])
+        if hit > (nodes - 1) // 2:
+            return False
+    return True
+
+
+def _hit(fault: Timed, nodes: int) -> int:
+    """How many replicas a fault keeps from leading or voting, at most."""
+    _, _, nemesis, variant, _ = fault
+    if nemesis == "partition":
+        return _CUT_OFF.get(variant, lambda nodes: 0)(nodes)
+    if nemesis not in _STOPS:
+        return 0
+    return _SIZES.get(variant.rpartition("@")[2], lambda nodes: nodes)(nodes)
+
+
+_STOPS = _DOWN | {"disk-stall", "disk-full", "disk-error", "disk-slow", "clock"}
+
+_SIZES: Mapping[str, Callable[[int], int]] = {
+    "one": lambda nodes: 1,
+    "leader": lambda nodes: 1,
+    "minority": lambda nodes: (nodes - 1) // 2,
+    "majority": lambda nodes: nodes // 2 + 1,
+    "followers": lambda nodes: nodes - 1,
+}
+"""Target -> replicas that it names; any other may be all."""
+
+_CUT_OFF: Mapping[str, Callable[[int], int]] = {
+    "one": lambda nodes: 1,
+    "leader": lambda nodes: 1,
+    "halves": lambda nodes: nodes // 2,
+    "random-halves": lambda nodes: nodes // 2,
+    "majority-minority": lambda nodes: (nodes - 1) // 2,
+    "leader-minority": lambda nodes: (nodes - 1) // 2,
+    "majorities-ring": lambda nodes: 1,
+    "bridge": lambda nodes: nodes // 2,
+    "one-way": lambda nodes: nodes,
+}
+"""Shape -> replicas outside the largest group."""
 
 
 def _begin(rng: random.Random, timed: Sequence[Timed], span_s: float) -> tuple[float, str | None]:

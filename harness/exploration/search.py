@@ -24,7 +24,9 @@ MAX_KEPT_FAILURES = 100
 def mix_for(test: Test, seed: int, choices: Sequence[tuple[str, Sequence[str]]]) -> tuple[Test, Schedule]:
     """The run of one seed: the test with that seed, and the faults that the seed decides."""
     seeded = dataclasses.replace(test, seed=seed)
-    return seeded, random_mix(choices, random.Random(f"{seed}/mix"), time_limit_s=test.time_limit_s)
+    return seeded, random_mix(
+        choices, random.Random(f"{seed}/mix"), time_limit_s=test.time_limit_s, nodes=test.nodes
+    )
 
 
 @dataclass(slots=True)

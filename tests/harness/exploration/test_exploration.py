@@ -59,6 +59,21 @@ def test_nobody_is_asked_who_is_down(seed: int) -> None:
         assert not ("kill" in kinds and ("clock" in kinds or "disk-stall" in kinds))
 
 
+@given(seed=st.integers(0, 2**63))
+def test_a_fault_aimed_at_the_leader_finds_a_majority_alive(seed: int) -> None:
+    choices = [("kill", ["sigkill@leader", "sigkill@minority", "sigkill@all"]), ("partition", ["leader", "halves"])]
+    schedule = random_mix(choices, random.Random(seed), time_limit_s=30, events=40)
+    in_force: dict[str, str] = {}
+    sizes = {"sigkill@leader": 1, "sigkill@minority": 2, "sigkill@all": 5, "leader": 1, "halves": 2}
+    for event in schedule:
+        if event.action == HEAL:
+            del in_force[event.fault_id]
+            continue
+        if "leader" in event.variant:
+            assert sum(sizes[variant] for variant in in_force.values()) <= 2
+        in_force[event.fault_id] = event.variant
+
+
 def test_mixes_overlap_and_use_every_choice() -> None:
     schedule = random_mix(CHOICES, random.Random(3), time_limit_s=60, events=80)
     in_force, most = 0, 0
