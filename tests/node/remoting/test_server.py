@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.remoting import Command, Connection, RequestError, ServerLimits, encode
+from node.remoting import Command, Connection, LateReply, RequestError, ServerLimits, encode
 
 
 def test_both_serializers_are_answered_in_kind(stage: Any) -> None:
@@ -68,6 +68,29 @@ def test_a_processor_that_raises_is_an_error_reply_without_traceback(
         asyncio.run(scenario())
     assert "request 100 from 127.0.0.1" in caplog.text
     assert caplog.text.count("failed:") == 1  # one line of a kind within a second
+
+
+def test_a_reply_may_be_given_by_a_call_at_once_or_later(stage: Any) -> None:
+    def at_once(command: Command, connection: Connection) -> LateReply:
+        late = LateReply()
+        late.give(command.reply(0, body=b"at once"))
+        return late
+
+    def later(command: Command, connection: Connection) -> LateReply:
+        late = LateReply()
+        asyncio.get_running_loop().call_later(0.01, late.give, command.reply(0, body=b"later"))
+        return late
+
+    async def scenario() -> None:
+        async with stage() as s:
+            s.server.register(100, at_once)
+            s.server.register(101, later)
+            replies = await asyncio.gather(*(s.invoke(Command.request(100 + number % 2)) for number in range(20)))
+            assert [reply.body for reply in replies] == [b"at once", b"later"] * 10
+            assert s.server.running_bytes == 0
+            await s.still_serves()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.row("Multiplexing by opaque")
