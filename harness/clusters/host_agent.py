@@ -259,15 +259,14 @@ class Agent:
         """Bytes at an offset of a file; offset 0 begins it anew unless `keep`, for those who have the file mapped."""
         os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if offset == 0 and not keep else 0)
-        descriptor = os.open(path, flags, mode)
-        try:
-            os.fchmod(descriptor, mode)
+        with open(os.open(path, flags, mode), "wb", buffering=0) as file:
+            os.fchmod(file.fileno(), mode)
             content = memoryview(base64.b64decode(data))
             while content:
-                written = os.pwrite(descriptor, content, offset)
+                written = os.pwrite(file.fileno(), content, offset)
                 content, offset = content[written:], offset + written
-        finally:
-            os.close(descriptor)
+            if not keep:  # the harness's own files outlive a file system that is shut down
+                os.fsync(file.fileno())
         return {}
 
     async def _read(self, path: str, offset: int, size_bytes: int) -> Message:
