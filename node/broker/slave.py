@@ -77,12 +77,13 @@ class SlaveSide:
             self._ha.client.start()
 
     def registered(self, fields: Mapping[str, str]) -> None:
-        """A name server has answered a registration."""
+        """A name server has answered a registration. One that knows of no master, because it has just started or does
+        not hear of it, makes nobody leave the master that he has (R)."""
         if self._ledger.member_state.is_leader:
             return
-        self.master_address = fields.get("masterAddr", "")
-        if self._ha is not None:
-            self._ha.master_is_at(self._dialled(fields.get("haServerAddr", "")))
+        self.master_address = fields.get("masterAddr", "") or self.master_address
+        if self._ha is not None and fields.get("haServerAddr"):
+            self._ha.master_is_at(self._dialled(fields["haServerAddr"]))
 
     def role_changed(self, is_master: bool) -> None:
         """The broker's role is another one, or was found to be the same."""

@@ -173,11 +173,13 @@ def _both(
     result: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
 
     def finish(_: object) -> None:
-        if result.done() or not local.done() or (transferred is not None and not transferred.done()):
+        if result.done() or not local.done():
             return
         error = DLedgerError(DLedgerCode.DISK_ERROR, "given up") if local.cancelled() else local.exception()
         if error is not None and not isinstance(error, StoredInPart):
             result.set_exception(error)
+        elif transferred is not None and not transferred.done():
+            return
         elif transferred is None:
             result.set_exception(StoredInPart(ResponseCode.SLAVE_NOT_AVAILABLE, "no slave is near enough"))
         elif not transferred.result():

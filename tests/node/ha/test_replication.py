@@ -144,6 +144,22 @@ def test_files_of_another_size_are_refused(ha: Any, before: int) -> None:
     ha(scenario, roles=("ASYNC_MASTER",))
 
 
+def test_a_name_server_that_knows_no_master_makes_nobody_leave_his(ha: Any) -> None:
+    async def scenario(group: Any) -> None:
+        await group.fill(5)
+        group.hosts["ns1"].kill()
+        await group.start_name_server()
+        slave = group["n2"]
+        group.on("n2", lambda: slave.slave.registered({"haServerAddr": "", "masterAddr": ""}))
+        assert group.ledger("n2").client.state == "FOLLOWING"
+        assert slave.slave.master_address.startswith(group.hosts["n1"].address)
+        await group.fill(5, mark=b"more ")
+        await group.following("n2")
+        assert group.ledger("n1").service.accepted_total == 1
+
+    ha(scenario)
+
+
 def test_an_operator_promotes_a_slave(ha: Any) -> None:
     """There is no election: starting a slave as master is how it becomes one."""
 

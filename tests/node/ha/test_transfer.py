@@ -235,6 +235,23 @@ def test_too_many_that_wait_are_refused_before_anything_is_stored(ha: Any, monke
     ha(scenario, roles=SYNC)
 
 
+def test_a_disk_that_fails_is_told_without_waiting_for_slaves(ha: Any) -> None:
+    async def scenario(group: Any) -> None:
+        await whole_reply(group, 0, 0)
+        group.hosts["n1"].disk.fail("sync")
+        began_s = group.loop.time()
+        assert (await group.send(b"m1")).code == 1, "nobody knows"
+        assert group.loop.time() - began_s < 0.5
+        assert (await group.send(b"m2")).code == 2, "refused before anything was stored"
+        group.hosts["n1"].disk.heal()
+        await asyncio.sleep(3)
+        assert (await group.send(b"m3")).code == 0
+        assert await group.bodies("n1") == [b"m0", b"m1", b"m3"]
+        await group.following("n2")
+
+    ha(scenario, roles=SYNC)
+
+
 @pytest.mark.row("END reply: 10/11/12-type put statuses count as SUCCESS")
 def test_a_commit_without_a_slave_is_a_success(ha: Any) -> None:
     async def scenario(group: Any) -> None:
