@@ -26,6 +26,8 @@ __all__ = ["Ahead", "Behind", "CopyLog", "Diverged", "NotACopy", "OutOfStep", "R
 
 FIRST_COMPARED_BYTES = 32 << 10
 """Compared at the begin of each connection: hundreds of messages, one frame."""
+MAX_RECORD_BYTES = 16 << 20
+"""Held until a record is whole; messages have 8 MB at most, and a blank is shorter than the message it made way for."""
 _PIECE_BYTES = 1 << 20
 _MAGIC = RECORD_MAGIC.to_bytes(4, "big")
 _MAGIC_AT = 4
@@ -214,7 +216,7 @@ class Replica:
                 position = log.end_position
                 size_bytes = int.from_bytes(partial[at : at + 4], "big")
                 room = log.segment_size_bytes - position % log.segment_size_bytes
-                if not BLANK_HEAD_SIZE_BYTES <= size_bytes <= room:
+                if not BLANK_HEAD_SIZE_BYTES <= size_bytes <= min(room, MAX_RECORD_BYTES):
                     raise NotACopy(f"the master sends a record of {size_bytes} bytes at {position}, where {room} fit")
                 if len(partial) - at < size_bytes:
                     return
