@@ -24,6 +24,10 @@ __all__ = ["Trial", "prove_variants"]
 QUEUES = 4
 OPERATION_TIMEOUT_S = 3.0
 RECOVER_TIMEOUT_S = 20.0
+MESSAGES = 10
+"""Written to each queue before the first trial: there must be something to damage."""
+SETTLE_S = 5.0
+"""After that: a replica notes some seconds later how far it is, and that note is a file to damage as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ async def _try_all(
     variants: Sequence[tuple[str, str]],
     tell: Callable[[Trial], None],
 ) -> list[Trial]:
+    await _write_some(system)
     await target.learn_clocks()
     loop = asyncio.get_running_loop()
     trials = []
@@ -111,6 +116,22 @@ async def _try_all(
     finally:
         await target.heal_all()
     return trials
+
+
+async def _write_some(system: Any) -> None:
+    """Give the replicas something to keep."""
+    if "queue" not in system.offers:
+        return
+    connection = system.connection("queue", process=0, thread=0)
+    await connection.open()
+    try:
+        for number in range(MESSAGES):
+            for key in range(QUEUES):
+                await connection.append(key, number)
+    finally:
+        await connection.close()
+    await system.recover(timeout_s=RECOVER_TIMEOUT_S)
+    await asyncio.sleep(SETTLE_S)
 
 
 def _judge(name: str, variant: str, events: Sequence[Mapping[str, Any]], seconds: float) -> Trial:

@@ -77,6 +77,8 @@ def test_faults_are_proven_on_a_real_cluster(tmp_path: Path, monkeypatch: pytest
     told: list[Any] = []
     nemeses: Mapping[str, Any] = registry.load_all("nemeses")
     wanted: Sequence[tuple[str, str]] = [
+        ("bit-flip", "log@n1"),
+        ("bit-flip", "checkpoint@n2"),
         ("pause", "sigstop@leader"),
         ("clock", "bump@n1"),
         ("disk-stall", "fsync@n2"),
