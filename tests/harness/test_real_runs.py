@@ -77,6 +77,33 @@ def test_partitions_leave_a_right_system_valid(cluster: str, workload: str, tmp_
     assert not state_dir.exists() or list(state_dir.iterdir()) == []
 
 
+def test_another_replica_leads_while_the_leaders_disk_stalls(tmp_path: Path, state_dir: Path) -> None:
+    stall = (NemesisChoice("disk-stall", "fsync@leader"),)
+    results = perform_test(tmp_path, workload="log", nemesis=stall, nemesis_interval_s=4.0, time_limit_s=9.0, rate=60.0)
+    assert results["valid"] is True, results["reason"]
+    [fault] = results["faults"]
+    terms = results["checks"]["leaders"]["terms"]
+    during = [term["leader"] for term in terms if fault["start_ns"] < term["start_ns"] < fault["end_ns"]]
+    assert during and during[0] not in fault["hosts"], terms
+    assert results["checks"]["log"]["stats"]["counts"]["lost"] == 0
+
+
+@pytest.mark.parametrize("flush_mode", ["sync", "async"])
+def test_a_power_cut_costs_what_the_flush_has_not_reached(flush_mode: str, tmp_path: Path, state_dir: Path) -> None:
+    settings = {"flush_mode": flush_mode, "flush_interval_ms": "500", "flush_least_pages": "1000"}
+    cut = (NemesisChoice("power", "cut@all"),)
+    results = perform_test(
+        tmp_path, workload="log", nemesis=cut, nemesis_interval_s=3.0, time_limit_s=7.0, settings=settings
+    )
+    [fault] = results["faults"]
+    assert fault["proven"] and fault["healed"]
+    lost = results["checks"]["log"]["stats"]["counts"]["lost"]
+    if flush_mode == "sync":
+        assert (results["valid"], lost) == (True, 0), results["reason"]
+    else:
+        assert results["valid"] is False and lost > 0
+
+
 def test_unsafe_reads_are_found_with_the_leader_alone(tmp_path: Path, state_dir: Path) -> None:
     results = perform_test(
         tmp_path, nodes=5, nemesis=(NemesisChoice("partition", "leader"),), settings={"read_mode": "unsafe"}
