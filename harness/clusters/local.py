@@ -27,6 +27,7 @@ from harness.clusters.link_probe import LinkProbe
 from harness.clusters.local_links import LINKS_MISSING, LocalLinks
 from harness.clusters.processes import Processes, raise_descriptor_limit
 from harness.errors import HarnessError
+from harness.faults.file_system_disks import FILE_SYSTEM_KINDS
 from harness.faults.shim_hosts import ShimHosts, shim_missing
 from harness.run_state import RunState
 from nemesis.mechanisms.shim import ShimError
@@ -165,6 +166,8 @@ class LocalCluster:
     @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
         """Why this cluster cannot have an ability (see nemesis.target.ABILITIES) here; None when it can."""
+        if interface == "disks" and ability in FILE_SYSTEM_KINDS:
+            return "the hosts of the local cluster share one file system: use --cluster netns as root"
         if interface in ("clocks", "disks"):
             return shim_missing(interface, ability)
         if interface == "links":

@@ -420,3 +420,8 @@ def test_kill_9_in_the_middle_of_a_partition_leaves_no_process(tmp_path: Path, e
         parent.wait()
         parent.stdout.close()
     asyncio.run(eventually(lambda: all(process_start_ticks(pid) is None for pid in pids)))
+
+
+def test_whole_file_systems_are_left_to_clusters_that_have_them() -> None:
+    for ability in ("freeze", "fill", "shutdown", "crash"):
+        assert LocalCluster.missing("disks", ability) is not None
