@@ -439,17 +439,20 @@ class PullProcessor:
                 if records:
                     return records, offset, last
                 raise
-            if request.tag_filter.passes(summary):
+            if summary is None or request.tag_filter.passes(summary):
                 records.append(record)
                 size_bytes += len(record)
         return records, offset + 1, last
 
     def _read_record(
         self, unit: Unit, crc: int | None, request: _PullRequest, offset: int
-    ) -> tuple[bytes, RecordSummary]:
-        """The record behind `unit`, checked to be the one that the queue means, bit for bit. Raises RecordError."""
+    ) -> tuple[bytes, RecordSummary | None]:
+        """The record behind `unit`, checked to be the one that the queue means, bit for bit; with its summary unless
+        the filter does not need it. Raises RecordError."""
         record = self._log.read_bytes(unit.physical_offset, unit.size_bytes)
         check_crc(record, crc, unit.physical_offset)
+        if crc is not None and request.tag_filter.passes_all:
+            return record, None  # nothing in it can be other than it was when it was dispatched
         summary = summarize_record(record)
         if summary.queue_offset != offset or summary.queue_id != request.queue_id or summary.topic != request.topic:
             raise RecordError(
