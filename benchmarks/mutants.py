@@ -51,7 +51,8 @@ def measure(name: str, *, detections: int, seeds: int, budget_s: float) -> dict[
             continue
         checks.update(run.symptoms)
         gaps.append(gap)
-        simulated.append(passed_s + min(run.violation_s or limit_s, limit_s))
+        seen_s = limit_s if run.violation_s is None else max(run.violation_s, 0.0)
+        simulated.append(passed_s + min(seen_s, limit_s))
         gap, passed_s = 0, 0.0
     return {
         "runs": runs,
