@@ -340,7 +340,7 @@ class _RunCleaner:
 
     def _remove_image(self, path: str, details: Mapping[str, Any]) -> bool:
         """Detach a file system's image, which is unmounted by now, and remove it."""
-        for device in loop_devices_of(path):
+        for device in loop_devices_of(details.get("file_id", ())):
             release_device(device, str(details.get("point", "")))
         return self._remove_file(path, details)
 

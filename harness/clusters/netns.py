@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, ClusterUnavailable, HostProcess, Program
 from harness.clusters.netns_calls import (
@@ -363,11 +362,12 @@ class NetnsCluster:
         """Start a program in a host's namespace; returns once it is started, not once it is ready."""
         if self._shell is None:
             raise RuntimeError("cannot start programs: the cluster was not started")
-        if self._shim is not None:
-            program = replace(program, environment={**program.environment, **self._shim.environment(host)})
         prefix = self._shell.prefix(host)
         if self._node_disks is not None and host in self._hosts:
             prefix += self._node_disks.prefix(host)
+        if self._shim is not None:
+            # Not for what the prefix runs: outside its host the shim finds no disk to keep an account of.
+            prefix += ["env", *(f"{name}={value}" for name, value in self._shim.environment(host).items())]
         return await self._processes.spawn(host, program, argv_prefix=prefix)
 
     async def _end_programs(self, host: str) -> None:

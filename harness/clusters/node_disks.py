@@ -20,6 +20,7 @@ import glob
 import os
 import shlex
 import shutil
+import struct
 import subprocess
 import tempfile
 import time
@@ -41,6 +42,7 @@ __all__ = [
     "SHARED",
     "NodeDisks",
     "cgroup_parents",
+    "file_id",
     "loop_devices_of",
     "release_device",
     "remove_group",
@@ -74,6 +76,11 @@ BUSY_TIMEOUT_S = 10.0
 _POLL_S = 0.05
 
 _LOOP_CLR_FD = 0x4C01
+_LOOP_GET_STATUS64 = 0x4C05
+_LOOP_INFO = struct.Struct("=2Q")
+"""The first two fields of `struct loop_info64` (linux/loop.h): device and inode of the file."""
+
+_LOOP_INFO_BYTES = 232
 
 _CONTROLLERS = frozenset({"cgroup2", "cpu", "memory", "blkio", "pids"})
 """The hierarchies in which hosts get groups: those that account for and limit what a host uses."""
@@ -140,17 +147,31 @@ def cgroup_parents() -> list[str]:
     return [path for path in found if os.access(path, os.W_OK)]
 
 
-def loop_devices_of(image: str) -> list[str]:
-    """The loop devices, as /dev/loopN, that an image file is attached to."""
+def file_id(path: str) -> list[int]:
+    """What a loop device knows its file by: [device as the kernel numbers it, inode]. Raises OSError."""
+    status = os.stat(path)
+    major, minor = os.major(status.st_dev), os.minor(status.st_dev)
+    return [(minor & 0xFF) | major << 8 | (minor & ~0xFF) << 12, status.st_ino]
+
+
+def loop_devices_of(image_id: Sequence[int]) -> list[str]:
+    """The loop devices, as /dev/loopN, that a file is attached to. Its path would not do: it is another one once the
+    mount namespace is gone in which the file lay."""
     found = []
-    for path in glob.glob("/sys/block/loop*/loop/backing_file"):
+    for path in glob.glob("/sys/block/loop*/loop"):
+        device = f"/dev/{path.split('/')[3]}"
         try:
-            with open(path, encoding="utf-8", errors="surrogateescape") as file:
-                backing = file.read().rstrip("\n").removesuffix(" (deleted)")
+            descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             continue  # it was detached meanwhile
-        if backing == image:
-            found.append(f"/dev/{path.split('/')[3]}")
+        try:
+            told = fcntl.ioctl(descriptor, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_BYTES))
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
+        if list(_LOOP_INFO.unpack_from(told)) == list(image_id):
+            found.append(device)
     return found
 
 
@@ -176,6 +197,7 @@ class NodeDisks:
         self._end_programs = end_programs
         self._keepers = Processes(run=run, log_dir=self._work_dir)
         self._keeper_pids: dict[str, int] = {}
+        self._image_ids: dict[str, list[int]] = {}
         self._cgroups: dict[str, list[str]] = {}
 
     def mount_point(self, host: str) -> str:
@@ -219,8 +241,11 @@ class NodeDisks:
         await self._inside(
             host,
             f"{memory if self._in_memory else ':'}; set -C; : > {quoted}; truncate -s {IMAGE_BYTES} {quoted}; "
-            f"mkfs.ext4 -q -F -m 0 {quoted}; {self._mount_line(host)}; chmod 755 {shlex.quote(point)}",
+            f"mkfs.ext4 -q -F -m 0 {quoted}",
         )
+        self._image_ids[host] = file_id(self.path(host, image))
+        self._run.claim(KIND_IMAGE, image, point=point, file_id=self._image_ids[host])
+        await self._inside(host, f"{self._mount_line(host)}; chmod 755 {shlex.quote(point)}")
         self._begin_undo(host)
 
     async def _start_keeper(self, host: str) -> None:
@@ -270,7 +295,7 @@ class NodeDisks:
         await self._end_programs(host)
         problem = "it is still attached"
         # Mounted again too early it would be the same broken file system.
-        while os.path.ismount(self.path(host)) or loop_devices_of(self.image(host)):
+        while os.path.ismount(self.path(host)) or loop_devices_of(self._image_ids[host]):
             try:
                 if os.path.ismount(self.path(host)):
                     await self._inside(host, f"umount {point}")

@@ -77,7 +77,7 @@ class FileSystemDisks:
         self._require_known([host])
         self._hold(fault_id, host, "crash")
         await self._file_systems.perform(host, "shut_down")
-        await self._file_systems.mount_again(host)
+        await self._mount_again(host)
         self._let_go(fault_id, host)
         cut = PowerCut(None, None, "what the kernel had not written")
         self._lost.setdefault(fault_id, {})[host] = cut
@@ -184,7 +184,12 @@ class FileSystemDisks:
         elif kind == "fill":
             await self._file_systems.perform(host, "remove_ballast", fault_id)
         else:
-            await self._file_systems.mount_again(host)
+            await self._mount_again(host)
+
+    async def _mount_again(self, host: str) -> None:
+        await self._file_systems.mount_again(host)
+        if self._shim is not None:
+            await self._shim.begin_account(host)
 
     async def _everywhere(self, hosts: Mapping[str, str], work: Callable[[str], Awaitable[None]]) -> None:
         """On every host at once; all are tried before the first error is raised."""

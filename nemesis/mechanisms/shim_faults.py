@@ -130,6 +130,8 @@ class ShimDisks:
         self._hosts: dict[str, tuple[str, ...]] = {}
         self._lost: dict[str, dict[str, PowerCut]] = {}
         self._flipped: dict[str, dict[str, BitFlipped]] = {}
+        self._forgiven: dict[str, int] = {}
+        """host -> how often its log had overflowed when its account began anew"""
 
     async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
         """Impair disks. Raises ValueError for an unknown host or kind."""
@@ -147,7 +149,7 @@ class ShimDisks:
         place = self._controls.places[host]
         if place.undo_path is None:
             raise RuntimeError(f"what the replica of {host} writes is not kept track of in this run")
-        if (await self._controls.counters(host)).undo_overflow:
+        if (await self._controls.counters(host)).undo_overflow > self._forgiven.get(host, 0):
             raise RuntimeError(f"the replica of {host} wrote more than could be kept track of")
         access = self._controls.access
         argv = [access.python(host), "-I", "-S", "-", place.undo_path, place.data_path]
@@ -160,6 +162,11 @@ class ShimDisks:
         cut = PowerCut(operations, size_bytes, f"{operations} unsynced operations, {size_bytes} bytes")
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut
+
+    async def begin_account(self, host: str) -> None:
+        """Everything on the host's disk is durable and its undo log is empty: what could not be kept track of before
+        does not matter any more. Its replica must be down."""
+        self._forgiven[host] = (await self._controls.counters(host)).undo_overflow
 
     def lost(self, fault_id: str) -> Mapping[str, PowerCut]:
         """What the power cuts of a fault took."""

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from harness.clusters.node_disks import (
 )
 from harness.faults.file_system_disks import FileSystemDisks
 from harness.process_table import find_processes, marked_with
-from harness.run_state import KIND_CGROUP, RunState
+from harness.run_state import KIND_CGROUP, KIND_IMAGE, RunState, load_run
 from nemesis.mechanisms.file_systems import freeze
 from nemesis.mechanisms.shell import ShellError
 from nemesis.target import DiskFault
@@ -57,22 +57,30 @@ def mounts() -> list[str]:
         return [line.split()[4] for line in file]
 
 
-def with_cluster(tmp_path: Path, scenario: Scenario, *, storage: str = MEMORY) -> None:
+def with_cluster(
+    tmp_path: Path,
+    scenario: Scenario,
+    *,
+    storage: str = MEMORY,
+    needs: Sequence[str] = ("freeze", "fill", "shutdown", "crash"),
+) -> None:
     """Run `scenario` on two hosts with disks to act on, and see that nothing is left."""
 
     async def body() -> None:
         run = RunState.create(RUN, state_root=str(tmp_path / "state"))
         cluster = NetnsCluster(node_count=2, run=run, work_dir=str(tmp_path / "run"), ports=[PORT], storage=storage)
-        cluster.equip({("disks", kind) for kind in ("freeze", "fill", "shutdown", "crash")})
+        cluster.equip({("disks", kind) for kind in needs})
         await cluster.start()
         groups = [claim.ident for claim in run.claims if claim.kind == KIND_CGROUP]
+        images = [claim.details["file_id"] for claim in run.claims if claim.kind == KIND_IMAGE]
+        assert len(images) == 2 and all(map(loop_devices_of, images))
         try:
             assert isinstance(cluster.disks, FileSystemDisks)
             await scenario(cluster, cluster.disks)
         finally:
             await cluster.stop()
         assert [point for point in mounts() if point.startswith(str(tmp_path))] == []
-        assert loop_devices_of(str(tmp_path / "run" / "n1" / "disk.img")) == []
+        assert [image for image in images if loop_devices_of(image)] == []
         assert not [path for path in groups if os.path.exists(path)]
         assert not (tmp_path / "run" / "n1" / "disk.img").exists()
         assert run.claims == () and run.close()
@@ -182,6 +190,23 @@ time.sleep(60)
     with_cluster(tmp_path, scenario)
 
 
+def test_the_shim_keeps_its_account_on_the_hosts_disk_and_begins_anew_with_it(tmp_path: Path) -> None:
+    async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
+        script = f"open({cluster.data_dir('n1') + '/unsynced'!r}, 'w').write('unsynced'); print('written')"
+        await output_of(cluster, "n1", "first", script)
+        cut = await disks.cut_power("f1", "n1")
+        assert (cut.lost_operations, cut.lost_bytes) == (2, 8)
+        assert files_of(cluster, "n1") == []
+        await disks.impair("f2", {"n1": DiskFault(kind="shutdown")})
+        with pytest.raises(AssertionError, match="Input/output error"):
+            await output_of(cluster, "n1", "second", script)
+        await disks.release("f2")
+        await output_of(cluster, "n1", "third", script)
+        assert (await disks.cut_power("f3", "n1")).lost_bytes == 8
+
+    with_cluster(tmp_path, scenario, needs=("power", "shutdown"))
+
+
 def test_a_host_without_a_file_system_of_its_own_says_so(tmp_path: Path) -> None:
     assert NetnsCluster.configured(storage=SHARED).missing("disks", "freeze") is not None
     assert NetnsCluster.configured(storage=MEMORY).missing("disks", "freeze") is None
@@ -228,14 +253,16 @@ def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, 
         died = subprocess.run([sys.executable, "-c", DIES, *words], env=environment, capture_output=True, text=True)
         assert died.returncode == -9, died.stderr
         image = tmp_path / "run" / "n1" / ("disk.img" if storage == IMAGE else "memory/disk.img")
-        assert loop_devices_of(str(image)) != [], "it is frozen, so it did not go with its last mount"
+        claims = load_run(str(tmp_path / "state" / f"{RUN}-dead.jsonl")).claims
+        images = [claim.details["file_id"] for claim in claims if claim.kind == KIND_IMAGE]
+        assert loop_devices_of(images[0]) != [], "it is frozen, so it did not go with its last mount"
         lines: list[str] = []
         report = clean(state_root=str(tmp_path / "state"), report=lines.append)
         assert report.left == []
         assert find_processes(marked_with("SPLITBRAIN_RUN", f"{RUN}-dead")) == []
         assert [point for point in mounts() if point.startswith(str(tmp_path / "run"))] == []
         deadline_s = time.monotonic() + WAIT_S
-        while loop_devices_of(str(image)):
+        while any(map(loop_devices_of, images)):
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
         assert not image.exists()
