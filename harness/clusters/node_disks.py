@@ -120,7 +120,7 @@ def why_no_file_systems() -> str | None:
             return f"the trial of a loop device did not end: {error}"
     if trial.returncode == 0:
         return None
-    said = (trial.stderr.strip().splitlines() or ["no output"])[0]
+    said = (trial.stderr.strip().splitlines() or ["no output"])[0].replace(f"{directory}/", "").rstrip(".")
     return f"a file system per host needs loop devices ({said}): run as root of the machine, with /dev/loop-control"
 
 
