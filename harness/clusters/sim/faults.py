@@ -162,6 +162,8 @@ class SimDisks:
         """Write, sync and read a small file beside the replica's data."""
         disk = ProcessDisk(self._hosts[host].disk, self._loop, self._loop.root)
         path = os.path.join(self._directories[host], PROBE_NAME)
+        if self._hosts[host].disk.get(path) is not None:  # left by a probe that the disk let go on after its time
+            self._hosts[host].disk.unlink(path)
         deadline_s = self._loop.time() + timeout_s
 
         async def write() -> None:

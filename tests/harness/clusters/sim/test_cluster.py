@@ -83,6 +83,19 @@ def perform_test(
     return Path(run_dir.history_path).read_bytes(), results
 
 
+def test_a_probe_that_a_stall_let_go_on_later_does_not_mislead_the_next_one(tmp_path: Path) -> None:
+    async def main(cluster: SimCluster) -> None:
+        disks = cluster.disks
+        await disks.impair("f1", {"n1": DiskFault(kind="stall")})
+        assert (await disks.probe("n1", timeout_s=1.0)).write.outcome == "no answer"
+        await disks.release("f1")
+        await asyncio.sleep(1.0)  # now the file of that probe is written
+        await disks.impair("f2", {"n1": DiskFault(kind="full")})
+        assert (await disks.probe("n1", timeout_s=1.0)).write.outcome == "ENOSPC"
+
+    run(main, tmp_path)
+
+
 def test_a_bit_is_flipped_at_rest_and_put_back(tmp_path: Path) -> None:
     async def main(cluster: SimCluster) -> None:
         disks, disk = cluster.disks, cluster.machine("n1").disk
