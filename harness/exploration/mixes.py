@@ -13,7 +13,7 @@ moments, and some are aimed at what an earlier one sets off,
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 
@@ -127,35 +127,44 @@ def _hit(fault: Timed, nodes: int) -> int:
     """How many replicas a fault keeps from leading or voting, at most."""
     _, _, nemesis, variant, _ = fault
     if nemesis == "partition":
-        return _CUT_OFF.get(variant, lambda nodes: 0)(nodes)
-    if nemesis not in _STOPS:
+        size = _CUT_OFF.get(variant, "all")
+    elif nemesis in _STOPS:
+        size = _SIZES.get(variant.rpartition("@")[2], "all")
+    else:
         return 0
-    return _SIZES.get(variant.rpartition("@")[2], lambda nodes: nodes)(nodes)
+    counts = {
+        "one": 1,
+        "minority": (nodes - 1) // 2,
+        "half": nodes // 2,
+        "majority": nodes // 2 + 1,
+        "all but one": nodes - 1,
+        "all": nodes,
+    }
+    return counts[size]
 
 
 _STOPS = _DOWN | {"disk-stall", "disk-full", "disk-error", "disk-slow", "clock"}
 
-_SIZES: Mapping[str, Callable[[int], int]] = {
-    "one": lambda nodes: 1,
-    "leader": lambda nodes: 1,
-    "minority": lambda nodes: (nodes - 1) // 2,
-    "majority": lambda nodes: nodes // 2 + 1,
-    "followers": lambda nodes: nodes - 1,
+_SIZES: Mapping[str, str] = {
+    "one": "one",
+    "leader": "one",
+    "minority": "minority",
+    "majority": "majority",
+    "followers": "all but one",
 }
-"""Target -> replicas that it names; any other may be all."""
+"""Target -> how many replicas it names; any other may be all."""
 
-_CUT_OFF: Mapping[str, Callable[[int], int]] = {
-    "one": lambda nodes: 1,
-    "leader": lambda nodes: 1,
-    "halves": lambda nodes: nodes // 2,
-    "random-halves": lambda nodes: nodes // 2,
-    "majority-minority": lambda nodes: (nodes - 1) // 2,
-    "leader-minority": lambda nodes: (nodes - 1) // 2,
-    "majorities-ring": lambda nodes: 1,
-    "bridge": lambda nodes: nodes // 2,
-    "one-way": lambda nodes: nodes,
+_CUT_OFF: Mapping[str, str] = {
+    "one": "one",
+    "leader": "one",
+    "halves": "half",
+    "random-halves": "half",
+    "majority-minority": "minority",
+    "leader-minority": "minority",
+    "majorities-ring": "one",
+    "bridge": "half",
 }
-"""Shape -> replicas outside the largest group."""
+"""Shape -> how many replicas are outside the largest group; any other may leave nobody connected."""
 
 
 def _begin(rng: random.Random, timed: Sequence[Timed], span_s: float) -> tuple[float, str | None]:
