@@ -40,8 +40,10 @@ def test_mixes_are_schedules_that_heal_in_time(seed: int, limit_s: float, events
     assert injected.keys() == healed.keys()
     assert all(injected[fault] < healed[fault] <= limit_s - QUIET_END_S + 0.2 for fault in injected)
     assert schedule == random_mix(CHOICES, random.Random(seed), time_limit_s=limit_s, events=events)
-    if events is not None and limit_s > 4:
-        assert len(schedule) == 2 * (events // 2)
+    if events is not None:
+        assert len(schedule) <= 2 * (events // 2)  # as far as they find room beside each other
+        if limit_s > 4 * events:
+            assert len(schedule) == 2 * (events // 2)
 
 
 @given(seed=st.integers(0, 2**63))
