@@ -273,7 +273,7 @@ def exit_status_of(results: Mapping[str, Any]) -> int:
 @contextlib.contextmanager
 def _log_to(path: Path) -> Iterator[None]:
     """Everything the harness logs goes into the run's own file, and only there."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _RunLog(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     root = logging.getLogger()
     before = root.level
@@ -284,7 +284,15 @@ def _log_to(path: Path) -> Iterator[None]:
     finally:
         root.removeHandler(handler)
         root.setLevel(before)
-        handler.close()
+        with contextlib.suppress(OSError):  # a full disk; whoever writes the history says so
+            handler.close()
+
+
+class _RunLog(logging.FileHandler):
+    """A log that is no reason to end a run, nor to print a traceback for each line that finds no room."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing: the line is lost."""
 
 
 def _project_version() -> dict[str, Any]:

@@ -112,9 +112,11 @@ class Run:
                 await self._phase("final reads", self._final_reads)
                 await self._phase("waiting for replicas to agree", self._recover)
             finally:
-                self.writer.flush()
-                self.on_phase("taking the cluster down")
-                await self._tear_down()
+                try:
+                    self.writer.flush()
+                finally:
+                    self.on_phase("taking the cluster down")
+                    await self._tear_down()
             self.observed.system_checks = await self.system.check(started_wall_ms=started_wall_ms)
             if isinstance(self.cluster, SeesReplicas):
                 self.observed.system_checks = {**self.observed.system_checks, **self.cluster.checks(zero_s=zero_s)}

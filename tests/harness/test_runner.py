@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import logging
 import os
 import signal
 from pathlib import Path
@@ -13,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from harness.errors import SystemUnderTestError
-from harness.history_writer import read_history
+from harness.history_writer import HistoryWriteError, HistoryWriter, read_history
 from harness.store import RunStatus, Store
 from harness.systems.base import CheckOutcome
 
@@ -133,3 +135,27 @@ def test_a_seed_repeats_the_faults_and_the_operations(memory_run: Any) -> None:
 
     assert asked(memory_run()[0]) == asked(memory_run()[0])
     assert asked(memory_run()[0]) != asked(memory_run(seed=6)[0])
+
+
+def test_a_full_disk_is_one_line_and_takes_the_cluster_down(
+    memory_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse(*_: Any) -> None:
+        raise full
+
+    systems: list[Any] = []
+
+    def fill(system: Any) -> None:
+        systems.append(system)
+        monkeypatch.setattr(HistoryWriter, "flush", lambda self: refuse_history(self))
+        monkeypatch.setattr(logging.FileHandler, "close", refuse)
+        monkeypatch.setattr(logging.FileHandler, "emit", lambda self, record: self.handleError(record))
+
+    def refuse_history(writer: HistoryWriter) -> None:
+        raise HistoryWriteError(f"cannot write {writer.path}: {full.strerror}")
+
+    with pytest.raises(HistoryWriteError, match="No space left on device"):
+        memory_run(system=fill)
+    assert systems[0].cluster.stopped
