@@ -69,7 +69,10 @@ class KeyOutcome:
     violation: Violation | None = None
     search: Search | None = None
     special: Special | None = None
+    reached: int | None = None
+    """The row that the search could not pass when it was looked at last."""
     tried: int | None = None
+    """The same, when it was asked whether what led up to it contradicts itself."""
     reason: str = ""
     steps: int = 0
 
@@ -207,9 +210,12 @@ def _quick_violation(history: History, outcome: KeyOutcome, model: Model) -> Vio
 
 
 def _contradicts_itself(history: History, outcome: KeyOutcome, model: Model, budget: Budget) -> bool:
-    """Whether the last operations before the deepest point of the search fit no state; asked once for each point."""
+    """Whether the last operations before the deepest point of the search fit no state; asked once for each point, and
+    only where a whole round has brought the search no further: looking costs more than a round that does."""
     culprit = None if outcome.search is None else outcome.search.deepest_row
-    if culprit is None or culprit == outcome.tried:
+    is_stuck = culprit == outcome.reached
+    outcome.reached = culprit
+    if culprit is None or not is_stuck or culprit == outcome.tried:
         return False
     outcome.tried = culprit
     return contradicts_itself(history, model, outcome.rows, culprit, 0.1 + budget.elapsed_s() * CONTRADICTION_SHARE)
