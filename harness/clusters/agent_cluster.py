@@ -27,12 +27,12 @@ from harness.clusters.agent_shim import AgentShim, agent_shim_missing
 from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable, Program
 from harness.clusters.threads import all_of
 from harness.errors import HarnessError, OperatorError
+from harness.faults.equipment import Equipped
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS, FileSystemDisks
 from harness.run_state import RunState
 from nemesis.mechanisms.nft import NftCuts, remove_script
 from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import ShimError
-from nemesis.mechanisms.shim_faults import ShimClocks, ShimDisks
 from nemesis.target import Grudge, Link, ProbeResult
 
 __all__ = ["NEEDED_PROGRAMS", "AgentCluster", "AgentNetwork", "AgentShell"]
@@ -85,7 +85,7 @@ class AgentNetwork:
         return await self._probe.probe(links, timeout_s=timeout_s)
 
 
-class AgentCluster(ABC):
+class AgentCluster(Equipped[AgentShim], ABC):
     """Hosts with agents, for one run. See harness.clusters.base.Cluster.
 
     Data and logs of each host are fetched to `work_dir/<host>` when the cluster is stopped (`fetch` does it earlier).
@@ -110,9 +110,6 @@ class AgentCluster(ABC):
         self._probe: AgentProbe | None = None
         self._network: AgentNetwork | None = None
         self._directories: dict[str, str] = {}
-        self._needs: frozenset[tuple[str, str]] = frozenset()
-        self._shim: AgentShim | None = None
-        self._disks: FileSystemDisks | None = None
         self._link_faults: AgentLinks | None = None
 
     # What a subclass brings
@@ -158,22 +155,6 @@ class AgentCluster(ABC):
         if interface == "disks" and ability in FILE_SYSTEM_KINDS:
             return cls.file_systems_missing
         return agent_shim_missing() if interface in ("clocks", "disks") else None
-
-    def equip(self, needs: Collection[tuple[str, str]]) -> None:
-        """Prepare for the abilities that the run will use; to be called before `start`."""
-        self._needs = frozenset(needs)
-
-    @property
-    def clocks(self) -> ShimClocks | None:
-        """The clocks of the replicas; None unless `equip` was told of them."""
-        return None if self._shim is None else self._shim.clocks
-
-    @property
-    def disks(self) -> ShimDisks | FileSystemDisks | None:
-        """The disks of the replicas; None unless `equip` was told of them."""
-        if self._disks is not None:
-            return self._disks
-        return None if self._shim is None else self._shim.disks
 
     @property
     def links(self) -> AgentLinks | None:

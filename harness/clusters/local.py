@@ -27,11 +27,11 @@ from harness.clusters.link_probe import LinkProbe
 from harness.clusters.local_links import LINKS_MISSING, LocalLinks
 from harness.clusters.processes import Processes, raise_descriptor_limit
 from harness.errors import HarnessError
+from harness.faults.equipment import Equipped
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS
 from harness.faults.shim_hosts import ShimHosts, shim_missing
 from harness.run_state import RunState
 from nemesis.mechanisms.shim import ShimError
-from nemesis.mechanisms.shim_faults import ShimClocks, ShimDisks
 from nemesis.target import Grudge, Link, LinkShape, ProbeResult, links_of
 
 __all__ = ["MAX_HOSTS", "LinkShape", "LocalCluster", "LocalNetwork"]
@@ -116,7 +116,7 @@ class LocalNetwork:
         )
 
 
-class LocalCluster:
+class LocalCluster(Equipped[ShimHosts]):
     """Hosts as loopback addresses, for one run. See harness.clusters.base.Cluster.
 
     `ports` are those that hosts will be reached on; data and logs of each host lie under `work_dir/<host>`.
@@ -147,8 +147,6 @@ class LocalCluster:
         self._network: LocalNetwork | None = None
         self._reservation: socket.socket | None = None
         self._net = 0
-        self._needs: frozenset[tuple[str, str]] = frozenset()
-        self._shim: ShimHosts | None = None
         self._links: LocalLinks | None = None
 
     @property
@@ -173,20 +171,6 @@ class LocalCluster:
         if interface == "links":
             return LINKS_MISSING.get(ability)
         return None
-
-    def equip(self, needs: Collection[tuple[str, str]]) -> None:
-        """Prepare for the abilities that the run will use; to be called before `start`."""
-        self._needs = frozenset(needs)
-
-    @property
-    def clocks(self) -> ShimClocks | None:
-        """The clocks of the replicas; None unless `equip` was told of them."""
-        return None if self._shim is None else self._shim.clocks
-
-    @property
-    def disks(self) -> ShimDisks | None:
-        """The disks of the replicas; None unless `equip` was told of them."""
-        return None if self._shim is None else self._shim.disks
 
     @property
     def links(self) -> LocalLinks | None:

@@ -31,6 +31,7 @@ from harness.clusters.netns_shell import NamespaceShell, run_command
 from harness.clusters.netns_trial import PROGRAMS
 from harness.clusters.node_disks import MEMORY, SHARED, NodeDisks, storage_for, why_no_file_systems
 from harness.clusters.processes import Processes
+from harness.faults.equipment import Equipped
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS, FileSystemDisks
 from harness.faults.local_access import LocalAccess
 from harness.faults.shim_hosts import ShimHosts, shim_missing
@@ -39,7 +40,6 @@ from harness.run_state import KIND_NETNS, Claim, RunState
 from nemesis.mechanisms.nft import NftCuts
 from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import ShimError
-from nemesis.mechanisms.shim_faults import ShimClocks, ShimDisks
 from nemesis.target import Grudge, Link, ProbeResult
 
 __all__ = ["MAX_HOSTS", "NetnsCluster", "NetnsNetwork"]
@@ -77,7 +77,7 @@ class NetnsNetwork:
         return await self._probe.probe(links, timeout_s=timeout_s)
 
 
-class NetnsCluster:
+class NetnsCluster(Equipped[ShimHosts]):
     """Hosts as network namespaces, for one run. See harness.clusters.base.Cluster.
 
     `ports` are those that hosts will be reached on; data and logs of each host lie under `work_dir/<host>`.
@@ -114,12 +114,9 @@ class NetnsCluster:
         self._shell: NamespaceShell | None = None
         self._network: NetnsNetwork | None = None
         self._home = -1
-        self._needs: frozenset[tuple[str, str]] = frozenset()
-        self._shim: ShimHosts | None = None
         self._links: NetnsLinks | None = None
         self._storage = storage_for(storage or self.storage)
         self._node_disks: NodeDisks | None = None
-        self._disks: FileSystemDisks | None = None
 
     @classmethod
     def configured(cls, *, storage: str | None = None) -> type[NetnsCluster]:
@@ -148,22 +145,6 @@ class NetnsCluster:
         if interface in ("clocks", "disks"):
             return shim_missing(interface, ability)
         return None
-
-    def equip(self, needs: Collection[tuple[str, str]]) -> None:
-        """Prepare for the abilities that the run will use; to be called before `start`."""
-        self._needs = frozenset(needs)
-
-    @property
-    def clocks(self) -> ShimClocks | None:
-        """The clocks of the replicas; None unless `equip` was told of them."""
-        return None if self._shim is None else self._shim.clocks
-
-    @property
-    def disks(self) -> ShimDisks | FileSystemDisks | None:
-        """The disks of the replicas; None unless `equip` was told of them."""
-        if self._disks is not None:
-            return self._disks
-        return None if self._shim is None else self._shim.disks
 
     @property
     def links(self) -> NetnsLinks | None:
