@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import shutil
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,3 +59,41 @@ def simulate() -> Callable[..., Any]:
         return run_simulated(main(), seed=seed, shuffle=shuffle)
 
     return run
+
+
+SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
+NO_OTHER_PYTHON = "no other supported version of Python on the PATH, and none that a pyenv on the PATH has"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for `other_python` is run with each; skipped where there is none."""
+    if "other_python" in metafunc.fixturenames:
+        found = other_pythons() or [pytest.param("", marks=pytest.mark.skip(reason=NO_OTHER_PYTHON))]
+        metafunc.parametrize("other_python", found)
+
+
+@functools.cache
+def other_pythons() -> list[Any]:
+    """Interpreters of the supported versions other than this one: those on the PATH, else those of pyenv, whose shims
+    on the PATH start only the versions that are chosen at the moment."""
+    installed = [
+        str(path) for version in _output("pyenv", "versions", "--bare", "--skip-aliases").split()
+        if (path := Path(_output("pyenv", "root").strip()) / "versions" / version / "bin" / "python").exists()
+    ]  # fmt: skip
+    on_path = [path for version in SUPPORTED if (path := shutil.which(f"python{version}")) is not None]
+    by_version = {_version(path): path for path in [*installed, *on_path]}
+    wanted = [version for version in SUPPORTED if version != f"{sys.version_info[0]}.{sys.version_info[1]}"]
+    return [pytest.param(by_version[version], id=version) for version in wanted if version in by_version]
+
+
+def _version(python: str) -> str:
+    return _output(python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
+
+
+def _output(*argv: str) -> str:
+    """What a program prints; nothing when it fails or is not there."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
