@@ -213,14 +213,16 @@ class FakeLinks:
             if link in shapes and link not in self.immune:
                 shape = shapes[link].on_top_of(shape)
         received = 0 if link in self.dead else round(count * (1 - shape.loss_percent / 100))
+        # What overtakes others goes ahead of every delay.
+        overtakes = round(received * shape.reorder_percent / 100)
         seconds = 0.01 + (received * size_bytes / shape.rate_bytes_per_s if shape.rate_bytes_per_s else 0)
         return LinkMeasure(
             link=link,
             sent=count,
             received=received,
             duplicates=round(received * shape.duplicate_percent / 100),
-            out_of_order=round(received * shape.reorder_percent / 100),
-            delays_ms=[0.1 + shape.delay_ms] * received,
+            out_of_order=overtakes,
+            delays_ms=[0.1] * overtakes + [0.1 + shape.delay_ms] * (received - overtakes),
             seconds=seconds,
         )
 

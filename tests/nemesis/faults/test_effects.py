@@ -62,6 +62,28 @@ def test_a_monotonic_drift_is_proved_when_asked_for(
     run_virtual(main())
 
 
+def test_a_delay_is_proved_on_links_that_another_fault_reorders(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    """Packets that overtake others meet no delay: with more than half of them doing so, the median packet is not late."""
+
+    async def main() -> None:
+        target = make_fault_target(5)
+        reorder = await plan_fault(LINK, target, "reorder@all")
+        reorder.value["shape"].update(reorder_percent=60.0, delay_ms=10.0)
+        delay = await plan_fault(LINK, target, "delay@all", fault_id="f2")
+        await LINK.inject(target, reorder)
+        assert not (await LINK.prove(target, delay, in_force=[reorder])).proven
+        await LINK.inject(target, delay)
+        proof = await LINK.prove(target, delay, in_force=[reorder])
+        assert proof.proven, proof
+        await LINK.heal(target, delay)
+        await LINK.heal(target, reorder)
+        assert (await LINK.prove_healed(target, delay)).proven
+
+    run_virtual(main())
+
+
 def spare(target: Any, injection: Injection) -> None:
     """Make one victim feel nothing."""
     host = injection.value["hosts"][0]
