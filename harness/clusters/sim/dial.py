@@ -53,6 +53,7 @@ class Dial:
         self._is_over = True
         if not self.established.done():
             self.established.set_exception(error)
+            self.established.exception()  # who waits may be killed before it hears of this: nobody forgot it
 
     def _send_syn(self) -> None:
         if self._is_pointless():

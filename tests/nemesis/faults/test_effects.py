@@ -65,7 +65,7 @@ def test_a_monotonic_drift_is_proved_when_asked_for(
 def test_a_delay_is_proved_on_links_that_another_fault_reorders(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
-    """Packets that overtake others meet no delay: with more than half of them doing so, the median packet is not late."""
+    """Packets that overtake others meet no delay: when most of them do so, the median one is not late."""
 
     async def main() -> None:
         target = make_fault_target(5)
