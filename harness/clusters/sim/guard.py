@@ -5,14 +5,20 @@ time. Only calls with code of a watched package on the stack are refused; the ha
 and write its files. Log records carry the real time, which `logs.py` replaces, so calls that come through the
 logging machinery pass.
 
-The check walks the stack, so it costs something per refused function's call, and nothing otherwise.
+The check walks the stack, so it costs something per refused function's call, and nothing otherwise. Beside the
+functions that are replaced, by which a name taken from its module earlier is not reached, an audit hook
+(`sys.addaudithook`, PEP 578) hears of every file, socket and process that the interpreter makes, whoever asked. Clocks,
+entropy and, before Python 3.12, threads raise no audit events; there the replaced functions are all there is, and
+`tests/test_architecture.py` keeps the node from importing them.
 """
 
 from __future__ import annotations
 
+import _thread
 import builtins
 import contextlib
 import functools
+import io
 import os
 import random
 import socket
@@ -21,6 +27,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from harness.clusters.sim.errors import NotSimulated
@@ -30,7 +37,10 @@ __all__ = ["Guard", "guarded"]
 WATCHED = ("node",)
 """Packages whose code must stay inside the simulation."""
 
-TRUSTED = ("logging", "traceback", "linecache", "warnings", "importlib", "tokenize", "gettext", "locale")
+TRUSTED = (
+    "logging", "traceback", "linecache", "warnings", "importlib", "_frozen_importlib", "_frozen_importlib_external",
+    "zipimport", "tokenize", "gettext", "locale",
+)  # fmt: skip
 """Modules of the standard library that may look at the clock or at source files on behalf of watched code."""
 
 MAX_DEPTH = 60
@@ -38,24 +48,40 @@ MAX_DEPTH = 60
 
 _FORBIDDEN: tuple[tuple[Any, str, str], ...] = (
     *((time, name, "clocks come from the runtime and the loop") for name in (
-        "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "sleep",
+        "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
+        "process_time_ns", "thread_time", "thread_time_ns", "clock_gettime", "clock_gettime_ns", "sleep",
     )),
     *((random, name, "randomness comes from the runtime") for name in (
         "random", "randrange", "randint", "choice", "choices", "shuffle", "sample", "uniform", "getrandbits",
         "expovariate", "gauss", "betavariate", "seed", "randbytes",
     )),
     *((os, name, "randomness comes from the runtime") for name in ("urandom", "getrandom")),
+    (random, "_urandom", "randomness comes from the runtime"),  # SystemRandom and secrets
+    *((os, name, "a program is told what it needs to know") for name in ("getpid", "times", "getloadavg")),
     *((uuid, name, "randomness comes from the runtime") for name in ("uuid1", "uuid4")),
     *((os, name, "files are behind the runtime's disk") for name in (
         "open", "mkdir", "makedirs", "listdir", "scandir", "remove", "unlink", "rename", "replace", "stat", "fsync",
         "truncate", "pread", "pwrite",
     )),
     (builtins, "open", "files are behind the runtime's disk"),
+    (io, "open", "files are behind the runtime's disk"),
     (socket, "getaddrinfo", "there is no name service"),
     (socket, "create_connection", "connections are the loop's"),
     (socket.socket, "__init__", "connections are the loop's"),
     (threading.Thread, "start", "there are no threads"),
+    (_thread, "start_new_thread", "there are no threads"),
 )  # fmt: skip
+
+
+_AUDITED = {
+    **dict.fromkeys(("open", "os", "shutil", "tempfile", "glob", "pathlib", "mmap", "fcntl", "sqlite3"),
+                    "files are behind the runtime's disk"),
+    **dict.fromkeys(("socket", "urllib", "http", "ftplib", "smtplib"), "connections are the loop's"),
+    **dict.fromkeys(("subprocess", "pty", "signal"), "programs are started on a host by its cluster"),
+    **dict.fromkeys(("_thread",), "there are no threads"),
+    **dict.fromkeys(("ctypes",), "there is no way around the runtime"),
+}  # fmt: skip
+"""First word of an audit event -> what there is instead."""
 
 
 class Guard:
@@ -67,15 +93,15 @@ class Guard:
 
     def culprit(self) -> str | None:
         """The watched code on the stack above the refused function, as file:line; None when there is none."""
-        frame = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(3)
         for _ in range(MAX_DEPTH):
+            if frame is None:
+                return None
             package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
             if package in TRUSTED:
                 return None
             if package in self._watched:
                 return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            if frame.f_back is None:
-                return None
             frame = frame.f_back
         return None
 
@@ -84,14 +110,46 @@ class Guard:
 
         @functools.wraps(original)
         def refusing(*args: Any, **kwargs: Any) -> Any:
-            culprit = self.culprit()
-            if culprit is not None:
-                message = f"{culprit} calls {name} in simulation: {instead}"
-                self.violations.append(message)
-                raise NotSimulated(message)
+            self.refuse(name, instead)
             return original(*args, **kwargs)
 
         return refusing
+
+    def refuse(self, name: str, instead: str) -> None:
+        """Note and raise NotSimulated when watched code is what calls the function above this one."""
+        culprit = self.culprit()
+        if culprit is not None:
+            message = f"{culprit} calls {name} in simulation: {instead}"
+            self.violations.append(message)
+            raise NotSimulated(message)
+
+
+_up: list[Guard] = []
+"""The guards that are up, the newest last."""
+
+
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
+    instead = _AUDITED.get(event.partition(".")[0]) if _up else None
+    if instead is not None:
+        _up[-1].refuse(event, instead)
+
+
+@functools.cache
+def _listen() -> None:
+    """Once and for good: an audit hook cannot be taken away. It does nothing while no guard is up."""
+    sys.addaudithook(_audit)
+
+
+def _seeding(guard: Guard, original: Callable[..., None]) -> Callable[..., None]:
+    """`random.Random.seed`, refused to watched code without a seed: that is entropy."""
+
+    @functools.wraps(original)
+    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        if a is None:
+            guard.refuse("random.Random.seed without a seed", "randomness comes from the runtime")
+        original(self, a, version)
+
+    return seed
 
 
 @contextlib.contextmanager
@@ -101,6 +159,7 @@ def guarded(watched: tuple[str, ...] = WATCHED) -> Iterator[Guard]:
     Raises NotSimulated at the attempt and, since the code may swallow that, again at the end of the block.
     """
     guard = Guard(watched)
+    _listen()
     replaced: list[tuple[Any, str, Any]] = []
     for owner, name, instead in _FORBIDDEN:
         original = getattr(owner, name, None)
@@ -109,9 +168,13 @@ def guarded(watched: tuple[str, ...] = WATCHED) -> Iterator[Guard]:
         title = f"{getattr(owner, '__module__', None) or owner.__name__}.{name}"
         replaced.append((owner, name, original))
         setattr(owner, name, guard.wrap(original, title, instead))
+    replaced.append((random.Random, "seed", random.Random.seed))
+    random.Random.seed = _seeding(guard, random.Random.seed)  # type: ignore[method-assign]
+    _up.append(guard)
     try:
         yield guard
     finally:
+        _up.remove(guard)
         for owner, name, original in reversed(replaced):
             setattr(owner, name, original)
     if guard.violations:

@@ -16,6 +16,7 @@ import pytest
 
 from harness.clusters.sim.errors import NotSimulated
 from harness.clusters.sim.guard import guarded
+from harness.clusters.sim.simulation import run_simulated
 
 
 def as_node_code(source: str, **names: Any) -> Any:
@@ -32,19 +33,71 @@ def as_node_code(source: str, **names: Any) -> Any:
         ("import time; time.time()", "time.time"),
         ("import time; time.monotonic_ns()", "time.monotonic_ns"),
         ("import time; time.sleep(0)", "time.sleep"),
+        ("import time; time.clock_gettime(time.CLOCK_MONOTONIC)", "clock_gettime"),
         ("import random; random.random()", "random"),
         ("import random; random.shuffle([1, 2])", "shuffle"),
         ("import os; os.urandom(4)", "urandom"),
         ("import uuid; uuid.uuid4()", "uuid4"),
+        ("import secrets; secrets.token_hex()", "urandom"),
+        ("import random; random.SystemRandom().random()", "urandom"),
+        ("import random; random.Random()", "seed"),
         ("open('/dev/null')", "open"),
+        ("import io; io.open('/dev/null')", "open"),
+        ("import os; os.open('/dev/null', os.O_RDONLY)", "open"),
+        ("import os; os.path.exists('/')", "stat"),
+        ("import pathlib; pathlib.Path('/dev/null').read_bytes()", "open"),
+        ("import tempfile; tempfile.mkdtemp()", "(getpid|seed|mkdtemp)"),
+        ("import shutil; shutil.rmtree('/nowhere')", "rmtree"),
+        ("import mmap; mmap.mmap(-1, 1)", "mmap"),
+        ("import fcntl; fcntl.flock(0, fcntl.LOCK_UN)", "fcntl"),
         ("import os; os.listdir('/')", "listdir"),
         ("import socket; socket.socket()", "socket"),
+        ("import socket; socket.socketpair()", "socket"),
+        ("import _socket; _socket.socket()", "socket"),
+        ("import socket; socket.gethostbyname('localhost')", "socket"),
+        ("import subprocess; subprocess.run(['true'])", "Popen"),
+        ("import os; os.system('true')", "os.system"),
+        ("import os; os.fork()", "os.fork"),
+        ("import os; os.getpid()", "getpid"),
         ("import threading; threading.Thread(target=print).start()", "start"),
+        ("import _thread; _thread.start_new_thread(print, ())", "start_new_thread"),
+        ("import concurrent.futures as f; f.ThreadPoolExecutor(1).submit(print)", "start"),
     ],
 )
 def test_node_code_is_refused(source: str, what: str) -> None:
     with pytest.raises(NotSimulated, match=rf"node/offender\.py:1 calls .*{what}"), guarded():
         as_node_code(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("take('/dev/null')", "open"),
+        ("listdir('/')", "listdir"),
+        ("connect(('127.0.0.1', 9))", "socket"),
+    ],
+)
+def test_names_taken_before_the_guard_was_up_are_refused_too(source: str, what: str) -> None:
+    with socket.socket() as unconnected:
+        taken = {"take": open, "listdir": os.listdir, "connect": unconnected.connect}
+        with pytest.raises(NotSimulated, match=rf"node/offender\.py:1 calls .*{what}"), guarded():
+            as_node_code(source, **taken)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "await asyncio.to_thread(print)",
+        "await asyncio.open_unix_connection('/nowhere')",
+        "await asyncio.create_subprocess_exec('true')",
+        "asyncio.get_running_loop().add_reader(0, print)",
+        "await asyncio.get_running_loop().sock_recv(None, 1)",
+    ],
+)
+def test_the_loop_of_a_simulation_refuses_what_it_does_not_have(call: str) -> None:
+    source = f"import asyncio\nasync def work():\n    {call}\nresult = work"
+    with pytest.raises(NotSimulated, match="in simulation"):
+        run_simulated(as_node_code(source)(), seed=1)
 
 
 def test_the_harness_and_what_logging_does_pass() -> None:
