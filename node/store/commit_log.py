@@ -20,10 +20,11 @@ import asyncio
 import errno
 import logging
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from node.runtime import Disk
+from node.store.flushing import DEFAULT_FLUSH, FlushPolicy, LogDamaged, LogRefuses, NotYetDurable, Told, settle
 from node.store.record import BLANK_MAGIC, RECORD_MAGIC, RecordError, decode_record, summarize_record
 from node.store.segments import SegmentedFile, segment_name
 
@@ -60,33 +61,6 @@ SCAN_BYTES = 4 << 20
 """Read at once by recovery."""
 
 
-class LogRefuses(Exception):
-    """Nothing was appended: the disk is busy, full or failing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlushPolicy:
-    """When an asynchronous flush syncs."""
-
-    interval_ms: int = 500
-    """Between two looks whether it is worth it (R: flushIntervalCommitLog)."""
-    least_pages: int = 4
-    """Unsynced pages that make it so (R: flushCommitLogLeastPages)."""
-    thorough_interval_ms: int = 10_000
-    """After which everything is synced however little it is (R: flushCommitLogThoroughInterval)."""
-
-
-class NotYetDurable(Exception):
-    """The record is in the log, and was not synced in time."""
-
-
-DEFAULT_FLUSH = FlushPolicy()
-
-
-class LogDamaged(ValueError):
-    """The log does not hold what its checkpoint says; the text names the file and the byte."""
-
-
 class CommitLog:
     """The log below `directory`. `on_progress` is called when `committed_position` advances."""
 
@@ -107,12 +81,12 @@ class CommitLog:
         self._flush_mode = flush_mode
         self._flush = flush
         self._on_progress = on_progress
-        self._pending: deque[bytes] = deque()
+        self._writing: list[bytes] = []
+        self._pending: list[bytes] = []
         self._pending_bytes = 0
-        self._unwritten: dict[int, bytes] = {}
         self._recent: dict[int, bytes] = {}
         self._recent_bytes = 0
-        self._waiters: deque[tuple[int, float, asyncio.Future[None]]] = deque()
+        self._waiters: deque[tuple[int, float, Told]] = deque()
         self._late_timer: asyncio.TimerHandle | None = None
         self._work = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -221,32 +195,60 @@ class CommitLog:
 
         Raises LogRefuses: nothing was appended.
         """
-        self._check_disk(size_bytes)
-        room = self._rows.room_at(self.end_position)
-        if size_bytes + BLANK_HEAD_SIZE_BYTES > self._rows.segment_size_bytes:
-            raise LogRefuses(f"a record of {size_bytes} bytes does not fit into a file of the log")
-        blank = b""
-        if size_bytes + BLANK_HEAD_SIZE_BYTES > room:
-            blank = room.to_bytes(4, "big") + BLANK_MAGIC.to_bytes(4, "big") + bytes(room - BLANK_HEAD_SIZE_BYTES)
-        position = self.end_position + len(blank)
-        record = encode(position)
-        if blank:
-            self._add(blank)
-        self._add(record)
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        (position,) = self.append_row((size_bytes,), lambda at: (encode(at[0]),), partial(settle, stored))
+        return position, stored
+
+    def append_row(
+        self, sizes: Sequence[int], encode: Callable[[Sequence[int]], Sequence[bytes]], then: Told
+    ) -> Sequence[int]:
+        """Append records of these sizes, one behind the other; `encode` gets their positions. Returns the positions.
+
+        `then` is called once when all count as stored: with None, or with the NotYetDurable or OSError that a future
+        would fail with; at once, before this returns, in flush mode `transient`. Raises LogRefuses: nothing was
+        appended.
+        """
+        self._check_disk(sum(sizes))
+        positions, blanks = self._places(sizes)
+        records = encode(positions)
+        if blanks:
+            for position, record in zip(positions, records, strict=True):
+                if position in blanks:
+                    self._add(blanks[position])
+                self._add(record)
+        else:
+            self._add_row(positions, records)
         loop = asyncio.get_running_loop()
-        stored: asyncio.Future[None] = loop.create_future()
         if self._flush_mode == "transient":
-            stored.set_result(None)
             self.committed_position = self.end_position
             loop.call_soon(self._on_progress)
+            then(None)
         else:
-            self._waiters.append((self.end_position, loop.time(), stored))
+            self._waiters.append((self.end_position, loop.time(), then))
             if self._late_timer is None and self._flush_mode == "sync":
                 self._late_timer = loop.call_later(FLUSH_TIMEOUT_S, self._tell_late)
         self._work.set()
         if self._pending_bytes >= WRITE_LEAST_BYTES:
             self._urgent.set()
-        return position, stored
+        return positions
+
+    def _places(self, sizes: Sequence[int]) -> tuple[list[int], dict[int, bytes]]:
+        """Where records of these sizes will begin, and the blank record before each that begins a file."""
+        positions, blanks = [], {}
+        position = self.end_position
+        room = self._rows.room_at(position)
+        for size_bytes in sizes:
+            if size_bytes + BLANK_HEAD_SIZE_BYTES > room:
+                if size_bytes + BLANK_HEAD_SIZE_BYTES > self._rows.segment_size_bytes:
+                    raise LogRefuses(f"a record of {size_bytes} bytes does not fit into a file of the log")
+                head = room.to_bytes(4, "big") + BLANK_MAGIC.to_bytes(4, "big")
+                position += room
+                blanks[position] = head + bytes(room - BLANK_HEAD_SIZE_BYTES)
+                room = self._rows.segment_size_bytes
+            positions.append(position)
+            position += size_bytes
+            room -= size_bytes
+        return positions, blanks
 
     def append_copy(self, record: bytes) -> None:
         """Append a whole record, a blank one too, as another log has it at `end_position`: a slave's append. Nobody
@@ -275,14 +277,18 @@ class CommitLog:
             raise LogRefuses("the disk is busy")
 
     def _add(self, data: bytes) -> None:
-        self._pending.append(data)
-        self._pending_bytes += len(data)
-        self._unwritten[self.end_position] = data
-        self._recent[self.end_position] = data
-        self._recent_bytes += len(data)
-        while self._recent_bytes > RECENT_BYTES and len(self._recent) > 1:
-            self._recent_bytes -= len(self._recent.pop(next(iter(self._recent))))
-        self.end_position += len(data)
+        self._add_row((self.end_position,), (data,))
+
+    def _add_row(self, positions: Sequence[int], records: Sequence[bytes]) -> None:
+        size_bytes = positions[-1] + len(records[-1]) - self.end_position
+        self._pending += records
+        self._pending_bytes += size_bytes
+        self.end_position += size_bytes
+        recent = self._recent
+        recent.update(zip(positions, records, strict=True))
+        self._recent_bytes += size_bytes
+        while self._recent_bytes > RECENT_BYTES and len(recent) > 1:
+            self._recent_bytes -= len(recent.pop(next(iter(recent))))
 
     async def _write_forever(self) -> None:
         while True:
@@ -298,24 +304,26 @@ class CommitLog:
                 await self._write_pending()
 
     async def _write_pending(self) -> None:
-        count = len(self._pending)
-        data = b"".join(self._pending)
+        group = self._writing = self._pending
+        self._pending = []
+        data = b"".join(group)
         self._write_began_s = asyncio.get_running_loop().time()
         try:
             async with self._disk_lock:
                 await self._rows.append(data, sync=self._flush_mode == "sync")
         except OSError as error:
+            self._put_back()
             self._failed(error)
             await asyncio.sleep(RETRY_S)
             return
+        except BaseException:
+            self._put_back()
+            raise
         finally:
             self._write_began_s = None
         self.failure = None
-        for _ in range(count):
-            written = self._pending.popleft()
-            self._pending_bytes -= len(written)
-        for position in [position for position in self._unwritten if position < self._rows.end_position]:
-            del self._unwritten[position]
+        self._writing = []
+        self._pending_bytes -= len(data)
         if self._flush_mode == "sync":
             self.flushes += 1
         else:
@@ -325,30 +333,27 @@ class CommitLog:
             self._complete()
             self._on_progress()
 
+    def _put_back(self) -> None:
+        self._pending, self._writing = [*self._writing, *self._pending], []
+
     def _failed(self, error: OSError) -> None:
         """What waits may or may not be stored in the end: it stays in memory and is written again."""
         if self.failure is None:
             logger.error("the log could not be written: %s", error)
         self.failure = error
         while self._waiters:
-            stored = self._waiters.popleft()[2]
-            if not stored.done():
-                stored.set_exception(error)
+            self._waiters.popleft()[2](error)
 
     def _complete(self) -> None:
         while self._waiters and self._waiters[0][0] <= self.committed_position:
-            stored = self._waiters.popleft()[2]
-            if not stored.done():
-                stored.set_result(None)
+            self._waiters.popleft()[2](None)
 
     def _tell_late(self) -> None:
         self._late_timer = None
         loop = asyncio.get_running_loop()
         latest_s = loop.time() - FLUSH_TIMEOUT_S
         while self._waiters and self._waiters[0][1] <= latest_s:
-            stored = self._waiters.popleft()[2]
-            if not stored.done():
-                stored.set_exception(NotYetDurable(f"not synced within {FLUSH_TIMEOUT_S:g} s"))
+            self._waiters.popleft()[2](NotYetDurable(f"not synced within {FLUSH_TIMEOUT_S:g} s"))
         if self._waiters:
             self._late_timer = loop.call_at(self._waiters[0][1] + FLUSH_TIMEOUT_S, self._tell_late)
 
@@ -379,9 +384,11 @@ class CommitLog:
 
     def read(self, position: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` of the record that begins at `position`. Raises OSError (EINVAL outside the log)."""
-        record = self._recent.get(position) or self._unwritten.get(position)
+        record = self._recent.get(position)
         if record is not None:
             return record[:size_bytes] if size_bytes < len(record) else record
+        if self._rows.end_position <= position < self.end_position:
+            return self.read_range(position, size_bytes)
         if not self._rows.begin_position <= position < self._rows.end_position:
             raise OSError(errno.EINVAL, f"the log holds nothing at {position}")
         return self._rows.read(position, min(size_bytes, self._rows.room_at(position)))
@@ -390,9 +397,11 @@ class CommitLog:
         """Up to `size_bytes` from `position` on, in one file, wherever records begin there. Raises OSError."""
         if position < self._rows.end_position:
             return self._rows.read(position, min(size_bytes, self._rows.room_at(position)))
-        for at, record in self._unwritten.items():
+        at = self.end_position - self._pending_bytes
+        for record in (*self._writing, *self._pending):
             if at <= position < at + len(record):
                 return record[position - at : position - at + size_bytes]
+            at += len(record)
         return b""
 
     def record_before(self, position: int) -> int:
@@ -439,7 +448,7 @@ class CommitLog:
     async def cut(self, position: int) -> None:
         """Forget everything from `position` on, where a record begins, or all of it where `position` is outside the
         log: it is then empty and begins there. Durable on return. Nobody may append meanwhile. Raises OSError."""
-        while self._pending:
+        while self._pending_bytes:
             if self.failure is not None:
                 raise self.failure
             await asyncio.sleep(0.01)
@@ -464,7 +473,7 @@ class CommitLog:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + FLUSH_TIMEOUT_S
         self._urgent.set()
-        while self._pending and self.failure is None and loop.time() < deadline_s and self._tasks:
+        while self._pending_bytes and self.failure is None and loop.time() < deadline_s and self._tasks:
             self._work.set()
             await asyncio.sleep(0.01)
         for task in self._tasks:
