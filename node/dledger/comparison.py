@@ -46,6 +46,11 @@ class Comparison:
         """The index to ask for first: the leader's last."""
         return self._end
 
+    @property
+    def found_nothing(self) -> bool:
+        """Whether no index is known to agree: where this ends with a TRUNCATE, the whole log is another one."""
+        return self._agrees < self._begin
+
     def decide(self, index: int, *, is_same: bool, follower_begin: int, follower_end: int) -> Decision:
         """What follows from the answer for `index`, and from the ends of the follower's log that came with it."""
         if follower_end < self._begin or follower_begin > self._end:

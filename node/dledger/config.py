@@ -126,6 +126,16 @@ class DLedgerConfig:
     preferredLeaderIds)."""
     max_transfer_lag: int = 1000
     """Entries that a member may lack and still be given the lead (R: maxLeadershipTransferWaitIndex)."""
+    snapshot_threshold_entries: int = 100_000
+    """Applied entries after which a snapshot is taken (R: snapshotThreshold, 1000, and off); 0: only when one is
+    needed, before the log loses its beginning and for a follower."""
+    snapshots_kept: int = 3
+    """Snapshots that are kept (R: maxSnapshotReservedNum)."""
+    snapshot_removes_log: bool = False
+    """Whether what a snapshot includes goes from the log, file by file. Otherwise somebody else decides how long the
+    log is kept, as a broker's retention does."""
+    snapshot_log_kept_entries: int = 10
+    """The last included entries that stay then, for followers that are nearly up to date (R)."""
     data_segment_size_bytes: int = 1024 * MEBIBYTE
     """Must be the same on all members: positions are part of the entries."""
     index_segment_size_bytes: int = 5 * 1024 * 1024 * 32
@@ -161,6 +171,7 @@ class DLedgerConfig:
             "push_pipeline_depth",
             "flush_interval_ms",
             "flush_thorough_interval_ms",
+            "snapshots_kept",
         ):
             if getattr(self, name) < 1:
                 problems.append(f"{name} is below 1")
@@ -169,8 +180,9 @@ class DLedgerConfig:
         strangers = [member for member in self.preferred_leaders if member not in self.peers]
         if strangers:
             problems.append(f"preferred_leaders names {', '.join(strangers)}, which peers does not")
-        if self.flush_least_pages < 0:
-            problems.append("flush_least_pages is below 0")
+        for name in ("flush_least_pages", "snapshot_threshold_entries", "snapshot_log_kept_entries"):
+            if getattr(self, name) < 0:
+                problems.append(f"{name} is below 0")
         if problems:
             raise ValueError("; ".join(problems))
 

@@ -21,12 +21,14 @@ from node.dledger.member_state import MemberState
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
 from node.dledger.peers import PeerClient, PeerError, settle
 from node.dledger.quorum import QuorumAckChecker
+from node.dledger.quota import Quota
 from node.dledger.rpc import DLedgerCode, PushType
+from node.dledger.snapshot_transfer import SnapshotSender
 from node.dledger.store import DLedgerStore
 from node.remoting.complaints import Complaints
 from node.runtime import Clock
 
-__all__ = ["EntryDispatcher", "Quota"]
+__all__ = ["EntryDispatcher"]
 
 logger = logging.getLogger("node.dledger.pusher")
 
@@ -37,35 +39,6 @@ peer that has restarted without anybody noticing (dledger#61)."""
 
 MIN_WAIT_NS = 100_000
 """Between two looks at what is due: the clock that counts may be a little slower than the timer."""
-
-
-class Quota:
-    """Bytes that may be sent in each second of a clock."""
-
-    def __init__(self, limit_bytes: int, now_ns: Callable[[], int]) -> None:
-        self._limit_bytes = limit_bytes
-        self._now_ns = now_ns
-        self._second = -1
-        self._used_bytes = 0
-
-    def use(self, size_bytes: int) -> None:
-        """Count bytes that were sent."""
-        self._turn()
-        self._used_bytes += size_bytes
-
-    def wait_ns(self) -> int:
-        """Until the next second when this one's bytes are used up; 0 while some are left."""
-        now_ns = self._turn()
-        if self._used_bytes < self._limit_bytes:
-            return 0
-        return (self._second + 1) * 1_000_000_000 - now_ns
-
-    def _turn(self) -> int:
-        now_ns = self._now_ns()
-        if now_ns // 1_000_000_000 != self._second:
-            self._second = now_ns // 1_000_000_000
-            self._used_bytes = 0
-        return now_ns
 
 
 @dataclass(slots=True)
@@ -90,6 +63,7 @@ class EntryDispatcher:
         peers: PeerClient,
         checker: QuorumAckChecker,
         *,
+        snapshots: SnapshotSender | None = None,
         on_higher_term: Callable[[int], None],
     ) -> None:
         self.peer_id = peer_id
@@ -100,6 +74,7 @@ class EntryDispatcher:
         self._store = store
         self._peers = peers
         self._checker = checker
+        self._snapshots = snapshots
         self._on_higher_term = on_higher_term
         self._complaints = Complaints(logger, lambda: asyncio.get_running_loop().time())
         self._quota = Quota(config.peer_push_quota_bytes, clock.monotonic_ns)
@@ -274,6 +249,8 @@ class EntryDispatcher:
                 self._change_state(index, PushType.APPEND)
                 return True
             if decision.type is PushType.TRUNCATE:
+                if search.found_nothing and not await self._install_snapshot(index - 1):
+                    return True
                 self._change_state(index, PushType.TRUNCATE)
                 await self._do_truncate(index)
                 return True
@@ -281,6 +258,14 @@ class EntryDispatcher:
     def new_comparison(self, begin: int, end: int) -> Comparison:
         """The search that decides what a COMPARE's answer means."""
         return Comparison(begin=begin, end=end)
+
+    async def _install_snapshot(self, index: int) -> bool:
+        """The peer's log is to begin where this one does: it needs the state of what came before. False when this
+        member's lead of the term has ended meanwhile."""
+        epoch = self._epoch
+        if self._snapshots is None or not await self._snapshots.send(self.peer_id, self._term, index, self._quota):
+            return self._snapshots is None
+        return self._epoch == epoch
 
     async def _do_truncate(self, index: int) -> None:
         """Make the peer's log end with this log's entry `index`."""

@@ -25,6 +25,7 @@ from node.dledger.entry import BadEntry, Entry, parse_entries
 from node.dledger.member_state import MemberState
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
 from node.dledger.rpc import DLedgerCode, DLedgerError, PushType
+from node.dledger.snapshot_manager import SnapshotManager
 from node.dledger.store import DLedgerStore
 from node.remoting.complaints import Complaints
 
@@ -53,7 +54,14 @@ class _Push:
 class EntryHandler:
     """Handles pushes while this member follows. `handle_push` is called with requests of the present leader."""
 
-    def __init__(self, config: DLedgerConfig, state: MemberState, store: DLedgerStore) -> None:
+    def __init__(
+        self,
+        config: DLedgerConfig,
+        state: MemberState,
+        store: DLedgerStore,
+        snapshots: SnapshotManager | None = None,
+    ) -> None:
+        self._snapshots = snapshots
         self._config = config
         self._state = state
         self._store = store
@@ -323,15 +331,25 @@ class EntryHandler:
         elif self.verified_index(request.term) >= 0 and entry.index <= self._store.ledger_end_index + 1:
             self._refuse_truncate(push)
             return
+        elif not self.may_begin_at(entry.index):
+            self._complaints.warn("snapshot", f"the log is to begin at {entry.index}, no snapshot here goes so far")
+            self._reply(push, DLedgerCode.INCONSISTENT_STATE)
+            return
         else:
             logger.warning("beginning the log again at %d, where %s begins", entry.index, request.leader_id)
             done = self._store.reset(entry)
+            if self._snapshots is not None:
+                self._snapshots.adopt_members()
         self.verify(request.term, entry.index)
         self._store.update_committed_index(self.commit_bound(request))
         if done is None:
             self._acknowledge(push, entry)
         else:
             done.add_done_callback(lambda _: self._acknowledge(push, entry))
+
+    def may_begin_at(self, index: int) -> bool:
+        """Whether the log may begin again at `index`: what comes before is in a snapshot, or in nobody's state."""
+        return self._snapshots is None or self._snapshots.covers(index - 1)
 
     def _continues(self, before: Entry, entry: Entry) -> bool:
         try:

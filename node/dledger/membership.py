@@ -93,6 +93,16 @@ class Membership:
             self._history = [(min(index - 1, self._history[-1][0]), self._history[-1][1])]
             self._changed()
 
+    def at(self, index: int) -> tuple[int, dict[str, str]]:
+        """The entry that said who belonged to the group at `index`, and what; -1 and nobody for the configuration."""
+        found = [item for item in self._history if 0 <= item[0] <= index]
+        return found[-1] if found else (_BASE_INDEX, {})
+
+    def adopt(self, index: int, peers: Mapping[str, str]) -> None:
+        """A snapshot says who belonged to the group since entry `index`, which is committed."""
+        self._history.append((index, dict(peers)))
+        self._changed()
+
     def forget_before(self, committed_index: int) -> None:
         """Keep of what is committed only the last: it is never taken back."""
         committed = [number for number, item in enumerate(self._history) if item[0] <= committed_index]

@@ -34,6 +34,8 @@ __all__ = [
     "GetEntriesResponse",
     "HeartBeatRequest",
     "HeartBeatResponse",
+    "InstallSnapshotRequest",
+    "InstallSnapshotResponse",
     "LeadershipTransferRequest",
     "LeadershipTransferResponse",
     "MalformedMessage",
@@ -286,6 +288,29 @@ class PushEntryResponse(Response):
     index: int = -1
     begin_index: int = -1
     end_index: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class InstallSnapshotRequest(Request):
+    """A piece of the leader's snapshot that ends with entry `last_included_index`: `data`, whose CRC-32 is `data_crc`,
+    belongs at `offset` of `size_bytes` bytes, whose SHA-256 is `digest`. Without data it asks how many are there."""
+
+    term: int
+    leader_id: str
+    last_included_index: int
+    last_included_term: int
+    size_bytes: int
+    digest: str
+    offset: int
+    data_crc: int
+    data: bytes = b""
+
+
+@dataclass(slots=True, kw_only=True)
+class InstallSnapshotResponse(Response):
+    """From `offset` on more is wanted; nothing, where that is the snapshot's size: it is durable here."""
+
+    offset: int = -1
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,6 +16,8 @@ from node.dledger.membership import Membership
 from node.dledger.messages import (
     HeartBeatRequest,
     HeartBeatResponse,
+    InstallSnapshotRequest,
+    InstallSnapshotResponse,
     LeadershipTransferRequest,
     LeadershipTransferResponse,
     MalformedMessage,
@@ -47,10 +49,11 @@ AnswerTaker = Callable[[ResponseT | PeerError], object]
 
 
 class PeerClient(Protocol):
-    """How a member reaches its peers. `vote` and `transfer` raise PeerError, and nothing else."""
+    """How a member reaches its peers. `vote`, `transfer` and `install` raise PeerError, and nothing else."""
 
     async def vote(self, peer: str, request: VoteRequest) -> VoteResponse: ...
     async def transfer(self, peer: str, request: LeadershipTransferRequest) -> LeadershipTransferResponse: ...
+    async def install(self, peer: str, request: InstallSnapshotRequest) -> InstallSnapshotResponse: ...
     def heartbeat(self, peer: str, request: HeartBeatRequest, then: AnswerTaker[HeartBeatResponse]) -> None: ...
     def push(self, peer: str, request: PushEntryRequest, then: AnswerTaker[PushEntryResponse]) -> None: ...
     async def close(self) -> None: ...
@@ -79,6 +82,13 @@ class RemotingPeerClient:
         answer: asyncio.Future[LeadershipTransferResponse] = asyncio.get_running_loop().create_future()
         code, timeout_ms = DLedgerRequestCode.LEADERSHIP_TRANSFER, self._timing.rpc_timeout_ms
         self._ask(peer, code, request, LeadershipTransferResponse, timeout_ms, partial(settle, answer))
+        return await answer
+
+    async def install(self, peer: str, request: InstallSnapshotRequest) -> InstallSnapshotResponse:
+        """Send a piece of a snapshot."""
+        answer: asyncio.Future[InstallSnapshotResponse] = asyncio.get_running_loop().create_future()
+        code, timeout_ms = DLedgerRequestCode.INSTALL_SNAPSHOT, self._timing.push_rpc_timeout_ms
+        self._ask(peer, code, request, InstallSnapshotResponse, timeout_ms, partial(settle, answer))
         return await answer
 
     def heartbeat(self, peer: str, request: HeartBeatRequest, then: AnswerTaker[HeartBeatResponse]) -> None:

@@ -15,6 +15,8 @@ from node.dledger.messages import PushEntryRequest, PushEntryResponse
 from node.dledger.peers import PeerClient
 from node.dledger.quorum import AppendResult, QuorumAckChecker
 from node.dledger.rpc import DLedgerCode, DLedgerError, Role
+from node.dledger.snapshot_manager import SnapshotManager
+from node.dledger.snapshot_transfer import SnapshotSender
 from node.dledger.store import DLedgerStore
 from node.runtime import Runtime
 
@@ -35,14 +37,17 @@ class DLedgerEntryPusher:
         store: DLedgerStore,
         peers: PeerClient,
         *,
+        snapshots: SnapshotManager | None = None,
         on_higher_term: Callable[[int], None],
     ) -> None:
         self._config = config
+        self._snapshots = snapshots
         self._runtime = runtime
         self._state = state
         self._store = store
         self._peers = peers
         self._on_higher_term = on_higher_term
+        self.snapshot_sender = self.make_snapshot_sender()
         self.checker = self.make_checker()
         self.handler = self.make_handler()
         self.dispatchers = {peer: self.make_dispatcher(peer) for peer in state.peer_ids}
@@ -61,7 +66,14 @@ class DLedgerEntryPusher:
         return QuorumAckChecker(self._config, self._state, self._store)
 
     def make_handler(self) -> EntryHandler:
-        return EntryHandler(self._config, self._state, self._store)
+        return EntryHandler(self._config, self._state, self._store, self._snapshots)
+
+    def make_snapshot_sender(self) -> SnapshotSender | None:
+        if self._snapshots is None:
+            return None
+        return SnapshotSender(
+            self._config, self._state, self._peers, self._snapshots, on_higher_term=self._on_higher_term
+        )
 
     def make_dispatcher(self, peer_id: str) -> EntryDispatcher:
         return EntryDispatcher(
@@ -72,6 +84,7 @@ class DLedgerEntryPusher:
             self._store,
             self._peers,
             self.checker,
+            snapshots=self.snapshot_sender,
             on_higher_term=self._on_higher_term,
         )
 

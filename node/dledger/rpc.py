@@ -34,6 +34,7 @@ class DLedgerRequestCode(enum.IntEnum):
     HEART_BEAT = 31002
     PUSH = 31004
     LEADERSHIP_TRANSFER = 31005
+    INSTALL_SNAPSHOT = 31006
     CHANGE_MEMBERS = 31007
     """Not of DLedger, which has no such thing; its codes end at 51006."""
 

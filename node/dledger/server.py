@@ -31,6 +31,8 @@ from node.dledger.messages import (
     GetEntriesResponse,
     HeartBeatRequest,
     HeartBeatResponse,
+    InstallSnapshotRequest,
+    InstallSnapshotResponse,
     LeadershipTransferRequest,
     LeadershipTransferResponse,
     MalformedMessage,
@@ -48,6 +50,9 @@ from node.dledger.pusher import DLedgerEntryPusher
 from node.dledger.quorum import AppendResult
 from node.dledger.reads import ReadBarrier
 from node.dledger.rpc import JSON_CODES, DLedgerCode, DLedgerError, DLedgerRequestCode, ReadMode
+from node.dledger.snapshot_manager import SnapshotManager
+from node.dledger.snapshot_transfer import SnapshotReceiver
+from node.dledger.state_machine import StateMachine, StateMachineCaller
 from node.dledger.store import DLedgerStore
 from node.dledger.transfer import LeadershipTransfer
 from node.remoting import Command, Connection, LateReply, Processor, RemotingServer, ResponseCode
@@ -74,6 +79,10 @@ class DLedgerServer:
         self.member_state = self.make_state()
         self.store = self.make_store()
         self.peers = self.make_peers()
+        self.snapshots = self.make_snapshots()
+        self.snapshot_receiver = self.make_snapshot_receiver()
+        self.machine: StateMachineCaller | None = None
+        """What applies the log to a state machine; None where nothing does, or something that was attached itself."""
         self.pusher = self.make_pusher()
         self.elector = self.make_elector()
         self.reads = self.make_reads()
@@ -101,8 +110,21 @@ class DLedgerServer:
             self.member_state,
             self.store,
             self.peers,
+            snapshots=self.snapshots,
             on_higher_term=lambda term: self.elector.note_higher_term(term),
         )
+
+    def make_snapshots(self) -> SnapshotManager:
+        return SnapshotManager(self.config, self.runtime.disk, self.store, self.member_state.members)
+
+    def make_snapshot_receiver(self) -> SnapshotReceiver:
+        return SnapshotReceiver(self.config, self.runtime.disk, self.member_state, self.snapshots)
+
+    def apply_to(self, machine: StateMachine) -> StateMachineCaller:
+        """Apply what is committed to `machine`, from `start` on, and take snapshots of it."""
+        self.machine = StateMachineCaller(machine, self.store, self.snapshots)
+        self.snapshots.attach(self.machine)
+        return self.machine
 
     def make_elector(self) -> LeaderElector:
         return LeaderElector(
@@ -132,8 +154,13 @@ class DLedgerServer:
         await self.store.open()
         try:
             self.member_state.check_against_log(self.store.ledger_end_term)
+            if self.machine is not None:
+                self.machine.start()
+            self.snapshots.open()
             await self.remoting.start()
         except OSError:
+            if self.machine is not None:
+                self.machine.stop()
             await self.store.close()
             raise
         self.pusher.start()
@@ -147,6 +174,9 @@ class DLedgerServer:
         await self.pusher.stop()
         await self.remoting.stop()
         await self.peers.close()
+        if self.machine is not None:
+            self.machine.stop()
+        await self.snapshots.close()
         await self.store.close()
 
     @property
@@ -214,6 +244,10 @@ class DLedgerServer:
             "corruptReads": store.corrupt_reads,
             "flushes": writer.group_total,
             "flushedEntries": writer.entry_total,
+            "snapshotIndex": self.snapshots.newest_index,
+            "appliedIndex": self.snapshots.applied_index,
+            "snapshotsTaken": self.snapshots.saved_total,
+            "snapshotsInstalled": self.snapshots.installed_total,
         }
 
     # Requests of other members
@@ -225,6 +259,9 @@ class DLedgerServer:
             DLedgerRequestCode.PUSH: self._processor(PushEntryRequest, PushEntryResponse, self._handle_push),
             DLedgerRequestCode.LEADERSHIP_TRANSFER: self._processor(
                 LeadershipTransferRequest, LeadershipTransferResponse, self._handle_transfer
+            ),
+            DLedgerRequestCode.INSTALL_SNAPSHOT: self._processor(
+                InstallSnapshotRequest, InstallSnapshotResponse, self._handle_install_snapshot
             ),
             DLedgerRequestCode.CHANGE_MEMBERS: self._processor(
                 ChangeMembersRequest, ChangeMembersResponse, self._handle_change_members
@@ -302,6 +339,14 @@ class DLedgerServer:
         answer: asyncio.Future[PushEntryResponse] = asyncio.get_running_loop().create_future()
         self.pusher.handle_push(request, partial(settle, answer))
         return await answer
+
+    async def _handle_install_snapshot(self, request: InstallSnapshotRequest) -> InstallSnapshotResponse:
+        if self.member_state.is_settling:
+            await self.member_state.settled()
+        code, offset = await self.elector.meet_leader(request.term, request.leader_id), -1
+        if code is DLedgerCode.SUCCESS:
+            code, offset = await self.snapshot_receiver.handle(request)
+        return InstallSnapshotResponse(**self._answer_fields(request.local_id), code=code, offset=offset)
 
     async def _handle_transfer(self, request: LeadershipTransferRequest) -> LeadershipTransferResponse:
         await self.transfer.handle(request)

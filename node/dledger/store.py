@@ -85,6 +85,11 @@ class DLedgerStore:
         self.writer.start(self._end_index)
         self._checkpoints.start()
 
+    @property
+    def snapshot_dir(self) -> str:
+        """Where the snapshots of what is made of the log lie."""
+        return f"{self._config.ledger_dir}/snapshot"
+
     async def close(self) -> None:
         """Write what is pending, unless the disk refuses, and a last checkpoint; release the files."""
         await self.writer.stop()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from node.dledger import DLedgerCode, DLedgerError, DLedgerServer
-from node.dledger.dispatcher import Quota
 from node.dledger.entry import parse_entries
 from node.dledger.messages import PushEntryRequest, PushEntryResponse, VoteResponse
 from node.dledger.peers import PeerClient, PeerError, RemotingPeerClient
+from node.dledger.quota import Quota
 from node.dledger.rpc import PushType
 
 PushFilter = Callable[[str, PushEntryRequest], Any]
