@@ -150,6 +150,8 @@ def needs_of(command: Command) -> Iterable[Need] | None:
         return [Need(str(_body_of(command).get("consumerGroup", "")), PERM_SUB, True)]
     if code == RequestCode.HEART_BEAT:
         return _heartbeat_needs(_body_of(command))
+    if code == RequestCode.CHECK_CLIENT_CONFIG:
+        return _subscription_needs(_body_of(command))
     if code == RequestCode.VIEW_MESSAGE_BY_ID:
         return [Need(_ANY_TOPIC, PERM_SUB, False)]
     if code in _KEY_IS_ENOUGH:
@@ -188,3 +190,11 @@ def _heartbeat_needs(body: dict[str, Any]) -> list[Need]:
     except (KeyError, TypeError, AttributeError) as error:
         raise _refused(f"the heartbeat cannot be read: {error!r}") from None
     return needs
+
+
+def _subscription_needs(body: dict[str, Any]) -> list[Need]:
+    try:
+        topic, group = str(body["subscriptionData"]["topic"]), str(body.get("group", ""))
+    except (KeyError, TypeError) as error:
+        raise _refused(f"the subscription cannot be read: {error!r}") from None
+    return [*_topic_needs(topic, PERM_SUB), Need(group, PERM_SUB, True)]

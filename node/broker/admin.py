@@ -1,25 +1,32 @@
-"""Questions about queues and the broker itself: offsets (30, 31), runtime information (28), topics (17)."""
+"""Questions about queues and the broker itself: offsets (30, 31), the oldest message (32), units (321), runtime
+information (28), configuration (26), topics (17, 202, 215, 305)."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from node.broker.internal_topics import is_internal
+from node.broker.client_manager import ClientManager
+from node.broker.group_tools import subscription_document
+from node.broker.internal_topics import is_internal, system_topics
 from node.broker.ledger import LedgerStore
-from node.broker.puts import read_message
+from node.broker.pull import TagFilter
+from node.broker.puts import stored_at
 from node.broker.reads import ReadGate
+from node.broker.tool_json import Place, queue_table, to_json
 from node.broker.topics import TopicTable, TopicTableFull, check_topic
 from node.config import TopicConfig, check_topic_name
-from node.remoting import Command, Connection, RequestError, ResponseCode
+from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
 from node.store.consume_queue import ConsumeQueue
 from node.store.queue_store import QueueStore
-from node.store.record import RecordError
 
 __all__ = ["AdminProcessor"]
 
-logger = logging.getLogger("node.broker")
+MAX_UNITS = 1000
+"""Units in one answer."""
+UNCHANGED: Final = {"timestamp": 0, "counter": 0}
+"""The version of settings that do not change while the broker runs."""
 
 
 class AdminProcessor:
@@ -33,9 +40,13 @@ class AdminProcessor:
         queues: QueueStore,
         topics: TopicTable,
         broker_name: str,
+        clients: ClientManager,
         describe: Callable[[], Mapping[str, object]],
+        settings: Callable[[], Mapping[str, object]],
         on_topics_changed: Callable[[], None],
     ) -> None:
+        self._clients = clients
+        self._settings = settings
         self._gate = gate
         self._log = log
         self._broker_name = broker_name
@@ -43,6 +54,22 @@ class AdminProcessor:
         self._topics = topics
         self._describe = describe
         self._on_topics_changed = on_topics_changed
+
+    def processors(self) -> dict[int, Callable[[Command, Connection], Any]]:
+        """What answers which request code."""
+        code = RequestCode
+        return {
+            code.GET_MAX_OFFSET: self.max_offset,
+            code.GET_MIN_OFFSET: self.min_offset,
+            code.GET_EARLIEST_MSG_STORETIME: self.earliest,
+            code.QUERY_CONSUME_QUEUE: self.units,
+            code.GET_BROKER_RUNTIME_INFO: self.runtime_info,
+            code.GET_BROKER_CONFIG: self.configuration,
+            code.UPDATE_AND_CREATE_TOPIC: self.update_topic,
+            code.DELETE_TOPIC_IN_BROKER: self.delete_topic,
+            code.GET_TOPIC_STATS_INFO: self.topic_stats,
+            code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.own_topics,
+        }
 
     async def max_offset(self, command: Command, connection: Connection) -> Command:
         """Code 30: the next free offset of a queue, 0 for one that never held a message."""
@@ -54,6 +81,44 @@ class AdminProcessor:
         queue = await self._queue(command)
         return command.reply(ResponseCode.SUCCESS, fields={"offset": queue.min_offset if queue else 0})
 
+    async def earliest(self, command: Command, connection: Connection) -> Command:
+        """Code 32: when the oldest message of a queue was stored, in ms; -1 when it holds none (R)."""
+        queue = await self._queue(command)
+        stored_ms = stored_at(self._log, self._queues, queue, queue.min_offset) if queue is not None else None
+        return command.reply(ResponseCode.SUCCESS, fields={"timestamp": -1 if stored_ms is None else stored_ms})
+
+    async def units(self, command: Command, connection: Connection) -> Command:
+        """Code 321: `count` units of a queue from `index` on, and whether a group's subscription lets them pass."""
+        index, count = command.get_int("index"), command.get_int("count")
+        group, topic = command.get_str("consumerGroup", ""), command.get_str("topic")
+        queue = await self._queue(command)
+        if queue is None:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"topic {topic[:127]!r} has no such queue here")
+        consumers = self._clients.consumer_group(group)
+        wanted = consumers.subscriptions.get(topic) if consumers is not None else None
+        body: dict[str, object] = {"minQueueIndex": queue.min_offset, "maxQueueIndex": queue.max_offset}
+        if group and wanted is None:
+            body["filterData"] = f"group {group} subscribes to nothing of {topic} here"
+        by_tag = TagFilter("*")
+        if wanted is not None:
+            body["subscriptionData"] = subscription_document(wanted)
+            if wanted.expression_type == "TAG":
+                by_tag = TagFilter(wanted.expression)
+        try:
+            found = queue.read(max(index, queue.min_offset), min(max(count, 0), MAX_UNITS))
+        except OSError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the queue cannot be read: {error}") from error
+        body["queueData"] = [
+            {
+                "physicOffset": unit.physical_offset,
+                "physicSize": unit.size_bytes,
+                "tagsCode": unit.tag_hash,
+                "eval": by_tag.may_pass(unit.tag_hash),
+            }
+            for unit in found
+        ]
+        return command.reply(ResponseCode.SUCCESS, body=to_json(body).encode())
+
     async def _queue(self, command: Command) -> ConsumeQueue | None:
         topic, queue_id = command.get_str("topic"), command.get_int("queueId")
         await self._gate.enter()
@@ -63,6 +128,16 @@ class AdminProcessor:
         """Code 28: {"table": {name: text}}, about this node alone and without any barrier."""
         table = {name: _text(value) for name, value in self._describe().items()}
         return command.reply(ResponseCode.SUCCESS, body=json.dumps({"table": table}).encode())
+
+    def configuration(self, command: Command, connection: Connection) -> Command:
+        """Code 26: the settings that tools of RocketMQ know, one NAME=VALUE a line. They are changed by a restart."""
+        lines = "".join(f"{name}={_text(value)}\n" for name, value in self._settings().items())
+        return command.reply(ResponseCode.SUCCESS, fields={"version": to_json(UNCHANGED)}, body=lines.encode())
+
+    def own_topics(self, command: Command, connection: Connection) -> Command:
+        """Code 305: the topics that the broker has for itself."""
+        names = sorted(topic.name for topic in system_topics())
+        return command.reply(ResponseCode.SUCCESS, body=to_json({"topicList": names}).encode())
 
     async def update_topic(self, command: Command, connection: Connection) -> Command:
         """Code 17: create a topic or change its queues and permission; durable before the answer.
@@ -101,36 +176,23 @@ class AdminProcessor:
         return command.reply(ResponseCode.SUCCESS)
 
     async def topic_stats(self, command: Command, connection: Connection) -> Command:
-        """Code 202: the bounds of every queue of a topic, and when it last got a message.
-
-        In the form that R's own tools read (TopicStatsTable as fastjson writes it): the keys of the table are objects,
-        {"offsetTable":{{"brokerName":..,"queueId":..,"topic":..}:{"lastUpdateTimestamp":..,..}}}. That is no JSON.
-        """
+        """Code 202: the bounds of every queue of a topic, and when it last got a message."""
         name = command.get_str("topic")
         topic = self._topics.get(name)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name!r} does not exist")
         await self._gate.enter()
-        rows = []
-        for queue_id in range(topic.all_queues):
-            place = {"brokerName": self._broker_name, "queueId": queue_id, "topic": name}
-            rows.append(f"{_json(place)}:{_json(self._bounds(self._queues.find(name, queue_id)))}")
-        return command.reply(ResponseCode.SUCCESS, body=f'{{"offsetTable":{{{",".join(rows)}}}}}'.encode())
+        table = queue_table(
+            (Place(name, self._broker_name, queue_id), self._bounds(self._queues.find(name, queue_id)))
+            for queue_id in range(topic.all_queues)
+        )
+        return command.reply(ResponseCode.SUCCESS, body=f'{{"offsetTable":{table}}}'.encode())
 
     def _bounds(self, queue: ConsumeQueue | None) -> dict[str, int]:
         if queue is None:
             return {"lastUpdateTimestamp": 0, "maxOffset": 0, "minOffset": 0}
-        last_ms = 0
-        try:
-            for unit in queue.read(queue.max_offset - 1, 1):
-                last_ms = read_message(self._log, self._queues, unit.physical_offset).store_timestamp_ms
-        except (OSError, RecordError) as error:
-            logger.warning("the newest message of a queue cannot be read: %s", error)
+        last_ms = stored_at(self._log, self._queues, queue, queue.max_offset - 1) or 0
         return {"lastUpdateTimestamp": last_ms, "maxOffset": queue.max_offset, "minOffset": queue.min_offset}
-
-
-def _json(value: Mapping[str, object]) -> str:
-    return json.dumps(value, separators=(",", ":"))
 
 
 def _text(value: object) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from node.broker.heartbeat import ConsumerData, Heartbeat, Subscription
 from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode
 
-__all__ = ["CLIENT_EXPIRY_S", "MAX_REGISTRATIONS", "ClientManager", "ConsumerGroup"]
+__all__ = ["CLIENT_EXPIRY_S", "MAX_REGISTRATIONS", "Client", "ClientManager", "ConsumerGroup"]
 
 logger = logging.getLogger("node.broker")
 
@@ -29,10 +29,14 @@ _STATE_KEY = "client_registrations"
 
 
 @dataclass(slots=True)
-class _Client:
+class Client:
+    """One client in one of its groups, as it was when it was last heard of."""
+
     client_id: str
     connection: Connection
     seen_s: float
+    language: int
+    version: int
 
 
 @dataclass(slots=True)
@@ -43,7 +47,7 @@ class ConsumerGroup:
     message_model: str
     consume_from: str
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
-    clients: dict[str, _Client] = field(default_factory=dict)
+    clients: dict[str, Client] = field(default_factory=dict)
 
 
 class ClientManager:
@@ -51,7 +55,7 @@ class ClientManager:
 
     def __init__(self, *, may_notify: Callable[[str], bool]) -> None:
         self._may_notify = may_notify
-        self._producers: dict[str, dict[str, _Client]] = {}
+        self._producers: dict[str, dict[str, Client]] = {}
         self._consumers: dict[str, ConsumerGroup] = {}
         self._count = 0
         self._turns: dict[str, int] = {}
@@ -87,35 +91,36 @@ class ClientManager:
         self._turns[group] = turn % len(clients)
         return clients[turn % len(clients)].connection
 
-    def heartbeat(self, beat: Heartbeat, connection: Connection) -> None:
+    def producer_groups(self) -> Iterable[tuple[str, dict[str, Client]]]:
+        """Every group that has a producer here, with its producers by their ids."""
+        return self._producers.items()
+
+    def heartbeat(self, beat: Heartbeat, connection: Connection, *, language: int = 0, version: int = 0) -> None:
         """A client tells what it takes part in. Raises RequestError (SYSTEM_BUSY) when too many are here."""
         self._watch(connection)
-        now = asyncio.get_running_loop().time()
+        client = Client(beat.client_id, connection, asyncio.get_running_loop().time(), language, version)
         for group in beat.producer_groups:
-            self._seen(self._producers.setdefault(group, {}), beat.client_id, connection, now)
+            self._seen(self._producers.setdefault(group, {}), client)
         for data in beat.consumers:
-            self._consumer_seen(data, beat.client_id, connection, now)
+            self._consumer_seen(data, client)
         if self._timer is None and self._count:
             self._timer = asyncio.get_running_loop().call_later(CLIENT_EXPIRY_S, self._expire)
 
-    def _seen(self, clients: dict[str, _Client], client_id: str, connection: Connection, now: float) -> bool:
+    def _seen(self, clients: dict[str, Client], client: Client) -> bool:
         """Note that a client was heard of; whether it is new."""
-        client = clients.get(client_id)
-        if client is not None:
-            client.connection, client.seen_s = connection, now
-            return False
-        if self._count >= MAX_REGISTRATIONS:
+        is_new = client.client_id not in clients
+        if is_new and self._count >= MAX_REGISTRATIONS:
             raise RequestError(ResponseCode.SYSTEM_BUSY, f"{self._count} clients are registered, no more are taken")
-        clients[client_id] = _Client(client_id, connection, now)
-        self._count += 1
-        return True
+        clients[client.client_id] = client
+        self._count += is_new
+        return is_new
 
-    def _consumer_seen(self, data: ConsumerData, client_id: str, connection: Connection, now: float) -> None:
+    def _consumer_seen(self, data: ConsumerData, client: Client) -> None:
         group = self._consumers.get(data.group)
         if group is None:
             group = ConsumerGroup(data.consume_type, data.message_model, data.consume_from)
             self._consumers[data.group] = group
-        changed = self._seen(group.clients, client_id, connection, now)
+        changed = self._seen(group.clients, client)
         group.consume_type, group.message_model = data.consume_type, data.message_model
         group.consume_from = data.consume_from
         wanted: dict[str, Subscription] = {}
@@ -155,20 +160,20 @@ class ClientManager:
         if times:
             self._timer = loop.call_at(min(times) + CLIENT_EXPIRY_S, self._expire)
 
-    def _remove(self, is_gone: Callable[[_Client], bool]) -> None:
+    def _remove(self, is_gone: Callable[[Client], bool]) -> None:
         for name in list(self._producers):
             self._remove_producers(name, is_gone)
         for name in list(self._consumers):
             self._remove_consumers(name, is_gone)
 
-    def _remove_producers(self, name: str, is_gone: Callable[[_Client], bool]) -> None:
+    def _remove_producers(self, name: str, is_gone: Callable[[Client], bool]) -> None:
         clients = self._producers.get(name, {})
         self._drop(clients, is_gone)
         if not clients:
             self._producers.pop(name, None)
             self._turns.pop(name, None)
 
-    def _remove_consumers(self, name: str, is_gone: Callable[[_Client], bool]) -> None:
+    def _remove_consumers(self, name: str, is_gone: Callable[[Client], bool]) -> None:
         group = self._consumers.get(name)
         if group is None or not self._drop(group.clients, is_gone):
             return
@@ -177,7 +182,7 @@ class ClientManager:
         else:
             del self._consumers[name]
 
-    def _drop(self, clients: dict[str, _Client], is_gone: Callable[[_Client], bool]) -> bool:
+    def _drop(self, clients: dict[str, Client], is_gone: Callable[[Client], bool]) -> bool:
         gone = [client_id for client_id, client in clients.items() if is_gone(client)]
         for client_id in gone:
             del clients[client_id]

@@ -89,7 +89,7 @@ class ClientProcessor:
             if group.retry_queues:
                 await self._make_topic(retry_topic(consumer.group), group.retry_queues)
         if not connection.is_closing:
-            self._clients.heartbeat(beat, connection)
+            self._clients.heartbeat(beat, connection, language=command.language, version=command.version)
         return command.reply(ResponseCode.SUCCESS)
 
     async def _make_topic(self, name: str, queues: int) -> None:

@@ -118,6 +118,18 @@ class ConsumerOffsets:
         queues = self._table.get(f"{topic}{_SEPARATOR}{group}")
         return None if queues is None else queues.get(queue_id)
 
+    def topics_of(self, group: str) -> list[str]:
+        """The topics of which `group` has consumed."""
+        return [topic for topic, owner in map(split_key, self._table) if owner == group]
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have consumed of `topic`."""
+        return [group for name, group in map(split_key, self._table) if name == topic]
+
+    def of(self, group: str, topic: str) -> dict[int, int]:
+        """Where `group` goes on in the queues of `topic`, by queue id."""
+        return dict(self._table.get(f"{topic}{_SEPARATOR}{group}", {}))
+
     def forget_group(self, group: str) -> None:
         """Drop every offset of `group`."""
         for key in [key for key in self._table if key.rpartition(_SEPARATOR)[2] == group]:

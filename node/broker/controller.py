@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import node
 from node.broker.acl import AccessControl, own_signature
@@ -23,10 +24,12 @@ from node.broker.admin import AdminProcessor
 from node.broker.classic import ClassicLedger, ClassicStore
 from node.broker.client_manager import ClientManager
 from node.broker.client_processor import ClientProcessor
+from node.broker.client_tools import ClientTools
 from node.broker.consumer_offsets import ConsumerOffsets
 from node.broker.delay import DelayProgress, DelayService
 from node.broker.disk_watch import DiskWatch
 from node.broker.dispatcher import Dispatcher, Queue
+from node.broker.group_tools import GroupTools
 from node.broker.internal_topics import SCHEDULE_TOPIC
 from node.broker.ledger import Ledger
 from node.broker.log_expiry import new_log_expiry
@@ -46,7 +49,7 @@ from node.broker.send_back import RetryTopics, SendBackProcessor
 from node.broker.send_hooks import SendHooks
 from node.broker.slave import SlaveSide, read_mode_of
 from node.broker.subscription_groups import SubscriptionGroups
-from node.broker.tool_status import tool_status
+from node.broker.tool_status import settings_of, tool_status
 from node.broker.topics import TopicTable
 from node.broker.transactions import EndTransactionProcessor, OpenTransactions, TransactionChecks
 from node.config import BrokerConfig, split_address
@@ -298,7 +301,9 @@ class BrokerController:
             queues=self.queues,
             topics=self.topics,
             broker_name=self.config.broker_name,
+            clients=self.clients,
             describe=self._status,
+            settings=lambda: settings_of(self.config, self.runtime_table()),
             on_topics_changed=self._registrar.announce,
         )
         server = self._server
@@ -311,12 +316,6 @@ class BrokerController:
         server.register(RequestCode.QUERY_MESSAGE, queries.by_key)
         server.register(RequestCode.VIEW_MESSAGE_BY_ID, queries.by_id)
         server.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queries.by_time)
-        server.register(RequestCode.GET_MAX_OFFSET, admin.max_offset)
-        server.register(RequestCode.GET_MIN_OFFSET, admin.min_offset)
-        server.register(RequestCode.GET_BROKER_RUNTIME_INFO, admin.runtime_info)
-        server.register(RequestCode.UPDATE_AND_CREATE_TOPIC, admin.update_topic)
-        server.register(RequestCode.DELETE_TOPIC_IN_BROKER, admin.delete_topic)
-        server.register(RequestCode.GET_TOPIC_STATS_INFO, admin.topic_stats)
         client_processor = ClientProcessor(
             gate=self._gate,
             queues=self.queues,
@@ -330,8 +329,14 @@ class BrokerController:
             on_topics_changed=self._registrar.announce,
             auto_create_groups=self.config.auto_create_groups,
         )
-        for client_code, processor in client_processor.processors().items():
-            server.register(client_code, processor)
+        seen: dict[str, Any] = {
+            "gate": self._gate, "log": self.ledger.store, "queues": self.queues, "topics": self.topics,
+            "offsets": self.offsets, "clients": self.clients, "broker_name": self.config.broker_name,
+        }  # fmt: skip
+        groups = GroupTools(**seen, rates=self._pulls.rates, clock=self._runtime.clock, address=lambda: self.address)
+        for part in (client_processor, admin, groups, ClientTools(**seen)):
+            for tool_code, processor in part.processors().items():
+                server.register(tool_code, processor)
         server.register_default(self._not_supported)
 
     def _not_ready(self, command: Command, connection: Connection) -> Command:

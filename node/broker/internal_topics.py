@@ -8,6 +8,7 @@ from __future__ import annotations
 from node.config import PERM_READ, PERM_WRITE, TopicConfig
 
 __all__ = [
+    "AUTO_CREATE_QUEUES",
     "AUTO_CREATE_TOPIC",
     "DELAY_LEVELS_MS",
     "DLQ_PREFIX",

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from node.broker.client_manager import ClientManager
 from node.broker.consumer_offsets import ConsumerOffsets, TooManyOffsets
 from node.broker.dispatcher import Queue
+from node.broker.group_rates import GroupRates
 from node.broker.ledger import LedgerStore
 from node.broker.memory_window import MemoryWindow
 from node.broker.puts import check_crc
@@ -89,6 +90,11 @@ class TagFilter:
         self._hashes = frozenset(map(java_string_hash, self._tags))
 
     @property
+    def tags(self) -> frozenset[str]:
+        """The tags that pass; none when all do."""
+        return self._tags
+
+    @property
     def passes_all(self) -> bool:
         return not self._tags
 
@@ -131,6 +137,8 @@ class _PullRequest:
     tag_filter: TagFilter | PropertyFilter
     group: str
     commit_offset: int
+    is_known: bool
+    """The client knows from an answer that there is a message at the offset, and wants no more than what is there."""
 
     @classmethod
     def of(cls, command: Command, groups: _Groups) -> _PullRequest:
@@ -159,6 +167,7 @@ class _PullRequest:
             tag_filter=TagFilter(expression) if expression_type == "TAG" else PropertyFilter(expression),
             group=group,
             commit_offset=command.get_int("commitOffset", -1) if flags & SYS_FLAG_COMMIT_OFFSET else -1,
+            is_known=command.get_bool("knownOffset"),
         )
 
 
@@ -308,6 +317,7 @@ class PullProcessor:
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
         self.get_total = 0
         """Messages handed out since the start."""
+        self.rates = GroupRates(lambda: asyncio.get_running_loop().time())
 
     async def process(self, command: Command, connection: Connection) -> Command | None:
         """Answer now, or later where the pull may be held; None when its connection is gone by then."""
@@ -322,7 +332,8 @@ class PullProcessor:
                 ResponseCode.SYSTEM_ERROR,
                 f"queue {request.queue_id} of topic {request.topic!r}, which has {topic.read_queues}",
             )
-        await self._gate.enter()
+        if not (request.is_known and self._has(request)):
+            await self._gate.enter()
         if request.commit_offset >= 0:
             try:
                 self._offsets.commit(request.group, request.topic, request.queue_id, request.commit_offset)
@@ -352,6 +363,16 @@ class PullProcessor:
                 return None
             if self._gate.needs_leader and not self._gate.leads:
                 raise self._gate.not_leader()
+
+    def _has(self, request: _PullRequest) -> bool:
+        """Whether what the client knows to be there is here, on a node that takes itself for the leader.
+
+        Then it is answered without asking a quorum. The queues hold only what is committed, and a committed message
+        never changes, so the client gets the same answer from whoever leads; only the bounds in it may be old. That
+        the read is linearizable rests on how the client has come to know the offset: by an answer that was.
+        """
+        queue = self._queues.find(request.topic, request.queue_id)
+        return queue is not None and queue.min_offset <= request.offset < queue.max_offset and self._gate.leads
 
     def _is_cold(self, request: _PullRequest) -> bool:
         """Whether what is wanted has to be read from the disk."""
@@ -392,6 +413,7 @@ class PullProcessor:
             except (RecordError, OSError) as error:
                 raise _Unreadable(f"queue {request.topic}/{request.queue_id} at {offset}", error) from error
             self.get_total += len(records)
+            self.rates.given(request.group, len(records))
             body = b"".join(records)
             code = ResponseCode.SUCCESS if records else ResponseCode.PULL_RETRY_IMMEDIATELY
             if self._slave_read_enable and self._memory.is_behind(last):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import zlib
 
 from node.broker.ledger import AppendResult, DLedgerError, LedgerStore, StoredInPart
 from node.broker.message_store import NotWritable
 from node.remoting import RequestError, ResponseCode
+from node.store.consume_queue import ConsumeQueue
 from node.store.queue_store import QueueStore
 from node.store.record import Message, RecordError, decode_record
 
-__all__ = ["PUT_REFUSALS", "check_crc", "forget", "read_message", "read_record", "refusal", "stored"]
+__all__ = ["PUT_REFUSALS", "check_crc", "forget", "read_message", "read_record", "refusal", "stored", "stored_at"]
+
+logger = logging.getLogger("node.broker")
 
 PUT_REFUSALS = (RecordError, NotWritable, DLedgerError)
 """What making a record and putting it may raise; nothing was stored then."""
@@ -78,3 +82,13 @@ def read_record(log: LedgerStore, queues: QueueStore, physical_offset: int) -> t
 def read_message(log: LedgerStore, queues: QueueStore, physical_offset: int) -> Message:
     """The same without the record."""
     return read_record(log, queues, physical_offset)[0]
+
+
+def stored_at(log: LedgerStore, queues: QueueStore, queue: ConsumeQueue | None, offset: int) -> int | None:
+    """When the message at `offset` of a queue was stored, in ms of the epoch; None where none is that can be read."""
+    try:
+        for unit in queue.read(offset, 1) if queue is not None else ():
+            return read_message(log, queues, unit.physical_offset).store_timestamp_ms
+    except (OSError, RecordError) as error:
+        logger.warning("a message that a tool asks about cannot be read: %s", error)
+    return None

@@ -16,7 +16,7 @@ from node.store.properties import join_properties
 from node.store.queue_store import QueueStore
 from node.store.record import RecordError
 
-__all__ = ["QueryProcessor"]
+__all__ = ["QueryProcessor", "offset_by_time"]
 
 MAX_RESULTS = 64
 """Messages in one answer (R: maxMsgsNumBatch)."""
@@ -93,19 +93,24 @@ class QueryProcessor:
         await self._gate.enter()
         queue = self._queues.find(topic, queue_id)
         try:
-            offset = self._search(queue, timestamp_ms) if queue is not None else 0
+            offset = offset_by_time(self._log, self._queues, queue, timestamp_ms) if queue is not None else 0
         except (OSError, RecordError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the queue cannot be searched: {error}") from error
         return command.reply(ResponseCode.SUCCESS, fields={"offset": offset})
 
-    def _search(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
-        """Store timestamps never go back along the log, so half of the rest can be left out each time."""
-        low, high = queue.min_offset, queue.max_offset
-        while low < high:
-            middle = (low + high) // 2
-            (unit,) = queue.read(middle, 1)
-            if read_message(self._log, self._queues, unit.physical_offset).store_timestamp_ms < timestamp_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+
+def offset_by_time(log: LedgerStore, queues: QueueStore, queue: ConsumeQueue, timestamp_ms: int) -> int:
+    """The first offset whose message was stored at `timestamp_ms` or later; the queue's end when all are older.
+
+    Store timestamps never go back along the log, so half of the rest can be left out each time. Raises OSError,
+    RecordError.
+    """
+    low, high = queue.min_offset, queue.max_offset
+    while low < high:
+        middle = (low + high) // 2
+        (unit,) = queue.read(middle, 1)
+        if read_message(log, queues, unit.physical_offset).store_timestamp_ms < timestamp_ms:
+            low = middle + 1
+        else:
+            high = middle
+    return low

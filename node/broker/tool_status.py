@@ -1,4 +1,4 @@
-"""What R's own tools look for in the answer to code 28, in their words: `mqadmin clusterList` fails without it.
+"""What R's own tools look for in the answers to codes 28 and 26, in their words: mqadmin's clusterList needs it.
 
 Where this node has no such thing the value is the one that says so: it has no thread pools, so nothing queues there.
 """
@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from node.broker.disk_watch import DiskWatch
+from node.broker.internal_topics import AUTO_CREATE_QUEUES, DELAY_LEVELS_MS
 from node.broker.ledger import LedgerStore
+from node.config import PERM_READ, PERM_WRITE, BrokerConfig, split_address
+from node.store.consume_queue import UNIT_SIZE_BYTES
 from node.store.record import RecordError, summarize_record
 
-__all__ = ["tool_status"]
+__all__ = ["settings_of", "tool_status"]
 
 MAX_SEARCHED_ENTRIES = 64
 """Entries at the begin of the log among which the first message is looked for: others are a new leader's."""
@@ -42,6 +45,54 @@ def tool_status(
         "pullThreadPoolQueueSize": 0,
         "pullThreadPoolQueueHeadWaitTimeMills": 0,
     }
+
+
+def settings_of(config: BrokerConfig, table: Mapping[str, object]) -> dict[str, object]:
+    """The configuration under RocketMQ's names (R: BrokerConfig, MessageStoreConfig), as far as there is the same
+    thing here. `table` is the status: it knows the present role. Nothing secret is among it."""
+    host, port = split_address(config.advertise)
+    classic, limits, transactions = config.classic, config.limits, config.transactions
+    settings: dict[str, object] = {
+        "brokerClusterName": config.cluster_name,
+        "brokerName": config.broker_name,
+        "brokerId": table["brokerId"],
+        "brokerRole": table["brokerRole"],
+        "brokerIP1": host,
+        "listenPort": port,
+        "namesrvAddr": ";".join(config.name_servers),
+        "brokerPermission": PERM_READ | PERM_WRITE,
+        "autoCreateTopicEnable": config.auto_create_topics,
+        "autoCreateSubscriptionGroup": config.auto_create_groups,
+        "defaultTopicQueueNums": AUTO_CREATE_QUEUES,
+        "slaveReadEnable": config.slave_read_enable,
+        "flushDiskType": "SYNC_FLUSH" if config.flush_mode == "sync" else "ASYNC_FLUSH",
+        "transientStorePoolEnable": classic is not None and classic.transient_pool,
+        "maxMessageSize": limits.max_message_size_bytes,
+        "mappedFileSizeCommitLog": limits.segment_size_bytes,
+        "mappedFileSizeConsumeQueue": limits.queue_file_units * UNIT_SIZE_BYTES,
+        "accessMessageInMemoryMaxRatio": limits.in_memory_percent,
+        "messageDelayLevel": " ".join(map(_duration, DELAY_LEVELS_MS)),
+        "rejectTransactionMessage": transactions.reject,
+        "transactionTimeOut": round(transactions.timeout_s * 1000),
+        "transactionCheckInterval": round(transactions.check_interval_s * 1000),
+        "transactionCheckMax": transactions.max_checks,
+        "regionId": config.region_id,
+        "traceOn": config.trace_on,
+        "aclEnable": config.acl is not None,
+        "enableDLegerCommitLog": classic is None,
+        "storePathRootDir": config.data_dir,
+    }
+    if classic is None:
+        members = ";".join(f"{name}-{address.replace(':', '-')}" for name, address in config.dledger_peers.items())
+        settings |= {"dLegerGroup": config.group, "dLegerSelfId": config.self_id, "dLegerPeers": members}
+    return settings
+
+
+def _duration(delay_ms: int) -> str:
+    for unit, size_ms in (("h", 3_600_000), ("m", 60_000)):
+        if delay_ms % size_ms == 0:
+            return f"{delay_ms // size_ms}{unit}"
+    return f"{delay_ms // 1000}s"
 
 
 def _earliest_ms(log: LedgerStore) -> int:

@@ -65,6 +65,8 @@ class NameServer:
             (RequestCode.GET_BROKER_CLUSTER_INFO, self._cluster_info),
             (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAME_SERVER, self._topics),
             (RequestCode.GET_TOPICS_BY_CLUSTER, self._topics_by_cluster),
+            (RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NAME_SERVER, self._own_topics),
+            (RequestCode.GET_NAME_SERVER_CONFIG, self._configuration),
             (RequestCode.DELETE_TOPIC_IN_NAME_SERVER, self._delete_topic),
             (RequestCode.QUERY_DATA_VERSION, self._query_data_version),
             (RequestCode.WIPE_WRITE_PERM_OF_BROKER, self._wipe_write_permission),
@@ -190,6 +192,23 @@ class NameServer:
     def _topics_by_cluster(self, command: Command, connection: Connection) -> Command:
         topics = self.routes.topics(command.get_str("cluster"))
         return command.reply(ResponseCode.SUCCESS, body=_json({"topicList": topics}))
+
+    def _own_topics(self, command: Command, connection: Connection) -> Command:
+        """Names that are no topics and that no topic should have, and a broker that knows its own (R)."""
+        info = self.routes.cluster_info()
+        names = [name for cluster, brokers in info["clusterAddrTable"].items() for name in (cluster, *brokers)]
+        addresses = [
+            address for broker in info["brokerAddrTable"].values() for address in broker["brokerAddrs"].values()
+        ]
+        body = {"topicList": names, "brokerAddr": next(iter(addresses), None)}
+        return command.reply(ResponseCode.SUCCESS, body=_json(body))
+
+    def _configuration(self, command: Command, connection: Connection) -> Command:
+        """The settings that tools of RocketMQ know, one NAME=VALUE a line."""
+        settings = {"listenPort": self.port, "kvConfigPath": self._options.kv_config_path or ""}
+        return command.reply(
+            ResponseCode.SUCCESS, body="".join(f"{name}={value}\n" for name, value in settings.items()).encode()
+        )
 
     def _delete_topic(self, command: Command, connection: Connection) -> Command:
         self.routes.delete_topic(command.get_str("topic"), command.get_str("clusterName", None))

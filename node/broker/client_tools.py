@@ -1,0 +1,203 @@
+"""What tools have a broker ask of consumers: where they are (223, 221), what they are doing (307), to handle one
+message now (309), and to go on from another place (222, 220).
+
+Whoever consumes keeps its own offsets and says every few seconds how far it is, so a place that was only written down
+here would be overwritten at once: that is why consumers have to be told (R: AdminBrokerProcessor, Broker2Client).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from node.broker.client_manager import Client, ClientManager
+from node.broker.consumer_offsets import ConsumerOffsets
+from node.broker.ledger import LedgerStore
+from node.broker.puts import read_record
+from node.broker.query import offset_by_time
+from node.broker.reads import ReadGate
+from node.broker.tool_json import Place, parse_queue_table, queue_table, to_json
+from node.broker.topics import TopicTable
+from node.config import TopicConfig
+from node.remoting import (
+    Command,
+    Connection,
+    FieldValue,
+    LanguageCode,
+    RemotingError,
+    RequestCode,
+    RequestError,
+    RequestTimeout,
+    ResponseCode,
+)
+from node.store.queue_store import QueueStore
+from node.store.record import RecordError
+
+__all__ = ["ClientTools"]
+
+CONSUMER_TIMEOUT_MS = 10_000
+"""How long a consumer may take over an answer that is passed on (R)."""
+STATUS_TIMEOUT_MS = 5_000
+"""The same for where it is (R)."""
+MAX_ASKED_CONSUMERS = 1000
+"""Consumers that are asked where they are at once."""
+END_OF_QUEUE = -1
+"""As a time: behind the last message."""
+_MESSAGE_ID_CHARS = (32, 56)
+"""Of addresses of 4 and of 16 bytes."""
+_OFFSET_CHARS = 16
+
+
+class ClientTools:
+    """Passes on what tools ask."""
+
+    def __init__(
+        self,
+        *,
+        gate: ReadGate,
+        log: LedgerStore,
+        queues: QueueStore,
+        topics: TopicTable,
+        offsets: ConsumerOffsets,
+        clients: ClientManager,
+        broker_name: str,
+    ) -> None:
+        self._gate = gate
+        self._log = log
+        self._queues = queues
+        self._topics = topics
+        self._offsets = offsets
+        self._clients = clients
+        self._broker_name = broker_name
+
+    def processors(self) -> dict[int, Callable[[Command, Connection], Any]]:
+        """What answers which request code."""
+        code = RequestCode
+        return {
+            code.INVOKE_BROKER_TO_RESET_OFFSET: self.reset_offsets,
+            code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.consumer_status,
+            code.GET_CONSUMER_RUNNING_INFO: self.running_info,
+            code.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+        }
+
+    async def reset_offsets(self, command: Command, connection: Connection) -> Command:
+        """Code 222: the consumers of a group are to go on from the first message of `timestamp` (ms; -1: the end) or
+        later; without `isForce` only where that lies before the place where they are. The answer says from where."""
+        topic, group = self._topic(command), command.get_str("group")
+        timestamp_ms, is_forced = command.get_int("timestamp"), command.get_bool("isForce")
+        await self._gate.enter()
+        table = []
+        for queue_id in range(topic.queues):
+            place = Place(topic.name, self._broker_name, queue_id)
+            table.append((place, self._new_offset(group, place, timestamp_ms, is_forced)))
+        consumers = self._clients.consumer_group(group)
+        if consumers is None:
+            raise RequestError(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"no consumer of group {group!r} is here that could be told"
+            )
+        fields: dict[str, FieldValue] = {"topic": topic.name, "group": group, "timestamp": timestamp_ms}
+        fields["isForce"] = is_forced
+        for client in consumers.clients.values():
+            notice = Command.request(
+                RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, _offsets_for(client.language, table), oneway=True
+            )
+            client.connection.send(notice)
+        return command.reply(ResponseCode.SUCCESS, body=_offsets_for(command.language, table))
+
+    def _topic(self, command: Command) -> TopicConfig:
+        name = command.get_str("topic")
+        topic = self._topics.get(name)
+        if topic is None:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"topic {name[:127]!r} does not exist")
+        return topic
+
+    def _new_offset(self, group: str, place: Place, timestamp_ms: int, is_forced: bool) -> int:
+        known = self._offsets.find(group, place.topic, place.queue_id)
+        if known is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"group {group!r} has no offset in {place.topic}/{place.queue_id}"
+            )
+        queue = self._queues.find(place.topic, place.queue_id)
+        if queue is None:
+            return 0
+        if timestamp_ms == END_OF_QUEUE:
+            wanted = queue.max_offset
+        else:
+            try:
+                wanted = offset_by_time(self._log, self._queues, queue, timestamp_ms)
+            except (OSError, RecordError) as error:
+                raise RequestError(ResponseCode.SYSTEM_ERROR, f"the queue cannot be searched: {error}") from error
+        return wanted if is_forced or wanted < known else known
+
+    async def consumer_status(self, command: Command, connection: Connection) -> Command:
+        """Code 223: where the consumers of a group are in the queues of a topic, each by its own word; of one of
+        them only when `clientAddr` names it."""
+        topic, group = command.get_str("topic"), command.get_str("group")
+        only = command.get_str("clientAddr", "")
+        consumers = self._clients.consumer_group(group)
+        if consumers is None:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"no consumer of group {group!r} is here")
+        chosen = [
+            client for client in consumers.clients.values()
+            if not only or only in (client.client_id, client.connection.remote_address)
+        ][:MAX_ASKED_CONSUMERS]  # fmt: skip
+        tables = await asyncio.gather(*(self._status_of(client, topic, group) for client in chosen))
+        rows = ",".join(
+            f"{to_json(client.client_id)}:{table}"
+            for client, table in zip(chosen, tables, strict=True)
+            if table is not None
+        )
+        body = f'{{"consumerTable":{{{rows}}},"messageQueueTable":{{}}}}'
+        return command.reply(ResponseCode.SUCCESS, body=body.encode())
+
+    async def _status_of(self, client: Client, topic: str, group: str) -> str | None:
+        request = Command.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {"topic": topic, "group": group})
+        try:
+            reply = await client.connection.invoke(request, timeout_ms=STATUS_TIMEOUT_MS)
+            if reply.code != ResponseCode.SUCCESS:
+                return None
+            return queue_table(parse_queue_table(reply.body, "messageQueueTable"))
+        except (RemotingError, ValueError):
+            return None  # the others' answers are worth having without it
+
+    async def running_info(self, command: Command, connection: Connection) -> Command:
+        """Code 307: what one consumer is doing, in its own words."""
+        fields = {name: command.get_str(name) for name in ("consumerGroup", "clientId")}
+        fields["jstackEnable"] = "true" if command.get_bool("jstackEnable") else "false"
+        return await self._pass_on(command, Command.request(command.code, fields))
+
+    async def consume_directly(self, command: Command, connection: Connection) -> Command:
+        """Code 309: one consumer is to handle one message now, and what came of it."""
+        message_id = command.get_str("msgId")
+        await self._gate.enter()
+        try:
+            if len(message_id) not in _MESSAGE_ID_CHARS:
+                raise ValueError(f"{message_id[:60]!r} is no id of a stored message")
+            _, record = read_record(self._log, self._queues, int(message_id[-_OFFSET_CHARS:], 16))
+        except (ValueError, OSError, RecordError) as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"there is no such message: {error}") from error
+        fields = dict(command.ext_fields) | {"brokerName": self._broker_name}
+        return await self._pass_on(command, Command.request(command.code, fields, record))
+
+    async def _pass_on(self, command: Command, request: Command) -> Command:
+        group, client_id = command.get_str("consumerGroup"), command.get_str("clientId")
+        consumers = self._clients.consumer_group(group)
+        client = consumers.clients.get(client_id) if consumers is not None else None
+        if client is None:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"consumer {client_id!r} of group {group!r} is not here")
+        try:
+            reply = await client.connection.invoke(request, timeout_ms=CONSUMER_TIMEOUT_MS)
+        except RequestTimeout as error:
+            raise RequestError(ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer {client_id!r}: {error}") from error
+        except RemotingError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"consumer {client_id!r}: {error}") from error
+        return command.reply(reply.code, remark=reply.remark, fields=reply.ext_fields, body=reply.body)
+
+
+def _offsets_for(language: int, table: list[tuple[Place, int]]) -> bytes:
+    """Offsets by queue in the form that a peer in `language` reads (R: ResetOffsetBody, ResetOffsetBodyForC)."""
+    if language == LanguageCode.CPP:
+        rows: list[Mapping[str, Any]] = [{**place.document(), "offset": offset} for place, offset in table]
+        return to_json({"offsetTable": rows}).encode()
+    return f'{{"offsetTable":{queue_table(table)}}}'.encode()

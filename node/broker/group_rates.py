@@ -1,0 +1,58 @@
+"""How many messages a second each consumer group is given, for tools that ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["GroupRates"]
+
+SPAN_S = 10.0
+"""What a rate is told over: this long, up to twice as long."""
+MAX_GROUPS = 10_000
+"""Groups that are counted; pulls of further ones are not. As many as may exist."""
+
+
+@dataclass(slots=True)
+class _Count:
+    messages: int
+    since_s: float
+    """When `messages` began to be counted."""
+    before: int
+    before_since_s: float
+    """The span before that one."""
+
+
+class GroupRates:
+    """Messages given to groups. `now_s` is a clock in seconds that never goes back, such as the loop's."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._counts: dict[str, _Count] = {}
+
+    def given(self, group: str, messages: int) -> None:
+        """A consumer of `group` got so many messages."""
+        count = self._counts.get(group)
+        if count is None:
+            if len(self._counts) < MAX_GROUPS:
+                now_s = self._now_s()
+                self._counts[group] = _Count(messages, now_s, 0, now_s)
+            return
+        count.messages += messages
+        if self._now_s() - count.since_s > SPAN_S:
+            self._turn(count)
+
+    def _turn(self, count: _Count) -> None:
+        count.before, count.before_since_s = count.messages, count.since_s
+        count.messages, count.since_s = 0, self._now_s()
+
+    def per_second(self, group: str) -> float:
+        """The rate of the last ten to twenty seconds; 0 for a group that got nothing."""
+        count = self._counts.get(group)
+        if count is None:
+            return 0.0
+        now_s = self._now_s()
+        if now_s - count.since_s > 2 * SPAN_S:
+            return 0.0
+        past_s = now_s - count.before_since_s
+        return (count.before + count.messages) / past_s if past_s > 0 else 0.0
