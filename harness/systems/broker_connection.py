@@ -97,13 +97,16 @@ class BrokerConnection:
 
     async def latest(self, key: int) -> Any:
         """The message before the end of the queue; both questions go to the same broker, and the message at a
-        committed offset never changes, so the answer is as current as the first of them."""
+        committed offset never changes, so the answer is as current as the first of them, and a quorum need not be
+        asked a second time."""
 
         async def ask(address: str, timeout_ms: int) -> Any:
             tail = await self._client.max_offset(self._topic, key, address=address, timeout_ms=timeout_ms)
             if tail == 0:
                 return None
-            result = await self._client.pull(self._topic, key, tail - 1, 1, address=address, timeout_ms=timeout_ms)
+            result = await self._client.pull(
+                self._topic, key, tail - 1, 1, address=address, timeout_ms=timeout_ms, is_known=True
+            )
             if result.status is not PullStatus.FOUND or result.messages[0].queue_offset != tail - 1:
                 raise BadMessage(f"offset {tail - 1} of queue {key} is not there although the queue ends at {tail}")
             return _decode(result.messages[0].body)

@@ -21,6 +21,7 @@ from node.remoting import (
     ClientLimits,
     Command,
     Credentials,
+    FieldValue,
     Processor,
     RemotingClient,
     RemotingError,
@@ -201,6 +202,7 @@ class BrokerClient:
         group: str | None = None,
         expression_type: str = "TAG",
         version: int = 0,
+        is_known: bool = False,
     ) -> PullResult:
         """Read messages of a queue from `offset` on, at most `max_messages` and what the broker gives at once.
 
@@ -208,17 +210,20 @@ class BrokerClient:
         default the request timeout and `suspend_ms`) must be longer. `group` is the consumer's, the client's id by
         default; `version` is that of its subscription. Bodies are as stored. Raises ClientError,
         a BadReply when a record in the answer is damaged.
+
+        `is_known` tells a broker of this project that there is a message at `offset`, because `max_offset` said so:
+        it may then answer without having a quorum confirm that it leads. The bounds in such an answer may be old.
         """
         flags = _SYS_FLAG_SUBSCRIPTION | (_SYS_FLAG_SUSPEND if suspend_ms > 0 else 0)
-        request = Command.request(
-            RequestCode.PULL_MESSAGE,
-            {
-                "consumerGroup": group or self._client_id, "topic": topic, "queueId": queue_id, "queueOffset": offset,
-                "maxMsgNums": max_messages, "sysFlag": flags, "commitOffset": 0,
-                "suspendTimeoutMillis": suspend_ms, "subscription": subscription, "subVersion": version,
-                "expressionType": expression_type,
-            },
-        )  # fmt: skip
+        fields: dict[str, FieldValue] = {
+            "consumerGroup": group or self._client_id, "topic": topic, "queueId": queue_id, "queueOffset": offset,
+            "maxMsgNums": max_messages, "sysFlag": flags, "commitOffset": 0,
+            "suspendTimeoutMillis": suspend_ms, "subscription": subscription, "subVersion": version,
+            "expressionType": expression_type,
+        }  # fmt: skip
+        if is_known:
+            fields["knownOffset"] = True
+        request = Command.request(RequestCode.PULL_MESSAGE, fields)
         if timeout_ms is None:
             timeout_ms = self._request_timeout_ms + suspend_ms
         reply, address = await self._ask_broker(request, topic, address, timeout_ms)

@@ -274,6 +274,28 @@ def test_a_follower_answers_unsafe_reads_only(run: Any, mode: ReadMode, code: in
     run(scenario, mode=mode, master=False)
 
 
+@pytest.mark.parametrize(("offset", "is_confirmed"), [(1, False), (0, False), (2, True), (7, True)])
+def test_only_what_is_known_to_be_there_needs_no_confirmation(run: Any, offset: int, is_confirmed: bool) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        put(parts, b"a", b"b")
+        await asyncio.sleep(0)
+        reply = await pull(parts, processor, request(offset, maxMsgNums=1, knownOffset=True))
+        assert bodies(reply) == [b"a", b"b"][offset : offset + 1]
+        assert bool(parts.ledger.barriers) == is_confirmed
+
+    run(scenario)
+
+
+def test_what_is_known_to_be_there_is_not_read_from_a_follower(run: Any) -> None:
+    async def scenario(parts: Any, processor: PullProcessor) -> None:
+        put(parts, b"a")
+        await asyncio.sleep(0)
+        parts.ledger.become(Role.FOLLOWER, 2)
+        assert (await pull(parts, processor, request(0, knownOffset=True))).code == 14
+
+    run(scenario)
+
+
 def test_a_read_that_cannot_be_confirmed_is_an_error(run: Any) -> None:
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         parts.ledger.barrier_error = DLedgerError(DLedgerCode.WAIT_QUORUM_ACK_TIMEOUT, "no quorum")
