@@ -42,7 +42,13 @@ from checker.models import (
     VersionedRegister,
     parse_model,
 )
-from checker.online import OnlineLog, OnlineRegister
+from checker.online import (
+    OnlineFetchAndAdd,
+    OnlineGrowOnlySet,
+    OnlineLog,
+    OnlineRegister,
+    OnlineVersionedRegister,
+)
 from checker.queue import check_total_queue
 from checker.sessions import check_sequential, check_sessions
 from checker.sets import check_set, check_set_full
@@ -70,8 +76,11 @@ __all__ = [
     "ModelError",
     "MultiRegister",
     "Mutex",
+    "OnlineFetchAndAdd",
+    "OnlineGrowOnlySet",
     "OnlineLog",
     "OnlineRegister",
+    "OnlineVersionedRegister",
     "Operation",
     "PriorityQueue",
     "Register",

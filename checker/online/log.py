@@ -1,0 +1,266 @@
+"""Logs and versioned registers as operations return: ranks from offsets (see ``linearizability.log``).
+
+Whoever begins after the log was seen to hold n messages sees, or is placed after, those n.  An offset below the tail
+that nobody has shown or been given must be of an append that is open or whose outcome is unknown, and that was invoked
+before the offset was first passed: there must be one for each (Hall's theorem, on nested sets of candidates).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from checker.history import FAIL, OK, freeze
+from checker.online.pairs import WINDOW, Call, Judge, Online
+from checker.words import short
+
+__all__ = ["OnlineLog", "OnlineVersionedRegister"]
+
+
+class _Append:
+    """An append that no answer has placed yet, or one placed by a read before it returned."""
+
+    __slots__ = ("least", "offset", "start")
+
+    def __init__(self, start: int, least: int) -> None:
+        self.start = start
+        self.least = least
+        self.offset: int | None = None
+
+
+class _Places:
+    """What is at which offset of one log, as far as it was seen, and which appends may be in the holes."""
+
+    def __init__(self) -> None:
+        #: Messages that the log held for certain when something returned.
+        self.reached = 0
+        self._content: OrderedDict[int, Any] = OrderedDict()
+        self._place: dict[Any, int] = {}
+        self._floor = 0
+        self._appends: dict[Any, _Append] = {}
+        #: Invocations of the appends without a place; offsets below ``reached`` without a message, and since when.
+        self._spare: list[int] = []
+        self._holes: list[int] = []
+        self._since: list[int] = []
+
+    def held(self) -> int:
+        return len(self._content) + len(self._appends) + len(self._holes)
+
+    def begin(self, value: Any, start: int) -> bool:
+        """An append is invoked; ``False`` if its value is one already known."""
+        if value in self._appends or value in self._place:
+            return False
+        self._appends[value] = _Append(start, self.reached)
+        self._spare.append(start)
+        return True
+
+    def fail(self, value: Any) -> str | None:
+        """An append did not happen."""
+        append = self._appends.pop(value)
+        if append.offset is not None:
+            return f"failed, but the value had been seen at offset {append.offset}"
+        del self._spare[bisect_left(self._spare, append.start)]
+        return self._too_few(append.start)
+
+    def give_up(self, value: Any) -> None:
+        """The outcome of an append stays unknown."""
+        if self._appends[value].offset is not None:
+            del self._appends[value]
+
+    def acknowledge(self, value: Any, offset: int, now: int) -> str | None:
+        """An append was told its offset."""
+        append = self._appends[value]
+        if append.offset is not None:
+            del self._appends[value]
+            return None if append.offset == offset else f"got offset {offset}, but had been seen at {append.offset}"
+        problem = self.reach(offset + 1, now) or self._put(value, offset) or self._too_few(append.start)
+        self._appends.pop(value, None)
+        return problem
+
+    def reach(self, tail: int, now: int) -> str | None:
+        """The log held ``tail`` messages; what is missing of them must be of appends without a place."""
+        missing = tail - self.reached
+        if missing <= 0:
+            return None
+        if len(self._holes) + missing > len(self._spare):
+            return f"implies {tail} messages, more than there can be"
+        self._holes.extend(range(self.reached, tail))
+        self._since.extend([now] * missing)
+        self.reached = tail
+        return None
+
+    def show(self, start: int, messages: tuple[Any, ...], tail: int, now: int) -> str | None:
+        """A view of the log, with ``messages`` from offset ``start`` on, ended."""
+        if messages and (start < 0 or start + len(messages) > tail):
+            return f"showed messages beyond the tail {tail}"
+        problem = self.reach(tail, now)
+        first = now
+        for offset, value in enumerate(messages, start):
+            if problem:
+                return problem
+            known = self._content.get(offset, self)
+            if known is not self:
+                if known != value:
+                    return f"showed {short(value)} at offset {offset}, which held {short(known)}"
+                continue
+            if self._is_hole(offset):
+                append = self._appends.get(value)
+                if append is None:
+                    return f"showed {short(value)} at offset {offset}, where no append can have put it"
+                first = min(first, append.start)
+                problem = self._put(value, offset)
+            # What is neither known nor a hole was forgotten.
+        return problem or self._too_few(first - 1)
+
+    def forget_below(self, offset: int) -> None:
+        """Nobody who is open may show what is below ``offset``."""
+        content = self._content
+        while content:
+            lowest = next(iter(content))
+            if lowest >= offset:
+                break
+            self._drop(lowest)
+
+    def _is_hole(self, offset: int) -> bool:
+        at = bisect_left(self._holes, offset)
+        return at < len(self._holes) and self._holes[at] == offset
+
+    def _put(self, value: Any, offset: int) -> str | None:
+        """Place an append that has no place."""
+        append = self._appends[value]
+        if append.offset is not None:
+            return f"puts {short(value)} at offset {offset}, but it had been seen at {append.offset}"
+        if offset < append.least:
+            return f"puts {short(value)} at offset {offset}, below the {append.least} messages seen before"
+        if not self._is_hole(offset):
+            holder = self._content.get(offset, self)
+            what = "another message" if holder is self else short(holder)
+            return f"puts {short(value)} at offset {offset}, which held {what}"
+        at = bisect_left(self._holes, offset)
+        del self._holes[at], self._since[at]
+        del self._spare[bisect_left(self._spare, append.start)]
+        append.offset = offset
+        self._content[offset] = value
+        self._place[value] = offset
+        if len(self._content) > WINDOW:
+            self._drop(next(iter(self._content)))
+        return None
+
+    def _drop(self, offset: int) -> None:
+        self._place.pop(self._content.pop(offset), None)
+
+    def _too_few(self, changed: int) -> str | None:
+        """Whether holes outnumber the appends that may be in them; only those passed after ``changed`` can."""
+        spare, since = self._spare, self._since
+        for at in range(bisect_right(since, changed), len(since)):
+            if bisect_left(spare, since[at]) <= at:
+                return f"leaves no append that can be at offset {self._holes[at]}"
+        return None
+
+
+class _LogJudge(Judge):
+    """One key's log.  A call's token is how many messages there were for certain when it began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places = _Places()
+
+    def held(self) -> int:
+        return self._places.held()
+
+    def begin(self, call: Call) -> None:
+        call.token = self._places.reached
+        if call.f == "append":
+            self.is_judging = self._places.begin(call.value, call.start)
+
+    def end(self, call: Call, outcome: str, result: Any, now: int, who: str) -> str | None:
+        problem: str | None = None
+        if call.f == "append":
+            who = f"{who} of {short(call.value)}"
+            if outcome == FAIL:
+                problem = self._places.fail(call.value)
+            elif outcome != OK:
+                self._places.give_up(call.value)
+            else:
+                problem = self._places.acknowledge(call.value, result[0], now)
+        elif outcome == OK:
+            problem = self._view(call, result, now)
+        return problem and f"{who} {problem}"
+
+    def _view(self, call: Call, result: Any, now: int) -> str | None:
+        start, messages, tail = 0, (), result
+        if call.f == "read":
+            answer = result if isinstance(result, Mapping) else dict(result)
+            start, messages, tail = answer["offset"], answer["messages"], answer.get("tail")
+        if tail is None:
+            tail = max(start + len(messages), call.token) if messages else call.token
+        if tail < call.token:
+            return f"saw a tail of {tail}, below the {call.token} messages that were there before it began"
+        return self._places.show(start, messages, tail, now)
+
+
+class OnlineLog(Online):
+    """A5 online: a :class:`checker.Log` to which every append appends its own value.
+
+    Messages further back than a window are not compared again.  A key to which a remembered value is appended again
+    is no longer judged.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_LogJudge)
+
+
+class _VersionsJudge(Judge):
+    """One versioned register: version n is offset n-1 of a log, a read shows its last message and the tail."""
+
+    def __init__(self, initial: Any, base: int) -> None:
+        super().__init__()
+        self._initial, self._base = initial, base
+        self._places = _Places()
+
+    def held(self) -> int:
+        return self._places.held()
+
+    def begin(self, call: Call) -> None:
+        call.token = self._places.reached
+        if call.f == "write":
+            self.is_judging = self._places.begin(call.value, call.start)
+
+    def end(self, call: Call, outcome: str, result: Any, now: int, who: str) -> str | None:
+        problem: str | None = None
+        if call.f == "write":
+            who = f"{who} of {short(call.value)}"
+            if outcome == FAIL:
+                problem = self._places.fail(call.value)
+            elif outcome != OK:
+                self._places.give_up(call.value)
+            elif result <= self._base:
+                problem = f"got version {result}, though versions begin after {self._base}"
+            else:
+                problem = self._places.acknowledge(call.value, result - self._base - 1, now)
+        elif outcome == OK:
+            version, value = result
+            at = version - self._base
+            if at < call.token:
+                problem = f"saw version {version}, below {self._base + call.token}, which was there before it began"
+            elif at == 0 and value != self._initial:
+                problem = f"saw {short(value)} of version {version}, which is {short(self._initial)}"
+            else:
+                problem = self._places.show(at - 1, (value,), at, now) if at else None
+        oldest = next(iter(self.open.values()), None)
+        self._places.forget_below(self._places.reached - 1 if oldest is None else oldest.token - 1)
+        return problem and f"{who} {problem}"
+
+
+class OnlineVersionedRegister(Online):
+    """A5 online: a :class:`checker.VersionedRegister`, every write its own value; fields as there.
+
+    A version is forgotten once a later one is known and nobody is open who began before that; in its words versions
+    are offsets of the log of writes, from 0.  A key to which a remembered value is written again is no longer judged.
+    """
+
+    def __init__(self, *, initial: Any = None, initial_version: int = 0) -> None:
+        value = freeze(initial)
+        super().__init__(lambda: _VersionsJudge(value, initial_version))

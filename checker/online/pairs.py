@@ -1,0 +1,115 @@
+"""What online checkers share: pairing events, one judge for every key, and what is open there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from checker.history import FAIL, INFO, OK, freeze
+
+__all__ = ["NOT_YET", "WINDOW", "Call", "Judge", "Online"]
+
+#: Completed operations per key that are remembered beside open ones: far more than can be in flight at once.
+WINDOW = 4096
+#: Position of what has not happened: after every event.
+NOT_YET = 1 << 62
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """An open operation: what was asked at which position, and what its judge remembers of that moment."""
+
+    f: str
+    value: Any
+    start: int
+    token: Any = None
+    excused: bool = False
+    """Its completion will count as an unknown outcome, which weakens a history and never makes a valid one invalid."""
+
+
+class Judge:
+    """The online checker of one key.  A subclass says what begins and what an end means.
+
+    ``open`` holds the calls that have not completed, oldest first.  ``is_judging`` turns false for good where the
+    method no longer applies (a value written twice, say).
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[int, Call] = {}
+        self.is_judging = True
+
+    def begin(self, call: Call) -> None:
+        """Take an invocation."""
+        raise TypeError(f"{type(self).__name__} does not say what an invocation means")
+
+    def end(self, call: Call, outcome: str, result: Any, now: int, who: str) -> str | None:
+        """Take a completion at position ``now``; a sentence beginning with ``who`` where it completes a violation."""
+        raise TypeError(f"{type(self).__name__} does not say what a completion means")
+
+    def held(self) -> int:
+        """Records held beside open calls."""
+        raise TypeError(f"{type(self).__name__} does not count what it holds")
+
+    def oldest(self, now: int) -> int:
+        """Where the oldest open call began; ``now`` when none is open."""
+        return next(iter(self.open), now)
+
+    def excuse_oldest(self) -> None:
+        """Judge the oldest open call no more, so that what returned beside it may be forgotten."""
+        start = next(iter(self.open), None)
+        if start is not None:
+            self.open.pop(start).excused = True
+
+
+class Online:
+    """Pairs events and hands them to the judge of their key."""
+
+    def __init__(self, new_judge: Callable[[], Judge]) -> None:
+        self._new_judge = new_judge
+        self._judges: dict[Any, Judge] = {}
+        self._open: dict[int, tuple[Any, Judge, Call]] = {}
+        self._position = 0
+
+    def feed(self, event: Mapping[str, Any]) -> str | None:
+        """Take the next event; a sentence when it completes a violation."""
+        process = event.get("process")
+        if process.__class__ is not int:
+            return None
+        assert isinstance(process, int)
+        self._position += 1
+        if event["type"] == "invoke":
+            self._begin(process, event)
+            return None
+        started = self._open.pop(process, None)
+        if started is None:
+            return None
+        key, judge, call = started
+        judge.open.pop(call.start, None)
+        if not judge.is_judging:
+            return None
+        outcome = INFO if call.excused else event["type"]
+        who = f"{'' if key is None else f'key {key!r}: '}process {process}'s {call.f}"
+        result = freeze(event.get("value")) if outcome == OK else None
+        try:
+            return judge.end(call, outcome if outcome in (OK, FAIL) else INFO, result, self._position, who)
+        except (TypeError, ValueError, LookupError):
+            # Answers of another form, which the full check names: nothing more can be said here.
+            judge.is_judging = False
+            return None
+
+    def held(self) -> int:
+        """Records held: open calls, keys, and what their judges remember of calls that are over."""
+        judges = self._judges.values()
+        return len(self._open) + len(judges) + sum(judge.held() for judge in judges if judge.is_judging)
+
+    def _begin(self, process: int, event: Mapping[str, Any]) -> None:
+        key = freeze(event.get("key"))
+        judge = self._judges.get(key)
+        if judge is None:
+            judge = self._judges[key] = self._new_judge()
+        call = Call(str(event.get("f")), freeze(event.get("value")), self._position)
+        self._open[process] = key, judge, call
+        if judge.is_judging:
+            judge.open[call.start] = call
+            judge.begin(call)
