@@ -100,7 +100,8 @@ class LinkNemesis(FormNemesis):
             for link in sorted(others)
             if measures[link].received == 0 or effect(measures[link], shape, _HEALTHY) is None
         ]
-        detail = f"{len(shaped)} links: {_seen(measures[shaped[0]])}; {len(others)} others are well"
+        mechanism = _links(target).mechanism
+        detail = f"{len(shaped)} links by {mechanism}: {_seen(measures[shaped[0]])}; {len(others)} others are well"
         return Proof(
             proven=not failed, detail="; ".join(failed[:3]) if failed else detail, checked=len(measures), failed=failed
         )

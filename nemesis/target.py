@@ -355,6 +355,11 @@ class LinkMeasure:
 class Links(Protocol):
     """The quality of the links between hosts. Shapes of several faults on one link add up."""
 
+    @property
+    def mechanism(self) -> str:
+        """What shapes them, in a word or two: netem, the relay, proxies."""
+        ...
+
     async def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
         """Make directed links bad until released; in force on return."""
         ...

@@ -292,10 +292,14 @@ class AgentCluster(Equipped[AgentShim], ABC):
             self._disks = FileSystemDisks(self._hosts, file_systems=file_systems, shim=shim_disks, access=access)
         if any(interface == "links" for interface, _ in self._needs):
             addresses = {host: self._address(host) for host in self._hosts}
-            self._link_faults = AgentLinks(
-                agents, addresses, directories=directories, pythons=pythons, seed=self._run.run_id
+            self._link_faults = await AgentLinks.prepared(
+                agents,
+                addresses,
+                shell=AgentShell(agents),
+                directories=directories,
+                pythons=pythons,
+                seed=self._run.run_id,
             )
-            await self._link_faults.prepare()
 
     def _listener(self, machine: str) -> Any:
         def take(event: dict[str, Any]) -> None:
@@ -322,7 +326,7 @@ class AgentCluster(Equipped[AgentShim], ABC):
                     await held.release_all()
             except (ShellError, RuntimeError, TimeoutError) as error:
                 problems.append(error)
-        self._link_faults = None  # relays and rules go with the hosts
+        self._link_faults = None  # relays, queues and rules go with the hosts
         if self._network is not None:
             problems += await self._processes.stop_all()
             problems += await self.fetch()

@@ -1,55 +1,41 @@
-"""Bad links between hosts with agents: a relay on every host for what it sends, and a meter that measures it.
+"""Bad links between hosts with agents: shaped where packets leave their source, and measured by helpers there.
 
-A host turns what it sends to shaped peers aside, to one end of a pair of devices of ours; the relay takes it from the
-other end and sends it on, late, twice, out of order, at a rate, or never (see link_relay). So a link is shaped where
-its packets begin, one direction at a time, with nothing but nftables and packet sockets, whether or not the kernel has
-netem.
+What shapes is each host's own netem, or, when a kernel among them has none or a device's queue is somebody else's, a
+relay of ours on every host (see shaped_links, agent_relay).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from harness.clusters.agent_helper import START_TIMEOUT_S, AgentHelper
 from harness.clusters.agent_link import AgentLink
+from harness.clusters.agent_relay import AgentRelays
 from harness.clusters.base import ClusterUnavailable
-from harness.clusters.link_relay import RELAYED_MARK
-from harness.clusters.netns_links import combined
+from harness.clusters.shaped_links import (
+    BURST_BYTES,
+    NETEM,
+    SPACING_S,
+    FirstChoice,
+    NetemShaper,
+    ShapedLinks,
+    devices_to_peers,
+)
 from harness.clusters.threads import all_of
-from nemesis.mechanisms.shell import ShellError
-from nemesis.target import Link, LinkMeasure, LinkShape
+from nemesis.mechanisms.netem import Netem, remove_argv, remove_trial_argv, trial_argv
+from nemesis.mechanisms.shell import HostShell, ShellError
+from nemesis.target import Link, LinkMeasure
 
 __all__ = ["AgentLinks", "ClockDifference", "measure_of"]
 
 logger = logging.getLogger(__name__)
 
-TABLE = "netdev splitbrain"
-"""Family and name of the table of ours that turns packets aside."""
-
-_ASIDE, _TAKEN = "sb-aside", "sb-taken"
-"""The two ends of the pair of devices: where packets go in, and where the relay takes them."""
-
-_REMOVE_TABLE = f"add table {TABLE}\ndelete table {TABLE}\n"
-_REMOVE_DEVICE = f"if ip link show dev {_ASIDE} >/dev/null 2>&1; then ip link delete dev {_ASIDE}; fi"
-
-_MTU = 65535
-"""Of our devices: no packet that any other device takes is too long for them."""
-
-_SPACING_S = 0.004
-"""Between two probe packets of a link: they must not queue behind each other on a link that is merely late."""
-_BURST_BYTES = 512
-"""Packets of this size or more are sent without spacing: they measure a rate."""
-
 _CLOCK_READINGS = 5
 _GRACE_S = 20.0
 """For a meter to answer, beyond what it was told to wait."""
-
-Pairs = dict[tuple[str, str], LinkShape]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,152 +46,86 @@ class ClockDifference:
     round_trip_ns: int
 
 
-class AgentLinks:
-    """See nemesis.target.Links.
-
-    `links` are the agents of the replicas' hosts and `addresses` what these hosts are known by; `directories` are the
-    agents' and `pythons` the interpreters there.
-    """
+class AgentLinks(ShapedLinks):
+    """See nemesis.target.Links. Made by `prepared`."""
 
     def __init__(
         self,
         links: Mapping[str, AgentLink],
         addresses: Mapping[str, str],
         *,
+        meters: Mapping[str, AgentHelper],
+        shaper: FirstChoice | AgentRelays,
+        why_no_netem: str | None,
+    ) -> None:
+        super().__init__(links, shaper)
+        self._links = dict(links)
+        self._addresses = dict(addresses)
+        self._meters = dict(meters)
+        self._ports: dict[str, int] = {}
+        self._measurements = 0
+        self.why_no_netem = why_no_netem
+        """What a host lacks for netem; None when all have it."""
+
+    @classmethod
+    async def prepared(
+        cls,
+        links: Mapping[str, AgentLink],
+        addresses: Mapping[str, str],
+        *,
+        shell: HostShell,
         directories: Mapping[str, str],
         pythons: Mapping[str, str],
         seed: str,
-    ) -> None:
-        self._links = dict(links)
-        self._addresses = dict(addresses)
-        self._directories = dict(directories)
-        self._seed = zlib.crc32(seed.encode())
-        self._relays, self._meters = (
+    ) -> AgentLinks:
+        """Find out what can shape, and make it and the meters ready on every host; nothing is shaped yet.
+
+        `links` are the agents of the replicas' hosts and `addresses` what these hosts are known by; `directories` are
+        the agents' and `pythons` the interpreters there. Raises ClusterUnavailable when a host's kernel can shape in no
+        way, ShellError when one cannot be asked.
+        """
+        relays, meters = (
             {
                 host: AgentHelper(link, module=module, directory=directories[host], python=pythons[host])
                 for host, link in links.items()
             }
             for module in ("harness.clusters.link_relay", "harness.clusters.link_meter")
         )
-        self._ports: dict[str, int] = {}
-        self._shapes: dict[str, dict[Link, LinkShape]] = {}
-        # What each host is known to shape; None where that is not known.
-        self._applied: dict[str, Pairs | None] = {host: {} for host in links}
-        self._lock = asyncio.Lock()
-        self._measurements = 0
+        devices: dict[str, dict[str, str]] = {}
 
-    async def prepare(self) -> None:
-        """Make devices, rules and helpers on every host; nothing is turned aside yet.
+        async def learn(host: str) -> None:
+            peers = [address for peer, address in addresses.items() if peer != host]
+            try:
+                devices[host] = await devices_to_peers(shell, host, peers)
+            except ShellError as error:
+                raise ClusterUnavailable(f"{host} does not say how it reaches the other hosts: {error}") from None
 
-        Raises ClusterUnavailable when a host's kernel cannot, ShellError when one cannot be asked.
-        """
-        await all_of(self._prepare(host) for host in self._links)
-
-    async def _prepare(self, host: str) -> None:
-        link = self._links[host]
-        devices = await self._devices_to_peers(host)
-        for key, argv, stdin in (
-            ("device pair", ["sh", "-c", _REMOVE_DEVICE], ""),
-            ("netdev table", ["nft", "-f", "-"], _REMOVE_TABLE),
-        ):
-            await link.request("undo", {"key": key, "argv": argv, "stdin": stdin})
-        lines = [
-            f"link add {_ASIDE} mtu {_MTU} type veth peer name {_TAKEN} mtu {_MTU}",
-            *(f"link set {device} addrgenmode none up" for device in (_ASIDE, _TAKEN)),
-        ]
-        await self._run_or_unavailable(host, ["ip", "-batch", "-"], "\n".join(lines) + "\n")
-        await self._run_or_unavailable(host, ["nft", "-f", "-"], _install_script(set(devices.values())))
-        await AgentHelper.bring(link, self._directories[host])
-        await self._relays[host].start()
-        await self._meters[host].start()
-        await self._relays[host].request(
-            "open", seed=self._seed, ports=devices, aside=_TAKEN, patience_s=START_TIMEOUT_S
+        await all_of([learn(host) for host in links])
+        netems = {host: Netem(shell, host, devices[host]) for host in links}
+        problems = dict(
+            zip(
+                links,
+                await asyncio.gather(*(_why_no_netem(link, netems[host]) for host, link in links.items())),
+                strict=True,
+            )
         )
+        why_not = next((f"{host}: {problem}" for host, problem in problems.items() if problem), None)
+        by_relay = AgentRelays(links, relays, addresses=addresses, devices=devices, seed=seed)
+        await all_of([AgentHelper.bring(link, directories[host]) for host, link in links.items()])
+        shaper: FirstChoice | AgentRelays = by_relay
+        if why_not is None:
+            shaper = FirstChoice(NetemShaper(netems, addresses), by_relay)
+        else:
+            logger.info("no netem on %s: links are shaped by a relay", why_not)
+            await by_relay.prepare()
+        made = cls(links, addresses, meters=meters, shaper=shaper, why_no_netem=why_not)
+        await all_of([made._open_meter(host) for host in links])
+        return made
+
+    async def _open_meter(self, host: str) -> None:
+        await self._meters[host].start()
         opened = await self._meters[host].request("open", address=self._addresses[host], patience_s=START_TIMEOUT_S)
         self._ports[host] = int(opened["port"])
-
-    async def _devices_to_peers(self, host: str) -> dict[str, str]:
-        """The device by which a host sends to each peer's address."""
-        peers = [address for peer, address in self._addresses.items() if peer != host]
-        if not peers:
-            return {}
-        script = "".join(f"route get {address}\n" for address in peers)
-        output = await self._run_or_unavailable(host, ["ip", "-o", "-batch", "-"], script)
-        found = [re.search(r"\bdev (\S+)", line) for line in output.splitlines()]
-        if len(found) != len(peers) or None in found:
-            raise ClusterUnavailable(f"{host}: ip route get tells no device for some of {', '.join(peers)}")
-        return {address: match[1] for address, match in zip(peers, found, strict=True) if match is not None}
-
-    async def _run_or_unavailable(self, host: str, argv: Sequence[str], stdin: str) -> str:
-        status, output, errors = await self._links[host].run(argv, stdin=stdin)
-        if status != 0:
-            said = (errors.strip().splitlines() or [f"status {status}"])[0]
-            raise ClusterUnavailable(
-                f"{host} cannot hold packets back for link faults ({argv[0]}: {said}): it takes a kernel with veth and "
-                "nf_tables' netdev egress hook (5.16 or newer); without, leave the nemesis link out"
-            )
-        return output
-
-    async def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
-        """Make links bad. Raises ValueError for an unknown host, ShellError."""
-        self._require_known(shapes)
-        self._shapes[fault_id] = dict(shapes)
-        await self._apply()
-
-    async def release(self, fault_id: str) -> None:
-        """Undo one fault's shaping."""
-        if self._shapes.pop(fault_id, None) is not None:
-            await self._apply()
-
-    async def release_all(self) -> None:
-        """Undo all shaping, whatever is thought to be in force. Every host is tried before an error is raised."""
-        self._shapes.clear()
-        self._applied = dict.fromkeys(self._applied)
-        await self._apply()
-
-    async def _apply(self) -> None:
-        async with self._lock:
-            shaped = combined(self._shapes.values())
-            wanted: dict[str, Pairs] = {host: {} for host in self._links}
-            for link, shape in shaped.items():
-                wanted[link.source][self._addresses[link.source], self._addresses[link.destination]] = shape
-            await all_of(self._apply_on(host, pairs) for host, pairs in wanted.items() if self._applied[host] != pairs)
-
-    async def _apply_on(self, host: str, wanted: Pairs) -> None:
-        """What is no longer turned aside goes first, what is newly turned aside comes last: the relay must know every
-        pair that comes to it."""
-        before = self._applied[host]
-        self._applied[host] = None  # not known until it is done; the next change repairs it
-        staying = wanted.keys() & before.keys() if before is not None else set[tuple[str, str]]()
-        if before is None or staying != before.keys():
-            await self._turn_aside(host, staying)
-        pairs = [[*pair, asdict(shape)] for pair, shape in wanted.items()]
-        try:
-            await self._relays[host].request("shape", pairs=pairs)
-        except ShellError as error:
-            if wanted:
-                raise
-            # Nothing comes to the relay any more, so that one which has ended is in nobody's way.
-            logger.warning("healing links of %s: %s", host, error)
-            return
-        if staying != wanted.keys():
-            await self._turn_aside(host, wanted)
-        self._applied[host] = wanted
-
-    async def _turn_aside(self, host: str, pairs: Collection[tuple[str, str]]) -> None:
-        script = f"flush set {TABLE} pairs\n"
-        if pairs:
-            elements = ", ".join(f"{source} . {destination}" for source, destination in sorted(pairs))
-            script += f"add element {TABLE} pairs {{ {elements} }}\n"
-        argv = ["nft", "-f", "-"]
-        status, _, errors = await self._links[host].run(argv, stdin=script)
-        if status != 0:
-            raise ShellError(host, argv, status, errors)
-
-    def _require_known(self, links: Collection[Link]) -> None:
-        unknown = {host for link in links for host in link} - self._links.keys()
-        if unknown:
-            raise ValueError(f"no such hosts in this cluster: {', '.join(sorted(unknown))}")
 
     async def measure(
         self, links: Collection[Link], *, count: int, size_bytes: int, timeout_s: float
@@ -223,7 +143,7 @@ class AgentLinks:
         async def send(source: str) -> Mapping[str, Sequence[int]]:
             to = [[self._addresses[link.destination], self._ports[link.destination]]
                   for link in wanted if link.source == source]  # fmt: skip
-            spacing_s = 0.0 if size_bytes >= _BURST_BYTES else _SPACING_S
+            spacing_s = 0.0 if size_bytes >= BURST_BYTES else SPACING_S
             answer = await self._meters[source].request(
                 "send", measurement=number, to=to, count=count, size_bytes=size_bytes, spacing_s=spacing_s,
                 timeout_s=2 * count * spacing_s + _GRACE_S,
@@ -288,12 +208,15 @@ def measure_of(link: Link, *, sent_ns: Sequence[int], arrivals: Sequence[Sequenc
     )
 
 
-def _install_script(devices: Collection[str]) -> str:
-    """The nft script that turns packets of the pairs in a set, which is empty at first, aside on every device."""
-    script = f"{_REMOVE_TABLE}add table {TABLE}\nadd set {TABLE} pairs {{ type ipv4_addr . ipv4_addr; }}\n"
-    for number, device in enumerate(sorted(devices)):
-        hook = f'type filter hook egress device "{device}" priority 0; policy accept;'
-        script += f"add chain {TABLE} egress{number} {{ {hook} }}\n"
-        pairs = f"meta mark != {RELAYED_MARK} ip saddr . ip daddr @pairs"
-        script += f'add rule {TABLE} egress{number} {pairs} counter fwd to "{_ASIDE}"\n'
-    return script
+async def _why_no_netem(link: AgentLink, netem: Netem) -> str | None:
+    """Why links that begin on this host cannot be shaped by netem; None when they can.
+
+    What undoes it is written down on the host before anything is tried there.
+    """
+    await link.request("undo", {"key": "netem trial", "argv": remove_trial_argv()})
+    await link.request("undo", {"key": NETEM, "argv": remove_argv(netem.devices)})
+    status, _, errors = await link.run(trial_argv())
+    if status != 0:
+        said = (errors.strip().splitlines() or [f"status {status}"])[0]
+        return f"this kernel has no netem ({said})"
+    return await netem.foreign_root()

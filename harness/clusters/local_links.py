@@ -6,15 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from harness.clusters.link_probe import LinkProbe
+from harness.clusters.shaped_links import BURST_BYTES, SPACING_S
 from nemesis.target import Link, LinkMeasure, LinkShape
 
 __all__ = ["LINKS_MISSING", "LocalLinks"]
-
-_SPACING_S = 0.004
-"""Between two lots of probe bytes that measure a delay."""
-
-_BURST_BYTES = 512
-"""Lots of this size or more are sent without spacing: they measure a rate."""
 
 _STREAMS = "the proxies of the local cluster carry streams, in which no packet can be {}: use --cluster netns"
 LINKS_MISSING: Mapping[str, str] = {
@@ -29,6 +24,8 @@ SendShapes = Callable[[str, Mapping[Link, LinkShape]], Awaitable[None]]
 
 class LocalLinks:
     """`shape` and `unshape` are those of the cluster's network; `probe` has connections through the same proxy."""
+
+    mechanism = "proxies"
 
     def __init__(self, *, shape: SendShapes, unshape: Callable[[str], Awaitable[None]], probe: LinkProbe) -> None:
         self._shape = shape
@@ -61,7 +58,7 @@ class LocalLinks:
         """Time bytes over kept connections of each link."""
         wanted = list(dict.fromkeys(links))
         await self._probe.keep(wanted)
-        spacing_s = _SPACING_S if size_bytes < _BURST_BYTES else 0.0
+        spacing_s = SPACING_S if size_bytes < BURST_BYTES else 0.0
         measures = await asyncio.gather(
             *(
                 self._probe.time_link(

@@ -25,7 +25,7 @@ from harness.clusters.netns_calls import (
     open_current_namespace,
     remove_namespace,
 )
-from harness.clusters.netns_links import NetnsLinks
+from harness.clusters.netns_links import BridgeRelay, NetnsLinks, links_shaper
 from harness.clusters.netns_probe import LinkProbe
 from harness.clusters.netns_shell import NamespaceShell, run_command
 from harness.clusters.netns_trial import PROGRAMS
@@ -219,14 +219,19 @@ class NetnsCluster(Equipped[ShimHosts]):
                 raise outcome
         self._probe.open()
         self._network = NetnsNetwork(cuts, self._probe)
-        self._links = NetnsLinks(
+        relay = BridgeRelay(
             shell=self._shell,
             bridge_host=_BRIDGE_HOST,
             nft=programs["nft"],
-            namespaces={host: namespace_path(self._names[host]) for host in self._addresses},
             addresses=self._addresses,
             processes=self._processes,
             seed=self._run.run_id,
+        )
+        self._links = NetnsLinks(
+            await asyncio.to_thread(links_shaper, relay, self._shell, self._addresses),
+            relay=relay,
+            namespaces={host: namespace_path(self._names[host]) for host in self._addresses},
+            addresses=self._addresses,
         )
         self._enter_clients()
 

@@ -1,11 +1,14 @@
-"""Bad links in a `netns` cluster: the relay that shapes packets, and probe packets that measure it."""
+"""Bad links in a `netns` cluster: netem on the hosts' own devices, or a relay at the bridge where the kernel has none,
+and probe packets that measure the links."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import struct
+import subprocess
 import time
 import zlib
 from collections.abc import Collection, Mapping
@@ -16,36 +19,57 @@ from harness.clusters.link_meter import arrival_ns, stamp_arrivals
 from harness.clusters.netns_calls import entered
 from harness.clusters.netns_shell import NamespaceShell
 from harness.clusters.processes import Processes
+from harness.clusters.shaped_links import BURST_BYTES, RELAY, SPACING_S, FirstChoice, NetemShaper, ShapedLinks
+from harness.programs import SYSTEM_PATH, find_program
+from nemesis.mechanisms.netem import Netem, trial_argv
 from nemesis.target import Link, LinkMeasure, LinkShape
 
-__all__ = ["NetnsLinks", "combined"]
+__all__ = ["BridgeRelay", "NetnsLinks", "links_shaper", "why_no_netem"]
 
 TABLE = "bridge splitbrain"
-_SPACING_S = 0.004
-"""Between two probe packets of a link: they must not queue behind each other on a link that is merely late."""
+
+DEVICE = "eth0"
+"""A host's one device, by which it reaches every other."""
 
 _HEADER = struct.Struct("!II")
 """Number of the packet, and of the measurement."""
 
-_BURST_BYTES = 512
-"""Packets of this size or more are sent without spacing: they measure a rate."""
+_TRIAL_TIMEOUT_S = 20.0
 
 
-def combined(shapes: Collection[Mapping[Link, LinkShape]]) -> dict[Link, LinkShape]:
-    """What several faults together make of each link."""
-    result: dict[Link, LinkShape] = {}
-    for shaped in shapes:
-        for link, shape in shaped.items():
-            result[link] = shape.on_top_of(result.get(link, LinkShape()))
-    return result
+@functools.cache
+def why_no_netem() -> str | None:
+    """None when this machine's kernel has the netem that hosts' namespaces need; otherwise why not, in one line.
 
-
-class NetnsLinks:
-    """See nemesis.target.Links.
-
-    `namespaces` and `addresses` are those of the hosts; the bridge is in the namespace of `bridge_host` of the shell
-    and its ports are named after the hosts. The relay is started when the first link is shaped.
+    Found out by shaping a device in a network namespace that vanishes with the trial.
     """
+    if find_program("tc") is None:
+        return "tc is missing (apt-get install iproute2)"
+    try:
+        trial = subprocess.run(
+            [find_program("unshare") or "unshare", "--net", "--", *trial_argv()],
+            capture_output=True,
+            text=True,
+            timeout=_TRIAL_TIMEOUT_S,
+            env={"PATH": SYSTEM_PATH, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the trial of netem did not end: {error}"
+    if trial.returncode == 0:
+        return None
+    said = (trial.stderr.strip().splitlines() or ["no output"])[0].rstrip(".")
+    return f"this kernel has no netem ({said})"
+
+
+class BridgeRelay:
+    """See harness.clusters.shaped_links.LinkShaper. One relay in the namespace of the bridge shapes all links; it is
+    started when the first one is.
+
+    The bridge is in the namespace of `bridge_host` of the shell and its ports are named after the hosts.
+    """
+
+    mechanism = RELAY
 
     def __init__(
         self,
@@ -53,7 +77,6 @@ class NetnsLinks:
         shell: NamespaceShell,
         bridge_host: str,
         nft: str,
-        namespaces: Mapping[str, str],
         addresses: Mapping[str, str],
         processes: Processes,
         seed: str,
@@ -61,31 +84,10 @@ class NetnsLinks:
         self._shell = shell
         self._bridge_host = bridge_host
         self._nft = (nft, "-f", "-")
-        self._namespaces = dict(namespaces)
         self._addresses = dict(addresses)
         self._processes = processes
         self._seed = zlib.crc32(seed.encode())
-        self._shapes: dict[str, dict[Link, LinkShape]] = {}
         self._relay: LinkProxyHandle | None = None
-        self._lock = asyncio.Lock()
-        self._measurements = 0
-
-    async def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
-        """Make links bad. Raises ValueError for an unknown host, ShellError, HarnessError when the relay has ended."""
-        self._require_known(shapes)
-        self._shapes[fault_id] = dict(shapes)
-        await self._apply()
-
-    async def release(self, fault_id: str) -> None:
-        """Undo one fault's shaping."""
-        if self._shapes.pop(fault_id, None) is not None:
-            await self._apply()
-
-    async def release_all(self) -> None:
-        """Undo all shaping."""
-        self._shapes.clear()
-        if self._relay is not None:
-            await self._apply()
 
     async def close(self) -> None:
         """End the relay. Idempotent."""
@@ -93,19 +95,22 @@ class NetnsLinks:
             await self._relay.stop()
             self._relay = None
 
-    async def _apply(self) -> None:
+    def forget(self) -> None:
+        """Nothing to forget: every `apply` says everything anew."""
+
+    async def apply(self, wanted: Mapping[Link, LinkShape]) -> None:
         """The relay first: for a moment a packet may come twice, which is better than not at all. When healing the
         bridge first, for the same reason."""
-        async with self._lock:
-            relay = await self._started()
-            shaped = combined(self._shapes.values())
-            pairs = [(self._addresses[link.source], self._addresses[link.destination]) for link in shaped]
-            request = [[*pair, asdict(shape)] for pair, shape in zip(pairs, shaped.values(), strict=True)]
-            if not pairs:
-                await self._set_pairs(pairs)
-            await relay.request("shape", pairs=request)
-            if pairs:
-                await self._set_pairs(pairs)
+        if self._relay is None and not wanted:
+            return
+        relay = await self._started()
+        pairs = [(self._addresses[link.source], self._addresses[link.destination]) for link in wanted]
+        request = [[*pair, asdict(shape)] for pair, shape in zip(pairs, wanted.values(), strict=True)]
+        if not pairs:
+            await self._set_pairs(pairs)
+        await relay.request("shape", pairs=request)
+        if pairs:
+            await self._set_pairs(pairs)
 
     async def _set_pairs(self, pairs: Collection[tuple[str, str]]) -> None:
         script = f"flush set {TABLE} pairs\n"
@@ -128,10 +133,39 @@ class NetnsLinks:
             await relay.request("open", seed=self._seed, ports=ports)
         return self._relay
 
-    def _require_known(self, links: Collection[Link]) -> None:
-        unknown = {host for link in links for host in link} - self._addresses.keys()
-        if unknown:
-            raise ValueError(f"no such hosts in this cluster: {', '.join(sorted(unknown))}")
+
+def links_shaper(relay: BridgeRelay, shell: NamespaceShell, addresses: Mapping[str, str]) -> BridgeRelay | FirstChoice:
+    """What shapes the links of these hosts on this machine."""
+    if why_no_netem() is not None:
+        return relay
+    tc = find_program("tc") or "tc"
+    netems = {
+        host: Netem(shell, host, {address: DEVICE for peer, address in addresses.items() if peer != host}, tc=tc)
+        for host in addresses
+    }
+    return FirstChoice(NetemShaper(netems, addresses), relay)
+
+
+class NetnsLinks(ShapedLinks):
+    """See nemesis.target.Links. `namespaces` and `addresses` are those of the hosts."""
+
+    def __init__(
+        self,
+        shaper: BridgeRelay | FirstChoice,
+        *,
+        relay: BridgeRelay,
+        namespaces: Mapping[str, str],
+        addresses: Mapping[str, str],
+    ) -> None:
+        super().__init__(addresses, shaper)
+        self._relay = relay
+        self._namespaces = dict(namespaces)
+        self._addresses = dict(addresses)
+        self._measurements = 0
+
+    async def close(self) -> None:
+        """End the relay, if there is one. Idempotent."""
+        await self._relay.close()
 
     async def measure(
         self, links: Collection[Link], *, count: int, size_bytes: int, timeout_s: float
@@ -146,8 +180,8 @@ class NetnsLinks:
             for number in range(count):
                 for probe in probes:
                     probe.send(number, size_bytes)
-                if size_bytes < _BURST_BYTES:
-                    await asyncio.sleep(_SPACING_S)
+                if size_bytes < BURST_BYTES:
+                    await asyncio.sleep(SPACING_S)
             loop = asyncio.get_running_loop()
             deadline_s = loop.time() + timeout_s
             # What is lost never comes, so there is nothing to be woken by: look now and then.

@@ -228,6 +228,8 @@ DISK_ABILITIES = (*_EFFECTS, "power", "flip")
 class SimLinks:
     """See nemesis.target.Links."""
 
+    mechanism = "the simulated network"
+
     def __init__(self, loop: SimLoop, network: SimNetwork) -> None:
         self._loop = loop
         self._network = network

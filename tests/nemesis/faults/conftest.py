@@ -186,6 +186,8 @@ class FakeDisks:
 class FakeLinks:
     """Links that do to a hundred packets exactly what their shape says."""
 
+    mechanism = "the tests"
+
     def __init__(self) -> None:
         self.shapes: dict[str, dict[Link, LinkShape]] = {}
         self.immune: set[Link] = set()

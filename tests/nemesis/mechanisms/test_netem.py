@@ -1,0 +1,304 @@
+"""Bad links by netem: the commands against a tc that keeps the books of a kernel, and against the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemesis.mechanisms.netem import (
+    MARK,
+    MAX_SHAPES,
+    Netem,
+    Pair,
+    install_lines,
+    netem_can,
+    remove_argv,
+    remove_trial_argv,
+    trial_argv,
+)
+from nemesis.mechanisms.shell import ShellError
+from nemesis.target import LinkShape
+
+HERE = "10.0.0.1"
+DEVICES = {"10.0.0.2": "eth0", "10.0.0.3": "eth0", "10.1.0.4": "eth1"}
+LATE, LOSSY, TWICE = LinkShape(delay_ms=80, jitter_ms=20), LinkShape(loss_percent=10), LinkShape(duplicate_percent=30)
+
+
+class Kernel:
+    """A tc that refuses what the real one refuses: what is there already, what is not there, and a netem that
+    duplicates beside another one."""
+
+    def __init__(self) -> None:
+        self.root: dict[str, tuple[str, str]] = {"eth0": ("fq_codel", "0:"), "eth1": ("noqueue", "0:")}
+        self.classes: dict[str, dict[str, str]] = {"eth0": {}, "eth1": {}}
+        self.leaves: dict[str, dict[str, tuple[str, str]]] = {"eth0": {}, "eth1": {}}
+        self.filters: dict[str, dict[str, tuple[Pair, str]]] = {"eth0": {}, "eth1": {}}
+        self.said: list[str] = []
+        self.fails_at: str | None = None
+
+    async def run(self, host: str, argv: Sequence[str], *, stdin: str = "") -> str:
+        assert host == "n1"
+        if argv[:2] == ["sh", "-c"]:
+            assert argv == remove_argv([argv[4]])
+            self.said.append(f"remove {argv[4]}")
+            if self.root[argv[4]] == ("htb", MARK):
+                self.clear(argv[4])
+            return ""
+        if argv[1:3] == ["qdisc", "show"]:
+            device = argv[4]
+            kind, handle = self.root[device]
+            lines = [f"qdisc {kind} {handle} root refcnt 2"]
+            lines += [f"qdisc netem {leaf} parent {at} limit 9" for at, (leaf, _) in self.leaves[device].items()]
+            return "\n".join(lines) + "\n"
+        assert list(argv) == ["tc", "-batch", "-"]
+        for line in stdin.splitlines():
+            self.said.append(line)
+            if self.fails_at is not None and self.fails_at in line:
+                self.fails_at = None
+                raise ShellError(host, argv, 1, "as the test wants")
+            self.perform(line)
+        return ""
+
+    def clear(self, device: str) -> None:
+        self.root[device] = ("fq_codel", "0:")
+        for there in (self.classes, self.leaves, self.filters):
+            there[device].clear()  # type: ignore[attr-defined]
+
+    def perform(self, line: str) -> None:
+        words = line.split()
+        device = words[words.index("dev") + 1]
+        if line.startswith("qdisc add") and "root" in words:
+            assert line == f"qdisc add dev {device} root handle {MARK} htb default 0"
+            assert self.root[device][1] == "0:"
+            self.root[device] = ("htb", MARK)
+            return
+        assert self.root[device] == ("htb", MARK)
+        if line.startswith("class add"):
+            ident = words[words.index("classid") + 1]
+            assert ident not in self.classes[device]
+            self.classes[device][ident] = line
+        elif line.startswith("qdisc add"):
+            parent, handle = words[words.index("parent") + 1], words[words.index("handle") + 1]
+            assert parent in self.classes[device] and parent not in self.leaves[device]
+            assert handle not in [leaf for leaf, _ in self.leaves[device].values()]
+            self.leaves[device][parent] = (handle, line)
+            several = len(self.leaves[device]) > 1
+            assert not (several and any("duplicate" in text for _, text in self.leaves[device].values()))
+        elif line.startswith("filter add"):
+            number = words[words.index("prio") + 1]
+            match = re.search(r"ip src (\S+)/32 match ip dst (\S+)/32 flowid (\S+)$", line)
+            assert match is not None and number not in self.filters[device] and match[3] in self.classes[device]
+            self.filters[device][number] = ((match[1], match[2]), match[3])
+        elif line.startswith("filter del"):
+            del self.filters[device][words[words.index("prio") + 1]]
+        else:
+            ident = words[words.index("classid") + 1]
+            assert line.startswith("class del")
+            assert ident not in [at for _, at in self.filters[device].values()], "packets still go there"
+            del self.classes[device][ident]
+            del self.leaves[device][ident]
+
+    def shapes(self) -> dict[Pair, str]:
+        """What each pair meets: the words of its class and of its netem."""
+        found: dict[Pair, str] = {}
+        for device, filters in self.filters.items():
+            for pair, at in filters.values():
+                assert pair not in found, "two filters for one pair"
+                rate = self.classes[device][at].split(" htb ")[1]
+                found[pair] = f"{rate}; {self.leaves[device][at][1].split(' netem ')[1]}"
+        return found
+
+
+def netem() -> tuple[Netem, Kernel]:
+    kernel = Kernel()
+    return Netem(kernel, "n1", DEVICES), kernel
+
+
+def to(*peers: str) -> list[Pair]:
+    return [(HERE, peer) for peer in peers]
+
+
+def test_each_shape_becomes_words_of_tc() -> None:
+    direct = "rate 10gbit burst 1mb cburst 1mb quantum 60000"
+    for shape, words in (
+        (LATE, f"{direct}; limit 20000 delay 80.000ms 20.000ms rate 100gbit"),
+        (LOSSY, f"{direct}; limit 20000 loss random 10.0000% rate 100gbit"),
+        (TWICE, f"{direct}; limit 20000 duplicate 30.0000% rate 100gbit"),
+        (LinkShape(delay_ms=20, reorder_percent=40), f"{direct}; limit 20000 delay 20.000ms reorder 40.0000%"),
+        (LinkShape(reorder_percent=40), f"{direct}; limit 20000 rate 100gbit"),
+        (LinkShape(rate_bytes_per_s=50_000), "rate 400000bit quantum 60000; limit 33 rate 100gbit"),
+    ):
+
+        async def body(shape: LinkShape = shape, words: str = words) -> None:
+            shaping, kernel = netem()
+            await shaping.apply(dict.fromkeys(to("10.0.0.2"), shape))
+            assert kernel.shapes() == {(HERE, "10.0.0.2"): words}
+            assert kernel.root["eth1"] == ("noqueue", "0:"), "a device that is not concerned is not touched"
+
+        asyncio.run(body())
+
+
+def test_what_stays_is_left_alone_and_the_last_shape_takes_the_tree_with_it() -> None:
+    async def body() -> None:
+        shaping, kernel = netem()
+        (two, three, four) = to("10.0.0.2", "10.0.0.3", "10.1.0.4")
+        await shaping.apply({two: LATE, three: LATE, four: LOSSY})
+        assert len(kernel.classes["eth0"]) == 1, "pairs of one shape share a class"
+        kernel.said.clear()
+        await shaping.apply({two: LATE, three: LATE, four: LOSSY})
+        assert kernel.said == []
+        await shaping.apply({two: LATE, three: LOSSY, four: LOSSY})
+        assert not any("5b1a:1" in line for line in kernel.said), "the class that stays keeps what waits in it"
+        assert kernel.shapes()[three].startswith("rate 10gbit burst 1mb cburst 1mb quantum 60000; limit 20000 loss")
+        await shaping.apply({four: LOSSY})
+        assert kernel.root["eth0"] == ("fq_codel", "0:") and kernel.root["eth1"] == ("htb", MARK)
+        await shaping.apply({})
+        await shaping.apply({})
+        assert kernel.shapes() == {} and kernel.root["eth1"][1] == "0:"
+
+    asyncio.run(body())
+
+
+def test_after_a_failure_a_device_is_built_anew() -> None:
+    async def body() -> None:
+        shaping, kernel = netem()
+        (two, three) = to("10.0.0.2", "10.0.0.3")
+        await shaping.apply({two: LATE})
+        kernel.fails_at = "filter add"
+        with pytest.raises(ShellError, match="as the test wants"):
+            await shaping.apply({two: LATE, three: LOSSY})
+        await shaping.apply({two: LATE, three: LOSSY})
+        assert set(kernel.shapes()) == {two, three}
+        kernel.clear("eth0")  # somebody took it away
+        shaping.forget()
+        await shaping.apply({})
+        assert kernel.root["eth0"][1] == "0:"
+
+    asyncio.run(body())
+
+
+def test_what_is_not_there_afterwards_is_an_error() -> None:
+    class Idle(Kernel):
+        def perform(self, line: str) -> None:
+            return None
+
+    async def body() -> None:
+        shaping = Netem(Idle(), "n1", DEVICES)
+        with pytest.raises(ShellError, match="the device should have 5b21:, and has fq_codel 0:"):
+            await shaping.apply(dict.fromkeys(to("10.0.0.2"), LATE))
+
+    asyncio.run(body())
+
+
+def test_a_queue_of_somebody_else_is_named_and_never_removed() -> None:
+    async def body() -> None:
+        shaping, kernel = netem()
+        assert await shaping.foreign_root() is None
+        kernel.root["eth1"] = ("cake", "8001:")
+        assert await shaping.foreign_root() == "eth1 has a queue of its own (cake 8001:)"
+        shaping.forget()
+        await shaping.apply({})
+        assert kernel.root["eth1"] == ("cake", "8001:")
+
+    asyncio.run(body())
+
+
+SHAPES = st.sampled_from([LATE, LOSSY, TWICE, LinkShape(rate_bytes_per_s=9000), LATE.on_top_of(LOSSY)])
+WANTED = st.dictionaries(st.sampled_from(to(*DEVICES)), SHAPES)
+
+
+@settings(max_examples=200)
+@given(st.lists(WANTED, max_size=8), st.integers(0, 60))
+def test_whatever_comes_after_whatever_the_kernel_has_exactly_that(
+    changes: list[dict[Pair, LinkShape]], broken_at: int
+) -> None:
+    """Also when a command somewhere among them fails and is asked for again."""
+
+    async def body() -> None:
+        shaping, kernel = netem()
+        for wanted in changes:
+            by_device = {name: [s for (_, peer), s in wanted.items() if DEVICES[peer] == name] for name in kernel.root}
+            if not all(netem_can(shapes) for shapes in by_device.values()):
+                continue
+            if len(kernel.said) <= broken_at < len(kernel.said) + 4:
+                kernel.fails_at = "dev"
+                try:
+                    await shaping.apply(wanted)
+                except ShellError:
+                    pass
+                kernel.fails_at = None
+            await shaping.apply(wanted)
+            at_once, fresh = netem()
+            await at_once.apply(wanted)
+            assert kernel.shapes() == fresh.shapes()
+            assert {name: root == ("htb", MARK) for name, root in kernel.root.items()} == {
+                name: bool(shapes) for name, shapes in by_device.items()
+            }
+
+    asyncio.run(body())
+
+
+def test_one_that_duplicates_stands_alone() -> None:
+    assert netem_can([TWICE]) and netem_can([TWICE, TWICE]) and netem_can([LATE, LOSSY]) and netem_can([])
+    assert not netem_can([TWICE, LATE])
+    many = [LinkShape(delay_ms=number) for number in range(MAX_SHAPES + 1)]
+    assert netem_can(many[1:]) and not netem_can(many)
+
+
+def why_no_netem() -> str | None:
+    if os.geteuid() != 0:
+        return "needs root"
+    if shutil.which("tc", path="/usr/sbin:/sbin:/usr/bin") is None:
+        return "tc is missing"
+    tried = subprocess.run(["unshare", "--net", *trial_argv()], capture_output=True, text=True)
+    return None if tried.returncode == 0 else f"this kernel has no netem: {tried.stderr.strip().splitlines()[:1]}"
+
+
+def in_namespace(script: str) -> str:
+    done = subprocess.run(["unshare", "--net", "sh", "-ec", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def quoted(argv: Sequence[str]) -> str:
+    return " ".join("'" + word.replace("'", "'\\''") + "'" for word in argv)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root")
+
+
+@pytest.mark.root
+@needs_root
+def test_the_trial_and_the_removals_leave_a_device_as_it_was() -> None:
+    shown = in_namespace(
+        f"ip link add sb-trial type veth peer name sb-trial2; {quoted(remove_trial_argv())};"
+        f"{quoted(remove_trial_argv())};"
+        f"{quoted(trial_argv())} >/dev/null 2>&1 || true; ip -o link; ip link add d0 type veth peer name d1;"
+        f"tc qdisc add dev d0 root handle 7: pfifo; {quoted(remove_argv(['d0', 'd1', 'no-such-device']))};"
+        f"tc qdisc show dev d0; tc qdisc replace dev d0 root handle {MARK} htb; {quoted(remove_argv(['d0']))};"
+        "tc qdisc show dev d0"
+    )
+    assert "sb-trial" not in shown
+    assert "qdisc pfifo 7: root" in shown and f"htb {MARK}" not in shown
+
+
+@pytest.mark.root
+@pytest.mark.skipif(why_no_netem() is not None, reason=str(why_no_netem()))
+def test_the_kernel_takes_every_tree() -> None:
+    every = LinkShape(delay_ms=9.5, jitter_ms=2.25, loss_percent=3.3333, rate_bytes_per_s=12_345)
+    for wanted in ({to("10.0.0.2")[0]: TWICE}, {to("10.0.0.2")[0]: every, to("10.0.0.3")[0]: LATE}):
+        lines = "\n".join(install_lines("d0", wanted))
+        shown = in_namespace(
+            f"ip link add d0 type veth peer name d1; printf '%s\\n' '{lines}' | tc -batch -; tc qdisc show dev d0;"
+            f"{quoted(remove_argv(['d0']))}; tc qdisc show dev d0"
+        )
+        assert len(re.findall(r"^qdisc netem 5b2", shown, re.MULTILINE)) == len(set(wanted.values()))
+        assert shown.count(f"htb {MARK}") == 1, "it is gone after the removal"
