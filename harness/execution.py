@@ -32,7 +32,7 @@ from harness.runner import Observed, Run
 from harness.store import RunDir, Store
 from harness.test import ALL, Test
 from harness.workloads.base import Workload
-from nemesis.forms import VariantNames, needs_of
+from nemesis.forms import VariantNames, is_of_all, needs_of
 from nemesis.protocol import Nemesis
 from nemesis.schedule import INJECT, Schedule, ScheduleError, load_schedule, periodic, save_schedule
 
@@ -78,13 +78,18 @@ class TestClock:
         return 0 if self._zero_s is None else int((self._loop.time() - self._zero_s) * 1e9)
 
 
-def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any) -> Schedule:
+def _planned(test: Test, cluster_class: Any, system_class: Any) -> PlannedTarget:
+    hosts = [f"n{i}" for i in range(1, test.nodes + 1)]
+    return PlannedTarget(cluster_class, hosts, system_class=system_class, settings=test.settings)
+
+
+def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, system_class: Any) -> Schedule:
     """The run's faults: those of the schedule file, or decided by the seed.
 
     A variant that this cluster or this many nodes cannot have is the operator's mistake where it was named, and left
     out where the run cycles through several. Raises OperatorError.
     """
-    target = PlannedTarget(cluster_class, [f"n{i}" for i in range(1, test.nodes + 1)])
+    target = _planned(test, cluster_class, system_class)
     if test.nemesis_schedule is not None:
         return _load_schedule(test.nemesis_schedule, nemeses, target)
     if not test.nemesis:
@@ -94,6 +99,7 @@ def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any) 
     for choice in test.nemesis:
         if choice.name == ALL:
             choices = {name: usable for name in sorted(nemeses) if (usable := target.usable(nemeses[name], None)[0])}
+            choices = {name: usable for name, usable in choices.items() if is_of_all(nemeses[name])}
             continue
         try:
             fitting, reasons = target.usable(nemeses[choice.name], choice.variant)
@@ -119,12 +125,13 @@ def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any) 
         raise OperatorError(f"--nemesis-interval, --time-limit: {error}") from None
 
 
-def left_out(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any) -> list[str]:
+def left_out(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, system_class: Any) -> list[str]:
     """Why `all` does not mean every nemesis here: one line for each that is left out, or that loses variants."""
     if not any(choice.name == ALL for choice in test.nemesis):
         return []
-    target = PlannedTarget(cluster_class, [f"n{i}" for i in range(1, test.nodes + 1)])
+    target = _planned(test, cluster_class, system_class)
     reasons = [reason for nemesis in nemeses.values() for reason in target.usable(nemesis, None)[1]]
+    reasons += [f"{name}: only where it is asked for" for name, each in nemeses.items() if not is_of_all(each)]
     return list(dict.fromkeys(reasons))
 
 
@@ -209,7 +216,8 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
     if parts.has_trace:
         cluster.trace_to(str(run_dir.trace_path), lambda: clock.zero_s)
     wanted = {(event.nemesis, event.variant) for event in parts.schedule}
-    equip(cluster, frozenset().union(*(needs_of(parts.nemeses[name], [variant]) for name, variant in wanted)))
+    needs = frozenset().union(*(needs_of(parts.nemeses[name], [variant]) for name, variant in wanted))
+    equip(cluster, needs)
     system = parts.system_class(
         cluster=cluster,
         settings=test.settings,
@@ -217,6 +225,7 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
         log_dir=str(work_dir),
         operation_timeout_s=test.operation_timeout_s,
     )
+    equip(system, needs)
     title = f"{test.name}  seed {test.seed}"
     with HistoryWriter(run_dir.history_path, clock.now_ns) as writer:
         progress = LiveProgress(

@@ -134,7 +134,7 @@ class _Driver:
         self._note("invoke", INJECT, injection)
         self._in_force[injection.fault_id] = injection  # first, because it may break half-way
         if injection.problem is None:
-            failure = await _attempt(nemesis.inject(self._target, injection))
+            failure = await self._step(nemesis, nemesis.inject(self._target, injection))
             if isinstance(failure, _Failure):
                 injection = replace(injection, problem=f"could not be injected: {failure}")
                 self._in_force[injection.fault_id] = injection
@@ -142,7 +142,7 @@ class _Driver:
             proof = Proof(proven=False, detail=injection.problem)
         else:
             others = self._others(injection.fault_id)
-            proof = _proof_of(await _attempt(nemesis.prove(self._target, injection, in_force=others)))
+            proof = _proof_of(await self._step(nemesis, nemesis.prove(self._target, injection, in_force=others)))
         self._note("info", INJECT, injection, proof)
 
     async def heal(self, fault_id: str) -> None:
@@ -153,13 +153,14 @@ class _Driver:
             return
         nemesis = self._nemeses[injection.nemesis]
         self._note("invoke", HEAL, injection)
-        failure = await _attempt(nemesis.heal(self._target, injection))
+        failure = await self._step(nemesis, nemesis.heal(self._target, injection))
         if isinstance(failure, _Failure):
             proof = Proof(proven=False, detail=f"could not be healed: {failure}")
         else:
             del self._in_force[fault_id]
             others = tuple(self._in_force.values())
-            proof = _proof_of(await _attempt(nemesis.prove_healed(self._target, injection, in_force=others)))
+            proved = self._step(nemesis, nemesis.prove_healed(self._target, injection, in_force=others))
+            proof = _proof_of(await proved)
         self._note("info", HEAL, injection, proof)
 
     async def heal_all(self) -> None:
@@ -171,6 +172,9 @@ class _Driver:
         """Raise what the recorder raised. Kept back until now, because healing comes before complaining."""
         if self._not_recorded is not None:
             raise self._not_recorded
+
+    async def _step(self, nemesis: Nemesis, step: Awaitable[_T]) -> _T | _Failure:
+        return await _attempt(step, getattr(nemesis, "step_timeout_s", STEP_TIMEOUT_S))
 
     def _others(self, fault_id: str) -> tuple[Injection, ...]:
         return tuple(fault for fault in self._in_force.values() if fault.fault_id != fault_id)
@@ -191,12 +195,12 @@ class _Failure(str):
     """Why a step failed, in one line."""
 
 
-async def _attempt(step: Awaitable[_T]) -> _T | _Failure:
+async def _attempt(step: Awaitable[_T], timeout_s: float = STEP_TIMEOUT_S) -> _T | _Failure:
     """The result of a step, or why it has none. Only cancellation gets through."""
     try:
-        return await asyncio.wait_for(step, STEP_TIMEOUT_S)
+        return await asyncio.wait_for(step, timeout_s)
     except TimeoutError:
-        return _Failure(f"took longer than {STEP_TIMEOUT_S:g} s")
+        return _Failure(f"took longer than {timeout_s:g} s")
     except Exception as error:
         return _Failure(f"{type(error).__name__}: {error}")
 

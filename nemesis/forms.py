@@ -18,7 +18,16 @@ from nemesis.protocol import Injection, Nemesis
 from nemesis.target import Target
 from nemesis.victims import TARGETS, choose_victims, target_problem
 
-__all__ = ["Form", "FormNemesis", "VariantNames", "expand_variant", "hosts_of", "needs_of", "split_variant"]
+__all__ = [
+    "Form",
+    "FormNemesis",
+    "VariantNames",
+    "expand_variant",
+    "hosts_of",
+    "is_of_all",
+    "needs_of",
+    "split_variant",
+]
 
 SEPARATOR = "@"
 
@@ -158,6 +167,11 @@ def needs_of(nemesis: Nemesis, variants: Collection[str]) -> frozenset[tuple[str
     if not isinstance(nemesis, FormNemesis):
         return frozenset({("network", "cut")})
     return frozenset().union(*(nemesis.needs(variant) for variant in variants))
+
+
+def is_of_all(nemesis: Nemesis) -> bool:
+    """Whether a run with every nemesis has this one."""
+    return bool(getattr(nemesis, "is_of_all", True))
 
 
 def hosts_of(injections: Collection[Injection]) -> frozenset[str]:

@@ -59,7 +59,11 @@ class Proof:
 
 
 class Nemesis(Protocol):
-    """A kind of fault. Implementations are stateless; see the module's docstring."""
+    """A kind of fault. Implementations are stateless; see the module's docstring.
+
+    One may also have `step_timeout_s`, where a step takes longer than the driver's own limit, and `is_of_all`, False
+    where a run has it only if it is asked for by name.
+    """
 
     @property
     def name(self) -> str: ...

@@ -36,10 +36,12 @@ __all__ = [
     "Links",
     "Moments",
     "Network",
+    "Operator",
     "PowerCut",
     "ProbeResult",
     "ProcessView",
     "Processes",
+    "ReplicaView",
     "Target",
     "links_of",
 ]
@@ -53,8 +55,10 @@ ABILITIES: Mapping[str, Sequence[str]] = {
         *("freeze", "fill", "shutdown", "crash"),
     ),
     "links": ("delay", "loss", "duplicate", "reorder", "rate"),
+    "operator": ("transfer", "members", "promote"),
 }
-"""Interface -> what it may be able to do. A cluster can have an interface and lack some of its abilities."""
+"""Interface -> what it may be able to do. A cluster can have an interface and lack some of its abilities; `operator` is
+the system's own affair, on any cluster."""
 
 Grudge = Mapping[str, frozenset[str]]
 """destination host -> source hosts whose packets the destination drops"""
@@ -388,6 +392,55 @@ class Moments(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaView:
+    """What a replica says of itself when asked. `term` is -1 and `members` empty where the system has no such thing;
+    `members` are the replicas that it holds for its group, those of a change that is not committed yet included if
+    `members_committed` is False. `end` is how far its log goes, in the system's own unit."""
+
+    host: str
+    leads: bool
+    takes_writes: bool
+    follows: bool
+    term: int = -1
+    members: frozenset[str] = frozenset()
+    members_committed: bool = True
+    end: int = -1
+
+
+class Operator(Protocol):
+    """What somebody who runs the system does to it on purpose, by the system's own requests. Each method tries once."""
+
+    async def view(self, host: str, *, timeout_s: float) -> ReplicaView | None:
+        """What the replica of `host` says of itself; None when it does not answer in time."""
+        ...
+
+    async def transfer(self, fault_id: str, host: str) -> None:
+        """Have the leader give its lead to `host`. Raises RuntimeError with what it was refused with."""
+        ...
+
+    def transferred(self, fault_id: str) -> tuple[str, int] | None:
+        """Who said that it leads, and in which term, when a transfer was done; None while none was."""
+        ...
+
+    async def remove(self, fault_id: str, host: str) -> None:
+        """Have `host` belong to the group no longer, until it is let in again. Raises RuntimeError."""
+        ...
+
+    async def let_in(self, fault_id: str) -> None:
+        """Have those that a fault removed belong to the group again. Idempotent. Raises RuntimeError."""
+        ...
+
+    async def promote(self, fault_id: str, host: str) -> None:
+        """Make the replica of `host` the master and restart it as such; the former master is down. Raises
+        RuntimeError."""
+        ...
+
+    async def release_all(self) -> None:
+        """Let in whoever was removed. Idempotent; safe in any state."""
+        ...
+
+
 class Target(Protocol):
     """What a nemesis may act on during one run. An interface that this cluster lacks is None."""
 
@@ -410,6 +463,9 @@ class Target(Protocol):
 
     @property
     def links(self) -> Links | None: ...
+
+    @property
+    def operator(self) -> Operator | None: ...
 
     @property
     def moments(self) -> Moments | None: ...

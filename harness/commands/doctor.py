@@ -62,7 +62,8 @@ def doctor_command(arguments: argparse.Namespace) -> int:
     elif arguments.prove:
         cells = [cell for name in names for cell in _prove_apart(name, arguments, _options_for(name, options))]
     else:
-        cells = [cell for name in names for cell in diagnose(name, nemeses, _options_for(name, options))]
+        system = arguments.system
+        cells = [cell for name in names for cell in diagnose(name, nemeses, _options_for(name, options), system)]
     if arguments.json:
         print(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=1))
     else:
@@ -70,13 +71,16 @@ def doctor_command(arguments: argparse.Namespace) -> int:
     return 255 if any(cell.state == FAILED for cell in cells) else 0
 
 
-def diagnose(name: str, nemeses: Mapping[str, Nemesis], options: Mapping[str, str]) -> list[Cell]:
-    """What each form of each nemesis can do on a cluster, by asking; nothing is started."""
+def diagnose(
+    name: str, nemeses: Mapping[str, Nemesis], options: Mapping[str, str], system: str = "broker"
+) -> list[Cell]:
+    """What each form of each nemesis can do on a cluster with a system, by asking; nothing is started."""
     try:
         cluster_class = _usable_class(name, options)
     except OperatorError as error:
         return [Cell(nemesis, form, name, MISSING, str(error)) for nemesis, form, _ in _forms(nemeses)]
-    target = PlannedTarget(cluster_class, [f"n{number}" for number in range(1, NODES + 1)])
+    hosts = [f"n{number}" for number in range(1, NODES + 1)]
+    target = PlannedTarget(cluster_class, hosts, system_class=registry.load("systems", system), settings={})
     cells = []
     for nemesis, form, variant in _forms(nemeses):
         problems = nemeses[nemesis].requires(target, variant)
@@ -117,7 +121,7 @@ def _prove_here(
     name: str, nemeses: Mapping[str, Nemesis], options: Mapping[str, str], arguments: argparse.Namespace
 ) -> list[Cell]:
     """Try every form that `diagnose` says works, on a cluster in this process."""
-    cells = diagnose(name, nemeses, options)
+    cells = diagnose(name, nemeses, options, arguments.system)
     usable = {(cell.nemesis, cell.form) for cell in cells if cell.state == WORKS}
     wanted = [(nemesis, variant) for nemesis, form, variant in _forms(nemeses) if (nemesis, form) in usable]
     if not wanted:

@@ -92,12 +92,12 @@ def prepare(arguments: argparse.Namespace) -> Prepared:
         system_class=system_class,
         workload=workload,
         nemeses=nemeses,
-        schedule=plan_faults(test, nemeses, cluster_class),
+        schedule=plan_faults(test, nemeses, cluster_class, system_class),
         has_trace=arguments.trace,
     )
     return Prepared(
         parts=parts,
-        left_out=left_out(test, nemeses, cluster_class),
+        left_out=left_out(test, nemeses, cluster_class, system_class),
         in_user_namespace=choice.in_user_namespace,
     )
 

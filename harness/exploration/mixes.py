@@ -32,6 +32,9 @@ ELECTION_S = 1.2
 REPAIR_S = 0.4
 """How long after a heal followers are being repaired."""
 
+OPERATION_S = 2.0
+"""How long what an operator asks for may take, an election included."""
+
 PROOF_S = 0.5
 """Between the heal of one fault and the beginning of another that would disturb the proof of the heal."""
 
@@ -39,6 +42,10 @@ MAX_TRIES = 20
 """For a place in the schedule where a fault does not collide; after that it is left out."""
 
 _DOWN = frozenset(("kill", "pause", "power", "bit-flip"))
+_HANDLED = frozenset(("restart", "promote"))
+"""An operator starts replicas himself: nobody else may keep them down meanwhile, nor hide from him whether they run."""
+_ASKED_OF_LEADER = frozenset(("transfer", "members", "promote"))
+"""What an operator asks of whoever leads."""
 _ASKED = frozenset(("clock", "disk-error", "disk-full", "disk-slow", "disk-stall"))
 
 Timed = tuple[float, float, str, str, str | None]
@@ -106,6 +113,8 @@ def _collide(one: Timed, other: Timed) -> bool:
     kinds = {one[2], other[2]}
     if kinds <= _ASKED or (kinds & _DOWN and kinds & _ASKED):
         return True
+    if kinds & _HANDLED and (kinds & _DOWN or kinds <= _HANDLED or "transfer" in kinds):
+        return True
     if kinds <= _DOWN and any("crash-loop" in fault[3] for fault in (one, other)):
         return True
     by_kind = {one[2]: one[3], other[2]: other[3]}
@@ -114,19 +123,26 @@ def _collide(one: Timed, other: Timed) -> bool:
 
 
 def _finds_leaders(timed: Sequence[Timed], nodes: int) -> bool:
-    """Whether each fault that is aimed at the leader begins while enough replicas are left alone for one to lead."""
-    aimed = [fault for fault in timed if "leader" in fault[3] or "followers" in fault[3]]
-    for fault in aimed:
-        hit = sum(_hit(other, nodes) for other in timed if other is not fault and other[0] <= fault[0] < other[1])
-        if hit > (nodes - 1) // 2:
-            return False
+    """Whether each fault that is aimed at the leader begins while enough replicas are left alone for one to lead; and
+    whatever an operator asks of a leader has to be done while that is so, and taken back while it is."""
+    for fault in timed:
+        moments = [fault[0]] if "leader" in fault[3] or "followers" in fault[3] else []
+        if fault[2] in _ASKED_OF_LEADER:
+            moments.append(fault[1])
+        spare_s = OPERATION_S if fault[2] in _ASKED_OF_LEADER else 0.0
+        for at_s in moments:
+            others = (other for other in timed if other is not fault and other[0] - spare_s <= at_s < other[1])
+            if sum(_hit(other, nodes) for other in others) > (nodes - 1) // 2:
+                return False
     return True
 
 
 def _hit(fault: Timed, nodes: int) -> int:
     """How many replicas a fault keeps from leading or voting, at most."""
     _, _, nemesis, variant, _ = fault
-    if nemesis == "partition":
+    if nemesis == "members":
+        size = "one"
+    elif nemesis == "partition":
         size = _CUT_OFF.get(variant, "all")
     elif nemesis in _STOPS:
         size = _SIZES.get(variant.rpartition("@")[2], "all")

@@ -15,6 +15,7 @@ from harness import registry
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.execution import Parts, rehearse
 from harness.test import Test
+from nemesis.forms import is_of_all
 from nemesis.protocol import Nemesis
 from nemesis.schedule import Schedule
 
@@ -73,12 +74,20 @@ def usable_choices(test: Test) -> list[tuple[str, list[str]]]:
     """
     from harness.faults.target import PlannedTarget
 
-    target = PlannedTarget(registry.load("clusters", SIMULATED), [f"n{i}" for i in range(1, test.nodes + 1)])
+    target = PlannedTarget(
+        registry.load("clusters", SIMULATED),
+        [f"n{i}" for i in range(1, test.nodes + 1)],
+        system_class=registry.load("systems", test.system),
+        settings=test.settings,
+    )
     asked = {choice.name: choice.variant for choice in test.nemesis if choice.name != "all"}
     found = []
     for name in asked or registry.names("nemeses"):
+        nemesis = registry.load("nemeses", name)
+        if not asked and not is_of_all(nemesis):
+            continue
         try:
-            usable, problems = target.usable(registry.load("nemeses", name), asked.get(name))
+            usable, problems = target.usable(nemesis, asked.get(name))
         except ValueError as error:
             raise OperatorError(str(error)) from None
         if usable:

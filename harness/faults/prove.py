@@ -64,10 +64,12 @@ async def prove_variants(
             cluster = cluster_class(
                 node_count=node_count, run=state, work_dir=work_dir, ports=system_class.ports, **cluster_options
             )
-            equip(cluster, frozenset().union(*(needs_of(nemeses[name], [variant]) for name, variant in variants)))
+            needs = frozenset().union(*(needs_of(nemeses[name], [variant]) for name, variant in variants))
+            equip(cluster, needs)
             system = system_class(
                 cluster=cluster, settings={}, keys=QUEUES, log_dir=work_dir, operation_timeout_s=OPERATION_TIMEOUT_S
             )
+            equip(system, needs)
             await cluster.start()
             try:
                 try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from harness.clusters.base import Cluster, harness_runtime
@@ -17,9 +17,12 @@ from harness.faults.processes import ReplicaProcesses
 from harness.systems.base import System
 from nemesis.forms import expand_variant
 from nemesis.protocol import Nemesis
-from nemesis.target import ABILITIES, ClockReading, Clocks, Disks, Links, Moments, Network, Processes
+from nemesis.target import ABILITIES, ClockReading, Clocks, Disks, Links, Moments, Network, Operator, Processes
 
-__all__ = ["PlannedTarget", "RunTarget", "cluster_lacks", "equip"]
+__all__ = ["PlannedTarget", "RunTarget", "cluster_lacks", "equip", "system_lacks"]
+
+OPERATOR = "operator"
+"""The interface that is the system's, not the cluster's."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +42,16 @@ def cluster_lacks(cluster: Any, interface: str, ability: str) -> str | None:
     return f"cluster {cluster.name} has no {interface} to act on"
 
 
+def system_lacks(system_class: Any, settings: Mapping[str, str], ability: str) -> str | None:
+    """Why an operator cannot have a system with these settings do something; None when it can."""
+    missing: Callable[[str, Mapping[str, str]], str | None] | None = getattr(system_class, "operation_missing", None)
+    if missing is None:
+        return f"the system has no {ability} that an operator could ask for"
+    return missing(ability, settings)
+
+
 def equip(cluster: Any, needs: Collection[tuple[str, str]]) -> None:
-    """Tell a cluster that was not started yet which abilities the run will use."""
+    """Tell a cluster, or a system, that was not started yet which abilities the run will use."""
     prepare: Callable[[frozenset[tuple[str, str]]], None] | None = getattr(cluster, "equip", None)
     if prepare is not None:
         prepare(frozenset(needs))
@@ -49,8 +60,12 @@ def equip(cluster: Any, needs: Collection[tuple[str, str]]) -> None:
 class PlannedTarget:
     """The hosts that a run will have, before it has them: enough to ask a nemesis what it can do there."""
 
-    def __init__(self, cluster_class: Any, hosts: Sequence[str]) -> None:
+    def __init__(
+        self, cluster_class: Any, hosts: Sequence[str], *, system_class: Any, settings: Mapping[str, str]
+    ) -> None:
         self._cluster_class = cluster_class
+        self._system_class = system_class
+        self._settings = settings
         self.hosts = tuple(hosts)
         self.network: Any = object()
         self.processes: Processes | None = None
@@ -58,9 +73,12 @@ class PlannedTarget:
         self.disks: Disks | None = None
         self.links: Links | None = None
         self.moments: Moments | None = None
+        self.operator: Operator | None = None
 
     def missing(self, interface: str, ability: str) -> str | None:
-        """As the class of the cluster says."""
+        """As the class of the cluster says, or that of the system."""
+        if interface == OPERATOR:
+            return system_lacks(self._system_class, self._settings, ability)
         return cluster_lacks(self._cluster_class, interface, ability)
 
     async def leaders(self) -> Sequence[str]:
@@ -95,7 +113,6 @@ class RunTarget:
         self._processes = ReplicaProcesses(cluster.hosts, process=system.process, restart=system.restart)
         self._clock = harness_runtime(cluster).clock
         self._natural_ms: dict[str, float] = {}
-        self._clock = harness_runtime(cluster).clock
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -125,8 +142,14 @@ class RunTarget:
     def moments(self) -> Moments | None:
         return getattr(self._cluster, "moments", None)
 
+    @property
+    def operator(self) -> Operator | None:
+        return getattr(self._system, "operator", None)
+
     def missing(self, interface: str, ability: str) -> str | None:
-        """As the cluster says."""
+        """As the cluster says, or the system."""
+        if interface == OPERATOR:
+            return system_lacks(self._system, getattr(self._system, "given_settings", {}), ability)
         return cluster_lacks(self._cluster, interface, ability)
 
     async def leaders(self) -> Sequence[str]:
@@ -170,12 +193,15 @@ class RunTarget:
     async def heal_all(self) -> None:
         """Undo every fault of every kind. Idempotent. Everything is tried before the first error is raised.
 
-        Disks come first: a replica on a frozen one can be neither ended nor started.
+        Disks come first: a replica on a frozen one can be neither ended nor started. Who was taken out of the group
+        comes last: only a group that is well lets anybody in.
         """
         steps: list[Callable[[], Awaitable[None]]] = [
             interface.release_all for interface in (self.disks, self.clocks, self.links) if interface is not None
         ]
         steps += [self.network.heal_all, self._processes.release_all]
+        if self.operator is not None:
+            steps.append(self.operator.release_all)
         failure: Exception | None = None
         for step in steps:
             try:

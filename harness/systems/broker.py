@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from harness.systems.broker_configuration import (
 )
 from harness.systems.broker_connection import BrokerConnection
 from harness.systems.broker_messaging import TIMINGS, BrokerMessaging
+from harness.systems.broker_operator import BrokerOperator, operation_missing
 from harness.systems.node_program import node_program
 from node.client import BrokerClient, Client, TransactionState
 from node.mutants.switch import mutate_client
@@ -86,6 +87,7 @@ class BrokerSystem:
         self, *, cluster: Cluster, settings: Mapping[str, str], keys: int, log_dir: str, operation_timeout_s: float
     ) -> None:
         self._cluster = cluster
+        self.given_settings = dict(settings)
         self._settings = resolve_settings(settings)
         self._is_classic = self._settings["replication"] != DLEDGER
         self._master = cluster.hosts[0]
@@ -100,6 +102,28 @@ class BrokerSystem:
         self._final: dict[str, _Status] = {}
         self._recovered = False
         self._decisions: dict[bytes, TransactionState] = {}
+        self.operator = BrokerOperator(
+            cluster.hosts,
+            group=BROKER_NAME,
+            is_classic=self._is_classic,
+            status=lambda host, timeout_s: self.status(host, timeout_s=timeout_s),
+            known_to=lambda host: f"{cluster.bind_address(host)}:{DLEDGER_PORT}",
+            dialled=lambda host: cluster.address_from(CLIENTS_HOST, host, DLEDGER_PORT),
+            promote=self.promote,
+        )
+
+    @staticmethod
+    def operation_missing(ability: str, settings: Mapping[str, str]) -> str | None:
+        """Why an operator cannot have brokers with these settings do something; None when it can."""
+        return operation_missing(ability, is_classic=settings.get("replication", DLEDGER) != DLEDGER)
+
+    def equip(self, needs: Collection[tuple[str, str]]) -> None:
+        """Prepare for what an operator will do: members of a group change only where that was configured from the
+        beginning, and a former master may have to give up what the new one lacks. To be called before `start`."""
+        if ("operator", "members") in needs:
+            self._settings["members_may_change"] = "on"
+        if ("operator", "promote") in needs and "ha_mismatch" not in self.given_settings:
+            self._settings["ha_mismatch"] = "heal"
 
     async def start(self) -> None:
         """Write configurations, start name server and brokers, wait for a leader that takes writes."""

@@ -64,6 +64,12 @@ SETTINGS = (
     Setting(
         "ha_mismatch", "refuse", "classic HA: what a slave does that has what the master lacks", ("refuse", "heal")
     ),
+    Setting(
+        "members_may_change",
+        "off",
+        "DLedger: the group's members may change; on by itself in runs that change them",
+        ("off", "on"),
+    ),
     Setting("timing", "fast", "election timings: fast (100 ms heartbeats) or RocketMQ's own", ("fast", "default")),
     Setting("mutant", NO_MUTANT, "a known bug put into the nodes or clients", (NO_MUTANT, *MUTANTS)),
 )
@@ -100,7 +106,7 @@ def broker_configuration(cluster: Cluster, host: str, settings: Mapping[str, str
         *_node_settings(settings),
     ]
     if settings["replication"] == DLEDGER:
-        lines += _dledger(cluster, host)
+        lines += _dledger(cluster, host, settings)
     else:
         lines += _classic(cluster, host, settings, master)
     dialled = _dialled(cluster, host)
@@ -119,7 +125,8 @@ def broker_configuration(cluster: Cluster, host: str, settings: Mapping[str, str
 
 def _node_settings(settings: Mapping[str, str]) -> list[str]:
     """The settings that every node is told, as lines of TOML; a mutant only where there is one for nodes."""
-    told = {name: value for name, value in settings.items() if name not in ("replication", *_CLASSIC_ONLY)}
+    elsewhere = ("replication", "members_may_change", *_CLASSIC_ONLY)
+    told = {name: value for name, value in settings.items() if name not in elsewhere}
     if told["mutant"] == NO_MUTANT or told["mutant"] in CLIENT_MUTANTS:
         del told["mutant"]
     numbers = {setting.name for setting in SETTINGS if setting.bounds is not None}
@@ -129,11 +136,12 @@ def _node_settings(settings: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def _dledger(cluster: Cluster, host: str) -> Sequence[str]:
+def _dledger(cluster: Cluster, host: str, settings: Mapping[str, str]) -> Sequence[str]:
     own = f"{cluster.bind_address(host)}:{DLEDGER_PORT}"
     return [
         "[dledger]",
         f'listen = "{own}"',
+        f"members_may_change = {'true' if settings['members_may_change'] == 'on' else 'false'}",
         "[dledger.peers]",
         *(
             f'{other} = "{own if other == host else cluster.address_from(host, other, DLEDGER_PORT)}"'

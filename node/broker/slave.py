@@ -17,6 +17,7 @@ from node.broker.slave_sync import SlaveSynchronize
 from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.topics import TopicTable
 from node.config import BrokerConfig, split_address
+from node.dledger import DLedgerServer
 from node.ha.ledger import HaLedger
 from node.remoting import RemotingClient
 from node.runtime import Disk
@@ -118,7 +119,13 @@ class SlaveSide:
 
     def status(self) -> dict[str, Any]:
         """For the runtime table."""
-        table = {"masterAddress": self.master_address, "slaveSyncTotal": self.synchronize.rounds_total}
+        table: dict[str, Any] = {
+            "masterAddress": self.master_address,
+            "slaveSyncTotal": self.synchronize.rounds_total,
+        }
+        if isinstance(self._ledger, DLedgerServer):  # whom this member holds for its group, and which entry says so
+            members = self._ledger.member_state.members
+            table |= {"members": ",".join(members.ids), "membersIndex": members.index}
         return table | (self._ha.status() if self._ha is not None else {})
 
     def _dialled(self, address: str) -> str:

@@ -184,7 +184,7 @@ def memory_run(tmp_path: Path) -> Any:
             system_class=MemorySystem,
             workload=RegisterWorkload(keys=2),
             nemeses=nemeses,
-            schedule=plan_faults(test, nemeses, MemoryCluster),
+            schedule=plan_faults(test, nemeses, MemoryCluster, MemorySystem),
         )
         output = io.StringIO()
         try:

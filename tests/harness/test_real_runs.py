@@ -56,7 +56,7 @@ def perform_test(store: Path, *, system_class: Any = BrokerSystem, **changes: An
         system_class=system_class,
         workload=registry.load("workloads", test.workload)(),
         nemeses=nemeses,
-        schedule=plan_faults(test, nemeses, registry.load("clusters", test.cluster)),
+        schedule=plan_faults(test, nemeses, registry.load("clusters", test.cluster), system_class),
     )
     _, results = perform(parts, Store(store), Console(file=io.StringIO()))
     return results

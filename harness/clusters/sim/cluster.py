@@ -124,7 +124,7 @@ class SimCluster:
         for machine in replicas.values():
             machine.watch = watch
         self.moments = SimMoments(watch, now_s=loop.time)
-        self.invariants = Invariants(watch, self._hosts, now_s=loop.time, is_running=self._runs)
+        self.invariants = Invariants(watch, now_s=loop.time, is_running=self._runs)
 
     @staticmethod
     def run_harness(main: Coroutine[Any, Any, _T], *, seed: int) -> _T:

@@ -3,7 +3,8 @@
 A history shows a mistake when a client meets it; most are harmless most of the time. The invariants show it where it
 is made. They are Raft's (Ongaro and Ousterhout, figure 3 and section 5) and those that this node adds:
 
-    votes            a member gives one vote in a term
+    votes            a member gives one vote in a term; in a group whose members may change it may give it over to the
+                     one who leads that term, by following it (node.dledger.membership)
     election         a term has one leader
     completeness     a leader's log holds every entry that is committed
     matching         entries of the same index and term are the same, and so is all before them
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -84,12 +85,10 @@ class Invariants:
     def __init__(
         self,
         watch: ReplicaWatch,
-        hosts: Sequence[str],
         *,
         now_s: Callable[[], float],
         is_running: Callable[[str], bool],
     ) -> None:
-        self._hosts = tuple(hosts)
         self._now_s = now_s
         self._is_running = is_running
         self._members: dict[str, _Member] = {}
@@ -148,8 +147,15 @@ class Invariants:
     def _voted(self, host: str, term: int, candidate: str) -> None:
         before = self._votes.setdefault((term, host), candidate)
         if before != candidate:
+            if self._leaders.get(term) == candidate and self._may_change(host):
+                self._votes[term, host] = candidate
+                return
             self._broken("votes", f"{host} voted for {before} and for {candidate} in term {term}")
             self._votes[term, host] = candidate
+
+    def _may_change(self, host: str) -> bool:
+        member = self._members.get(host)
+        return member is not None and member.ledger.config.members_may_change
 
     def _role_changed(self, host: str, term: int, role: Role) -> None:
         if role is not Role.LEADER:
@@ -276,7 +282,7 @@ class Invariants:
         if member.committed > self._last_committed:
             self._last_committed = member.committed
             if member.ledger.member_state.is_leader and member.ledger.config.flush_mode == "sync":
-                self._check_durability(host, member.committed)
+                self._check_durability(host, member.ledger, member.committed)
             self._prune()
 
     def _check_committed(self, host: str, member: _Member) -> bool:
@@ -293,14 +299,18 @@ class Invariants:
         )
         return False
 
-    def _check_durability(self, host: str, index: int) -> None:
+    def _check_durability(self, host: str, ledger: DLedgerServer, index: int) -> None:
+        """Whether a majority of the group, as its leader knows it, has the entry on its disks."""
+        group = ledger.member_state.members
         seen = self._committed.get(index)
         holders = [
             name
             for name, member in self._members.items()
-            if member.ledger.store.durable_index >= index and _entry_of(member.ledger, index) == seen
+            if name in group.ids
+            and member.ledger.store.durable_index >= index
+            and _entry_of(member.ledger, index) == seen
         ]
-        if len(holders) <= len(self._hosts) // 2:
+        if len(holders) < group.quorum_size:
             self._broken(
                 "durability",
                 f"{host} commits entry {index}, which is on the disks of {', '.join(holders) or 'nobody'} only",

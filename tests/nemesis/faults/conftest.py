@@ -240,6 +240,7 @@ class FaultTarget:
         self.disks = FakeDisks()
         self.links = FakeLinks()
         self.moments = None
+        self.operator: Any = None
         self.leader = leader
         self.lacks: dict[tuple[str, str], str] = {}
         self.mute: set[str] = set()

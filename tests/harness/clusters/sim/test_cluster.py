@@ -76,7 +76,7 @@ def perform_test(
         system_class=registry.load("systems", "broker"),
         workload=registry.load("workloads", workload)(),
         nemeses=nemeses,
-        schedule=plan_faults(test, nemeses, SimCluster),
+        schedule=plan_faults(test, nemeses, SimCluster, registry.load("systems", "broker")),
     )
     run_dir, results = perform(parts, Store(tmp_path / "store"), Console(file=io.StringIO()))
     return Path(run_dir.history_path).read_bytes(), results

@@ -36,8 +36,10 @@ class Store:
 class Ledger:
     def __init__(self, *entries: tuple[int, int]) -> None:
         self.store = Store(list(entries), durable_index=len(entries) - 1)
-        self.member_state = SimpleNamespace(is_leader=False)
-        self.config = SimpleNamespace(flush_mode="sync", timing=SimpleNamespace(lease_ms=500))
+        members = SimpleNamespace(ids=("n1", "n2", "n3"), quorum_size=2)
+        self.member_state = SimpleNamespace(is_leader=False, members=members)
+        timing = SimpleNamespace(lease_ms=500)
+        self.config = SimpleNamespace(flush_mode="sync", timing=timing, members_may_change=False)
         self.elector = SimpleNamespace(leadership=None)
 
     def append(self, *entries: tuple[int, int], durable: bool = True) -> None:
@@ -52,7 +54,7 @@ class Group:
     def __init__(self, count: int = 3) -> None:
         self.watch = ReplicaWatch()
         hosts = [f"n{number}" for number in range(1, count + 1)]
-        self.invariants = Invariants(self.watch, hosts, now_s=lambda: 7.0, is_running=lambda host: True)
+        self.invariants = Invariants(self.watch, now_s=lambda: 7.0, is_running=lambda host: True)
         self.ledgers: dict[str, Any] = {}
         for host in hosts:
             self.start(host, Ledger())
@@ -105,6 +107,24 @@ def group() -> Group:
     group.append((1, 10), (1, 11))
     group.commit("n1", 1)
     return group
+
+
+@pytest.mark.parametrize("may_change", [True, False])
+def test_a_vote_may_go_over_to_who_leads_where_members_change(group: Group, may_change: bool) -> None:
+    group.ledgers["n3"].config.members_may_change = may_change
+    group.vote("n3", 1, "n2")
+    group.vote("n3", 1, "n1")  # which leads
+    assert group.rules == ([] if may_change else ["votes"])
+    group.vote("n3", 1, "n2")  # which does not
+    assert group.rules[-1:] == ["votes"]
+
+
+def test_a_majority_is_one_of_the_present_group(group: Group) -> None:
+    for ledger in group.ledgers.values():
+        ledger.member_state.members = SimpleNamespace(ids=("n1", "n2"), quorum_size=2)
+    group.append((1, 12), on="n1 n3")
+    group.commit("n1", 2)
+    assert group.rules == ["durability"]
 
 
 def test_what_a_right_group_does_breaks_nothing(group: Group) -> None:

@@ -1,0 +1,212 @@
+"""Simulated seeds over every kind of replication: what docs/seeds.md tells of.
+
+    python -m benchmarks.seeds                       # every campaign that is not complete yet
+    python -m benchmarks.seeds ha dledger7 --jobs 2  # those with one of these in the name
+    python -m benchmarks.seeds --page                # only make the page from docs/seeds.json
+
+Each seed is a run of its own: a random mix of every fault that simulation has, twenty seconds of load, the clients'
+history judged, the replicas compared byte for byte, the invariants watched. Campaigns go on where an earlier one ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.exploration.rehearsal import SIMULATED, Rehearsal
+from harness.exploration.search import Tally, explore
+from harness.test import NemesisChoice, Test
+
+__all__ = ["CAMPAIGNS", "Campaign", "main", "render"]
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "seeds.md"
+RESULTS = PAGE.with_suffix(".json")
+
+CHUNK = 10
+"""Seeds between two writes of the results."""
+MAX_KEPT_FAILURES = 20
+"""Runs that are not valid, kept by seed and reason; the rest are counted."""
+BUDGET_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """So many seeds of one kind of run. `nemesis` as on the command line, empty for all."""
+
+    title: str
+    seeds: int
+    nodes: int
+    workload: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    nemesis: tuple[str, ...] = ()
+    time_limit_s: float = 20.0
+    rate: float = 100.0
+
+    def test(self) -> Test:
+        """The test without its seed."""
+        return Test(
+            system="broker", cluster=SIMULATED, nodes=self.nodes, workload=self.workload,
+            nemesis=tuple(NemesisChoice.parse(word) for word in self.nemesis), nemesis_interval_s=5.0,
+            time_limit_s=self.time_limit_s, concurrency=10, rate=self.rate, seed=0, settings=self.settings,
+        )  # fmt: skip
+
+    @property
+    def faults(self) -> str:
+        """In words, for the page."""
+        return "all but bit-flip" if self.nemesis == IN_HA else ", ".join(self.nemesis) or "all"
+
+    @property
+    def command(self) -> str:
+        """The same by the harness."""
+        words = [f"harness explore --nodes {self.nodes} --workload {self.workload}"]
+        words.append(f"--nemesis {','.join(self.nemesis) or 'all'} --time-limit {self.time_limit_s:g}")
+        words.append(f"--rate {self.rate:g} --seed 0 --seeds {self.seeds}")
+        words += [f"--set {name}={value}" for name, value in self.settings.items()]
+        return " ".join(words)
+
+
+SYNC, ASYNC = {"replication": "sync"}, {"replication": "async"}
+OPERATORS = ("members", "transfer", "restart")
+IN_HA = ("partition", "kill", "pause", "clock", "disk-stall", "disk-slow", "disk-full", "disk-error", "power", "link")
+"""Faults of machines and networks. The files of which `bit-flip` damages one are DLedger's."""
+CAMPAIGNS: Mapping[str, Campaign] = {
+    "operators-dledger3": Campaign(
+        title="DLedger", seeds=100, nodes=3, workload="log", nemesis=OPERATORS, time_limit_s=15.0
+    ),
+    "operators-dledger5": Campaign(
+        title="DLedger", seeds=150, nodes=5, workload="log", nemesis=OPERATORS, time_limit_s=15.0
+    ),
+    "operators-and-faults": Campaign(
+        title="DLedger",
+        seeds=250,
+        nodes=5,
+        workload="log",
+        nemesis=(*OPERATORS, "kill", "partition", "pause", "power"),
+        time_limit_s=15.0,
+    ),
+    "sync-ha-promote": Campaign(
+        title="SYNC_MASTER", seeds=50, nodes=3, workload="log", settings=SYNC, nemesis=("promote",)
+    ),
+    "async-ha-promote": Campaign(
+        title="ASYNC_MASTER", seeds=50, nodes=3, workload="log", settings=ASYNC, nemesis=("promote",)
+    ),
+    "dledger3-register": Campaign(title="DLedger", seeds=100, nodes=3, workload="register"),
+    "dledger3-log": Campaign(title="DLedger", seeds=100, nodes=3, workload="log"),
+    "dledger3-queue": Campaign(title="DLedger", seeds=50, nodes=3, workload="queue"),
+    "dledger3-transactions": Campaign(title="DLedger", seeds=50, nodes=3, workload="transactions"),
+    "dledger7-register": Campaign(title="DLedger", seeds=80, nodes=7, workload="register"),
+    "dledger7-log": Campaign(title="DLedger", seeds=80, nodes=7, workload="log"),
+    "dledger7-queue": Campaign(title="DLedger", seeds=40, nodes=7, workload="queue"),
+    "sync-ha-log": Campaign(title="SYNC_MASTER", seeds=125, nodes=3, workload="log", settings=SYNC, nemesis=IN_HA),
+    "sync-ha-register": Campaign(
+        title="SYNC_MASTER", seeds=75, nodes=3, workload="register", settings=SYNC, nemesis=IN_HA
+    ),
+    "sync-ha-queue": Campaign(title="SYNC_MASTER", seeds=50, nodes=3, workload="queue", settings=SYNC, nemesis=IN_HA),
+    "async-ha-log": Campaign(title="ASYNC_MASTER", seeds=125, nodes=3, workload="log", settings=ASYNC, nemesis=IN_HA),
+    "async-ha-register": Campaign(
+        title="ASYNC_MASTER", seeds=75, nodes=3, workload="register", settings=ASYNC, nemesis=IN_HA
+    ),
+    "async-ha-queue": Campaign(
+        title="ASYNC_MASTER", seeds=50, nodes=3, workload="queue", settings=ASYNC, nemesis=IN_HA
+    ),
+}
+
+
+def run(name: str, results: dict[str, Any], *, jobs: int, path: Path) -> None:
+    """Run what is left of a campaign; `results` is written after every CHUNK seeds."""
+    campaign = CAMPAIGNS[name]
+    known = results.setdefault(
+        name,
+        {
+            **dict.fromkeys(("seeds", "valid", "invalid", "unknown", "operations", "faults", "took_s"), 0),
+            "failures": [],
+        },
+    )
+
+    def tell(tally: Tally, rehearsal: Rehearsal) -> None:
+        known["took_s"] = round(known["took_s"] + rehearsal.took_s, 1)
+        if rehearsal.valid is not True:
+            print(f"{name}, seed {rehearsal.seed}: {rehearsal.valid}: {rehearsal.reason}", flush=True)
+
+    while known["seeds"] < campaign.seeds:
+        first = known["seeds"]
+        count = min(CHUNK, campaign.seeds - first)
+        tally = explore(
+            campaign.test(), seeds=iter(range(first, first + count)), jobs=jobs, budget_s=BUDGET_S,
+            stop_at_first=False, on_result=tell,
+        )  # fmt: skip
+        known["seeds"] += tally.runs
+        for word in ("valid", "invalid", "unknown", "operations", "faults"):
+            known[word] += getattr(tally, word)
+        failures = [{"seed": each.seed, "valid": each.valid, "reason": each.reason[:300]} for each in tally.failures]
+        known["failures"] = (known["failures"] + failures)[:MAX_KEPT_FAILURES]
+        path.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"{name}: {known['seeds']} of {campaign.seeds} seeds, {known['valid']} valid", flush=True)
+
+
+def render(results: Mapping[str, Any]) -> str:
+    """The page."""
+    lines = [
+        "# Simulated seeds",
+        "",
+        "<!-- made by: python -m benchmarks.seeds -->",
+        "",
+        "Every seed is a run with a random mix of faults in simulation, judged by the clients' history, by the "
+        "invariants and by the replicas, which must have become equal byte for byte within 30 s after all faults "
+        "([exploration.md](exploration.md)). Seeds count from 0.",
+        "",
+        "| replication | replicas | workload | faults | seeds | valid | invalid | unknown | operations | faults |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, campaign in CAMPAIGNS.items():
+        known = results.get(name)
+        if known is None:
+            continue
+        cells = [campaign.title, campaign.nodes, campaign.workload, campaign.faults]
+        cells += [known[word] for word in ("seeds", "valid", "invalid", "unknown")]
+        cells += [f"{known[word]:,}" for word in ("operations", "faults")]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    notes = [
+        f"- {name}, seed {each['seed']}: {'invalid' if each['valid'] is False else 'unknown'}: {each['reason']}"
+        for name in CAMPAIGNS
+        for each in results.get(name, {}).get("failures", ())
+    ]
+    if notes:
+        lines += ["", "Runs that were not valid:", "", *notes]
+    lines += ["", "The same by hand:", ""]
+    lines += [f"    {CAMPAIGNS[name].command}" for name in CAMPAIGNS if name in results]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run campaigns, keep their results, make the page."""
+    parser = argparse.ArgumentParser(prog="seeds", description="simulated seeds over every kind of replication")
+    parser.add_argument("campaigns", nargs="*", metavar="TEXT", help="only campaigns with one of these in the name")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where they are kept")
+    parser.add_argument("--again", action="store_true", help="forget what is there of the chosen campaigns")
+    parser.add_argument("--page", action="store_true", help="only make the page")
+    arguments = parser.parse_args(sys.argv[1:])
+    results: dict[str, Any] = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+    chosen = [
+        name for name in CAMPAIGNS if not arguments.campaigns or any(text in name for text in arguments.campaigns)
+    ]
+    if not chosen:
+        parser.error(f"no campaign is called so; there are: {', '.join(CAMPAIGNS)}")
+    for name in [] if arguments.page else chosen:
+        if arguments.again:
+            results.pop(name, None)
+        began_s = time.monotonic()
+        run(name, results, jobs=arguments.jobs, path=arguments.results)
+        print(f"{name}: {results[name]['seeds']} seeds in {time.monotonic() - began_s:.0f} s", flush=True)
+    PAGE.write_text(render(results))
+
+
+if __name__ == "__main__":
+    main()

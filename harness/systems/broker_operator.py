@@ -1,0 +1,163 @@
+"""What an operator does to the brokers on purpose: see nemesis.target.Operator.
+
+Lead and membership are changed by the requests that `python -m node transfer` and `python -m node members` send, to
+whoever says that it leads. A promotion in classic HA is the operator's own doing: new configurations and a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from harness.errors import SystemUnderTestError
+from nemesis.target import ReplicaView
+from node.client.operator import GroupRefuses, change_members, give_lead
+
+__all__ = ["BrokerOperator", "operation_missing"]
+
+LOOK_TIMEOUT_S = 0.5
+RELEASE_TIMEOUT_S = 20.0
+"""To let everybody in again once all other faults are healed: an election with default timings and some attempts."""
+RETRY_S = 0.2
+
+
+def operation_missing(ability: str, *, is_classic: bool) -> str | None:
+    """Why the brokers cannot be asked for an operation, as one line that names what mends it; None when they can."""
+    if ability == "promote":
+        return None if is_classic else "DLedger elects its leaders: promoting is for --replication sync or async"
+    if is_classic:
+        return f"classic HA has no {_GROUP_WORDS[ability]}: it needs --replication dledger"
+    return None
+
+
+_GROUP_WORDS = {"transfer": "lead that could be transferred", "members": "group whose members change"}
+
+
+class BrokerOperator:
+    """`status(host, timeout_s)` gives what a broker says of itself, `promote(host)` makes it the master. `known_to`
+    gives the address that the others know a member by, `dialled` the one for requests of an operator."""
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        *,
+        group: str,
+        is_classic: bool,
+        status: Callable[[str, float], Awaitable[Mapping[str, str] | None]],
+        known_to: Callable[[str], str],
+        dialled: Callable[[str], str],
+        promote: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._hosts = tuple(hosts)
+        self._group = group
+        self._is_classic = is_classic
+        self._status = status
+        self._known_to = known_to
+        self._dialled = dialled
+        self._promote = promote
+        self._removed: dict[str, list[str]] = {}
+        """fault id -> hosts that may not belong to the group at the moment"""
+        self._transferred: dict[str, tuple[str, int]] = {}
+
+    def missing(self, ability: str) -> str | None:
+        """Why these brokers lack an ability; None when they have it."""
+        return operation_missing(ability, is_classic=self._is_classic)
+
+    async def view(self, host: str, *, timeout_s: float) -> ReplicaView | None:
+        """A broker's status request."""
+        table = await self._status(host, timeout_s)
+        if table is None:
+            return None
+        members = frozenset(table.get("members", "").split(",")) - {""}
+        leads, takes_writes = table.get("role") == "LEADER", table.get("takesWrites") == "true"
+        if self._is_classic:
+            follows, end = table.get("haState") == "FOLLOWING", _number(table, "committedPos")
+        else:
+            follows = table.get("role") == "FOLLOWER" and bool(table.get("leaderId"))
+            end = _number(table, "ledgerEndIndex")
+        return ReplicaView(
+            host=host,
+            leads=leads,
+            takes_writes=leads and takes_writes,
+            follows=follows,
+            term=_number(table, "term"),
+            members=members,
+            members_committed=_number(table, "membersIndex") <= _number(table, "committedIndex"),
+            end=end,
+        )
+
+    async def _leader(self) -> ReplicaView:
+        views = await asyncio.gather(*(self.view(host, timeout_s=LOOK_TIMEOUT_S) for host in self._hosts))
+        leading = [view for view in views if view is not None and view.leads]
+        if not leading:
+            raise RuntimeError("nobody leads at present, of those that answer")
+        return max(leading, key=lambda view: view.term)
+
+    async def transfer(self, fault_id: str, host: str) -> None:
+        """Have whoever leads give its lead to `host`. Raises RuntimeError."""
+        leader = await self._leader()
+        if leader.host == host:
+            raise RuntimeError(f"{host} leads already")
+        peers = {name: self._dialled(name) for name in (leader.host, host)}
+        try:
+            self._transferred[fault_id] = host, await give_lead(self._group, peers, host)
+        except GroupRefuses as error:
+            raise RuntimeError(str(error)) from error
+
+    def transferred(self, fault_id: str) -> tuple[str, int] | None:
+        """What a transfer led to, by the new leader's own word."""
+        return self._transferred.get(fault_id)
+
+    async def remove(self, fault_id: str, host: str) -> None:
+        """Have `host` belong to the group no longer. Raises RuntimeError."""
+        removed = self._removed.setdefault(fault_id, [])
+        if host not in removed:
+            removed.append(host)  # first, because an answer that is lost says nothing
+        await self._change(host, belongs=False)
+
+    async def let_in(self, fault_id: str) -> None:
+        """Have those that a fault removed belong to the group again. Raises RuntimeError."""
+        for host in list(self._removed.get(fault_id, ())):
+            await self._change(host, belongs=True)
+            self._removed[fault_id].remove(host)
+        self._removed.pop(fault_id, None)
+
+    async def _change(self, host: str, *, belongs: bool) -> None:
+        leader = await self._leader()
+        if (host in leader.members) is belongs:
+            if not leader.members_committed:
+                raise RuntimeError("the change before is not committed yet")
+            return
+        address = self._known_to(host) if belongs else None
+        try:
+            await change_members(self._group, {leader.host: self._dialled(leader.host)}, host, address)
+        except GroupRefuses as error:
+            raise RuntimeError(str(error)) from error
+
+    async def promote(self, fault_id: str, host: str) -> None:
+        """Make the slave on `host` the master. Raises RuntimeError."""
+        try:
+            await self._promote(host)
+        except SystemUnderTestError as error:
+            raise RuntimeError(str(error)) from error
+
+    async def release_all(self) -> None:
+        """Let in whoever was removed, trying for a while. Raises RuntimeError with what kept the last one out."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + RELEASE_TIMEOUT_S
+        for fault_id in list(self._removed):
+            while True:
+                try:
+                    await self.let_in(fault_id)
+                    break
+                except RuntimeError:
+                    if loop.time() > deadline_s:
+                        raise
+                    await asyncio.sleep(RETRY_S)
+
+
+def _number(table: Mapping[str, str], name: str) -> int:
+    try:
+        return int(table.get(name, "-1"))
+    except ValueError:
+        return -1

@@ -1,0 +1,93 @@
+"""The nemesis `transfer`: an operator has the leader give its lead to another replica.
+
+It is no fault. What it may break is what every change of leaders may: messages that were under way, reads that a
+former leader still answers, a successor that lacks something. The replicas that may take over are asked in an order
+that the seed decides; one that cannot at the moment is passed over.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nemesis.forms import Form, FormNemesis
+from nemesis.operator import find_view, insist, operator_of, views_of
+from nemesis.protocol import Injection, Proof
+from nemesis.target import Target
+
+__all__ = ["TRANSFER", "Transfer"]
+
+
+class Transfer(FormNemesis):
+    """Has the lead transferred."""
+
+    name = "transfer"
+    description = "an operator has the lead given to another replica"
+    forms: Mapping[str, Form] = {
+        "to": Form(
+            name="to",
+            description="the leader gives its lead to one of these, by the system's own request",
+            needs=(("operator", "transfer"),),
+            targets=("followers",),
+        )
+    }
+
+    async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
+        """Choose who may take over, in which order, and remember the present term."""
+        chosen = await super().plan(target, rng, fault_id=fault_id, variant=variant)
+        candidates = list(chosen.value["hosts"])
+        rng.shuffle(candidates)
+        leading = [view for view in await views_of(target) if view.leads]
+        leader = max(leading, key=lambda view: view.term, default=None)
+        value: dict[str, Any] = {name: item for name, item in chosen.value.items() if name != "hosts"}
+        value["candidates"] = [host for host in candidates if leader is None or host != leader.host]
+        problem = chosen.problem
+        if leader is None:
+            problem = "no leader found"
+        else:
+            value |= {"leader": leader.host, "term": leader.term}
+            if not value["candidates"]:
+                problem = f"{leader.host} leads already"
+        return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=value, problem=problem)
+
+    async def inject(self, target: Target, injection: Injection) -> None:
+        """Ask the leader, for one candidate after the other, until one of them leads. Raises RuntimeError."""
+        if injection.problem is not None:
+            return
+        operator, turns = operator_of(target), list(injection.value["candidates"])
+
+        async def ask() -> None:
+            turns.append(turns.pop(0))
+            await operator.transfer(injection.fault_id, turns[-1])
+
+        await insist(ask)
+
+    async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """A candidate has said that it leads, in a later term than the one before."""
+        if injection.problem is not None:
+            return Proof(proven=False, detail=injection.problem)
+        value = injection.value
+        done = operator_of(target).transferred(injection.fault_id)
+        if done is None:
+            return Proof(proven=False, detail="nobody took the lead", checked=1)
+        host, term = done
+        is_right = host in value["candidates"] and term > value["term"]
+        detail = f"{host} leads term {term}, {value['leader']} led term {value['term']}"
+        return Proof(proven=is_right, detail=detail, checked=1, failed=[] if is_right else [detail])
+
+    async def heal(self, target: Target, injection: Injection) -> None:
+        """Nothing: a lead is not given back."""
+
+    async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """Somebody leads and takes writes, unless other faults are in force, which may keep everybody from it."""
+        if in_force:
+            return Proof(proven=True, detail="nothing to heal")
+        view = await find_view(target, lambda view: view.takes_writes)
+        if view is None:
+            return Proof(proven=False, detail="nobody takes writes", checked=len(target.hosts))
+        return Proof(proven=True, detail=f"{view.host} leads term {view.term} and takes writes", checked=1)
+
+
+TRANSFER = Transfer()
+"""The one instance that the registry hands out; it holds no state."""

@@ -1,0 +1,102 @@
+"""The nemesis `members`: an operator takes a replica out of its group, and later lets it in again.
+
+The replica itself goes on running, as a member of nothing: it must neither lead nor disturb the others, and what it
+says does not count. Where it led, it has to see its own removal through and then step down. When the fault is
+healed it is let in again, with whatever it has, and must become equal to the others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from nemesis.forms import Form, FormNemesis, hosts_of
+from nemesis.operator import find_view, insist, operator_of
+from nemesis.protocol import Injection, Proof
+from nemesis.target import ReplicaView, Target
+
+__all__ = ["MEMBERS", "Members"]
+
+
+class Members(FormNemesis):
+    """Takes one replica out of the group at a time."""
+
+    name = "members"
+    description = "an operator takes a replica out of its group and lets it in again"
+    forms: Mapping[str, Form] = {
+        "remove": Form(
+            name="remove",
+            description="one of these belongs to the group no longer, by the system's own request, and goes on running",
+            needs=(("operator", "members"),),
+            targets=("followers", "leader"),
+        )
+    }
+
+    async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
+        """Choose one replica."""
+        chosen = await super().plan(target, rng, fault_id=fault_id, variant=variant)
+        hosts: Sequence[str] = chosen.value["hosts"]
+        problem = chosen.problem
+        if problem is None and len(target.hosts) < 3:
+            problem = f"a group of {len(target.hosts)} needs all of its members"
+        value = {**chosen.value, "hosts": [rng.choice(hosts)] if hosts else []}
+        return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=value, problem=problem)
+
+    async def inject(self, target: Target, injection: Injection) -> None:
+        """Ask the leader to remove the victim, again and again while that is refused. Raises RuntimeError."""
+        if injection.problem is None:
+            operator, [victim] = operator_of(target), injection.value["hosts"]
+            await insist(lambda: operator.remove(injection.fault_id, victim))
+
+    async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """A leader names the members of its group, as committed, and the victim is not among them."""
+        if injection.problem is not None:
+            return Proof(proven=False, detail=injection.problem)
+        [victim] = injection.value["hosts"]
+        view = await _committed_view(target, lambda view: victim not in view.members)
+        if view is None:
+            failed = [f"nobody leads a group without {victim}"]
+            return Proof(proven=False, detail=failed[0], checked=len(target.hosts), failed=failed)
+        return Proof(proven=True, detail=f"{view.host} leads {_list(view.members)}", checked=1)
+
+    async def heal(self, target: Target, injection: Injection) -> None:
+        """Ask the leader to let the victim in again, until it does. Idempotent. Raises RuntimeError."""
+        operator = operator_of(target)
+        await insist(lambda: operator.let_in(injection.fault_id))
+
+    async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """A leader names the victim among the committed members, and so does the victim, unless another fault has hit
+        it."""
+        if injection.problem is not None:
+            return Proof(proven=True, detail="nothing was changed")
+        [victim] = injection.value["hosts"]
+        view = await _committed_view(target, lambda view: victim in view.members)
+        if view is None:
+            return Proof(proven=False, detail=f"nobody leads a group with {victim}", checked=len(target.hosts))
+        if victim not in hosts_of(in_force) and not _is_cut(victim, in_force):
+            own = await find_view(target, lambda own: own.host == victim and victim in own.members)
+            if own is None:
+                return Proof(proven=False, detail=f"{victim} does not know that it belongs to the group", checked=2)
+        return Proof(proven=True, detail=f"{view.host} leads {_list(view.members)}", checked=2)
+
+
+async def _committed_view(target: Target, is_it: Callable[[ReplicaView], bool]) -> ReplicaView | None:
+    """A leader that says what is waited for, of members that are committed."""
+    return await find_view(target, lambda view: view.leads and view.members_committed and is_it(view))
+
+
+def _is_cut(host: str, in_force: Collection[Injection]) -> bool:
+    """Whether another fault keeps packets of `host` from somebody or of somebody from it."""
+    return any(
+        host == destination or host in sources
+        for fault in in_force
+        for destination, sources in fault.value.get("grudge", {}).items()
+    )
+
+
+def _list(members: Collection[str]) -> str:
+    return ", ".join(sorted(members))
+
+
+MEMBERS = Members()
+"""The one instance that the registry hands out; it holds no state."""

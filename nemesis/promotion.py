@@ -1,0 +1,98 @@
+"""The nemesis `promote`: the master of classic HA ends, and an operator makes a slave the master.
+
+Classic HA elects nobody. The slave with the longest log is started as the master, with a configuration that says so to
+every replica; the former master is a slave when it comes back. What the former master had and no slave has is given
+up by that, and a run with an ASYNC_MASTER may well lose acknowledged messages: the checks say which.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from nemesis.forms import Form, FormNemesis, split_variant
+from nemesis.operator import find_view, operator_of, views_of
+from nemesis.process import processes_of, prove_running
+from nemesis.protocol import Injection, Proof
+from nemesis.target import DOWN, Target
+
+__all__ = ["PROMOTE", "Promote"]
+
+NEEDS = (("processes", "kill"), ("operator", "promote"))
+
+
+class Promote(FormNemesis):
+    """Ends the master and has a slave take its place."""
+
+    name = "promote"
+    description = "the master of classic HA ends, and an operator makes a slave the master"
+    is_of_all = False
+    """It gives messages up by design, so a run has it only where it is asked for."""
+    forms: Mapping[str, Form] = {
+        "failover": Form(
+            name="failover",
+            description="SIGKILL to the master; the slave with the longest log is restarted as the master",
+            needs=NEEDS,
+            targets=("leader",),
+        ),
+        "switch": Form(
+            name="switch",
+            description="the same after an orderly end of the master (SIGTERM)",
+            needs=NEEDS,
+            targets=("leader",),
+        ),
+    }
+
+    async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
+        """Name the master; who follows it is decided once it has ended."""
+        planned = await super().plan(target, rng, fault_id=fault_id, variant=variant)
+        problem = planned.problem
+        if problem is None and len(planned.value["hosts"]) != 1:
+            problem = "one master is ended at a time: promote=failover@leader"
+        return Injection(
+            fault_id=fault_id, nemesis=self.name, variant=variant, value=planned.value, problem=problem
+        )
+
+    async def inject(self, target: Target, injection: Injection) -> None:
+        """End the master, look at the slaves, promote the best one. Raises RuntimeError when no slave answers."""
+        if injection.problem is not None:
+            return
+        [master] = injection.value["hosts"]
+        form, _ = split_variant(injection.variant)
+        signal_name = "KILL" if form == "failover" else "TERM"
+        await processes_of(target).end(injection.fault_id, [master], signal_name=signal_name)
+        slaves = [view for view in await views_of(target) if view.host != master]
+        if not slaves:
+            raise RuntimeError("no slave answers")
+        best = max(slaves, key=lambda view: (view.end, view.host))
+        await operator_of(target).promote(injection.fault_id, best.host)
+
+    async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The former master is down, and another one takes writes."""
+        if injection.problem is not None:
+            return Proof(proven=False, detail=injection.problem)
+        [former] = injection.value["hosts"]
+        if (await processes_of(target).look(former)).state != DOWN:
+            return Proof(proven=False, detail=f"{former} still runs", checked=1)
+        view = await find_view(target, lambda view: view.takes_writes and view.host != former)
+        if view is None:
+            return Proof(proven=False, detail="no other replica takes writes", checked=len(target.hosts))
+        return Proof(proven=True, detail=f"{view.host} is the master, {former} was", checked=2)
+
+    async def heal(self, target: Target, injection: Injection) -> None:
+        """Start the former master, as the slave that it is now. Idempotent."""
+        await processes_of(target).release(injection.fault_id)
+
+    async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The former master runs, answers and leads nothing."""
+        if injection.problem is not None:
+            return Proof(proven=True, detail="nothing was changed")
+        [former] = injection.value["hosts"]
+        leading = [view.host for view in await views_of(target) if view.leads]
+        if former in leading and len(leading) > 1:
+            return Proof(proven=False, detail=f"{' and '.join(leading)} lead at the same time", checked=len(leading))
+        return await prove_running(target, [former], in_force=in_force)
+
+
+PROMOTE = Promote()
+"""The one instance that the registry hands out; it holds no state."""

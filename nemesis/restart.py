@@ -1,0 +1,114 @@
+"""The nemesis `restart`: an operator restarts the replicas in order, one by one, as for an upgrade.
+
+Each is asked to end (SIGTERM), started again, and waited for before the next one's turn comes, so that a group of
+three and more never lacks more than one. Nothing may be lost by it, and nobody should notice more than an election.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nemesis.forms import Form, FormNemesis
+from nemesis.operator import find_view
+from nemesis.process import processes_of, prove_running
+from nemesis.protocol import Injection, Proof
+from nemesis.target import RUNNING, Target
+
+__all__ = ["RESTART", "Restart"]
+
+BACK_TIMEOUT_S = 10.0
+"""How long one replica may take to answer again before the next one's turn comes all the same."""
+
+STEP_TIMEOUT_S = 180.0
+"""For all of fifteen replicas, each with the time that it may take."""
+
+RETRY_S = 0.1
+
+
+class Restart(FormNemesis):
+    """Restarts replicas one after the other."""
+
+    name = "restart"
+    description = "an operator restarts the replicas in order, one by one"
+    step_timeout_s = STEP_TIMEOUT_S
+    forms: Mapping[str, Form] = {
+        "rolling": Form(
+            name="rolling",
+            description="SIGTERM, start, and the next one when the replica serves again; in an order by the seed",
+            needs=(("processes", "kill"),),
+            targets=("all",),
+        )
+    }
+
+    def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
+        return {"order": rng.sample(hosts, len(hosts))}
+
+    async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
+        """Choose the order, and count how often each replica was started until now."""
+        planned = await super().plan(target, rng, fault_id=fault_id, variant=variant)
+        processes = processes_of(target)
+        starts = {host: (await processes.look(host)).starts for host in planned.value["hosts"]}
+        return Injection(
+            fault_id=fault_id,
+            nemesis=self.name,
+            variant=variant,
+            value={**planned.value, "starts": starts},
+            problem=planned.problem,
+        )
+
+    async def inject(self, target: Target, injection: Injection) -> None:
+        """Restart one replica after the other. Raises RuntimeError when one does not end."""
+        if injection.problem is not None:
+            return
+        for host in injection.value["order"]:
+            await self._restart(target, injection.fault_id, host)
+
+    async def _restart(self, target: Target, fault_id: str, host: str) -> None:
+        processes = processes_of(target)
+        try:
+            await processes.end(fault_id, [host], signal_name="TERM")
+        finally:
+            await processes.release(fault_id)
+        if (await processes.look(host)).state != RUNNING:
+            return  # another fault has it; the proof will tell
+        if target.operator is not None:
+            await find_view(
+                target,
+                lambda view: view.host == host and (view.follows or view.takes_writes),
+                timeout_s=BACK_TIMEOUT_S,
+            )
+            return
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + BACK_TIMEOUT_S
+        while loop.time() < deadline_s:
+            if await target.answers(host, timeout_s=1.0):
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """Every replica was started once more, runs and answers."""
+        if injection.problem is not None:
+            return Proof(proven=False, detail=injection.problem)
+        processes, before = processes_of(target), injection.value["starts"]
+        after = {host: (await processes.look(host)).starts for host in before}
+        failed = [f"{host} was not restarted" for host in before if after[host] <= before[host]]
+        if failed:
+            return Proof(proven=False, detail="; ".join(failed[:3]), checked=len(before), failed=failed)
+        proof = await prove_running(target, list(before), in_force=in_force)
+        detail = f"{len(before)} replicas restarted; {proof.detail}"
+        return Proof(proven=proof.proven, detail=detail, checked=len(before), failed=proof.failed)
+
+    async def heal(self, target: Target, injection: Injection) -> None:
+        """Start what is down. Idempotent."""
+        await processes_of(target).release(injection.fault_id)
+
+    async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The replicas run and answer."""
+        return await prove_running(target, injection.value["hosts"], in_force=in_force)
+
+
+RESTART = Restart()
+"""The one instance that the registry hands out; it holds no state."""

@@ -1,0 +1,269 @@
+"""What an operator does: asked for until it is done, proved by what the replicas say, taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from nemesis.forms import expand_variant, is_of_all
+from nemesis.leadership import TRANSFER
+from nemesis.membership import MEMBERS
+from nemesis.promotion import PROMOTE
+from nemesis.restart import RESTART
+from nemesis.target import RUNNING, ReplicaView
+
+Run = Callable[[Any], Any]
+
+
+class FakeOperator:
+    """A group as values. `refusals` are said before anything works; `ignores` makes requests do nothing."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.term = 3
+        self.members = set(target.hosts)
+        self.removed: dict[str, str] = {}
+        self.refusals: list[str] = []
+        self.cannot: set[str] = set()
+        self.asked: list[str] = []
+        self.done: dict[str, tuple[str, int]] = {}
+        self.ends: Mapping[str, int] = {}
+        self.promoted: list[str] = []
+        self.ignores = False
+        self.is_committed = True
+        self.ignorant: set[str] = set()
+
+    async def view(self, host: str, *, timeout_s: float) -> ReplicaView | None:
+        if self.target.processes.state(host) != RUNNING:
+            return None
+        leads = host == self.target.leader
+        members = self.members - ({host} if host in self.ignorant else set())
+        return ReplicaView(
+            host=host,
+            leads=leads,
+            takes_writes=leads,
+            follows=not leads,
+            term=self.term,
+            members=frozenset(members),
+            members_committed=self.is_committed,
+            end=self.ends.get(host, 0),
+        )
+
+    def _refuse(self) -> None:
+        if self.refusals:
+            raise RuntimeError(self.refusals.pop(0))
+
+    async def transfer(self, fault_id: str, host: str) -> None:
+        self.asked.append(host)
+        self._refuse()
+        if host in self.cannot:
+            raise RuntimeError(f"{host} lacks 2000 entries")
+        if not self.ignores:
+            self.target.leader, self.term = host, self.term + 1
+        self.done[fault_id] = self.target.leader, self.term
+
+    def transferred(self, fault_id: str) -> tuple[str, int] | None:
+        return self.done.get(fault_id)
+
+    async def remove(self, fault_id: str, host: str) -> None:
+        self._refuse()
+        self.removed[fault_id] = host
+        if self.ignores:
+            return
+        self.members.discard(host)
+        if self.target.leader == host:
+            self.target.leader = next(other for other in self.target.hosts if other != host)
+
+    async def let_in(self, fault_id: str) -> None:
+        self._refuse()
+        if not self.ignores:
+            self.members |= {self.removed.pop(fault_id)} if fault_id in self.removed else set()
+
+    async def promote(self, fault_id: str, host: str) -> None:
+        self.promoted.append(host)
+        if not self.ignores:
+            self.target.leader = host
+
+    async def release_all(self) -> None:
+        for fault_id in list(self.removed):
+            await self.let_in(fault_id)
+
+
+@pytest.fixture
+def make_operated(make_fault_target: Any) -> Callable[..., Any]:
+    def make(count: int = 5, **options: Any) -> Any:
+        target = make_fault_target(count, **options)
+        target.operator = FakeOperator(target)
+        return target
+
+    return make
+
+
+def test_the_lead_goes_to_one_that_can_take_it(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+    async def scenario() -> None:
+        target = make_operated(3, leader="n2")
+        target.operator.cannot = {"n1"}
+        target.operator.refusals = ["nobody leads at present, of those that answer"]
+        injection = await plan_fault(TRANSFER, target, "to@followers")
+        assert sorted(injection.value["candidates"]) == ["n1", "n3"] and injection.value["term"] == 3
+        assert "hosts" not in injection.value  # nobody is hurt, so nobody else's proof may look away
+        await TRANSFER.inject(target, injection)
+        proof = await TRANSFER.prove(target, injection)
+        assert proof.proven and proof.detail == "n3 leads term 4, n2 led term 3"
+        await TRANSFER.heal(target, injection)
+        assert (await TRANSFER.prove_healed(target, injection)).proven
+
+    run_virtual(scenario())
+
+
+def test_a_lead_that_stays_where_it_was_is_no_transfer(
+    make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def scenario() -> None:
+        target = make_operated(3, leader="n2")
+        injection = await plan_fault(TRANSFER, target, "to@followers")
+        assert not (await TRANSFER.prove(target, injection)).proven
+        target.operator.ignores = True
+        await TRANSFER.inject(target, injection)
+        assert not (await TRANSFER.prove(target, injection)).proven
+        own = await plan_fault(TRANSFER, target, "to@n2", fault_id="f2")
+        assert own.problem == "n2 leads already"
+        target.leader = None
+        assert (await plan_fault(TRANSFER, target, "to@n1", fault_id="f3")).problem == "no leader found"
+        assert not (await TRANSFER.prove_healed(target, injection)).proven
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("word", ["leader", "followers", "n4"])
+def test_a_member_is_removed_and_let_in_again(
+    word: str, make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def scenario() -> None:
+        target = make_operated(5, leader="n2")
+        target.operator.refusals = ["nothing of this term is committed yet"]
+        injection = await plan_fault(MEMBERS, target, f"remove@{word}")
+        [victim] = injection.value["hosts"]
+        assert (victim == "n2") is (word == "leader")
+        await MEMBERS.inject(target, injection)
+        assert victim not in target.operator.members and len(target.operator.members) == 4
+        proof = await MEMBERS.prove(target, injection)
+        assert proof.proven and victim not in proof.detail.partition(" leads ")[2]
+        assert not (await MEMBERS.prove_healed(target, injection)).proven
+        target.operator.refusals = ["the change before is not committed yet"]
+        await MEMBERS.heal(target, injection)
+        assert (await MEMBERS.prove_healed(target, injection)).proven
+        await MEMBERS.heal(target, injection)  # idempotent
+        assert target.operator.members == set(target.hosts)
+
+    run_virtual(scenario())
+
+
+def test_a_change_counts_when_it_is_committed_and_known(
+    make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def scenario() -> None:
+        target = make_operated(5, leader="n2")
+        injection = await plan_fault(MEMBERS, target, "remove@n4")
+        target.operator.ignores = True
+        await MEMBERS.inject(target, injection)
+        assert not (await MEMBERS.prove(target, injection)).proven
+        target.operator.ignores, target.operator.is_committed = False, False
+        await MEMBERS.inject(target, injection)
+        assert not (await MEMBERS.prove(target, injection)).proven
+        target.operator.is_committed = True
+        assert (await MEMBERS.prove(target, injection)).proven
+        await MEMBERS.heal(target, injection)
+        target.operator.ignorant = {"n4"}
+        assert not (await MEMBERS.prove_healed(target, injection)).proven
+        small = make_operated(2, leader="n1")
+        assert (await plan_fault(MEMBERS, small, "remove@n2")).problem == "a group of 2 needs all of its members"
+
+    run_virtual(scenario())
+
+
+def test_what_never_works_is_said(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+    async def scenario() -> None:
+        target = make_operated(3, leader="n2")
+        injection = await plan_fault(MEMBERS, target, "remove@n1")
+        target.operator.refusals = ["the configuration lets this group not change"] * 10_000
+        with pytest.raises(RuntimeError, match="lets this group not change"):
+            await MEMBERS.inject(target, injection)
+
+    run_virtual(scenario())
+
+
+def test_replicas_restart_one_by_one(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+    async def scenario() -> None:
+        target = make_operated(4, leader="n2")
+        processes, most_down, ended = target.processes, 0, []
+        end, release = processes.end, processes.release
+
+        async def count_end(fault_id: str, hosts: Any, *, signal_name: str = "KILL") -> None:
+            nonlocal most_down
+            await end(fault_id, hosts, signal_name=signal_name)
+            ended.extend(hosts)
+            most_down = max(most_down, sum(processes.state(host) != RUNNING for host in target.hosts))
+
+        async def count_start(fault_id: str) -> None:
+            for host in processes.down.get(fault_id, ()):
+                processes.starts[host] = processes.starts.get(host, 1) + 1
+            await release(fault_id)
+
+        processes.end, processes.release = count_end, count_start
+        injection = await plan_fault(RESTART, target, "rolling@all")
+        assert not (await RESTART.prove(target, injection)).proven
+        await RESTART.inject(target, injection)
+        assert sorted(ended) == list(target.hosts) and ended == injection.value["order"]
+        assert most_down == 1 and set(processes.signals) == {"TERM"}
+        assert (await RESTART.prove(target, injection)).proven
+        processes.starts["n3"] -= 1
+        assert "n3 was not restarted" in (await RESTART.prove(target, injection)).detail
+        processes.starts["n3"] += 1
+        processes.stuck.add("n1")
+        assert not (await RESTART.prove(target, injection)).proven
+        assert not (await RESTART.prove_healed(target, injection)).proven
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize(("form", "signal_name"), [("failover", "KILL"), ("switch", "TERM")])
+def test_the_longest_slave_becomes_the_master(
+    form: str, signal_name: str, make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def scenario() -> None:
+        target = make_operated(3, leader="n1")
+        target.operator.ends = {"n1": 90, "n2": 70, "n3": 80}
+        injection = await plan_fault(PROMOTE, target, f"{form}@leader")
+        await PROMOTE.inject(target, injection)
+        assert target.operator.promoted == ["n3"] and target.processes.signals == [signal_name]
+        proof = await PROMOTE.prove(target, injection)
+        assert proof.proven and proof.detail == "n3 is the master, n1 was"
+        await PROMOTE.heal(target, injection)
+        assert (await PROMOTE.prove_healed(target, injection)).proven
+
+    run_virtual(scenario())
+
+
+def test_a_promotion_that_nobody_heeds_is_none(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+    async def scenario() -> None:
+        target = make_operated(3, leader="n1")
+        target.operator.ignores = True
+        injection = await plan_fault(PROMOTE, target, "failover@leader")
+        await PROMOTE.inject(target, injection)
+        assert not (await PROMOTE.prove(target, injection)).proven
+        target.processes.immune.add("n1")
+        assert "n1 still runs" in (await PROMOTE.prove(target, injection)).detail
+        lonely = make_operated(1, leader="n1")
+        alone = await plan_fault(PROMOTE, lonely, "failover@leader")
+        with pytest.raises(RuntimeError, match="no slave answers"):
+            await PROMOTE.inject(lonely, alone)
+
+    run_virtual(scenario())
+
+
+def test_a_promotion_has_to_be_asked_for() -> None:
+    assert [is_of_all(nemesis) for nemesis in (TRANSFER, MEMBERS, RESTART, PROMOTE)] == [True, True, True, False]
+    assert expand_variant(PROMOTE, None) == ["failover@leader", "switch@leader"]
