@@ -32,7 +32,6 @@ CHUNK = 10
 """Seeds between two writes of the results."""
 MAX_KEPT_FAILURES = 20
 """Runs that are not valid, kept by seed and reason; the rest are counted."""
-BUDGET_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +117,8 @@ CAMPAIGNS: Mapping[str, Campaign] = {
 }
 
 
-def run(name: str, results: dict[str, Any], *, jobs: int, path: Path) -> None:
-    """Run what is left of a campaign; `results` is written after every CHUNK seeds."""
+def run(name: str, results: dict[str, Any], *, jobs: int, path: Path, deadline_s: float) -> None:
+    """Run what is left of a campaign until then; `results` is written after every CHUNK seeds."""
     campaign = CAMPAIGNS[name]
     known = results.setdefault(
         name,
@@ -134,11 +133,11 @@ def run(name: str, results: dict[str, Any], *, jobs: int, path: Path) -> None:
         if rehearsal.valid is not True:
             print(f"{name}, seed {rehearsal.seed}: {rehearsal.valid}: {rehearsal.reason}", flush=True)
 
-    while known["seeds"] < campaign.seeds:
+    while known["seeds"] < campaign.seeds and (left_s := deadline_s - time.monotonic()) > 0:
         first = known["seeds"]
         count = min(CHUNK, campaign.seeds - first)
         tally = explore(
-            campaign.test(), seeds=iter(range(first, first + count)), jobs=jobs, budget_s=BUDGET_S,
+            campaign.test(), seeds=iter(range(first, first + count)), jobs=jobs, budget_s=left_s,
             stop_at_first=False, on_result=tell,
         )  # fmt: skip
         known["seeds"] += tally.runs
@@ -189,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="seeds", description="simulated seeds over every kind of replication")
     parser.add_argument("campaigns", nargs="*", metavar="TEXT", help="only campaigns with one of these in the name")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--budget", type=float, default=86_400.0, help="seconds after which no seed is begun")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where they are kept")
     parser.add_argument("--again", action="store_true", help="forget what is there of the chosen campaigns")
     parser.add_argument("--page", action="store_true", help="only make the page")
@@ -199,11 +199,12 @@ def main() -> None:
     ]
     if not chosen:
         parser.error(f"no campaign is called so; there are: {', '.join(CAMPAIGNS)}")
+    deadline_s = time.monotonic() + arguments.budget
     for name in [] if arguments.page else chosen:
         if arguments.again:
             results.pop(name, None)
         began_s = time.monotonic()
-        run(name, results, jobs=arguments.jobs, path=arguments.results)
+        run(name, results, jobs=arguments.jobs, path=arguments.results, deadline_s=deadline_s)
         print(f"{name}: {results[name]['seeds']} seeds in {time.monotonic() - began_s:.0f} s", flush=True)
     PAGE.write_text(render(results))
 
