@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from harness.clusters.base import Cluster, SeesReplicas
 from harness.errors import OperatorError, SystemUnderTestError
 from harness.fail_fast import WatchedRecorder
+from harness.faults.moments import WatchedMoments
 from harness.faults.target import RunTarget
 from harness.generator import Generator, Stagger, TimeLimit
 from harness.history_writer import HistoryWriteError, HistoryWriter
@@ -36,6 +37,7 @@ from harness.workloads.base import Workload
 from nemesis.driver import run_schedule
 from nemesis.protocol import Nemesis
 from nemesis.schedule import Schedule
+from nemesis.target import Moments
 
 __all__ = ["FINAL_READ_LIMIT_S", "RECOVER_TIMEOUT_S", "Observed", "Run"]
 
@@ -157,7 +159,7 @@ class Run:
             load = Stagger(self.test.rate, load)
         workers = self._make_workers(TimeLimit(self.test.time_limit_s, load), self._load_recorder())
         rng = random.Random(f"{self.test.seed}/nemesis")
-        async with asyncio.TaskGroup() as group:
+        async with _watching(self._target.moments, self.schedule), asyncio.TaskGroup() as group:
             faults = group.create_task(
                 run_schedule(self.schedule, target=self._target, nemeses=self.nemeses, rng=rng, record=self._record)
             )
@@ -238,6 +240,13 @@ class Run:
             self.observed.interrupted = f"{name} after {self.clock.now_ns() / 1e9:.1f} s"
             self.on_phase(f"{name}: healing, then a verdict over what happened so far")
         self._stop_requested.set()
+
+
+def _watching(moments: Moments | None, schedule: Schedule) -> contextlib.AbstractAsyncContextManager[None]:
+    """Hear of moments for as long as the load lasts, where the schedule waits for any and hearing takes an effort."""
+    if isinstance(moments, WatchedMoments) and any(event.when is not None for event in schedule):
+        return moments.watch()
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -8,8 +8,9 @@ a cut right after an election. An event with `when` happens at the next such mom
     elected@n2+0.15      0.15 seconds after n2 was
 
 A moment that came since the event before began counts too, since the proof of a fault takes time. Where no
-such moment comes within PATIENCE_S seconds, and on clusters that cannot see moments, the event happens anyway: `when`
-aims a fault, it does not condition it. The history says which it was.
+such moment comes within PATIENCE_S seconds the event happens anyway, and where the cluster cannot see it (simulation
+sees all, others what replicas log at once) the event's time alone counts: `when` aims a fault, it does not condition
+it. The history says which it was.
 """
 
 from __future__ import annotations

@@ -385,7 +385,7 @@ class Links(Protocol):
 
 
 class Moments(Protocol):
-    """What replicas do, as it happens. Only clusters that see into their replicas have it."""
+    """What replicas do, as it happens: seen by the cluster, or told from what they log at once."""
 
     async def wait(self, word: MomentWord, *, since_s: float, timeout_s: float) -> Moment | None:
         """The first such moment since a time of the event loop; None when none comes within `timeout_s` seconds."""

@@ -23,6 +23,7 @@ from checker.cli import PROPERTIES  # noqa: E402
 from checker.models import Model  # noqa: E402
 from checker.models.registry import MODELS  # noqa: E402
 from harness import registry  # noqa: E402
+from harness.systems.broker_moments import LOGGED_KINDS  # noqa: E402
 from nemesis.moments import KINDS as MOMENTS  # noqa: E402
 from nemesis.shapes import SHAPES  # noqa: E402
 from nemesis.victims import TARGETS  # noqa: E402
@@ -84,14 +85,22 @@ def nemeses_index(nemeses: Mapping[str, Any]) -> str:
         '     {"at_s": 8.0, "action": "inject", "id": "f2", "nemesis": "clock", "variant": "bump@minority"},',
         '     {"at_s": 12.0, "action": "heal", "id": "f1"}, {"at_s": 14.0, "action": "heal", "id": "f2"}]',
         "",
-        "An event may wait for something that the replicas do, where the cluster sees it (in simulation): it happens",
-        "at the next such moment after its time, or 3 s later if none comes.",
+        "An event may wait for something that the replicas do: it happens at the next such moment after its time, or",
+        "3 s later if none comes. Simulation sees every moment; on `local` and `netns` those count that a replica logs",
+        "at once, some milliseconds after they have come. Where a moment cannot be seen the run says so at its start,",
+        "and the event's time alone counts.",
         "",
         '    {"at_s": 5.0, "when": "elected@n2+0.1", "action": "inject", "id": "f3", "nemesis": "kill", ...}',
         "",
         "`@HOST` and `+SECONDS` may be left out. The moments:",
         "",
-        *table(["moment", "what happens"], [[f"`{kind}`", what] for kind, what in MOMENTS.items()]),
+        *table(
+            ["moment", "what happens", "seen on"],
+            [
+                [f"`{kind}`", what, "sim, local, netns" if kind in LOGGED_KINDS else "sim"]
+                for kind, what in MOMENTS.items()
+            ],
+        ),
         "",
         "In a schedule a partition may also be named by its hosts: `n1+n2|n3` cuts two groups from each other,",
         "`n1>n2` one direction.",

@@ -124,6 +124,8 @@ class LocalCluster(Equipped[ShimHosts]):
 
     name = "local"
     description = "a loopback address per host and a TCP proxy per link; needs no privileges"
+    logs_are_live = True
+    """Programs log straight into files of the harness's machine."""
 
     def __init__(self, *, node_count: int, run: RunState, work_dir: str, ports: Collection[int]) -> None:
         if not 1 <= node_count <= MAX_HOSTS:

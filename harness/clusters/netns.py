@@ -86,6 +86,8 @@ class NetnsCluster(Equipped[ShimHosts]):
 
     name = "netns"
     description = "a network namespace per host on a bridge, cuts by nftables; root or a user namespace"
+    logs_are_live = True
+    """Programs log straight into files of the harness's machine."""
     options: Sequence[str] = ("storage",)
     storage: str | None = None
     """The choice of the operator, on a class made by `configured`."""

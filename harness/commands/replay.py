@@ -13,6 +13,8 @@ from rich.console import Console
 from harness.commands.run import announce, enter_namespace, prepare
 from harness.errors import OperatorError
 from harness.execution import perform
+from harness.faults.moments import count_moments
+from harness.history_writer import read_history
 from harness.report import print_summary
 from harness.store import Store
 from harness.test import Test, test_from_json
@@ -31,6 +33,7 @@ def replay_command(arguments: argparse.Namespace) -> int:
     store = Store(arguments.store)
     console = Console(stderr=True)
     verdicts: list[bool | str] = []
+    came = waited = 0
     for number in range(arguments.times):
         prepared = prepare(arguments)
         if number == 0:
@@ -40,11 +43,18 @@ def replay_command(arguments: argparse.Namespace) -> int:
         if number:
             seed = parts.test.seed + number
             parts = dataclasses.replace(parts, test=dataclasses.replace(parts.test, seed=seed))
+        if arguments.times > 1:
+            console.print(f"run {number + 1} of {arguments.times}, seed {parts.test.seed}", highlight=False)
         run_dir, results = perform(parts, store, console)
         verdicts.append(results["valid"])
+        moments = count_moments(read_history(run_dir.history_path))
+        came, waited = came + moments[0], waited + moments[1]
         print_summary(results, console, test=parts.test.to_json(), report_path=run_dir.report_path)
     hits = sum(verdict is False for verdict in verdicts)
-    print(f"invalid in {hits} of {len(verdicts)} runs")
+    unknown = sum(verdict not in (True, False) for verdict in verdicts)
+    print(f"invalid in {hits} of {len(verdicts)} runs" + (f", unknown in {unknown}" if unknown else ""))
+    if waited:
+        print(f"moments waited for: {came} of {waited} came")
     return 1 if hits else 2 if any(verdict is not True for verdict in verdicts) else 0
 
 

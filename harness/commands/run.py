@@ -21,6 +21,7 @@ from harness.clusters.select import choose
 from harness.clusters.user_namespace import reexec
 from harness.errors import OperatorError
 from harness.execution import Parts, exit_status_of, left_out, perform, plan_faults
+from harness.faults.moments import not_waited_for
 from harness.report import print_summary
 from harness.store import Store
 from harness.systems.base import setting_problems
@@ -112,6 +113,9 @@ def announce(prepared: Prepared, console: Console) -> None:
     """Say which cluster it is, why, and what cannot be had on it."""
     parts = prepared.parts
     console.print(f"cluster {parts.test.cluster}: {parts.cluster_reason}", highlight=False)
+    unseen = not_waited_for(parts.schedule, parts.cluster_class, parts.system_class)
+    if unseen is not None:
+        console.print(f"moments: {unseen}", highlight=False, markup=False)
     for line in prepared.left_out:
         console.print(f"left out: {line}", highlight=False, markup=False)
 

@@ -140,7 +140,9 @@ class RunTarget:
 
     @property
     def moments(self) -> Moments | None:
-        return getattr(self._cluster, "moments", None)
+        """What the cluster sees of the replicas itself, or else what the system tells of them."""
+        seen: Moments | None = getattr(self._cluster, "moments", None)
+        return getattr(self._system, "moments", None) if seen is None else seen
 
     @property
     def operator(self) -> Operator | None:

@@ -35,6 +35,7 @@ from harness.systems.broker_configuration import (
 )
 from harness.systems.broker_connection import BrokerConnection
 from harness.systems.broker_messaging import TIMINGS, BrokerMessaging
+from harness.systems.broker_moments import LOGGED_KINDS, LogMoments
 from harness.systems.broker_operator import BrokerOperator, operation_missing
 from harness.systems.node_program import node_program
 from node.client import BrokerClient, Client, TransactionState
@@ -81,6 +82,8 @@ class BrokerSystem:
     description = "A replicated message broker modelled on RocketMQ with DLedger (Raft)."
     offers = frozenset({"queue", "messaging"})
     settings: Sequence[Setting] = SETTINGS
+    moment_kinds = LOGGED_KINDS
+    """The moments that can be told from the brokers' logs, where the cluster has them while a run goes on."""
     ports: Sequence[int] = (BROKER_PORT, HA_PORT, DLEDGER_PORT, NAME_SERVER_PORT)
 
     def __init__(
@@ -102,6 +105,12 @@ class BrokerSystem:
         self._final: dict[str, _Status] = {}
         self._recovered = False
         self._decisions: dict[bytes, TransactionState] = {}
+        self.moments: LogMoments | None = None
+        """What the brokers' logs tell of moments; None where they come with the run's end only."""
+        if getattr(cluster, "logs_are_live", False):
+            self.moments = LogMoments(
+                {host: self._log_path(host) for host in cluster.hosts}, now_s=asyncio.get_running_loop().time
+            )
         self.operator = BrokerOperator(
             cluster.hosts,
             group=BROKER_NAME,

@@ -170,6 +170,7 @@ class MemberState:
             raise RuntimeError(f"the leader of term {self._term} must step down before it enters term {term}")
         await self.persist(term, voted_for)
         self._term, self._voted_for = term, voted_for
+        self._log_vote()
         self._leader_id = None
         self.is_new = False
         self.known_max_term = max(self.known_max_term, term)
@@ -182,7 +183,12 @@ class MemberState:
             return
         await self.persist(self._term, candidate_id)
         self._voted_for = candidate_id
+        self._log_vote()
         self.is_new = False
+
+    def _log_vote(self) -> None:
+        if self._voted_for is not None:
+            role_logger.info("vote self=%s term=%d for=%s", self.self_id, self._term, self._voted_for)
 
     # Role
 

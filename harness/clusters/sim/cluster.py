@@ -28,6 +28,7 @@ from harness.clusters.sim.trace import TraceWriter
 from harness.clusters.sim.watch import ReplicaWatch
 from harness.run_state import RunState
 from harness.systems.base import CheckOutcome
+from nemesis.moments import KINDS
 from nemesis.target import ABILITIES, DOWN, PAUSED, RUNNING
 from node.runtime import Runtime
 
@@ -93,6 +94,8 @@ class SimCluster:
 
     name = "sim"
     description = "hosts, network, disks and clocks in one process on virtual time; repeats by seed"
+    moment_kinds = frozenset(KINDS)
+    """Every moment that a schedule can wait for is seen here."""
 
     def __init__(self, *, node_count: int, run: RunState | None, work_dir: str, ports: Collection[int]) -> None:
         if not 1 <= node_count <= MAX_HOSTS:
