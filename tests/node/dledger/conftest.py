@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Coroutine
+import json
+import zlib
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import copy_context
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -277,6 +280,73 @@ class Group(World):
     def lines(self, name: str) -> str:
         """What a member has logged."""
         return self.hosts[name].log.text()
+
+
+class Truth:
+    """What the committed log makes, as whoever applied each entry first has it; `violations` are what contradicts."""
+
+    def __init__(self) -> None:
+        self.after: dict[int, str] = {}
+        self.violations: list[str] = []
+
+    def check(self, index: int, state: str) -> None:
+        if self.after.setdefault(index, state) != state:
+            self.violations.append(f"after entry {index}: {state}, before it was {self.after[index]}")
+
+
+class Tally:
+    """A state machine: keys with values from bodies like b"key=value", a count, and a sum that depends on the order."""
+
+    def __init__(self, truth: Truth | None = None) -> None:
+        self.truth = truth or Truth()
+        self.values: dict[str, str] = {}
+        self.next_index = 0
+        self.sum = 0
+
+    @property
+    def state(self) -> str:
+        return json.dumps([self.next_index, self.sum, self.values], sort_keys=True)
+
+    def apply(self, entry: Entry) -> None:
+        if entry.index != self.next_index:
+            self.truth.violations.append(f"entry {entry.index} is applied behind {self.next_index - 1}")
+        self.next_index = entry.index + 1
+        self.sum = zlib.crc32(entry.raw, self.sum)
+        key, _, value = entry.body.decode().partition("=")
+        if entry.is_message:
+            self.values[key] = value
+        self.truth.check(entry.index, self.state)
+
+    def save(self) -> Mapping[str, bytes]:
+        return {"numbers": b"%d %d" % (self.next_index, self.sum), "values": json.dumps(self.values).encode()}
+
+    def load(self, files: Mapping[str, bytes]) -> None:
+        before = self.next_index
+        self.next_index, self.sum = (int(word) for word in files["numbers"].split())
+        self.values = json.loads(files["values"])
+        if self.next_index < before:
+            self.truth.violations.append(f"the state goes back from {before - 1} to {self.next_index - 1}")
+        self.truth.check(self.next_index - 1, self.state)
+
+
+def tally_server(truth: Truth, mutate: Callable[[DLedgerServer], None] | None = None) -> type[DLedgerServer]:
+    """Members that keep a Tally each, `tally`, with a mutant if there is one."""
+
+    class TallyServer(DLedgerServer):
+        def __init__(self, config: DLedgerConfig, runtime: Runtime) -> None:
+            super().__init__(config, runtime)
+            self.tally = Tally(truth)
+            self.apply_to(self.tally)
+            if mutate is not None:
+                mutate(self)
+
+    return TallyServer
+
+
+@pytest.fixture
+def tallies() -> Any:
+    """The classes Tally and Truth, and `server(truth, mutate=None)`."""
+    return SimpleNamespace(Tally=Tally, Truth=Truth, server=tally_server)
 
 
 @pytest.fixture

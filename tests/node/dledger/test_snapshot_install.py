@@ -1,0 +1,398 @@
+"""Snapshots between members: a follower that was left behind gets the leader's, whatever interrupts that."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from node.dledger import DLedgerCode, DLedgerError
+from node.dledger.messages import InstallSnapshotRequest, MalformedMessage
+from node.dledger.snapshot import Snapshot, encode_snapshot
+
+OPTIONS: dict[str, Any] = {
+    "snapshot_threshold_entries": 40, "snapshot_removes_log": True, "max_pending_pushes": 10
+}  # fmt: skip
+"""Snapshots at any time, short logs, and little on its way to who is cut off."""
+
+
+def bodies(first: int, count: int) -> list[bytes]:
+    return [b"key%d=%d" % (number % 7, number) + b"." * 120 for number in range(first, first + count)]
+
+
+def others(group: Any, name: str) -> list[str]:
+    return [other for other in group.names if other != name]
+
+
+async def applied(group: Any, *names: str) -> None:
+    """Wait until members have applied what any of them has committed."""
+    await group.until(
+        lambda: len({group[name].tally.state for name in names}) == 1
+        and len({group[name].store.committed_index for name in names}) == 1
+        and group[names[0]].tally.next_index == group[names[0]].store.committed_index + 1
+    )
+
+
+async def left_behind(group: Any, *, wiped: bool = False) -> tuple[str, str]:
+    """A leader whose log begins behind the end of a follower's that is down."""
+    await group.start()
+    leader = await group.leader()
+    behind = others(group, leader)[0]
+    await group.append_all(leader, *bodies(0, 20))
+    await applied(group, *group.names)
+    group.kill(behind)
+    for first in range(20, 200, 20):
+        await group.append_all(leader, *bodies(first, 20))
+    store = group[leader].store
+    await group.until(lambda: store.ledger_begin_index > 30)
+    if wiped:
+        disk = group.hosts[behind].disk
+        for path in disk.paths():
+            if not path.endswith("member_state"):
+                disk.unlink(path)
+    return leader, behind
+
+
+@pytest.mark.parametrize("wiped", [False, True])
+def test_a_follower_that_was_left_behind_gets_the_snapshot(simulate: Any, tallies: Any, wiped: bool) -> None:
+    truth = tallies.Truth()
+
+    async def scenario(group: Any) -> None:
+        _, behind = await left_behind(group, wiped=wiped)
+        await group.start(behind)
+        await applied(group, *group.names)
+        assert group[behind].snapshots.installed_total == 1
+        assert group[behind].store.ledger_begin_index > 30
+        group.kill(behind)
+        await group.start(behind)
+        await group.append_all(await group.leader(), *bodies(500, 30))
+        await applied(group, *group.names)
+        assert group[behind].snapshots.installed_total == 0 and truth.violations == []
+
+    simulate(scenario, server=tallies.server(truth), **OPTIONS)
+
+
+def test_a_new_member_gets_the_snapshot_and_knows_the_group(simulate: Any, tallies: Any) -> None:
+    truth = tallies.Truth()
+
+    async def scenario(group: Any) -> None:
+        await group.start()
+        leader = await group.leader()
+        for first in range(0, 200, 20):
+            await group.append_all(leader, *bodies(first, 20))
+        await group.until(lambda: group[leader].store.ledger_begin_index > 30)
+        await group.start("n4")
+        await group.run(leader, lambda: group[leader].add_member("n4", group.addresses["n4"]))
+        await applied(group, "n1", "n2", "n3", "n4")
+        assert group["n4"].snapshots.installed_total == 1
+        for first in range(200, 400, 20):  # until the entry that says so is gone from the log as well
+            await group.append_all(leader, *bodies(first, 20))
+        await group.until(lambda: group[leader].store.ledger_begin_index > 230)
+        away = others(group, leader)[0]
+        group.kill(away)
+        disk = group.hosts[away].disk
+        for path in disk.paths():
+            if not path.endswith("member_state"):
+                disk.unlink(path)
+        await group.start(away)
+        await applied(group, "n1", "n2", "n3", "n4")
+        assert list(group[away].member_state.member_ids) == ["n1", "n2", "n3", "n4"]
+        group.kill(away)
+        await group.start(away)
+        assert list(group[away].member_state.member_ids) == ["n1", "n2", "n3", "n4"]
+        assert truth.violations == []
+
+    simulate(scenario, server=tallies.server(truth), joining=1, members_may_change=True, **OPTIONS)
+
+
+class Slow:
+    """Lets a member send its snapshots in small pieces, and not before it is told to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, piece_bytes: int = 64) -> None:
+        monkeypatch.setattr("node.dledger.snapshot_transfer.MAX_PIECE_BYTES", piece_bytes)
+
+
+def incoming(group: Any, name: str) -> list[str]:
+    return [path for path in group.hosts[name].disk.paths() if "/snapshot/incoming-" in path]
+
+
+@pytest.mark.parametrize("end", ["kill", "power_fail"])
+@pytest.mark.parametrize("which", ["leader", "behind"])
+def test_an_installation_that_is_interrupted_goes_on(
+    simulate: Any, tallies: Any, monkeypatch: pytest.MonkeyPatch, end: str, which: str
+) -> None:
+    truth = tallies.Truth()
+    Slow(monkeypatch)
+
+    async def scenario(group: Any) -> None:
+        leader, behind = await left_behind(group)
+        await group.start(behind)
+        await group.until(lambda: bool(incoming(group, behind)))
+        struck = leader if which == "leader" else behind
+        getattr(group, end)(struck)
+        await asyncio.sleep(0.01)
+        await group.start(struck)
+        await group.append_all(await group.leader(), *bodies(500, 30))
+        await applied(group, *group.names)
+        assert group[behind].snapshots.newest_index >= 0 and not incoming(group, behind)
+        assert truth.violations == []
+
+    simulate(scenario, server=tallies.server(truth), **OPTIONS)
+
+
+def test_a_restarted_follower_asks_only_for_what_it_lacks(
+    simulate: Any, tallies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = tallies.Truth()
+    Slow(monkeypatch)
+
+    async def scenario(group: Any) -> None:
+        leader, behind = await left_behind(group)
+        asked: list[tuple[int, int]] = []
+        install = group[leader].peers.install
+        stands = asyncio.Event()
+        goes_on = asyncio.Event()
+
+        async def spied(peer: str, request: InstallSnapshotRequest) -> Any:
+            asked.append((request.offset, len(request.data)))
+            if len(asked) == 4:
+                stands.set()
+                await goes_on.wait()
+            return await install(peer, request)
+
+        group[leader].peers.install = spied
+        await group.start(behind)
+        await stands.wait()
+        group.kill(behind)
+        goes_on.set()
+        await asyncio.sleep(1)
+        had = len(group.hosts[behind].disk.inode(incoming(group, behind)[0]).cache)
+        asked.clear()
+        await group.start(behind)
+        await applied(group, *group.names)
+        sent = [offset for offset, size in asked if size]
+        assert had > 0 and sent[-1] > had and min(offset for offset in sent if offset) >= had
+        assert truth.violations == []
+
+    simulate(scenario, server=tallies.server(truth), **OPTIONS)
+
+
+def test_a_piece_that_was_damaged_is_thrown_away(
+    simulate: Any, tallies: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that gives back other bytes than it was given: the whole is not kept, and is sent again."""
+    truth = tallies.Truth()
+    Slow(monkeypatch)
+
+    async def scenario(group: Any) -> None:
+        _, behind = await left_behind(group)
+        await group.start(behind)
+        await group.until(lambda: bool(incoming(group, behind)))
+        path = incoming(group, behind)[0]
+        await group.until(lambda: len(group.hosts[behind].disk.inode(path).cache) > 64)
+        group.hosts[behind].disk.flip_bit(path, 30, 3)
+        await applied(group, *group.names)
+        assert "cannot be used: it is not what the leader has" in group.lines(behind)
+        assert group[behind].snapshots.installed_total == 1 and truth.violations == []
+
+    simulate(scenario, server=tallies.server(truth), **OPTIONS)
+
+
+def test_a_log_does_not_begin_later_without_the_snapshot(simulate: Any, tallies: Any) -> None:
+    truth = tallies.Truth()
+
+    async def scenario(group: Any) -> None:
+        leader, behind = await left_behind(group)
+
+        async def forgets(*_: Any) -> bool:
+            return True
+
+        group[leader].pusher.snapshot_sender.send = forgets
+        await group.start(behind)
+        end = group[behind].store.ledger_end_index
+        await asyncio.sleep(5)
+        assert group[behind].store.ledger_end_index == end and group[behind].tally.next_index <= end + 1
+        assert "no snapshot here goes so far" in group.lines(behind)
+        del group[leader].pusher.snapshot_sender.send
+        await applied(group, *group.names)
+        assert truth.violations == []
+
+    simulate(scenario, server=tallies.server(truth), **OPTIONS)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_every_state_is_that_of_the_log(simulate: Any, tallies: Any, seed: int) -> None:
+    """Members are killed, cut off, robbed of power and of their files, and lead in turn, while snapshots are taken,
+    sent and loaded all the time. Every state that any of them ever had must be the one that the log makes."""
+    truth = tallies.Truth()
+    chance = random.Random(seed)
+
+    async def scenario(group: Any) -> None:
+        await group.start()
+        number, doubtful = 0, []
+        for _ in range(12):
+            leader = await group.leader()
+            struck = chance.choice(group.names)
+            kind = chance.choice(("kill", "power_fail", "cut", "wipe", "transfer", "nothing"))
+            if kind == "wipe":
+                await applied(group, *group.names)  # or what it has acknowledged might be gone
+            if kind == "cut":
+                await group.cut(" ".join(others(group, struck)))
+            elif kind == "transfer":
+                if struck != leader:
+                    task = group.on(leader, lambda: asyncio.get_running_loop().create_task(
+                        group[leader].transfer_leadership(struck)  # noqa: B023
+                    ))  # fmt: skip
+                    await asyncio.wait([task])
+            elif kind != "nothing":
+                getattr(group, "kill" if kind == "wipe" else kind)(struck)
+                if kind == "wipe":
+                    disk = group.hosts[struck].disk
+                    for path in disk.paths():
+                        if not path.endswith("member_state"):
+                            disk.unlink(path)
+            up = [name for name in group.names if name in group.members and (kind != "cut" or name != struck)]
+            leader = await group.leader(*up)
+            for _ in range(chance.randrange(1, 8)):
+                try:
+                    doubtful += [group.append(leader, body) for body in bodies(number, 20)]
+                except DLedgerError:
+                    break  # it does not lead any more
+                number += 20
+                await asyncio.sleep(chance.choice((0.001, 0.01, 0.1)))
+            if kind == "cut":
+                await group.heal()
+            elif kind not in ("transfer", "nothing"):
+                await group.start(struck)
+            if kind == "wipe":
+                await group.append_all(await group.leader(), b"wiped=1")
+                await applied(group, *group.names)
+            if chance.random() < 0.5:
+                await asyncio.sleep(chance.random() * 0.05)
+        done, _ = await asyncio.wait(doubtful, timeout=5)  # who was killed answers never
+        await group.append_all(await group.leader(), b"end=1")
+        await applied(group, *group.names)
+        assert truth.violations == []
+        acked = [each.result().index for each in done if each.exception() is None]
+        assert len(acked) > 100 and all(index in truth.after for index in acked) and not group.ended
+
+    simulate(scenario, seed=seed, server=tallies.server(truth), **OPTIONS)
+
+
+# Frames that no honest leader sends
+
+
+NUMBERS = st.one_of(st.integers(-1, 5), st.integers(-1, (1 << 63) - 1))
+REQUESTS = st.builds(
+    InstallSnapshotRequest,
+    group=st.just("g"),
+    remote_id=st.just("n1"),
+    local_id=st.sampled_from(("n2", "n3", "nobody")),
+    term=NUMBERS,
+    leader_id=st.sampled_from(("n1", "n2", "n3", "")),
+    last_included_index=NUMBERS,
+    last_included_term=NUMBERS,
+    size_bytes=NUMBERS,
+    digest=st.one_of(st.just("0" * 64), st.text(alphabet="0123456789abcdefg/.", max_size=70)),
+    offset=NUMBERS,
+    data_crc=NUMBERS,
+    data=st.binary(max_size=64),
+)
+
+
+@given(REQUESTS)
+def test_a_frame_makes_the_round_trip(request: InstallSnapshotRequest) -> None:
+    assert InstallSnapshotRequest.from_body(request.to_body()) == request
+
+
+@given(st.binary(max_size=300))
+def test_bytes_that_are_no_frame(data: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        InstallSnapshotRequest.from_body(b"\1" + data)
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(REQUESTS, min_size=20, max_size=40), st.lists(st.booleans(), min_size=40, max_size=40))
+def test_frames_that_nobody_should_send_change_nothing(
+    simulate: Any, tallies: Any, requests: list[InstallSnapshotRequest], crcs: list[bool]
+) -> None:
+    truth = tallies.Truth()
+
+    async def scenario(group: Any) -> None:
+        await group.start()
+        leader = await group.leader()
+        await group.append_all(leader, *bodies(0, 10))
+        await applied(group, *group.names)
+        follower = others(group, leader)[0]
+        member = group[follower]
+        for request, has_crc in zip(requests, crcs, strict=False):
+            request.leader_id, request.term = leader, member.member_state.term
+            if has_crc:
+                request.data_crc = zlib.crc32(request.data)
+            code, offset = await group.run(
+                follower, lambda request=request: member.snapshot_receiver.handle(request)
+            )
+            assert code in (DLedgerCode.SUCCESS, DLedgerCode.UNEXPECTED_ARGUMENT) and offset <= request.size_bytes
+        assert member.snapshots.newest_index == -1 and len(incoming(group, follower)) <= 1
+        await group.append_all(await group.leader(), b"end=1")
+        await applied(group, *group.names)
+        assert truth.violations == []
+
+    simulate(scenario, server=tallies.server(truth), snapshot_threshold_entries=0)
+
+
+def piece(member: Any, data: bytes, offset: int, size: int, **changed: Any) -> InstallSnapshotRequest:
+    state = member.member_state
+    fields = {
+        "group": "g", "remote_id": state.self_id, "local_id": state.leader_id, "term": state.term,
+        "leader_id": state.leader_id, "last_included_index": 500, "last_included_term": 1, "size_bytes": len(data),
+        "digest": hashlib.sha256(data).hexdigest(), "offset": offset, "data": data[offset : offset + size],
+        "data_crc": zlib.crc32(data[offset : offset + size]),
+    }  # fmt: skip
+    return InstallSnapshotRequest(**(fields | changed))
+
+
+def test_who_is_no_leader_installs_nothing(simulate: Any, tallies: Any) -> None:
+    truth = tallies.Truth()
+
+    async def scenario(group: Any) -> None:
+        await group.start()
+        leader = await group.leader()
+        await group.append_all(leader, *bodies(0, 10))
+        await applied(group, *group.names)
+        follower, third = others(group, leader)
+        member = group[follower]
+        whole = encode_snapshot(Snapshot(index=500, term=1, files={"numbers": b"501 1", "values": b"{}"}))
+
+        async def send(size: int = 1000, **changed: Any) -> tuple[DLedgerCode, int]:
+            request = piece(member, whole, 0, size, **changed)
+            response = await group.run(follower, lambda: member._handle_install_snapshot(request))
+            return response.code, response.offset
+
+        term = member.member_state.term
+        assert (await send(term=term - 1))[0] is DLedgerCode.EXPIRED_TERM
+        assert (await send(leader_id=third))[0] is DLedgerCode.INCONSISTENT_LEADER
+        assert (await send(leader_id="stranger"))[0] is DLedgerCode.UNKNOWN_MEMBER
+        assert (await send(last_included_term=term + 1))[0] is DLedgerCode.UNEXPECTED_ARGUMENT
+        assert (await send(data_crc=5))[0] is DLedgerCode.UNEXPECTED_ARGUMENT
+        assert await send(10) == (DLedgerCode.SUCCESS, 10)
+        assert await send(20, digest="0" * 64) == (DLedgerCode.SUCCESS, 20)  # of another one, and the first is dropped
+        assert await send(0) == (DLedgerCode.SUCCESS, 0)
+        assert await send(digest="0" * 64) == (DLedgerCode.SUCCESS, 0)
+        assert await send(last_included_index=499) == (DLedgerCode.SUCCESS, 0)
+        assert member.snapshots.newest_index == -1
+        assert await send() == (DLedgerCode.SUCCESS, len(whole))
+        assert member.snapshots.newest_index == 500
+        older = encode_snapshot(Snapshot(index=9, term=1, files={}))
+        request = piece(member, older, 0, 1000, last_included_index=9)
+        response = await group.run(follower, lambda: member._handle_install_snapshot(request))
+        assert (response.code, response.offset) == (DLedgerCode.SUCCESS, len(older))  # nothing is wanted of it
+        assert member.snapshots.newest_index == 500 and incoming(group, follower) == []
+
+    simulate(scenario, server=tallies.server(truth), snapshot_threshold_entries=0)
