@@ -134,6 +134,8 @@ def _name(content: dict[str, Any], *keys: str) -> str:
     for key in keys:
         value = content.get(key)
         if value is not None:
+            if not isinstance(value, str | int):
+                raise _refuse(f"{key} is no name")
             text = str(value)
             if not 0 < len(text) <= MAX_NAME_CHARACTERS:
                 raise _refuse(f"{key} has {len(text)} characters, allowed are 1 to {MAX_NAME_CHARACTERS}")

@@ -32,8 +32,11 @@ _V1_NAMES = {name: name for name in _V2_NAMES}
 
 
 def names_of(command: Command) -> Mapping[str, str]:
-    """Under which name a request carries each field."""
-    return _V2_NAMES if "b" in command.ext_fields else _V1_NAMES
+    """Under which name a request carries each field: either naming may come with either code."""
+    fields = command.ext_fields
+    if "b" in fields or ("topic" not in fields and command.code != RequestCode.SEND_MESSAGE):
+        return _V2_NAMES
+    return _V1_NAMES
 
 
 _BATCH_HEAD = struct.Struct(">iiiii")

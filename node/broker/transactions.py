@@ -233,7 +233,7 @@ class EndTransactionProcessor:
             half = read_message(self._ledger.store, self._store.queues, offset)
         except (OSError, RecordError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"no message lies at {offset}: {error}") from error
-        if half.properties.get(PRODUCER_GROUP) != command.get_str("producerGroup", ""):
+        if half.properties.get(PRODUCER_GROUP) != command.get_str("producerGroup"):
             raise RequestError(ResponseCode.SYSTEM_ERROR, "the producer group is not that of the half message")
         if half.queue_offset != command.get_int("tranStateTableOffset"):
             raise RequestError(ResponseCode.SYSTEM_ERROR, "tranStateTableOffset is not that of the half message")

@@ -25,6 +25,8 @@ FLAG_ONEWAY = 2
 """Bit of `flag`: the sender expects no reply."""
 
 _REQUIRED: Final = object()
+_INT64_MIN = -1 << 63
+_TOO_LARGE = 1 << 63
 _TRUE = frozenset({"true", "1", "yes"})
 _FALSE = frozenset({"false", "0", "no", ""})
 
@@ -104,18 +106,22 @@ class Command:
         return default
 
     def get_int(self, name: str, default: int | None = None) -> int:
-        """Field `name` as a whole number; an empty value counts as absent. Raises RequestError (SYSTEM_ERROR)
-        when it is no number, or absent without default."""
+        """Field `name` as a whole number of 64 bits; an empty value counts as absent. Raises RequestError
+        (SYSTEM_ERROR) when it is none, or absent without default."""
         value = self.ext_fields.get(name)
         if value is None or value == "":
             if default is None:
                 raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field {name} is missing")
             return default
         try:
-            return int(value)
+            number = int(value)
         except ValueError:
-            message = f"the field {name} is no whole number: {value[:40]!r}"
-            raise RequestError(ResponseCode.SYSTEM_ERROR, message) from None
+            number = _TOO_LARGE
+        if not _INT64_MIN <= number < _TOO_LARGE or "_" in value:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"the field {name} is no whole number of 64 bits: {value[:40]!r}"
+            )
+        return number
 
     def get_bool(self, name: str, default: bool = False) -> bool:
         """Field `name` as a truth value: "true" and "1" alike, in any case. Raises RequestError (SYSTEM_ERROR)

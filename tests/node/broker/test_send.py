@@ -132,7 +132,8 @@ def test_a_message_is_not_answered_before_it_is_committed(run: Any, helpers: Any
         ({"properties": "TRAN_MSG\x01true\x02"}, 16, "transactional"),
         ({"properties": "TRAN_MSG\x01true\x02", "sysFlag": 8}, 13, "only the broker"),
         ({"properties": "DELAY\x01soon\x02"}, 13, "no number"),
-        ({"bornTimestamp": 2**63}, 13, "out of range"),
+        ({"bornTimestamp": 2**63}, 1, "no whole number of 64 bits"),
+        ({"flag": 2**31}, 13, "out of range"),
     ],
 )
 def test_refusals(run: Any, helpers: Any, request_changes: dict[str, Any], code: int, remark: str) -> None:
