@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from checker.history import NEVER, History, Operation
 from checker.linearizability.budget import Budget
 from checker.transactions.anomalies import Anomalies, Transactions, described
+from checker.transactions.evidence import evidence_for
 from checker.transactions.graph import KINDS, PROCESS, REALTIME, RW, VIA, WR, WW, Cycle, DependencyGraph
 from checker.transactions.list_append import build_list_append
+from checker.transactions.orders import MAX_TRANSACTIONS, find_order, smallest_without_order
 from checker.transactions.rw_register import build_rw_register
 from checker.verdict import Edge, Result, Verdict, Witness
 
@@ -19,14 +23,22 @@ __all__ = ["ISOLATION_LEVELS", "check_transactions"]
 #: Levels from weak to strong, and the anomalies that rule each out (beside those of weaker ones).
 #: Snapshot isolation allows G2 here: cycles of two or more anti-dependencies are not told apart further.
 _RULED_OUT_BY: dict[str, tuple[str, ...]] = {
-    "read-uncommitted": ("G0", "duplicate-elements", "incompatible-order"),
+    "read-uncommitted": ("G0", "duplicate-elements", "incompatible-order", "cyclic-versions"),
     "read-committed": ("G1a", "G1b", "G1c", "internal"),
     "snapshot-isolation": ("G-single", "lost-update"),
-    "serializable": ("G2",),
-    "strong-session-serializable": ("G0-process", "G1c-process", "G-single-process", "G2-process"),
-    "strict-serializable": ("G0-realtime", "G1c-realtime", "G-single-realtime", "G2-realtime"),
+    "serializable": ("G2", "no-order"),
+    "strong-session-serializable": ("G0-process", "G1c-process", "G-single-process", "G2-process", "no-order-process"),
+    "strict-serializable": ("G0-realtime", "G1c-realtime", "G-single-realtime", "G2-realtime", "no-order-realtime"),
 }
 ISOLATION_LEVELS = tuple(_RULED_OUT_BY)
+#: Levels that ask for one order of all transactions, strongest first, and what else the order must respect.
+_ORDERED_LEVELS = (
+    ("strict-serializable", "no-order-realtime", PROCESS | REALTIME),
+    ("strong-session-serializable", "no-order-process", PROCESS),
+    ("serializable", "no-order", 0),
+)
+#: Seconds that cutting down transactions without an order may take.
+CUT_TIMEOUT_S = 5.0
 
 #: Memory the graph of one transaction takes at most, as measured on 100,000 transactions of four steps.
 BYTES_PER_TRANSACTION = 6_000
@@ -40,26 +52,100 @@ _MEANING = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    workload: str
+    level: str
+    linearizable_keys: bool
+    sequential_keys: bool
+
+    def names(self) -> list[str]:
+        """The anomalies that rule out the level."""
+        wanted = ISOLATION_LEVELS[: ISOLATION_LEVELS.index(self.level) + 1]
+        return [name for level in wanted for name in _RULED_OUT_BY[level]]
+
+
+class _Findings:
+    """What was found in some transactions: anomalies, a cycle of each class, and whether an order was searched."""
+
+    def __init__(self, history: History, question: _Question, budget: Budget) -> None:
+        self.transactions = Transactions(history)
+        self.anomalies = Anomalies()
+        self.cycles: dict[str, Cycle] = {}
+        self.order: str | None = None
+        graph = DependencyGraph(len(history))
+        if question.workload == "list-append":
+            build_list_append(self.transactions, graph, self.anomalies)
+        else:
+            build_rw_register(
+                self.transactions,
+                graph,
+                self.anomalies,
+                linearizable_keys=question.linearizable_keys,
+                sequential_keys=question.sequential_keys,
+            )
+        self.stopped = budget.exhausted()
+        if not self.stopped:
+            self.cycles, self.stopped = _cycles(self.transactions, graph, budget)
+        if not self.stopped and question.workload == "rw-register":
+            self.order = self._search_orders(budget)
+
+    def has(self, names: Iterable[str]) -> bool:
+        return any(name in self.anomalies.counts or name in self.cycles for name in names)
+
+    def _search_orders(self, budget: Budget) -> str:
+        """Look for the order that each level not ruled out yet asks for; how that ended."""
+        transactions = self.transactions
+        rows = sorted([*transactions.committed, *transactions.unknown])
+        if len(rows) > MAX_TRANSACTIONS:
+            return f"not searched: more than {MAX_TRANSACTIONS} transactions"
+        for level, name, extra in _ORDERED_LEVELS:
+            weaker = ISOLATION_LEVELS[: ISOLATION_LEVELS.index(level) + 1]
+            if self.has(anomaly for each in weaker for anomaly in _RULED_OUT_BY[each]):
+                continue
+            is_possible = find_order(transactions, rows, extra, budget.exhausted)
+            if is_possible is None:
+                return "neither found nor excluded within the limits of the search"
+            if is_possible:
+                return f"found for {level}"
+            cut = Budget(timeout_s=CUT_TIMEOUT_S)
+            few = smallest_without_order(transactions, rows, extra, partial(_first_limit, budget, cut))
+            told = "; ".join(described(transactions.history, row, transactions.steps[row]) for row in few[:8])
+            self.anomalies.add(name, few, f"no order of these transactions explains what they read: {told}")
+        return "excluded"
+
+
+def _first_limit(*budgets: Budget) -> str | None:
+    return next(filter(None, (budget.late() for budget in budgets)), None)
+
+
 def check_transactions(
     history: History | Iterable[Mapping[str, Any]] | Iterable[Operation],
     workload: str = "list-append",
     *,
     level: str = "strict-serializable",
     linearizable_keys: bool = False,
+    sequential_keys: bool = False,
     timeout_s: float | None = None,
     memory_mb: float | None = None,
 ) -> Result:
     """Check a history of ``list-append`` or ``rw-register`` transactions against an isolation level.
 
     ``stats`` holds ``anomalies`` (counts), ``examples`` and ``strongest``: the strongest level that nothing found rules
-    out.  ``linearizable_keys`` lets writes of one key be ordered by real time (``rw-register`` only).  Reads of values
-    that nobody wrote are counted, not judged: a history may be an excerpt.  A history that appends or writes one value
-    twice to one key is ``unknown``.  Raises ``ValueError`` for unknown names and steps.
+    out.  For ``rw-register``, ``linearizable_keys`` and ``sequential_keys`` say that every key by itself is known to be
+    linearizable, or sequentially consistent, so that versions seen one after the other, by anybody or by one process,
+    were written in that order; and ``order`` in ``stats`` says whether an order of the transactions that explains
+    every read was found (see ``transactions.orders``).  Reads of values that nobody wrote are counted, not judged: a
+    history may be an excerpt.  A history that appends or writes one value twice to one key is ``unknown``.  Raises
+    ``ValueError`` for unknown names and steps.
     """
     if level not in ISOLATION_LEVELS:
         raise ValueError(f"no isolation level {level!r}; known: {', '.join(ISOLATION_LEVELS)}")
     if workload not in ("list-append", "rw-register"):
         raise ValueError(f"no transaction workload {workload!r}; known: list-append, rw-register")
+    question = _Question(
+        workload=workload, level=level, linearizable_keys=linearizable_keys, sequential_keys=sequential_keys
+    )
     budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
     collecting = gc.isenabled()
     gc.disable()
@@ -68,18 +154,7 @@ def check_transactions(
         refused = budget.refuses_bytes(len(history) * BYTES_PER_TRANSACTION)
         if refused:
             return Result(verdict=Verdict.UNKNOWN, reason=refused, stats={"operations": len(history)})
-        transactions = Transactions(history)
-        graph = DependencyGraph(len(history))
-        found = Anomalies()
-        if workload == "list-append":
-            build_list_append(transactions, graph, found)
-        else:
-            build_rw_register(transactions, graph, found, linearizable_keys=linearizable_keys)
-        stopped = budget.exhausted()
-        cycles: dict[str, Cycle] = {}
-        if not stopped:
-            cycles, stopped = _cycles(transactions, graph, budget)
-        return _result(transactions, found, cycles, level, workload, budget, stopped)
+        return _result(_Findings(history, question, budget), question, budget)
     finally:
         if collecting:
             gc.enable()
@@ -120,16 +195,9 @@ def _cycles(transactions: Transactions, graph: DependencyGraph, budget: Budget) 
     return cycles, None
 
 
-def _result(
-    transactions: Transactions,
-    found: Anomalies,
-    cycles: dict[str, Cycle],
-    level: str,
-    workload: str,
-    budget: Budget,
-    stopped: str | None,
-) -> Result:
-    witnesses = {name: _cycle_witness(transactions, name, cycle) for name, cycle in cycles.items()}
+def _result(findings: _Findings, question: _Question, budget: Budget) -> Result:
+    transactions, found = findings.transactions, findings.anomalies
+    witnesses = {name: _cycle_witness(transactions, name, cycle) for name, cycle in findings.cycles.items()}
     for name, witness in witnesses.items():
         found.add(name, [operation.index for operation in witness.operations], witness.text)
     for name, examples in found.examples.items():
@@ -143,7 +211,7 @@ def _result(
             break
         strongest = candidate
     stats: dict[str, Any] = {
-        "model": workload,
+        "model": question.workload,
         "operations": len(transactions.history),
         "committed": len(transactions.committed),
         "engines": {"A8 dependency graph": 1},
@@ -152,21 +220,48 @@ def _result(
         "strongest": strongest,
         "search_s": round(budget.elapsed_s(), 6),
     }
-    wanted = ISOLATION_LEVELS[: ISOLATION_LEVELS.index(level) + 1]
-    broken = [name for each in wanted for name in _RULED_OUT_BY[each] if name in found.counts]
+    if findings.order is not None:
+        stats["order"] = findings.order
+    broken = [name for name in question.names() if name in found.counts]
     twice = [name for name in ("duplicate-append", "duplicate-write") if name in found.counts]
     if broken and not twice:
         witness = min((witnesses[name] for name in broken), key=lambda w: len(w.operations))
+        witness = _with_evidence(transactions, witness, question, budget)
         holds = f"it may still be {strongest}" if strongest else "no level holds"
         return Result(
             verdict=Verdict.INVALID,
             witness=witness,
             stats=stats,
-            reason=f"not {level}: {witness.text} Found: {', '.join(sorted(found.counts))}; {holds}.",
+            reason=f"not {question.level}: {witness.text} Found: {', '.join(sorted(found.counts))}; {holds}.",
         )
-    if stopped or twice:
-        return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=stopped or found.examples[twice[0]][0][1])
-    return Result(verdict=Verdict.VALID, stats=stats, reason=f"nothing rules out {strongest}")
+    if findings.stopped or twice:
+        reason = findings.stopped or found.examples[twice[0]][0][1]
+        return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=reason)
+    order = "" if findings.order is None else f"; an order of the transactions that explains it was {findings.order}"
+    return Result(verdict=Verdict.VALID, stats=stats, reason=f"nothing rules out {strongest}{order}")
+
+
+def _with_evidence(transactions: Transactions, witness: Witness, question: _Question, budget: Budget) -> Witness:
+    """The witness and whatever else it takes for it to be wrong by itself."""
+    history = transactions.history
+    names = question.names()
+
+    def is_wrong(rows: Sequence[int]) -> bool:
+        part = History.from_operations(history.operations(rows))
+        return not budget.exhausted() and _Findings(part, question, budget).has(names)
+
+    rows = evidence_for(transactions, [operation.index for operation in witness.operations], is_wrong)
+    if rows is None:
+        note = "that these depend on each other follows only from many other transactions"
+        return replace(witness, minimal=False, note=note)
+    if not rows:
+        return witness
+    told = "; ".join(described(history, row, transactions.steps[row]) for row in rows[:8])
+    return replace(
+        witness,
+        operations=(*witness.operations, *history.operations(rows)),
+        text=f"{witness.text} That order, or that it happened, is known from {told}.",
+    )
 
 
 def _cycle_witness(transactions: Transactions, name: str, cycle: Cycle) -> Witness:

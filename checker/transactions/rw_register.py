@@ -1,15 +1,16 @@
 """Registers that transactions write and read, every write of a key its own value.
 
-Values do not show the order of versions, so only what must hold is used: the initial ``None`` comes first, a
-transaction that read one version and then wrote replaced it with a later one, and, where keys are said to be
-linearizable by themselves, a write that returned before another was invoked came first.
+Values do not show the order of versions, so only what must hold is used: the initial ``None`` comes first, and a
+transaction that read one version and then wrote replaced it with a later one.  Where keys are said to be linearizable
+by themselves, a version seen or written before another was asked for came first; where they are said to be
+sequentially consistent, the same within one process.  These are the sources of Kingsbury & Alvaro, "Elle" (VLDB 2020),
+section 5.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from checker.history import NEVER
 from checker.transactions.anomalies import Anomalies, Transactions, described
 from checker.transactions.graph import RW, VIA, WR, WW, DependencyGraph
 from checker.words import short
@@ -18,7 +19,12 @@ __all__ = ["build_rw_register"]
 
 
 def build_rw_register(
-    transactions: Transactions, graph: DependencyGraph, found: Anomalies, *, linearizable_keys: bool = False
+    transactions: Transactions,
+    graph: DependencyGraph,
+    found: Anomalies,
+    *,
+    linearizable_keys: bool = False,
+    sequential_keys: bool = False,
 ) -> None:
     """Fill ``graph`` with ww, wr and rw edges, and ``found`` with what single reads contradict."""
     writer: dict[tuple[Any, Any], int] = {}
@@ -66,8 +72,12 @@ def build_rw_register(
             text = f"{_words(transactions, rows[0])} and {_words(transactions, rows[1])} both replaced {what}"
             found.add("lost-update", rows[:2], text)
     _from_initial(transactions, graph, readers, writers)
-    if linearizable_keys:
-        _by_time(transactions, graph, writers, readers)
+    if linearizable_keys or sequential_keys:
+        versions = _Versions(transactions, graph, found, writer, final, readers)
+        if linearizable_keys:
+            versions.order_by_time()
+        if sequential_keys:
+            versions.order_by_process()
 
 
 def _seen(
@@ -136,29 +146,77 @@ def _from_initial(
                 graph.add(reader, row, RW)
 
 
-def _by_time(
-    transactions: Transactions,
-    graph: DependencyGraph,
-    writers: dict[Any, list[tuple[int, Any]]],
-    readers: dict[tuple[Any, Any], list[int]],
-) -> None:
-    """Writes of one key that did not overlap, in their order; only neighbours, the rest follows."""
-    history = transactions.history
-    for key, written in writers.items():
-        done = sorted(
-            (history.returned[row], row, value) for row, value in written if history.returned[row] != NEVER
-        )
-        starts = sorted((history.invoked[row], row) for row, _ in written if transactions.status[row] == "ok")
-        at = 0
-        latest: tuple[int, Any] | None = None
-        for invoked, row in starts:
-            while at < len(done) and done[at][0] < invoked:
-                latest = (done[at][1], done[at][2])
-                at += 1
-            if latest is not None and latest[0] != row:
-                graph.add(latest[0], row, WW)
-                for reader in readers.get((key, latest[1]), ()):
-                    graph.add(reader, row, RW)
+#: A transaction on one key: its row, the version it met first and the one it left.
+_Visit = tuple[int, Any, Any]
+
+
+class _Versions:
+    """Versions of keys that are known to be consistent by themselves, in the order in which they were visited."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        graph: DependencyGraph,
+        found: Anomalies,
+        writer: dict[tuple[Any, Any], int],
+        final: dict[tuple[int, Any], Any],
+        readers: dict[tuple[Any, Any], list[int]],
+    ) -> None:
+        self._transactions = transactions
+        self._graph, self._found = graph, found
+        self._writer, self._readers = writer, readers
+        self._visits: dict[Any, list[_Visit]] = {}
+        for row in transactions.committed:
+            first: dict[Any, Any] = {}
+            for _, key, value in transactions.steps[row]:
+                first.setdefault(key, value)
+            for key, value in first.items():
+                self._visits.setdefault(key, []).append((row, value, final.get((row, key), value)))
+
+    def order_by_time(self) -> None:
+        """What returned before another was invoked saw, or left, no later version."""
+        history = self._transactions.history
+        for key, visits in self._visits.items():
+            events = [(history.invoked[visit[0]], 0, at) for at, visit in enumerate(visits)]
+            events += [(history.returned[visit[0]], 1, at) for at, visit in enumerate(visits)]
+            latest: dict[int, int] = {}
+            for position, is_return, at in sorted(events):
+                if is_return:
+                    # The rest came before this one, which says all that they would say.
+                    begun = history.invoked[visits[at][0]]
+                    latest = {other: end for other, end in latest.items() if end > begun}
+                    latest[at] = position
+                    continue
+                for other in latest:
+                    self._follow(key, visits[other], visits[at])
+
+    def order_by_process(self) -> None:
+        """The same within every process."""
+        history = self._transactions.history
+        for key, visits in self._visits.items():
+            last: dict[Any, _Visit] = {}
+            for visit in sorted(visits, key=lambda visit: history.invoked[visit[0]]):
+                process = history.process[visit[0]]
+                if process in last:
+                    self._follow(key, last[process], visit)
+                last[process] = visit
+
+    def _follow(self, key: Any, one: _Visit, other: _Visit) -> None:
+        """The version that ``one`` left is that which ``other`` met, or an earlier one."""
+        old, new = one[2], other[1]
+        if old == new or old is None:
+            return
+        if new is None:
+            text = f"{_words(self._transactions, one[0])} came before {_words(self._transactions, other[0])}"
+            self._found.add("cyclic-versions", (one[0], other[0]), f"{text}, which saw {short(key)} without a value")
+            return
+        source, target = self._writer.get((key, old)), self._writer.get((key, new))
+        if target is None:
+            return
+        if source is not None:
+            self._graph.add(source, target, WW)
+        for reader in self._readers.get((key, old), ()):
+            self._graph.add(reader, target, RW)
 
 
 def _words(transactions: Transactions, row: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from checker import (
     Model,
     MultiRegister,
     Register,
+    Result,
     Verdict,
     check,
     check_bank,
@@ -69,13 +71,25 @@ def test_queue_traces(corpora: Path) -> None:
 def test_transaction_and_set_histories(corpora: Path) -> None:
     folder = corpora / "elle-cli"
     expected = json.loads((folder / "expected.json").read_text())
-    checks = {
+    checks: dict[str, Callable[[History], Result]] = {
         "list-append": lambda h: check_transactions(h, "list-append"),
         "rw-register": lambda h: check_transactions(h, "rw-register"),
         "bank": check_bank,
         "counter": check_counter,
         "set-full": check_set_full,
+        "long-fork": check_long_fork,
     }
-    for name, about in expected.items():
-        assert checks[about["model"]](read(folder / name)).valid is about["valid"], name
-    assert check_long_fork(read(folder / "histories/jepsen/long-fork.edn")).verdict is Verdict.INVALID
+    histories = {name: (checks[about["model"]], about["valid"]) for name, about in expected.items()}
+    histories["histories/jepsen/long-fork.edn"] = check_long_fork, False
+    invalid = 0
+    for name, (checked, is_valid) in histories.items():
+        result = checked(read(folder / name))
+        assert result.valid is is_valid, name
+        if is_valid:
+            assert result.witness is None
+            continue
+        invalid += 1
+        assert result.witness is not None
+        assert 1 <= len(result.witness.operations) <= 12, name
+        assert checked(History.from_operations(result.witness.operations)).verdict is Verdict.INVALID, name
+    assert invalid == 4

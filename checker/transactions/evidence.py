@@ -1,0 +1,60 @@
+"""Which transactions beside those of a cycle show that its edges are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+from checker.transactions.anomalies import Transactions
+
+__all__ = ["evidence_for"]
+
+#: Transactions looked at for each key of a cycle.
+MAX_PER_KEY = 100
+
+
+def evidence_for(
+    transactions: Transactions, rows: Sequence[int], is_wrong: Callable[[Sequence[int]], bool]
+) -> tuple[int, ...] | None:
+    """Few rows that make ``rows`` wrong by themselves: none where they are, ``None`` where none are found.
+
+    An order of versions may be known only from somebody else's read, and an outcome only from that read too.
+    """
+    if is_wrong(rows):
+        return ()
+    kept = _candidates(transactions, rows)
+    if not kept or not is_wrong([*rows, *kept]):
+        return None
+    chunk = max(1, len(kept) // 2)
+    while chunk:
+        at = 0
+        while at < len(kept):
+            fewer = kept[:at] + kept[at + chunk :]
+            if is_wrong([*rows, *fewer]):
+                kept = fewer
+            else:
+                at += chunk
+        chunk //= 2
+    return tuple(kept)
+
+
+def _candidates(transactions: Transactions, rows: Sequence[int]) -> list[int]:
+    """Of every key: who read the longest list, and who read what ``rows`` wrote."""
+    wrote = {(key, value) for row in rows for f, key, value in transactions.steps[row] if f == "w"}
+    keys = {key for row in rows for _, key, _ in transactions.steps[row]}
+    longest: dict[Any, tuple[int, int]] = {}
+    readers: dict[Any, list[int]] = {}
+    for row in transactions.committed:
+        for f, key, value in transactions.steps[row]:
+            if f != "r" or key not in keys:
+                continue
+            if isinstance(value, (list, tuple)):
+                if len(value) > longest.get(key, (0, -1))[0]:
+                    longest[key] = len(value), row
+            elif (key, value) in wrote:
+                readers.setdefault(key, []).append(row)
+    found = [row for _, row in longest.values()]
+    for some in readers.values():
+        found += islice(some, MAX_PER_KEY)
+    return [row for row in dict.fromkeys(found) if row not in set(rows)]
