@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness import run_state
+from harness.clusters.loop_devices import loop_devices_of, marked_devices, release_device
 from harness.clusters.netns_calls import (
     NETNS_DIR,
     identity,
@@ -26,7 +27,7 @@ from harness.clusters.netns_calls import (
     remove_namespace,
     unmount,
 )
-from harness.clusters.node_disks import loop_devices_of, release_device, remove_group
+from harness.clusters.node_disks import remove_group
 from harness.clusters.remote_cleanup import REMOTE_REMOVERS, CannotRemove
 from harness.process_table import (
     ProcessId,
@@ -123,6 +124,17 @@ def clean(
         ).run()
     if run_ids is None:
         _remove_scratch(lambda line: tell(result.removed, line))
+    if run_ids is None and state_root is None:
+        for device, mark in marked_devices():
+            # Of a run whose state was lost, or never was where we look.
+            if mark.is_of_the_dead:
+                what = f"run {mark.run_id}: loop device {device}"
+                try:
+                    _release_device(device)
+                except (OSError, subprocess.SubprocessError) as error:
+                    tell(result.left, f"{what}: {error}")
+                else:
+                    tell(result.removed, what)
     for root in roots:
         run_state.remove_if_empty(root)
     if os.geteuid() != 0 and (line := _hint_at_root(run_ids)):
@@ -142,6 +154,11 @@ def _remove_scratch(removed: Callable[[str], None]) -> None:
         if status is not None and stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
             shutil.rmtree(path, ignore_errors=True)
             removed(f"trial of a process that is gone: {path}")
+
+
+def _release_device(device: str) -> bool:
+    release_device(device)
+    return True
 
 
 def _remove_drafts(root: str) -> None:
@@ -211,6 +228,9 @@ class _RunCleaner:
             run_state.KIND_DIRECTORY: self._remove_directory,
         }
         self._remove_claims(removers)
+        for device, mark in marked_devices():
+            if mark.run_id == self._run_id:
+                self._attempt("loop device", device, _release_device)
         for claim in self._record.claims:
             if claim.kind not in (*remote, *removers, run_state.KIND_PROCESS, run_state.KIND_NETNS):
                 self._leave(f"{claim.kind} {claim.ident}: this version of the harness cannot remove it")
@@ -340,9 +360,10 @@ class _RunCleaner:
 
     def _remove_image(self, path: str, details: Mapping[str, Any]) -> bool:
         """Detach a file system's image, which is unmounted by now, and remove it."""
-        for device in loop_devices_of(details.get("file_id", ())):
-            release_device(device, str(details.get("point", "")))
-        return self._remove_file(path, details)
+        devices = loop_devices_of(details.get("file_id", ()))
+        for device in devices:
+            release_device(device)
+        return self._remove_file(path, details) or bool(devices)
 
     def _remove_cgroup(self, path: str, details: Mapping[str, Any]) -> bool:
         if not os.path.basename(path).startswith(f"{run_state.TEMP_PREFIX}{self._run_id}-"):

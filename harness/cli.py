@@ -18,6 +18,7 @@ from harness import __version__
 from harness.cli_cluster import add_cluster_command, add_cluster_options
 from harness.cli_options import (
     add_exploration_commands,
+    add_system_settings,
     add_test_options,
     add_trace_command,
     add_trace_option,
@@ -88,6 +89,10 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--cluster", default="", metavar="NAME[,...]", help="only these clusters (default: all)")
     doctor.add_argument("--nemesis", default="", metavar="NAME[,...]", help="only these nemeses (default: all)")
     doctor.add_argument("--system", default="broker", help="what runs on the hosts meanwhile (default: broker)")
+    add_system_settings(doctor)
+    doctor.add_argument(
+        "--nodes", type=positive_count, default=5, metavar="N", help="replicas (default: 5; some forms need as many)"
+    )
     doctor.add_argument("--json", action="store_true", help="print the cells as JSON on standard output")
     add_cluster_options(doctor)
     doctor.set_defaults(action=_doctor)

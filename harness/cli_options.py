@@ -10,6 +10,7 @@ from harness.cli_cluster import add_cluster_options
 
 __all__ = [
     "add_exploration_commands",
+    "add_system_settings",
     "add_test_options",
     "add_trace_command",
     "add_trace_option",
@@ -53,6 +54,14 @@ def _named_setting(name: str) -> Callable[[str], tuple[str, str]]:
     return lambda text: (name, text.strip())
 
 
+def add_system_settings(parser: argparse.ArgumentParser) -> None:
+    """Options of the system under test, as `settings`."""
+    parser.add_argument(
+        "--set", dest="settings", action="append", type=_setting, default=[], metavar="KEY=VALUE",
+        help="an option of the system under test, such as read_mode=unsafe; repeatable",
+    )  # fmt: skip
+
+
 def add_test_options(parser: argparse.ArgumentParser) -> None:
     """What determines a test."""
     parser.add_argument("--cluster", default="auto", help="how hosts are made: auto (default), netns, local, ...")
@@ -78,10 +87,7 @@ def add_test_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=_seed, metavar="N", help="decides everything random (default: random)")
     parser.add_argument("--store", default="store", metavar="DIR", help="where runs are kept (default: ./store)")
-    parser.add_argument(
-        "--set", dest="settings", action="append", type=_setting, default=[], metavar="KEY=VALUE",
-        help="an option of the system under test, such as read_mode=unsafe; repeatable",
-    )  # fmt: skip
+    add_system_settings(parser)
     parser.add_argument(
         "--replication", dest="settings", action="append", type=_named_setting("replication"), metavar="HOW",
         help="--set replication=HOW: dledger, or classic HA as sync or async",

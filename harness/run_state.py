@@ -44,6 +44,8 @@ __all__ = [
     "RunState",
     "StateError",
     "default_state_root",
+    "harness_is_live",
+    "harness_process",
     "load_run",
     "process_start_ticks",
     "remove_if_empty",
@@ -110,6 +112,16 @@ def process_start_ticks(pid: int) -> int | None:
     if len(after_name) < 20 or after_name[0] in (b"Z", b"X"):
         return None
     return int(after_name[19])
+
+
+def harness_process() -> dict[str, Any]:
+    """This process, so that whoever reads it later can tell whether it still runs: see `harness_is_live`."""
+    return {"pid": os.getpid(), "start_ticks": process_start_ticks(os.getpid()), "boot_id": _boot_id()}
+
+
+def harness_is_live(pid: int, start_ticks: int, boot_id: str) -> bool:
+    """Whether a process runs on this machine, in the same boot and since the same time."""
+    return boot_id == _boot_id() and process_start_ticks(pid) == start_ticks
 
 
 def _boot_id() -> str:
@@ -206,7 +218,7 @@ class RunRecord:
     @property
     def is_live(self) -> bool:
         """Whether the harness of this run still runs."""
-        return self.same_boot and process_start_ticks(self.pid) == self.start_ticks
+        return harness_is_live(self.pid, self.start_ticks, self.boot_id)
 
 
 def load_run(path: str) -> RunRecord:
@@ -287,13 +299,7 @@ class RunState:
         """
         root = os.path.abspath(state_root) if state_root else default_state_root()
         path = state_path(run_id, root)
-        header = {
-            "format": _FORMAT,
-            "run_id": run_id,
-            "pid": os.getpid(),
-            "start_ticks": process_start_ticks(os.getpid()),
-            "boot_id": _boot_id(),
-        }
+        header = {"format": _FORMAT, "run_id": run_id, **harness_process()}
         for _ in range(_CREATE_ATTEMPTS):
             _claim_directory(root)
             try:

@@ -25,6 +25,7 @@ from harness.clusters.agent_probe import AgentProbe
 from harness.clusters.agent_processes import AgentProcess, AgentProcesses
 from harness.clusters.agent_shim import AgentShim, agent_shim_missing
 from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable, Program
+from harness.clusters.shaped_links import NETEM, RELAY
 from harness.clusters.threads import all_of
 from harness.errors import HarnessError, OperatorError
 from harness.faults.equipment import Equipped
@@ -156,6 +157,11 @@ class AgentCluster(Equipped[AgentShim], ABC):
             return cls.file_systems_missing
         return agent_shim_missing() if interface in ("clocks", "disks") else None
 
+    @staticmethod
+    def link_mechanism() -> str:
+        """What shapes links on such hosts, for `harness doctor`."""
+        return f"{NETEM} where every host's kernel has it, else {RELAY}"
+
     @property
     def links(self) -> AgentLinks | None:
         """The quality of the links between replicas' hosts; None unless `equip` was told of them."""
@@ -276,7 +282,9 @@ class AgentCluster(Equipped[AgentShim], ABC):
         access = AgentAccess(self.agent, self.python)
         file_systems: AgentFileSystems | None = None
         if any(need == ("disks", kind) for kind in FILE_SYSTEM_KINDS for need in self._needs):
-            file_systems = AgentFileSystems(agents, host_directories, pythons, end_programs=self._end_programs)
+            file_systems = AgentFileSystems(
+                agents, host_directories, pythons, end_programs=self._end_programs, run_id=self._run.run_id
+            )
             await file_systems.create()
         if AgentShim.wanted(need for need in self._needs if need[1] not in FILE_SYSTEM_KINDS):
             self._shim = AgentShim(

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import ClusterUnavailable
+from harness.clusters.loop_devices import image_mark
 from harness.clusters.node_disks import IMAGE_BYTES
 from harness.clusters.threads import all_of
 from harness.faults.shim_hosts import UNDO_INSIDE
@@ -39,9 +40,11 @@ _MAKE = f"""
 set -e
 truncate -s "$3" "$1"
 mkfs.ext4 -q -F -m 0 "$1"
+printf '%s\\n' "$4" | dd of="$1" conv=notrunc status=none
 mount -o loop,noatime "$1" "$2"
 chmod 755 "$2"
 {_BEGIN_UNDO}"""
+# The loop device goes with the last mount; while the image is attached, a mount would find the same broken file system.
 _UNMOUNT = """
 left=$((20 * $3))
 while grep -qF " $2 " /proc/self/mountinfo; do
@@ -49,14 +52,13 @@ while grep -qF " $2 " /proc/self/mountinfo; do
     [ $((left -= 1)) -gt 0 ] || { umount "$2"; exit 1; }
     sleep 0.05
 done
-"""
-# Mounted again while the image is still attached it would be the same broken file system.
-_MOUNT_AGAIN = f"""
-{_UNMOUNT}
 while [ -n "$(losetup -j "$1")" ]; do
-    [ $((left -= 1)) -gt 0 ] || {{ echo "its loop device is still in use" >&2; exit 1; }}
+    [ $((left -= 1)) -gt 0 ] || { echo "its loop device is still in use" >&2; exit 1; }
     sleep 0.05
 done
+"""
+_MOUNT_AGAIN = f"""
+{_UNMOUNT}
 mount -o loop,noatime "$1" "$2" || exit 1
 {_BEGIN_UNDO}"""
 
@@ -75,7 +77,7 @@ class AgentFileSystems:
     """See harness.faults.file_system_disks.HostFileSystems.
 
     `directories` has each host's directory there, as the host itself resolves it; `end_programs` ends whatever runs on
-    a host.
+    a host. `run_id` is marked in the images.
     """
 
     def __init__(
@@ -85,11 +87,13 @@ class AgentFileSystems:
         pythons: Mapping[str, str],
         *,
         end_programs: Callable[[str], Awaitable[None]],
+        run_id: str,
     ) -> None:
         self._links = dict(links)
         self._directories = dict(directories)
         self._pythons = dict(pythons)
         self._end_programs = end_programs
+        self._mark = image_mark(run_id).rstrip(b"\0\n").decode()
 
     def mount_point(self, host: str) -> str:
         """The host's data directory."""
@@ -112,7 +116,8 @@ class AgentFileSystems:
         thaw = {"argv": self._operation(host, "thaw"), "stdin": _operations()}
         await link.request("undo", {"key": f"file system of {host}", **unmount})
         await link.request("undo", {"key": f"thaw {host}", **thaw})
-        status, _, errors = await link.run(self._script(host, _MAKE, str(IMAGE_BYTES)), timeout_s=_MAKE_TIMEOUT_S)
+        make = self._script(host, _MAKE, str(IMAGE_BYTES), self._mark)
+        status, _, errors = await link.run(make, timeout_s=_MAKE_TIMEOUT_S)
         if status != 0:
             said = (errors.strip().splitlines() or [f"status {status}"])[-1]
             raise ClusterUnavailable(

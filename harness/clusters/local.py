@@ -163,6 +163,11 @@ class LocalCluster(Equipped[ShimHosts]):
             raise RuntimeError("the cluster has no network: it was not started")
         return self._network
 
+    @staticmethod
+    def link_mechanism() -> str:
+        """What shapes links on this machine, for `harness doctor`."""
+        return LocalLinks.mechanism
+
     @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
         """Why this cluster cannot have an ability (see nemesis.target.ABILITIES) here; None when it can."""

@@ -25,12 +25,13 @@ from harness.clusters.netns_calls import (
     open_current_namespace,
     remove_namespace,
 )
-from harness.clusters.netns_links import BridgeRelay, NetnsLinks, links_shaper
+from harness.clusters.netns_links import BridgeRelay, NetnsLinks, links_shaper, why_no_netem
 from harness.clusters.netns_probe import LinkProbe
 from harness.clusters.netns_shell import NamespaceShell, run_command
 from harness.clusters.netns_trial import PROGRAMS
 from harness.clusters.node_disks import MEMORY, SHARED, NodeDisks, storage_for, why_no_file_systems
 from harness.clusters.processes import Processes
+from harness.clusters.shaped_links import NETEM, RELAY
 from harness.faults.equipment import Equipped
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS, FileSystemDisks
 from harness.faults.local_access import LocalAccess
@@ -147,6 +148,12 @@ class NetnsCluster(Equipped[ShimHosts]):
         if interface in ("clocks", "disks"):
             return shim_missing(interface, ability)
         return None
+
+    @staticmethod
+    def link_mechanism() -> str:
+        """What shapes links on this machine, for `harness doctor`."""
+        why_not = why_no_netem()
+        return NETEM if why_not is None else f"{RELAY}, as {why_not}"
 
     @property
     def links(self) -> NetnsLinks | None:

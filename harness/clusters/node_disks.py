@@ -14,19 +14,17 @@ it was mounted, so that everything after finds them under the same paths.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import functools
-import glob
 import os
 import shlex
 import shutil
-import struct
 import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from harness.clusters.base import ClusterUnavailable, Program
+from harness.clusters.loop_devices import file_id, image_mark, loop_devices_of, release_device
 from harness.clusters.netns_calls import identity
 from harness.clusters.netns_shell import run_command
 from harness.clusters.processes import Processes
@@ -42,9 +40,6 @@ __all__ = [
     "SHARED",
     "NodeDisks",
     "cgroup_parents",
-    "file_id",
-    "loop_devices_of",
-    "release_device",
     "remove_group",
     "storage_for",
     "why_no_file_systems",
@@ -73,14 +68,10 @@ _TMPFS_SLACK_BYTES = 64 << 20
 BUSY_TIMEOUT_S = 10.0
 """How long an image may stay in use after its host's programs were ended, and a control group after that."""
 
+_DETACH_TIMEOUT_S = 2.0
+"""For a loop device to go by itself after the last mount has gone."""
+
 _POLL_S = 0.05
-
-_LOOP_CLR_FD = 0x4C01
-_LOOP_GET_STATUS64 = 0x4C05
-_LOOP_INFO = struct.Struct("=2Q")
-"""The first two fields of `struct loop_info64` (linux/loop.h): device and inode of the file."""
-
-_LOOP_INFO_BYTES = 232
 
 _CONTROLLERS = frozenset({"cgroup2", "cpu", "memory", "blkio", "pids"})
 """The hierarchies in which hosts get groups: those that account for and limit what a host uses."""
@@ -145,34 +136,6 @@ def cgroup_parents() -> list[str]:
             if inside is not None and not inside.startswith("..") and _CONTROLLERS & set(names):
                 found.append(os.path.normpath(os.path.join(point, inside)))
     return [path for path in found if os.access(path, os.W_OK)]
-
-
-def file_id(path: str) -> list[int]:
-    """What a loop device knows its file by: [device as the kernel numbers it, inode]. Raises OSError."""
-    status = os.stat(path)
-    major, minor = os.major(status.st_dev), os.minor(status.st_dev)
-    return [(minor & 0xFF) | major << 8 | (minor & ~0xFF) << 12, status.st_ino]
-
-
-def loop_devices_of(image_id: Sequence[int]) -> list[str]:
-    """The loop devices, as /dev/loopN, that a file is attached to. Its path would not do: it is another one once the
-    mount namespace is gone in which the file lay."""
-    found = []
-    for path in glob.glob("/sys/block/loop*/loop"):
-        device = f"/dev/{path.split('/')[3]}"
-        try:
-            descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            continue  # it was detached meanwhile
-        try:
-            told = fcntl.ioctl(descriptor, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_BYTES))
-        except OSError:
-            continue
-        finally:
-            os.close(descriptor)
-        if list(_LOOP_INFO.unpack_from(told)) == list(image_id):
-            found.append(device)
-    return found
 
 
 class NodeDisks:
@@ -243,6 +206,8 @@ class NodeDisks:
             f"{memory if self._in_memory else ':'}; set -C; : > {quoted}; truncate -s {IMAGE_BYTES} {quoted}; "
             f"mkfs.ext4 -q -F -m 0 {quoted}",
         )
+        with open(self.path(host, image), "r+b") as file:
+            file.write(image_mark(self._run.run_id))
         self._image_ids[host] = file_id(self.path(host, image))
         self._run.claim(KIND_IMAGE, image, point=point, file_id=self._image_ids[host])
         await self._inside(host, f"{self._mount_line(host)}; chmod 755 {shlex.quote(point)}")
@@ -343,6 +308,7 @@ class NodeDisks:
         for host in self._hosts:
             point, image = self.mount_point(host), self.image(host)
             try:
+                await self._see_detached(host)
                 if host in kept:
                     os.rmdir(point)
                     os.rename(f"{point}{_KEPT}", point)
@@ -362,6 +328,18 @@ class NodeDisks:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+    async def _see_detached(self, host: str) -> None:
+        """The loop device goes with the last mount, but for a file system that is frozen: that one is thawed here.
+        Raises OSError when the image stays attached."""
+        image_id = self._image_ids.get(host, [])
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _DETACH_TIMEOUT_S
+        # The kernel tells nobody when it lets a device go.
+        while (devices := loop_devices_of(image_id)) and loop.time() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+        for device in devices:
+            await asyncio.to_thread(release_device, device)
 
     def _keep_files(self, host: str) -> None:
         """Copy what is on the disk to where it will be looked for: holes stay holes, and what is only the
@@ -410,27 +388,6 @@ def remove_group(path: str, *, timeout_s: float) -> None:
             if time.monotonic() > deadline_s:
                 raise
         time.sleep(_POLL_S)
-
-
-def release_device(device: str, directory: str) -> None:
-    """Free a loop device that nobody has mounted any more: detach it from its file. A file system that was frozen when
-    its last mount went is still on it; it is mounted once more on `directory`, out of sight, and thawed. Raises
-    OSError, subprocess.SubprocessError."""
-    thaw_it = 'mount -o noatime "$1" "$2" && { fsfreeze --unfreeze "$2"; umount "$2"; }'
-    argv = [find_program("unshare") or "unshare", "--mount", "--propagation", "private", "--"]
-    subprocess.run(
-        [*argv, find_program("sh") or "/bin/sh", "-c", thaw_it, "thaw", device, directory],
-        capture_output=True,
-        timeout=_TRIAL_TIMEOUT_S,
-        env={"PATH": SYSTEM_PATH},
-    )
-    if not os.path.exists(f"/sys/block/{os.path.basename(device)}/loop/backing_file"):
-        return
-    descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.ioctl(descriptor, _LOOP_CLR_FD)
-    finally:
-        os.close(descriptor)
 
 
 def storage_for(choice: str | None) -> str:

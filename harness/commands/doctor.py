@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from harness.clusters.base import ClusterUnavailable
 from harness.clusters.options import require_cluster
 from harness.clusters.select import choose
 from harness.clusters.user_namespace import reexec
+from harness.commands.run import check_settings, settings_from
 from harness.errors import OperatorError, SystemUnderTestError
 from harness.faults.prove import Trial, prove_variants
 from harness.faults.target import PlannedTarget
@@ -37,6 +38,8 @@ __all__ = ["Cell", "diagnose", "doctor_command"]
 
 NODES = 5
 """As many as a run has by default: every form can be made of five hosts."""
+
+LINK_NEMESIS = "link"
 
 WORKS, PROVEN, FAILED, MISSING = "works", "proven", "FAILED", "-"
 
@@ -57,36 +60,64 @@ def doctor_command(arguments: argparse.Namespace) -> int:
     names = _split(arguments.cluster) or registry.names("clusters")
     nemeses = {name: registry.load("nemeses", name) for name in _split(arguments.nemesis) or registry.names("nemeses")}
     options = cluster_options_of(arguments)
+    check_settings(arguments.system, registry.load("systems", arguments.system), settings_from(arguments))
     if arguments.prove and len(names) == 1:
         cells = _prove_here(names[0], nemeses, options, arguments)
     elif arguments.prove:
         cells = [cell for name in names for cell in _prove_apart(name, arguments, _options_for(name, options))]
     else:
-        system = arguments.system
-        cells = [cell for name in names for cell in diagnose(name, nemeses, _options_for(name, options), system)]
+        cells = [cell for name in names for cell in _diagnose(name, nemeses, _options_for(name, options), arguments)]
     if arguments.json:
         print(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=1))
     else:
         _print(cells, names, Console())
+        if LINK_NEMESIS in nemeses:
+            _tell_what_shapes_links(names, Console())
     return 255 if any(cell.state == FAILED for cell in cells) else 0
 
 
 def diagnose(
-    name: str, nemeses: Mapping[str, Nemesis], options: Mapping[str, str], system: str = "broker"
+    name: str,
+    nemeses: Mapping[str, Nemesis],
+    options: Mapping[str, str],
+    system: str = "broker",
+    *,
+    node_count: int = NODES,
+    settings: Mapping[str, str] | None = None,
 ) -> list[Cell]:
     """What each form of each nemesis can do on a cluster with a system, by asking; nothing is started."""
     try:
         cluster_class = _usable_class(name, options)
     except OperatorError as error:
         return [Cell(nemesis, form, name, MISSING, str(error)) for nemesis, form, _ in _forms(nemeses)]
-    hosts = [f"n{number}" for number in range(1, NODES + 1)]
-    target = PlannedTarget(cluster_class, hosts, system_class=registry.load("systems", system), settings={})
+    hosts = [f"n{number}" for number in range(1, node_count + 1)]
+    system_class = registry.load("systems", system)
+    target = PlannedTarget(cluster_class, hosts, system_class=system_class, settings=dict(settings or {}))
     cells = []
     for nemesis, form, variant in _forms(nemeses):
         problems = nemeses[nemesis].requires(target, variant)
         state, reason = (MISSING, "; ".join(problems)) if problems else (WORKS, "")
         cells.append(Cell(nemesis, form, name, state, reason))
     return cells
+
+
+def _diagnose(
+    name: str, nemeses: Mapping[str, Nemesis], options: Mapping[str, str], arguments: argparse.Namespace
+) -> list[Cell]:
+    return diagnose(
+        name, nemeses, options, arguments.system, node_count=arguments.nodes, settings=settings_from(arguments)
+    )
+
+
+def _tell_what_shapes_links(names: Sequence[str], console: Console) -> None:
+    """On clusters that can tell without their hosts; on the others the proofs name it."""
+    told = []
+    for name in names:
+        ask: Callable[[], str] | None = getattr(registry.load("clusters", name), "link_mechanism", None)
+        if ask is not None:
+            told.append(f"{name}: {ask()}")
+    if told:
+        console.print(f"links are shaped by: {'; '.join(told)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _usable_class(name: str, options: Mapping[str, str]) -> Any:
@@ -121,7 +152,7 @@ def _prove_here(
     name: str, nemeses: Mapping[str, Nemesis], options: Mapping[str, str], arguments: argparse.Namespace
 ) -> list[Cell]:
     """Try every form that `diagnose` says works, on a cluster in this process."""
-    cells = diagnose(name, nemeses, options, arguments.system)
+    cells = _diagnose(name, nemeses, options, arguments)
     usable = {(cell.nemesis, cell.form) for cell in cells if cell.state == WORKS}
     wanted = [(nemesis, variant) for nemesis, form, variant in _forms(nemeses) if (nemesis, form) in usable]
     if not wanted:
@@ -143,7 +174,8 @@ def _prove_here(
                 system_class=registry.load("systems", arguments.system),
                 nemeses=nemeses,
                 variants=wanted,
-                node_count=NODES,
+                node_count=arguments.nodes,
+                settings=settings_from(arguments),
                 tell=tell,
             )
         )
@@ -163,6 +195,9 @@ def _with_trial(cell: Cell, trial: Trial | None) -> Cell:
 def _prove_apart(name: str, arguments: argparse.Namespace, options: Mapping[str, str]) -> list[Cell]:
     """The same in a child process."""
     words = ["doctor", "--prove", "--json", "--cluster", name, "--system", arguments.system]
+    words += ["--nodes", str(arguments.nodes)]
+    for key, value in arguments.settings:
+        words += ["--set", f"{key}={value}"]
     if arguments.nemesis:
         words += ["--nemesis", arguments.nemesis]
     for option, value in options.items():

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ def prepare(arguments: argparse.Namespace) -> Prepared:
     workload_class = registry.load("workloads", test.workload)
     system_class = registry.load("systems", test.system)
     nemeses = _nemeses(test)
-    _check_settings(system_class, test)
+    check_settings(test.system, system_class, test.settings)
     workload: Workload = workload_class()
     if workload.requires not in system_class.offers:
         raise OperatorError(f"system {test.system} offers no {workload.requires!r} that workload {test.workload} needs")
@@ -120,14 +120,19 @@ def announce(prepared: Prepared, console: Console) -> None:
         console.print(f"left out: {line}", highlight=False, markup=False)
 
 
-def test_from(arguments: argparse.Namespace) -> Test:
-    names = [word.strip() for word in arguments.nemesis.split(",") if word.strip()]
-    chosen = () if names in ([], ["none"]) else tuple(NemesisChoice.parse(name) for name in names)
+def settings_from(arguments: argparse.Namespace) -> dict[str, str]:
+    """What `--set` and its shorthands say. Raises OperatorError."""
     settings: dict[str, str] = {}
     for key, value in arguments.settings:
         if settings.get(key, value) != value:
             raise OperatorError(f"--set {key} is given twice with different values")
         settings[key] = value
+    return settings
+
+
+def test_from(arguments: argparse.Namespace) -> Test:
+    names = [word.strip() for word in arguments.nemesis.split(",") if word.strip()]
+    chosen = () if names in ([], ["none"]) else tuple(NemesisChoice.parse(name) for name in names)
     test = Test(
         system=arguments.system,
         cluster=arguments.cluster,
@@ -140,7 +145,7 @@ def test_from(arguments: argparse.Namespace) -> Test:
         concurrency=arguments.concurrency,
         rate=arguments.rate,
         seed=random_seed() if arguments.seed is None else arguments.seed,
-        settings=settings,
+        settings=settings_from(arguments),
         cluster_options=cluster_options_of(arguments),
         operation_timeout_s=arguments.operation_timeout,
         checker_timeout_s=arguments.checker_timeout,
@@ -170,7 +175,8 @@ def _nemeses(test: Test) -> dict[str, Nemesis]:
     return found
 
 
-def _check_settings(system_class: Any, test: Test) -> None:
-    problems = setting_problems(system_class.settings, test.settings)
+def check_settings(system: str, system_class: Any, settings: Mapping[str, str]) -> None:
+    """Raise OperatorError for settings that a system does not take."""
+    problems = setting_problems(system_class.settings, settings)
     if problems:
-        raise OperatorError(f"--set (system {test.system}): " + "; ".join(problems))
+        raise OperatorError(f"--set (system {system}): " + "; ".join(problems))

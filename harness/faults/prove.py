@@ -49,6 +49,7 @@ async def prove_variants(
     nemeses: Mapping[str, Nemesis],
     variants: Sequence[tuple[str, str]],
     node_count: int,
+    settings: Mapping[str, str],
     tell: Callable[[Trial], None],
     run_id: str | None = None,
 ) -> list[Trial]:
@@ -67,7 +68,11 @@ async def prove_variants(
             needs = frozenset().union(*(needs_of(nemeses[name], [variant]) for name, variant in variants))
             equip(cluster, needs)
             system = system_class(
-                cluster=cluster, settings={}, keys=QUEUES, log_dir=work_dir, operation_timeout_s=OPERATION_TIMEOUT_S
+                cluster=cluster,
+                settings=dict(settings),
+                keys=QUEUES,
+                log_dir=work_dir,
+                operation_timeout_s=OPERATION_TIMEOUT_S,
             )
             equip(system, needs)
             await cluster.start()

@@ -93,6 +93,7 @@ def test_faults_are_proven_on_a_real_cluster(tmp_path: Path, monkeypatch: pytest
             system_class=registry.load("systems", "broker"),
             nemeses=nemeses,
             variants=wanted,
+            settings={},
             node_count=3,
             tell=told.append,
             run_id=f"doctor-test-{tmp_path.name}"[:60],

@@ -14,6 +14,7 @@ import pytest
 
 from harness.cleanup import clean
 from harness.clusters.base import ClusterUnavailable, Program
+from harness.clusters.loop_devices import ImageMark, loop_devices_of, marked_devices
 from harness.clusters.netns import NetnsCluster
 from harness.clusters.netns_trial import why_no_namespaces
 from harness.clusters.node_disks import (
@@ -21,7 +22,6 @@ from harness.clusters.node_disks import (
     MEMORY,
     SHARED,
     NodeDisks,
-    loop_devices_of,
     storage_for,
     why_no_file_systems,
 )
@@ -272,6 +272,39 @@ def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, 
     finally:
         subprocess.run(["fsfreeze", "-u", str(tmp_path / "elsewhere")], capture_output=True)
         subprocess.run(["umount", str(tmp_path / "elsewhere")], check=True)
+
+
+def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"{RUN}-lost", str(tmp_path / "state"), str(tmp_path / "run"), MEMORY, "none"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    died = subprocess.run([sys.executable, "-c", DIES, *words], env=environment, capture_output=True, text=True)
+    assert died.returncode == -9, died.stderr
+    (tmp_path / "state" / f"{RUN}-lost.jsonl").unlink()
+    devices = [device for device, mark in marked_devices() if mark.run_id == f"{RUN}-lost"]
+    assert devices != []
+    monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "state"))
+    report = clean(report=lambda line: None)
+    assert {f"run {RUN}-lost: loop device {device}" for device in devices} <= set(report.removed)
+    assert report.left == []
+    assert [mark for _, mark in marked_devices() if mark.run_id == f"{RUN}-lost"] == []
+
+
+def test_the_mark_of_a_live_harness_and_of_another_machine_protects_its_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
+        monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "other-state"))
+        ours = [(device, mark) for device, mark in marked_devices() if mark.run_id == RUN]
+        assert len(ours) == 2 and not any(mark.is_of_the_dead for _, mark in ours)
+        clean(report=lambda line: None)
+        assert [(device, mark) for device, mark in marked_devices() if mark.run_id == RUN] == ours
+        assert (await disks.probe("n1", timeout_s=WAIT_S)).write.outcome == "ok"
+
+    with_cluster(tmp_path, scenario)
+    elsewhere = ImageMark(run_id=RUN, pid=1, start_ticks=1, boot_id="another machine's")
+    assert not elsewhere.is_of_the_dead
 
 
 def test_a_mount_namespace_that_somebody_else_makes_holds_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""Loop devices, and how the images on them are known as ours.
+
+A loop device outlives its harness in one case: a file system that was frozen when its last mount went stays on it,
+with no mount, no process and perhaps no path any more, because the image lay in a mount namespace that is gone. So
+every image carries a mark in the first kilobyte, which ext4 leaves to boot loaders: which run made it, and which
+process that run's harness was. The mark is read through the device itself, so that such a device can be told as ours,
+and as nobody's who lives, by whoever finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import json
+import os
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.programs import SYSTEM_PATH, find_program
+from harness.run_state import TEMP_PREFIX, harness_is_live, harness_process
+
+__all__ = ["MARK_BYTES", "ImageMark", "file_id", "image_mark", "loop_devices_of", "marked_devices", "release_device"]
+
+MARK_BYTES = 1024
+"""What ext4 leaves alone at the begin of a device."""
+
+_MARK = b"splitbrain image "
+
+_LOOP_CLR_FD = 0x4C01
+_LOOP_GET_STATUS64 = 0x4C05
+_LOOP_INFO = struct.Struct("=2Q")
+"""The first two fields of `struct loop_info64` (linux/loop.h): device and inode of the file."""
+
+_LOOP_INFO_BYTES = 232
+_TIMEOUT_S = 20.0
+_DETACH_S = 5.0
+"""For a device that was let go to be free: whoever has it open for a moment keeps it that long."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMark:
+    """Whose an image is: the run, and the process (with its start and the boot that it ran in) of the run's harness."""
+
+    run_id: str
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+    @property
+    def is_of_the_dead(self) -> bool:
+        """Whether that harness ran here and has ended. No device outlives a boot, so a harness of another boot is one
+        on another machine, of which nothing is known here."""
+        same_boot = self.boot_id == harness_process()["boot_id"]
+        return same_boot and not harness_is_live(self.pid, self.start_ticks, self.boot_id)
+
+
+def image_mark(run_id: str) -> bytes:
+    """The mark of an image that this process makes for a run, as it is written over the image's first bytes."""
+    return (_MARK + json.dumps({"run": run_id, **harness_process()}).encode() + b"\n").ljust(MARK_BYTES, b"\0")
+
+
+def _read_mark(path: str) -> ImageMark | None:
+    try:
+        with open(path, "rb") as file:
+            first = file.read(MARK_BYTES)
+    except OSError:
+        return None
+    if not first.startswith(_MARK):
+        return None
+    try:
+        entry = json.loads(first[len(_MARK) :].split(b"\n")[0])
+        return ImageMark(str(entry["run"]), int(entry["pid"]), int(entry["start_ticks"]), str(entry["boot_id"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _attached() -> Iterator[str]:
+    """The loop devices that have a file, as /dev/loopN."""
+    for path in sorted(glob.glob("/sys/block/loop*/loop")):
+        yield f"/dev/{path.split('/')[3]}"
+
+
+def marked_devices() -> list[tuple[str, ImageMark]]:
+    """The loop devices that have an image of ours, of any run. Needs root; finds none otherwise."""
+    return [(device, mark) for device in _attached() if (mark := _read_mark(device)) is not None]
+
+
+def file_id(path: str) -> list[int]:
+    """What a loop device knows its file by: [device as the kernel numbers it, inode]. Raises OSError."""
+    status = os.stat(path)
+    major, minor = os.major(status.st_dev), os.minor(status.st_dev)
+    return [(minor & 0xFF) | major << 8 | (minor & ~0xFF) << 12, status.st_ino]
+
+
+def loop_devices_of(image_id: Sequence[int]) -> list[str]:
+    """The loop devices, as /dev/loopN, that a file is attached to. Its path would not do: it is another one once the
+    mount namespace is gone in which the file lay."""
+    found = []
+    for device in _attached():
+        try:
+            descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue  # it was detached meanwhile
+        try:
+            told = fcntl.ioctl(descriptor, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_BYTES))
+        except OSError:
+            continue
+        finally:
+            os.close(descriptor)
+        if list(_LOOP_INFO.unpack_from(told)) == list(image_id):
+            found.append(device)
+    return found
+
+
+def release_device(device: str) -> None:
+    """Free a loop device that nobody has mounted any more. A file system that was frozen when its last mount went is
+    still on it; it is mounted once more, out of sight, and thawed. Raises OSError when something keeps it,
+    subprocess.SubprocessError."""
+    thaw_it = 'mount -o noatime "$1" "$2" && { fsfreeze --unfreeze "$2"; umount "$2"; }'
+    argv = [find_program("unshare") or "unshare", "--mount", "--propagation", "private", "--"]
+    with tempfile.TemporaryDirectory(prefix=f"{TEMP_PREFIX}trial-{os.getpid()}-") as directory:
+        subprocess.run(
+            [*argv, find_program("sh") or "/bin/sh", "-c", thaw_it, "thaw", device, directory],
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            env={"PATH": SYSTEM_PATH},
+        )
+    deadline_s = time.monotonic() + _DETACH_S
+    while os.path.exists(f"/sys/block/{os.path.basename(device)}/loop/backing_file"):
+        if time.monotonic() > deadline_s:
+            raise OSError(f"{device} is still in use: something has it mounted or open")
+        with contextlib.suppress(OSError):  # it has just gone, or is in use: the loop's condition sees which
+            descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(descriptor, _LOOP_CLR_FD)
+            finally:
+                os.close(descriptor)
+        time.sleep(0.02)
