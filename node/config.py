@@ -36,7 +36,7 @@ from node.config_reader import (
 )
 from node.ha.config import HaConfig, read_ha
 from node.mutants.catalogue import NO_MUTANT, check_mutant
-from node.retention import RetentionConfig, read_retention
+from node.retention import RetentionConfig, SnapshotConfig, read_retention, read_snapshots
 from node.security import AclConfig, TlsConfig, read_acl, read_tls
 
 __all__ = [
@@ -203,6 +203,8 @@ class BrokerConfig:
     """Members that any other leader gives its lead to when they can have it, the first one first (R)."""
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     """How long a DLedger log is kept."""
+    snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
+    """Of what is made of a DLedger log."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     classic: ClassicConfig | None = None
     """A single master's log instead of DLedger; None means DLedger."""
@@ -408,6 +410,7 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         joins=ledger.take("joins", _boolean, False),
         preferred_leaders=ledger.take("preferred_leaders", check_member_ids, ()),
         retention=RetentionConfig(**read_retention(ledger)),
+        snapshots=read_snapshots(ledger),
         topics=_topics(reader),
         limits=_limits(limits_reader),
         classic=classic,

@@ -1,4 +1,4 @@
-"""How long a log is kept: the rule by which its oldest file may go (R: CleanCommitLogService)."""
+"""How long a log is kept: the rule by which its oldest file may go (R: CleanCommitLogService); how many snapshots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from node.config_reader import ConfigReader, integer_in
 
-__all__ = ["EXPIRY_CHECK_S", "RetentionConfig", "read_retention"]
+__all__ = ["EXPIRY_CHECK_S", "RetentionConfig", "SnapshotConfig", "read_retention", "read_snapshots"]
 
 EXPIRY_CHECK_S: Final = 60.0
 """Between two looks for files to remove; the hour for it has sixty of them (R: 10 s)."""
@@ -37,6 +37,28 @@ class RetentionConfig:
             return True
         is_hour = now_ms // HOUR_MS % 24 == self.delete_hour
         return is_hour and next_stored_ms is not None and now_ms - next_stored_ms > self.retention_hours * HOUR_MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotConfig:
+    """When a member of a DLedger group takes snapshots by itself, and how many it keeps."""
+
+    threshold_entries: int = 100_000
+    """Entries after which one is taken (R: snapshotThreshold, 1000, and off); 0: only when one is needed, before the
+    log loses its beginning and for a follower."""
+    kept: int = 3
+    """Snapshots that are kept (R: maxSnapshotReservedNum)."""
+
+
+def read_snapshots(reader: ConfigReader) -> SnapshotConfig:
+    """A SnapshotConfig, from the table that has it among others."""
+    defaults = SnapshotConfig()
+    return SnapshotConfig(
+        threshold_entries=reader.take(
+            "snapshot_threshold", integer_in(0, 1_000_000_000), defaults.threshold_entries
+        ),
+        kept=reader.take("snapshots_kept", integer_in(1, 100), defaults.kept),
+    )
 
 
 def read_retention(reader: ConfigReader) -> dict[str, Any]:

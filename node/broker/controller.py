@@ -21,6 +21,7 @@ from typing import Any
 import node
 from node.broker.acl import AccessControl, own_signature
 from node.broker.admin import AdminProcessor
+from node.broker.basis import BrokerSnapshots
 from node.broker.classic import ClassicLedger, ClassicStore
 from node.broker.client_manager import ClientManager
 from node.broker.client_processor import ClientProcessor
@@ -106,11 +107,12 @@ class BrokerController:
             slots=config.limits.index_slots,
             entries=config.limits.index_entries,
         )
+        self.basis = BrokerSnapshots(self.ledger, self.queues)
         self.dispatcher = Dispatcher(
             self.ledger.store,
             self.queues,
             on_arrival=self._messages_arrived,
-            derivations={"delay": self.delay_progress, "transactions": self.transactions, "index": self.index},
+            derivations=self.basis.based(delay=self.delay_progress, transactions=self.transactions, index=self.index),
             is_in_log=self.ledger.store.holds if isinstance(self.ledger, ClassicLedger) else None,
             durable_index=self._durable_index,
             index_timestamp_ms=lambda: self.index.last_update[0],
@@ -159,7 +161,8 @@ class BrokerController:
         )
         self.offsets = ConsumerOffsets(runtime.disk, f"{config.data_dir}/consumerOffset.json")
         self.groups = SubscriptionGroups(runtime.disk, f"{config.data_dir}/subscriptionGroup.json")
-        self.clients = ClientManager(may_notify=self._may_notify)
+        self.clients = ClientManager(may_notify=self.groups.may_notify)
+        self.basis.attach(self.dispatcher, self.topics, self.offsets, self.groups)
         self.slave = SlaveSide(
             config=config,
             ledger=self.ledger,
@@ -383,10 +386,6 @@ class BrokerController:
         self.queues.trim(begin_position)
         self._removals.append(asyncio.get_running_loop().create_task(self.index.remove_before(begin_position)))
         self._removals = [task for task in self._removals if not task.done()]
-
-    def _may_notify(self, group: str) -> bool:
-        known = self.groups.get(group)
-        return known is None or known.notify_changes
 
     def _messages_arrived(self, queues: Iterable[Queue]) -> None:
         self._holds.wake(queues)

@@ -62,6 +62,9 @@ log's durable timestamp lags behind."""
 MAX_WAITERS = 20_000
 """Reads that may wait for dispatch to catch up; each costs a few hundred bytes."""
 
+LATER_DERIVATIONS = frozenset(("basis",))
+"""What checkpoints of earlier versions say nothing of, and are good without."""
+
 Queue = tuple[str, int]
 """Topic and queue id."""
 
@@ -145,6 +148,11 @@ class Dispatcher:
         return self._mark.index
 
     @property
+    def dispatched_term(self) -> int:
+        """That entry's term; -1 before the first that was read."""
+        return self._mark.term
+
+    @property
     def checkpointed_index(self) -> int:
         """Up to which log index a restart has nothing to repeat."""
         return self._checkpointed_index
@@ -169,9 +177,11 @@ class Dispatcher:
     async def _restore_derivations(self) -> None:
         try:
             for name, derivation in self._derivations.items():
-                if name not in self._queues.derived and self._mark != NOTHING_DISPATCHED:
+                known = name in self._queues.derived or name in LATER_DERIVATIONS
+                if not known and self._mark != NOTHING_DISPATCHED:
                     raise ValueError(f"the checkpoint says nothing of {name}")
-                derivation.restore(self._queues.derived.get(name))
+                is_later = name not in self._queues.derived and self._mark != NOTHING_DISPATCHED
+                derivation.restore({} if is_later else self._queues.derived.get(name))
         except (ValueError, TypeError, KeyError) as error:
             logger.warning("everything is derived from the log anew: %s", error)
             await self._queues.discard()

@@ -1,7 +1,8 @@
 """Removing the oldest files of a DLedger log, each member for itself.
 
-What goes must be committed, durable and dispatched, and covered by the dispatch checkpoint: nothing that a restart
-would need is removed. A follower that is further behind than the leader's log reaches begins again where that begins.
+What goes must be committed, durable and dispatched, and covered by the dispatch checkpoint and by a snapshot: nothing
+that a restart would need is removed. A follower that is further behind than the leader's log reaches gets the leader's
+snapshot and begins again where that log begins.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from node.broker.dispatcher import Dispatcher
 from node.broker.ledger import DLedgerError, Ledger
 from node.config import BrokerConfig
 from node.dledger import DLedgerServer, DLedgerStore
+from node.dledger.snapshot_manager import SnapshotManager
 from node.retention import EXPIRY_CHECK_S, RetentionConfig
 from node.runtime import Clock
 from node.store.record import RecordError, summarize_record
@@ -34,6 +36,7 @@ class LogExpiry:
         self,
         *,
         store: DLedgerStore,
+        snapshots: SnapshotManager,
         dispatcher: Dispatcher,
         retention: RetentionConfig,
         clock: Clock,
@@ -42,6 +45,7 @@ class LogExpiry:
     ) -> None:
         self._restate = restate
         self._store = store
+        self._snapshots = snapshots
         self._dispatcher = dispatcher
         self._retention = retention
         self._clock = clock
@@ -66,11 +70,11 @@ class LogExpiry:
             await asyncio.sleep(EXPIRY_CHECK_S)
             try:
                 await self.expire()
-            except (OSError, DLedgerError) as error:
+            except (OSError, ValueError, DLedgerError) as error:
                 logger.error("old files of the log could not be removed: %s", error)
 
     async def expire(self) -> None:
-        """Look once. Raises OSError, DLedgerError."""
+        """Look once. Raises OSError, DLedgerError; ValueError where no snapshot can be taken."""
         store = self._store
         before = store.begin_pos
         while True:
@@ -86,11 +90,15 @@ class LogExpiry:
             if is_due and says_who_belongs:
                 await self._restate()  # and the next look finds that it may go
                 break
-            if not is_due or not await store.remove_before(first):
+            if not is_due or not await self._has_snapshot(first.index - 1) or not await store.remove_before(first):
                 break
         if store.begin_pos != before:
             logger.info("removed the log up to %d, entry %d", store.begin_pos, store.ledger_begin_index)
             self._on_removed(store.begin_pos)
+
+    async def _has_snapshot(self, index: int) -> bool:
+        """Whether what goes is in a snapshot; one is taken where that is not so yet."""
+        return self._snapshots.covers(index) or (await self._snapshots.save() and self._snapshots.covers(index))
 
     def _stored_ms(self, index: int) -> int | None:
         """When the first message from `index` on was stored; None where the next entries are none."""
@@ -118,6 +126,7 @@ def new_log_expiry(
         return None
     return LogExpiry(
         store=ledger.store,
+        snapshots=ledger.snapshots,
         dispatcher=dispatcher,
         retention=config.retention,
         clock=clock,

@@ -38,6 +38,8 @@ def new_dledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
             members_may_change=config.members_may_change,
             joins=config.joins,
             data_segment_size_bytes=config.limits.segment_size_bytes,
+            snapshot_threshold_entries=config.snapshots.threshold_entries,
+            snapshots_kept=config.snapshots.kept,
         ),
         runtime,
     )

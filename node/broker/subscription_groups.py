@@ -133,6 +133,11 @@ class SubscriptionGroups:
     def get(self, name: str) -> SubscriptionGroup | None:
         return self._groups.get(name)
 
+    def may_notify(self, name: str) -> bool:
+        """Whether a group's consumers are told when others come and go: unless its settings say otherwise."""
+        known = self._groups.get(name)
+        return known is None or known.notify_changes
+
     def __len__(self) -> int:
         return len(self._groups)
 

@@ -78,6 +78,7 @@ class QueueStore:
         self._files = FileCache(disk)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._unflushed_bytes = 0
+        self._presumed: set[tuple[str, int]] = set()
         self._is_trusted = True
         self.timestamps = StoreTimestamps()
         """Those of the last checkpoint that was written or restored."""
@@ -118,10 +119,27 @@ class QueueStore:
             queue = self._make(topic, queue_id)
             queue.begin_at(first_offset)
             self._queues[topic, queue_id] = queue
+        elif self._presumed and (topic, queue_id) in self._presumed:
+            self._presumed.discard((topic, queue_id))
+            if queue_offset < queue.max_offset == queue.min_offset:
+                queue.begin_at(queue_offset)
         added = queue.append(queue_offset, physical_offset, size_bytes, tag_hash, crc)
         if added:
             self._unflushed_bytes += UNIT_SIZE_BYTES + CRC_SIZE_BYTES
         return added
+
+    def presume(self, topic: str, queue_id: int, offset: int | None) -> None:
+        """The next message of a queue that is not here is number `offset`, unless the log still holds earlier ones,
+        which then come first. None: that was said before, of a queue that is here."""
+        if offset is not None:
+            queue = self._queues[topic, queue_id] = self._make(topic, queue_id)
+            queue.begin_at(offset)
+        self._presumed.add((topic, queue_id))
+
+    @property
+    def presumed(self) -> list[tuple[str, int]]:
+        """Queues of which that was said and that no message has entered since."""
+        return sorted(self._presumed)
 
     def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
         return ConsumeQueue(
@@ -273,6 +291,7 @@ class QueueStore:
     async def _delete_all(self) -> None:
         self._files.close()
         self._queues.clear()
+        self._presumed.clear()
         self._unflushed_bytes = 0
         await self._disk.remove(self._checkpoint_path)
         for directory in (self._directory, self._crc_directory):

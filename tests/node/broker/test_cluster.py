@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ import pytest
 
 from node.broker.controller import BrokerController
 from node.config import parse_broker_config
+from node.dledger import DLedgerError
 from node.real_runtime import RealDisk, real_runtime
 from node.remoting import Command, RemotingClient, RemotingError
 from node.store.record import Message, decode_records
@@ -45,6 +47,10 @@ class Group:
         self.brokers: dict[str, BrokerController] = {}
         self._disks: dict[str, RealDisk] = {}
         self.client = RemotingClient()
+
+    def path(self, node: str) -> Path:
+        """Where a broker keeps everything."""
+        return self._directory / node
 
     def config(self, node: str) -> str:
         lines = [
@@ -311,5 +317,106 @@ def test_what_says_who_belongs_to_the_group_outlives_the_file_it_is_in(run: Any,
         await group.start()
         again = group.brokers[await group.master()].ledger.store.members
         assert (again.ids, again.index > first) == (("n1",), True)
+
+    run(scenario, nodes=1, numbers=SMALL_LOG)
+
+
+async def expire(broker: BrokerController) -> int:
+    """Have a broker write its checkpoint and remove what it may of its log; where that begins then."""
+    await broker.dispatcher._checkpoint()
+    assert broker.expiry is not None
+    await broker.expiry.expire()
+    return broker.ledger.store.ledger_begin_index
+
+
+async def leads(group: Group, node: str) -> None:
+    """Have `node` lead, asked for as often as it takes: on a busy machine others may stand meanwhile."""
+    while (leader := await group.master()) != node:
+        try:
+            await group.brokers[leader].ledger.transfer_leadership(node)  # type: ignore[attr-defined]
+        except DLedgerError:
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("how", ["left behind", "new", "lost its queues"])
+def test_a_snapshot_says_what_the_log_has_lost(run: Any, helpers: Any, how: str) -> None:
+    """Numbers of queues without a message that is left, delayed messages delivered, open transactions, and the tables:
+    a member that the log alone cannot tell has them, and leads with them."""
+
+    async def scenario(group: Group) -> None:
+        master = await group.master()
+        other = next(node for node in group.ids if node != master)
+        for number in range(5):
+            assert await group.send(b"early %d" % number, queue_id=1) == number
+        half = {"b": "t", "e": 1, "i": "TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01k\x02", "f": 4}
+        assert (await group.ask(master, 310, half, b"half")).code == 0
+        assert (await group.ask(master, 310, {"b": "t", "e": 2, "i": "DELAY\x011\x02"}, b"delayed")).code == 0
+        await helpers.until(lambda: group.brokers[master].delay_progress.delivered[1] == 1, timeout_s=10)
+        fields = {"consumerGroup": "g", "topic": "t", "queueId": 1, "commitOffset": 3}
+        assert (await group.ask(master, 15, fields)).code == 0
+        made = {"topic": "made", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
+        assert (await group.ask(master, 17, made)).code == 0
+        last = group.brokers[master].ledger.store.committed_index
+        await helpers.until(lambda: group.brokers[other].dispatcher.dispatched_index >= last)
+        if how != "lost its queues":
+            await group.stop(other)
+        for number in range(60):
+            await group.send(b"%03d" % number + b"x" * 4000)
+        for broker in group.brokers.values():
+            await helpers.until(lambda broker=broker: broker.dispatcher.dispatched_index >= last + 60)
+            assert await expire(broker) > last
+        if how == "lost its queues":
+            await group.stop(other)
+            (group.path(other) / "consumequeue.checkpoint").unlink()
+        for name in ("topics.json", "consumerOffset.json"):
+            for path in group.path(other).glob(f"{name}*"):
+                path.unlink()
+        if how == "new":
+            shutil.rmtree(group.path(other) / "dledger")
+        await group.start(other)
+        broker = group.brokers[other]
+        end = group.brokers[master].ledger.store.committed_index
+        await helpers.until(lambda: broker.dispatcher.dispatched_index >= end)
+        assert broker.ledger.store.ledger_begin_index > last and broker.dispatcher.failure is None
+        assert broker.basis.index >= broker.ledger.store.ledger_begin_index - 1
+        assert broker.delay_progress.delivered[1] == 1 and len(broker.transactions.halves) == 1
+        queue = broker.queues.find("t", 1)
+        assert queue is not None and (queue.min_offset, queue.max_offset) == (5, 5)
+        if how != "lost its queues":  # then the snapshot is its own, and it knew no table but its own
+            await helpers.until(lambda: broker.topics.get("made") is not None)
+            assert broker.offsets.find("g", "t", 1) == 3
+        await broker.dispatcher._checkpoint()
+        await group.stop(other)  # and once more from what it has on its own disk
+        await group.start(other)
+        await leads(group, other)
+        assert await group.send(b"goes on", queue_id=1) == 5
+        assert await group.send(b"and here") == 60
+        for node in group.ids:
+            await helpers.until(lambda node=node: group.brokers[node].queues.find("t", 1).max_offset == 6)
+        low = int((await group.ask(other, 31, {"topic": "t", "queueId": 0})).ext_fields["offset"])
+        reply = await group.ask(other, 11, {"topic": "t", "queueId": 0, "queueOffset": low})
+        assert reply.code == 0 and decode_records(reply.body)[0].body[:3] == b"%03d" % low
+
+    run(scenario, nodes=3, numbers=SMALL_LOG)
+
+
+def test_files_of_the_log_stay_where_no_snapshot_can_be_written(run: Any, helpers: Any) -> None:
+    async def scenario(group: Group) -> None:
+        master = await group.master()
+        broker = group.brokers[master]
+        for number in range(60):
+            await group.send(b"%03d" % number + b"x" * 4000)
+        await helpers.until(lambda: broker.dispatcher.dispatched_index >= 60)
+        saves = broker.ledger.snapshots.files.save
+
+        async def fails(*_: Any) -> None:
+            raise OSError("no room")
+
+        broker.ledger.snapshots.files.save = fails
+        with pytest.raises(OSError, match="no room"):
+            await expire(broker)
+        assert broker.ledger.store.ledger_begin_index == 0
+        broker.ledger.snapshots.files.save = saves
+        assert await expire(broker) > 30
 
     run(scenario, nodes=1, numbers=SMALL_LOG)
