@@ -103,6 +103,10 @@ def _step(
     return Step(fault=fault, at_s=range_of(at), for_s=range_of(length), when=when, until=until)
 
 
+_IN_SYNC_HA = {"replication": "sync", "ha_mismatch": "heal", "acknowledged": "success"}
+"""A SYNC_MASTER that will be given up: its senders take only SUCCESS for an acknowledgement. The workload is one that
+may read what is not acknowledged, since a master lets its readers do so (docs/classic-ha.md)."""
+
 SCENARIOS: Mapping[str, Scenario] = {
     # All members forget whom they voted for, and elect somebody again in the same term.
     "vote-not-persisted": Scenario(steps=(_step("kill=sigkill@all", (0, 1), (0.1, 0.4)),)),
@@ -190,6 +194,49 @@ SCENARIOS: Mapping[str, Scenario] = {
     # An orderly end leaves queues and mark as they should be; what is dispatched again is there twice.
     "duplicate-apply": Scenario(steps=(_step("kill=terminate@all", (0, 0.5), (0.1, 0.4)),)),
     "checksum-ignored": Scenario(steps=(_step("bit-flip=log@one", (0, 0.5), (1, 1.5)),)),
+    # Two of five are removed, and one of the three that are left is cut off, together with those two. All restart, and
+    # whoever goes by the configuration again makes a majority of five of them.
+    "members-forgotten": Scenario(
+        steps=(
+            _step("members=remove@n4", 0, 6.6),
+            _step("members=remove@n5", 0.3, 6.0),
+            _step("partition=n1+n2|n3+n4+n5", (1.0, 1.1), 4.0),
+            _step("kill=sigkill@all", (2.4, 2.6), (0.1, 0.2)),
+        ),
+        rounds=1, round_s=7.0, nodes=5, rate=200.0,
+    ),
+    "removed-leader-stays": Scenario(steps=(_step("members=remove@leader", (0, 0.3), 2.0),)),
+    # The leader hears of its successor late, and its lease goes on meanwhile. It takes no messages while the other
+    # catches up, so senders have gone elsewhere by then.
+    "transfer-keeps-lead": Scenario(
+        steps=(_step("link=delay-in@leader", 0, 2.4), _step("transfer=to@followers", (0.5, 0.7), 0.5)),
+        rounds=3, workload="register", rate=400.0, concurrency=24, settings={"read_mode": "lease"},
+    ),
+    # What the master sends is lost on the way; then the master is, too.
+    "ha-ack-when-sent": Scenario(
+        steps=(_step("partition=n1|n2+n3", 0, 2.0), _step("promote=failover@n1", (0.6, 0.8), 1.6)),
+        rounds=1, workload="queue", settings=_IN_SYNC_HA,
+    ),
+    # What slaves have and cannot sync goes with their power, and the master is gone as well.
+    "ha-ack-before-slave-syncs": Scenario(
+        steps=(
+            _step("disk-stall=fsync@n2+n3", 0, 1.6),
+            _step("kill=sigkill@n1", (1.0, 1.1), 3.5),
+            _step("power=cut@n2+n3", 1.3, 0.5),
+            _step("promote=failover@n1", 2.2, 2.6),
+        ),
+        rounds=1, round_s=5.5, workload="queue", settings=_IN_SYNC_HA,
+    ),
+    # A slave has what the master loses with its power, and may not give it up by itself.
+    "ha-send-before-sync": Scenario(
+        steps=(_step("disk-slow=severe@n1", 0, (0.8, 1.2)), _step("power=cut@n1", (0.5, 0.7), 0.8)),
+        rate=200.0, settings={"replication": "sync"},
+    ),
+    # The former master has messages that no slave got, and the new one has others in their place.
+    "ha-never-compares": Scenario(
+        steps=(_step("partition=n1|n2+n3", 0, 1.4), _step("promote=failover@n1", (0.6, 0.8), 1.6)),
+        rounds=1, workload="queue", settings=_IN_SYNC_HA,
+    ),
     # Followers have the messages and cannot sync them, so senders give up; when the disks go on, all is committed.
     "indefinite-as-definite": Scenario(
         steps=(_step("disk-stall=fsync@followers", (0, 0.5), (2.6, 3.0)),), round_s=4.0

@@ -128,11 +128,13 @@ class BrokerSystem:
 
     def equip(self, needs: Collection[tuple[str, str]]) -> None:
         """Prepare for what an operator will do: members of a group change only where that was configured from the
-        beginning, and a former master may have to give up what the new one lacks. To be called before `start`."""
+        beginning; a former master may have to give up what the new one lacks; and whoever gives up a master knows that
+        what was stored there alone was never acknowledged as safe. To be called before `start`."""
         if ("operator", "members") in needs:
             self._settings["members_may_change"] = "on"
-        if ("operator", "promote") in needs and "ha_mismatch" not in self.given_settings:
-            self._settings["ha_mismatch"] = "heal"
+        if ("operator", "promote") in needs:
+            for name, value in (("ha_mismatch", "heal"), ("acknowledged", "success")):
+                self._settings[name] = self.given_settings.get(name, value)
 
     async def start(self) -> None:
         """Write configurations, start name server and brokers, wait for a leader that takes writes."""
@@ -290,6 +292,7 @@ class BrokerSystem:
             addresses=addresses,
             home=hosts[thread % len(hosts)],
             acknowledged=self._acknowledged,
+            success_only=self._settings["acknowledged"] == "success",
             timeout_s=self._operation_timeout_s,
         )
 
@@ -311,6 +314,7 @@ class BrokerSystem:
             host_of=host_of.get,
             decisions=self._decisions,
             timeout_s=self._operation_timeout_s,
+            success_only=self._settings["acknowledged"] == "success",
         )
 
     def _new_client(self, client_id: str) -> BrokerClient:

@@ -70,6 +70,12 @@ SETTINGS = (
         "DLedger: the group's members may change; on by itself in runs that change them",
         ("off", "on"),
     ),
+    Setting(
+        "acknowledged",
+        "stored",
+        "what counts as acknowledged: whatever a broker has stored, or SUCCESS alone (classic HA: also on a slave)",
+        ("stored", "success"),
+    ),
     Setting("timing", "fast", "election timings: fast (100 ms heartbeats) or RocketMQ's own", ("fast", "default")),
     Setting("mutant", NO_MUTANT, "a known bug put into the nodes or clients", (NO_MUTANT, *MUTANTS)),
 )
@@ -125,7 +131,7 @@ def broker_configuration(cluster: Cluster, host: str, settings: Mapping[str, str
 
 def _node_settings(settings: Mapping[str, str]) -> list[str]:
     """The settings that every node is told, as lines of TOML; a mutant only where there is one for nodes."""
-    elsewhere = ("replication", "members_may_change", *_CLASSIC_ONLY)
+    elsewhere = ("replication", "members_may_change", "acknowledged", *_CLASSIC_ONLY)
     told = {name: value for name, value in settings.items() if name not in elsewhere}
     if told["mutant"] == NO_MUTANT or told["mutant"] in CLIENT_MUTANTS:
         del told["mutant"]

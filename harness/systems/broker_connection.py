@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from node.client import BrokerClient, ClientError, NotLeader, PullStatus
 
-__all__ = ["BadMessage", "BrokerConnection"]
+__all__ = ["BadMessage", "BrokerConnection", "StoredInPart"]
 
 HOP_PAUSE_S = 0.02
 """Between two rounds in which no broker could say who leads: an election takes a few heartbeats."""
@@ -43,9 +43,17 @@ class BadMessage(Exception):
     is_definite = False
 
 
+class StoredInPart(Exception):
+    """A broker stored a message and it is not as safe as it should be; a client that takes SUCCESS alone for an
+    acknowledgement knows nothing then."""
+
+    is_definite = False
+
+
 class BrokerConnection:
     """A `QueueConnection` over the queues of one topic. `addresses` maps hosts to what this client dials; acknowledged
-    appends are counted by status in `acknowledged`."""
+    appends are counted by status in `acknowledged`. With `success_only` other statuses than SUCCESS acknowledge
+    nothing: such an append ends in StoredInPart, its outcome unknown."""
 
     def __init__(
         self,
@@ -56,12 +64,14 @@ class BrokerConnection:
         home: str,
         timeout_s: float,
         acknowledged: Counter[str] | None = None,
+        success_only: bool = False,
     ) -> None:
         self.node: str | None = None
         self.durability: str | None = None
         """Of the last append: "local" when it was acknowledged as stored on the master only, else None."""
         self._acknowledged = acknowledged if acknowledged is not None else Counter()
         self._hosts_by_address = {address: host for host, address in addresses.items()}
+        self._success_only = success_only
         self._client = client
         self._topic = topic
         self._addresses = addresses
@@ -82,6 +92,8 @@ class BrokerConnection:
         async def send(address: str, timeout_ms: int) -> int:
             result = await self._client.send(self._topic, key, body, address=address, timeout_ms=timeout_ms)
             self._acknowledged[result.status.name] += 1
+            if result.is_local and self._success_only:
+                raise StoredInPart(f"stored, and {result.status.name}")
             self.durability = "local" if result.is_local else None
             return result.queue_offset
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final
 
-from harness.systems.broker_connection import BadMessage
+from harness.systems.broker_connection import BadMessage, StoredInPart
 from node.client import (
     BrokerOffsets,
     Client,
@@ -20,6 +20,7 @@ from node.client import (
     ClientTimings,
     MessageQueue,
     NewMessage,
+    Receipt,
     ReceivedMessage,
     SendFailed,
     StartFrom,
@@ -60,7 +61,7 @@ class BrokerMessaging:
     """A `MessagingConnection` over one topic of `keys` queues at one broker group.
 
     `host_of` maps an address that was dialled to its host. `decisions` is shared by the connections of a run: what
-    the local transaction of a message has left behind, by the message's body.
+    the local transaction of a message has left behind, by the message's body. `success_only` as for BrokerConnection.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class BrokerMessaging:
         host_of: Callable[[str], str | None],
         decisions: MutableMapping[bytes, TransactionState],
         timeout_s: float,
+        success_only: bool = False,
     ) -> None:
         self.node: str | None = None
+        self._success_only = success_only
         self._client = client
         self._topic = topic
         self._queues = [MessageQueue(topic, broker_name, key) for key in range(keys)]
@@ -100,7 +103,7 @@ class BrokerMessaging:
         except SendFailed as error:
             self.node = self._host_of(error.address or "")
             raise
-        self.node = self._host_of(receipt.result.address)
+        self._check(receipt)
 
     async def send_in_transaction(self, value: Any, *, commit: bool, tell: bool) -> None:
         body = _encode(value)
@@ -115,7 +118,12 @@ class BrokerMessaging:
         except SendFailed as error:
             self.node = self._host_of(error.address or "")
             raise
+        self._check(receipt)
+
+    def _check(self, receipt: Receipt) -> None:
         self.node = self._host_of(receipt.result.address)
+        if receipt.result.is_local and self._success_only:
+            raise StoredInPart(f"stored, and {receipt.result.status.name}")
 
     async def _decided(self, message: ReceivedMessage) -> TransactionState:
         """A broker asks. A transaction whose send is still open, or was given up, has not been decided."""

@@ -61,6 +61,23 @@ MUTANTS: Mapping[str, Mutant] = {
         does="a restart dispatches entries again, and queues take them again", origin="rocketmq#3210"
     ),
     "checksum-ignored": Mutant(does="recovery and reads take any bytes for an entry", origin="S1"),
+    "members-forgotten": Mutant(
+        does="a restart forgets who belongs to the group and takes the configuration's word", origin="Raft 6"
+    ),
+    "removed-leader-stays": Mutant(does="a leader that was removed goes on leading", origin="Raft 6"),
+    "transfer-keeps-lead": Mutant(
+        does="a leader that gives its lead away goes on leading, and reading by its lease", origin="R"
+    ),
+    "ha-ack-when-sent": Mutant(
+        does="classic HA: what was sent to a slave counts as what it has", origin="S4, rocketmq#3015"
+    ),
+    "ha-ack-before-slave-syncs": Mutant(
+        does="classic HA: a slave says that it has what it has received", origin="S4"
+    ),
+    "ha-send-before-sync": Mutant(does="classic HA: slaves get what the master has not synced", origin="S4"),
+    "ha-never-compares": Mutant(
+        does="classic HA: a slave asks for what is behind its end and takes what comes", origin="rocketmq#3388"
+    ),
     "indefinite-as-definite": Mutant(
         does="clients report sends of unknown outcome as failed", origin="DLedger's tests", is_in_client=True
     ),

@@ -9,7 +9,8 @@ from node.broker.controller import BrokerController
 from node.client import BrokerClient
 from node.client.errors import ClientError
 from node.dledger import DLedgerServer
-from node.mutants import election, replication, serving
+from node.ha.ledger import HaLedger
+from node.mutants import election, group, ha, replication, serving
 from node.mutants.catalogue import check_mutant
 from node.mutants.parts import replace
 
@@ -33,6 +34,16 @@ _IN_LEDGER: Mapping[str, Callable[[DLedgerServer], None]] = {
     "compare-index-only": replication.compare_index_only,
     "accept-gap": replication.accept_gap,
     "checksum-ignored": replication.checksum_ignored,
+    "members-forgotten": group.members_forgotten,
+    "removed-leader-stays": group.removed_leader_stays,
+    "transfer-keeps-lead": group.transfer_keeps_lead,
+}
+
+_IN_HA: Mapping[str, Callable[[HaLedger], None]] = {
+    "ha-ack-when-sent": ha.ack_when_sent,
+    "ha-ack-before-slave-syncs": ha.ack_before_slave_syncs,
+    "ha-send-before-sync": ha.send_before_sync,
+    "ha-never-compares": ha.never_compares,
 }
 
 _IN_BROKER: Mapping[str, Callable[[BrokerController], None]] = {
@@ -53,6 +64,10 @@ def mutate_broker(name: str, broker: BrokerController) -> None:
         if not isinstance(ledger, DLedgerServer):
             raise ValueError(f"mutant {name} needs DLedger's log")
         _IN_LEDGER[name](ledger)
+    elif name in _IN_HA:
+        if not isinstance(broker.ledger, HaLedger):
+            raise ValueError(f"mutant {name} needs classic HA")
+        _IN_HA[name](broker.ledger)
     elif name in _IN_BROKER:
         _IN_BROKER[name](broker)
 

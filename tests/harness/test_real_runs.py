@@ -88,6 +88,31 @@ def test_another_replica_leads_while_the_leaders_disk_stalls(tmp_path: Path, sta
     assert results["checks"]["log"]["stats"]["counts"]["lost"] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "variant", "settings"),
+    [
+        ("members", "remove@followers", {}),
+        ("members", "remove@leader", {}),
+        ("transfer", "to@followers", {}),
+        ("restart", "rolling@all", {}),
+        ("promote", "switch@leader", {"replication": "sync"}),
+    ],
+)
+def test_what_an_operator_does_loses_nothing(
+    name: str, variant: str, settings: dict[str, str], tmp_path: Path, state_dir: Path
+) -> None:
+    results = perform_test(
+        tmp_path, workload="log", nemesis=(NemesisChoice(name, variant),), nemesis_interval_s=3.0, time_limit_s=9.0,
+        rate=60.0, settings=settings,
+    )  # fmt: skip
+    assert results["valid"] is True, results["reason"]
+    [fault] = results["faults"]
+    assert fault["proven"] and fault["healed"]
+    assert results["checks"]["log"]["stats"]["counts"]["lost"] == 0
+    if name == "members":  # the one that was away has everything and belongs to the group again
+        assert {table["members"] for table in results["system"]["final_status"].values()} == {"n1,n2,n3"}
+
+
 @pytest.mark.parametrize("flush_mode", ["sync", "async"])
 def test_a_power_cut_costs_what_the_flush_has_not_reached(flush_mode: str, tmp_path: Path, state_dir: Path) -> None:
     settings = {"flush_mode": flush_mode, "flush_interval_ms": "500", "flush_least_pages": "1000"}

@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
 from harness.clusters.sim.disk import READ, SYNC, WRITE
-from harness.clusters.sim.process_disk import ProcessDisk
+from harness.clusters.sim.process_disk import Operation, ProcessDisk
 from nemesis.target import (
     BitFlipped,
     ClockSkew,
@@ -24,7 +24,9 @@ from nemesis.target import (
 )
 
 if TYPE_CHECKING:
+    from harness.clusters.sim.disk import SimDisk
     from harness.clusters.sim.host import SimHost
+    from harness.clusters.sim.lane import Lane
     from harness.clusters.sim.loop import SimLoop
     from harness.clusters.sim.network import SimNetwork
 
@@ -59,6 +61,30 @@ class SimClocks:
             host.clock.release_all()
 
 
+class _ProbeDisk(ProcessDisk):
+    """A disk as a probe uses it, which does not end with the host's processes: what it waits for when the power goes
+    would wait for ever."""
+
+    def __init__(self, device: SimDisk, loop: SimLoop, lane: Lane) -> None:
+        super().__init__(device, loop, lane)
+        self._operations: list[Operation] = []
+
+    @property
+    def is_busy(self) -> bool:
+        return any(not operation.is_done for operation in self._operations)
+
+    def new_operation(self) -> Operation:
+        operation = super().new_operation()
+        self._operations.append(operation)
+        return operation
+
+    def give_up(self) -> None:
+        """The power is gone, and with it whatever was under way."""
+        for operation in self._operations:
+            if not operation.is_done:
+                operation.finish(error=OSError(errno.EIO, "the power was cut"))
+
+
 class SimDisks:
     """See nemesis.target.Disks. `directories` maps a host to the directory of its data."""
 
@@ -70,7 +96,8 @@ class SimDisks:
         self._lost: dict[str, dict[str, PowerCut]] = {}
         self._flipped: dict[str, dict[str, BitFlipped]] = {}
         self._abandoned: dict[asyncio.Task[Any], None] = {}
-        """Steps of probes that time was up for; they end when the disk lets them."""
+        """Steps of probes that time was up for; they end when the disk lets them, or with its power."""
+        self._probes: dict[str, list[_ProbeDisk]] = {}
 
     async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
         """Put disk faults in force. Raises KeyError for an unknown host, ValueError for an unknown kind."""
@@ -121,6 +148,8 @@ class SimDisks:
         if self._hosts[host].is_running:
             raise RuntimeError(f"the power of {host} cannot be cut while its replica runs: it would not notice")
         lost_bytes = self._hosts[host].disk.power_fail()
+        for probe in self._probes.pop(host, ()):
+            probe.give_up()
         cut = PowerCut(lost_operations=None, lost_bytes=lost_bytes, detail=f"{lost_bytes} bytes")
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut
@@ -160,7 +189,14 @@ class SimDisks:
 
     async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:
         """Write, sync and read a small file beside the replica's data."""
-        disk = ProcessDisk(self._hosts[host].disk, self._loop, self._loop.root)
+        disk = _ProbeDisk(self._hosts[host].disk, self._loop, self._loop.root)
+        self._probes.setdefault(host, []).append(disk)
+        try:
+            return await self._probe(host, disk, timeout_s)
+        finally:
+            self._probes[host] = [probe for probe in self._probes[host] if probe.is_busy]
+
+    async def _probe(self, host: str, disk: ProcessDisk, timeout_s: float) -> DiskProbe:
         path = os.path.join(self._directories[host], PROBE_NAME)
         if self._hosts[host].disk.get(path) is not None:  # left by a probe that the disk let go on after its time
             self._hosts[host].disk.unlink(path)

@@ -13,6 +13,7 @@ is made. They are Raft's (Ongaro and Ousterhout, figure 3 and section 5) and tho
     end              nothing is committed beyond the end of a member's log, and nothing committed is removed from it
     recovery         a start brings back every durable entry, and none that had been removed
     quorum           a leader that no quorum answers gives up its lead
+    membership       a leader that the group has removed gives up its lead
 
 Entries are told apart by their chain CRC, which covers everything before them, so one comparison at an index
 compares whole logs.
@@ -98,6 +99,8 @@ class Invariants:
         self._entries: dict[tuple[int, int], tuple[int, str]] = {}
         self._leaders: dict[int, str] = {}
         self._votes: dict[tuple[int, str], str] = {}
+        self._led_outside: dict[str, int] = {}
+        """Host -> the last term in which it was seen to lead a group that it does not belong to."""
         self._timer: asyncio.TimerHandle | None = None
         self.violations: list[Violation] = []
         tell = watch.tell
@@ -179,6 +182,7 @@ class Invariants:
             if leadership is None or not self._is_running(host):
                 member.late_since_s = None
                 continue
+            self._check_membership(host, member, leadership.term)
             age_ms = (member.ledger.runtime.clock.monotonic_ns() - leadership.quorum_sent_ns()) / 1e6
             lease_ms = member.ledger.config.timing.lease_ms
             if age_ms <= QUORUM_LEASES * lease_ms:
@@ -192,6 +196,13 @@ class Invariants:
                     f"{host} leads term {leadership.term} although no quorum has answered for {age_ms:.0f} ms",
                 )
         self._timer = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._look)
+
+    def _check_membership(self, host: str, member: _Member, term: int) -> None:
+        group = member.ledger.member_state.members
+        is_out = not group.includes_self and group.index <= member.ledger.store.committed_index
+        if is_out and self._led_outside.setdefault(host, term - 1) < term:
+            self._led_outside[host] = term  # said once
+            self._broken("membership", f"{host} leads term {term} although the group has removed it")
 
     # The log
 

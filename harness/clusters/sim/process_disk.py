@@ -21,7 +21,7 @@ from node.runtime import DiskUsage
 if TYPE_CHECKING:
     from harness.clusters.sim.loop import SimLoop
 
-__all__ = ["ProcessDisk", "ProcessFile"]
+__all__ = ["Operation", "ProcessDisk", "ProcessFile"]
 
 UNLIMITED_BYTES = 1 << 40
 """Room that a disk without a capacity seems to have."""
@@ -30,7 +30,7 @@ LATE_WRITE_RATIO = 0.25
 """Writes that reach the page cache at the end of the time they take; the others do at its beginning."""
 
 
-class _Operation:
+class Operation:
     """Something a process waits for. It is not stopped by a cancellation: the waiter gets that afterwards, as
     with a disk that is driven by threads."""
 
@@ -42,6 +42,10 @@ class _Operation:
         self._done = False
         self._error: OSError | None = None
         self._value: Any = None
+
+    @property
+    def is_done(self) -> bool:
+        return self._done
 
     def finish(self, value: Any = None, error: OSError | None = None) -> None:
         """The outcome is there."""
@@ -225,9 +229,9 @@ class ProcessDisk:
 
     # Steps of operations. Whatever begins in a process that is dead does not happen.
 
-    def new_operation(self) -> _Operation:
+    def new_operation(self) -> Operation:
         """Something to wait for."""
-        return _Operation(self._loop)
+        return Operation(self._loop)
 
     def _check_alive(self, path: str) -> None:
         if self._lane.is_dead:
@@ -255,9 +259,9 @@ class ProcessDisk:
                 raise disk_error(errno.ENOSPC, path)
         inode.write(offset, data)
 
-    def write(self, path: str, inode: Inode, offset: int, data: bytes, sync: bool) -> _Operation:
+    def write(self, path: str, inode: Inode, offset: int, data: bytes, sync: bool) -> Operation:
         """Begin a write."""
-        operation = _Operation(self._loop)
+        operation = Operation(self._loop)
         device = self.device
         if self._lane.is_dead:
             return operation
@@ -288,9 +292,9 @@ class ProcessDisk:
         device.later(device.write_s(len(data)), WRITE, self._unless_dead(put))
         return operation
 
-    def truncate(self, path: str, inode: Inode, size_bytes: int) -> _Operation:
+    def truncate(self, path: str, inode: Inode, size_bytes: int) -> Operation:
         """Begin a truncation."""
-        operation = _Operation(self._loop)
+        operation = Operation(self._loop)
 
         def cut() -> None:
             if self.device.fails(WRITE):
@@ -302,12 +306,12 @@ class ProcessDisk:
         self.device.later(self.device.write_s(0), WRITE, self._unless_dead(cut))
         return operation
 
-    def sync(self, path: str, inode: Inode, operation: _Operation, after_s: float = 0.0) -> None:
+    def sync(self, path: str, inode: Inode, operation: Operation, after_s: float = 0.0) -> None:
         """Begin to make a file's content durable; `operation` is done with it."""
         self._when_synced(path, inode, operation, operation.finish, after_s)
 
     def _when_synced(
-        self, path: str, inode: Inode, operation: _Operation, go_on: Callable[[], None], after_s: float = 0.0
+        self, path: str, inode: Inode, operation: Operation, go_on: Callable[[], None], after_s: float = 0.0
     ) -> None:
         if self._lane.is_dead:
             return
@@ -323,7 +327,7 @@ class ProcessDisk:
 
         self.device.later(after_s + self.device.sync_s(), SYNC, synced)
 
-    def _sync_names(self, directory: str, operation: _Operation, value: Any = None) -> None:
+    def _sync_names(self, directory: str, operation: Operation, value: Any = None) -> None:
         if self._lane.is_dead:
             return
         if not self.device.is_dir(directory):

@@ -13,6 +13,7 @@ from harness.exploration.mutants import SCENARIOS
 from node.broker.controller import BrokerController
 from node.client import BrokerClient
 from node.config import ConfigError, parse_broker_config
+from node.ha.ledger import HaLedger
 from node.mutants.catalogue import CLIENT_MUTANTS, MUTANTS, NO_MUTANT
 from node.mutants.parts import MissingPart, replace
 from node.mutants.switch import mutate_broker, mutate_client
@@ -38,20 +39,38 @@ n3 = "127.0.0.3:2"
 def parts_of(broker: BrokerController) -> Iterator[Any]:
     """Everything of a broker that mutants change."""
     ledger: Any = broker.ledger
+    if isinstance(ledger, HaLedger):
+        yield from (ledger.log, ledger.service, ledger.client, ledger.service and ledger.service.log)
+        yield ledger.client and ledger.client._log
+        return
+    yield from (ledger.member_state.members, ledger.members)
     yield from (ledger.member_state, ledger.store, ledger.store._files, ledger.elector, ledger.elector._store)
     yield from (ledger.pusher.checker, ledger.pusher.handler, ledger.reads, *ledger.pusher.dispatchers.values())
     yield from (broker._roles, broker.store, broker.queues, broker.dispatcher)
 
 
-def make_broker(directory: Path) -> BrokerController:
-    return BrokerController(parse_broker_config(config_text(directory)), real_runtime(1))
+def make_broker(directory: Path, role: str | None = None) -> BrokerController:
+    text = config_text(directory)
+    if role is not None:
+        of_slave = 'broker_id = 1\nha_master_address = "127.0.0.1:3"\n' if role == "SLAVE" else ""
+        text = text.partition("[dledger]")[0] + f'[classic]\nbroker_role = "{role}"\n{of_slave}'
+    return BrokerController(parse_broker_config(text), real_runtime(1))
+
+
+def role_for(name: str) -> str | None:
+    """Who of classic HA has a mutant; None: a member of a DLedger group."""
+    if not name.startswith("ha-"):
+        return None
+    return "SYNC_MASTER" if name in ("ha-ack-when-sent", "ha-send-before-sync") else "SLAVE"
 
 
 @pytest.mark.parametrize("name", sorted(set(MUTANTS) - CLIENT_MUTANTS))
 def test_a_mutant_changes_the_one_node_that_it_is_put_into(name: str, tmp_path: Path) -> None:
+    role = role_for(name)
+
     async def changed() -> tuple[list[str], list[str]]:
-        before = [type(part) for part in parts_of(make_broker(tmp_path / "a"))]
-        mutated, other = make_broker(tmp_path / "b"), make_broker(tmp_path / "c")
+        before = [type(part) for part in parts_of(make_broker(tmp_path / "a", role))]
+        mutated, other = make_broker(tmp_path / "b", role), make_broker(tmp_path / "c", role)
         mutate_broker(name, mutated)
 
         def differing(broker: BrokerController) -> list[str]:
@@ -65,6 +84,16 @@ def test_a_mutant_changes_the_one_node_that_it_is_put_into(name: str, tmp_path: 
 
     mutated, other = asyncio.run(changed())
     assert mutated and not other
+
+
+def test_a_mutant_of_classic_ha_is_for_classic_ha(tmp_path: Path) -> None:
+    async def refused() -> None:
+        with pytest.raises(ValueError, match="ha-ack-when-sent needs classic HA"):
+            mutate_broker("ha-ack-when-sent", make_broker(tmp_path / "a"))
+        with pytest.raises(ValueError, match="no-step-down needs DLedger's log"):
+            mutate_broker("no-step-down", make_broker(tmp_path / "b", "SLAVE"))
+
+    asyncio.run(refused())
 
 
 def test_without_a_mutant_nothing_changes(tmp_path: Path) -> None:
