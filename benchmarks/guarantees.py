@@ -18,6 +18,7 @@ import itertools
 import json
 import random
 import secrets
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -54,8 +55,11 @@ FLUSHES = ("sync", "async")
 REPLICATIONS = {"none": (1, "async"), "async": (2, "async"), "sync": (2, "sync"), "dledger3": (3, "dledger"),
                 "dledger5": (5, "dledger")}  # fmt: skip
 """Replicas, and the system's setting."""
-REAL = ("stop", "crash", "machine")
-"""What needs no power cut: the machine is dead because nobody starts its broker again."""
+REAL = ("stop", "crash", "power", "machine", "disk")
+"""What real processes can meet: power is cut by the shim, a machine is dead because nobody starts its broker again, a
+disk because its files are removed. What a kernel had not written yet needs file systems of the hosts' own."""
+POWER = "power"
+"""The fault's id."""
 
 QUEUES, WRITERS, PAUSE_S = 4, 4, 0.02
 BEFORE_S, AFTER_S = 3.0, 12.0
@@ -144,6 +148,8 @@ class _Trial:
             await process.kill()
         else:
             machine.power_fail()
+        if machine is None and self._failure == "power":
+            await self._cluster.disks.cut_power(POWER, victim)
         self._background.append(self._loop.create_task(self._mend(victim, machine)))
 
     async def _mend(self, victim: str, machine: Any) -> None:
@@ -154,13 +160,20 @@ class _Trial:
         elif self._failure in BACK_AFTER_S:
             await asyncio.sleep(BACK_AFTER_S[self._failure])
         if self._failure in BACK_AFTER_S:
-            if machine is not None and self._failure == "disk":
-                for path in machine.disk.paths():
-                    if not path.endswith("/broker.toml"):
-                        machine.disk.unlink(path)
+            if self._failure == "disk":
+                self._empty_disk(victim, machine)
             if machine is not None:
                 machine.boot()
             await self._system.restart(victim)
+
+    def _empty_disk(self, victim: str, machine: Any) -> None:
+        """Everything goes but the configuration."""
+        if machine is None:
+            shutil.rmtree(self._cluster.local_path(victim, f"{self._cluster.data_dir(victim)}/data"))
+            return
+        for path in machine.disk.paths():
+            if not path.endswith("/broker.toml"):
+                machine.disk.unlink(path)
 
     async def _read_all(self) -> dict[int, Counter[int]]:
         """Every queue from its begin to its end; nothing where no master can be read any more."""
@@ -214,6 +227,8 @@ def measure(failure: str, flush: str, replication: str, *, cluster_name: str, se
             cluster=cluster, settings=settings, keys=QUEUES, log_dir=directory,
             operation_timeout_s=OPERATION_TIMEOUT_S,
         )  # fmt: skip
+        if failure == "power" and cluster_class is not SimCluster:
+            cluster.equip({("disks", "power")})
         await cluster.start()
         try:
             return await _Trial(cluster, system, failure, replication, seed).run()
@@ -296,6 +311,7 @@ def render(results: dict[str, dict[str, Any]]) -> str:
     }
     lines += ["", "| replication | what the articles promise |", "|---|---|"]
     lines += [f"| {name} | {text} |" for name, text in promised.items()]
+    lines += ["", _agreement(results)] if results.get("local") else []
     for cluster_name, title in (("sim", "Simulated"), ("local", "Repeated with real processes")):
         known = results.get(cluster_name, {})
         for flush in FLUSHES:
@@ -308,6 +324,24 @@ def render(results: dict[str, dict[str, Any]]) -> str:
                 shown = [_show(known.get(f"{failure}/{flush}/{replication}")) for replication in REPLICATIONS]
                 lines.append(f"| {FAILURES[failure]} | " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _agreement(results: dict[str, dict[str, Any]]) -> str:
+    """Whether real cells lose where simulated ones do, in words."""
+    real, simulated = results["local"], results.get("sim", {})
+    both = [name for name in real if name in simulated]
+    apart = []
+    for name in both:
+        one, other = (Cell(**cells[name]) for cells in (real, simulated))
+        intervals = [wilson(cell.runs_with_loss, cell.runs) for cell in (one, other)]
+        if max(each.low for each in intervals) > min(each.high for each in intervals):
+            told = f"{one.runs_with_loss} of {one.runs} real runs, {other.runs_with_loss} of {other.runs} simulated"
+            apart.append(f"{name} ({told})")
+    runs = sum(real[name]["runs"] for name in both)
+    said = f"{len(both)} cells were repeated with real processes ({runs} runs), at the end of this page. "
+    if apart:
+        return said + "The intervals of how often anything is lost do not meet in: " + "; ".join(apart) + "."
+    return said + "In each of them the intervals of how often anything is lost meet those of the simulation."
 
 
 def _show(content: dict[str, Any] | None) -> str:
