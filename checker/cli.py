@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from checker.codecs import FORMATS, read
+from checker.codecs import FORMATS, is_parquet, read
 from checker.codecs.jsonl import FormatError
 from checker.delivery import check_consumer_progress, check_delay, check_transaction_visibility
 from checker.drawing import html
@@ -37,6 +37,8 @@ BAD_ARGUMENTS = 254
 LEAST_MEMORY_MB = 16
 
 Check = Callable[[History, float | None, float | None], Result]
+#: Reads the history in a file; raises FormatError naming the file.
+Reader = Callable[[str], History]
 
 #: Checkers beside linearizability, by the name ``--model`` takes.
 PROPERTIES: dict[str, Check] = {
@@ -66,6 +68,7 @@ class _Job:
     timeout_s: float | None
     memory_mb: float | None
     jobs: int = 1
+    parquet: Reader | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -96,8 +99,11 @@ def _parser() -> _Parser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0 valid, 1 invalid, 2 unknown, 254 for bad arguments or files."""
+def main(argv: Sequence[str] | None = None, *, parquet: Reader | None = None) -> int:
+    """Run the command; returns the exit status: 0 valid, 1 invalid, 2 unknown, 254 for bad arguments or files.
+
+    ``parquet`` reads Parquet files, which takes more than the standard library; without it they are refused.
+    """
     try:
         options = _parser().parse_args(argv)
         for name in ("jobs", "timeout", "memory"):
@@ -114,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 timeout_s=options.timeout,
                 memory_mb=options.memory,
                 jobs=options.jobs if shared else 1,
+                parquet=parquet,
             )
             for path in options.files
         ]
@@ -175,7 +182,10 @@ def _check_file(job: _Job) -> Result:
 
 def _read_and_check(job: _Job) -> Result:
     before = resident_bytes()
-    history = read(job.path, job.format)
+    if job.parquet is not None and job.format == "auto" and is_parquet(job.path):
+        history = job.parquet(job.path)
+    else:
+        history = read(job.path, job.format)
     if not len(history):
         events = f": its {history.skipped_events} events are of others" if history.skipped_events else ""
         raise FormatError(job.path, None, f"no operation of a client (whose process is a number){events}")

@@ -116,8 +116,9 @@ def _analyze(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     from checker.cli import main as checker_main
+    from harness.parquet_reader import read_parquet
 
-    return int(checker_main(arguments.rest))
+    return int(checker_main(arguments.rest, parquet=read_parquet))
 
 
 def _clean(arguments: argparse.Namespace) -> int:

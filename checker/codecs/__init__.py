@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from checker.codecs.detect import FORMATS, detect_format, read, read_bytes, read_rows
+from checker.codecs.detect import FORMATS, detect_format, is_parquet, read, read_bytes, read_rows
 from checker.codecs.jsonl import FormatError, read_jsonl, read_jsonl_lines
 
 __all__ = [
     "FORMATS",
     "FormatError",
     "detect_format",
+    "is_parquet",
     "read",
     "read_bytes",
     "read_jsonl",

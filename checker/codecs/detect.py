@@ -14,12 +14,15 @@ from checker.codecs.jsonl import FormatError, not_utf8, read_jsonl, read_jsonl_l
 from checker.codecs.lines import read_jepsen_log_text, read_limo_text
 from checker.history import History, HistoryBuilder, HistoryError
 
-__all__ = ["FORMATS", "detect_format", "read", "read_bytes", "read_rows"]
+__all__ = ["FORMATS", "detect_format", "is_parquet", "read", "read_bytes", "read_rows"]
 
 #: Formats by the name the command line takes; ``auto`` looks at the first lines.
 FORMATS = ("auto", "jsonl", "json", "edn", "edn-keyed", "jepsen-log", "kv", "limo")
 
 _HEAD_BYTES = 4096
+_PARQUET = b"PAR1"
+#: What to do with a file that takes more than the standard library.
+PARQUET_HINT = "a Parquet file, which `harness check` reads; in Python, pass its rows to checker.codecs.read_rows"
 #: What UTF-16 text and gzip files begin with.
 _OTHER_FILES = (b"\xff\xfe", b"\xfe\xff", b"\x1f\x8b")
 _COMMENT = re.compile(r"\s*(;|#\s)")
@@ -71,9 +74,15 @@ def read_bytes(content: bytes, *, source: str) -> History:
     return _read_text(text, format, source)
 
 
+def is_parquet(path: str | Path) -> bool:
+    """Whether a file begins as Parquet does.  Raises ``OSError`` where it cannot be opened."""
+    with open(path, "rb") as file:
+        return file.read(len(_PARQUET)) == _PARQUET
+
+
 def _format_of(head: bytes, source: str) -> str:
-    if head.startswith(b"PAR1"):
-        raise FormatError(source, None, "a Parquet file; read its rows and pass them to checker.codecs.read_rows")
+    if head.startswith(_PARQUET):
+        raise FormatError(source, None, PARQUET_HINT)
     if head[:2] in _OTHER_FILES:
         raise not_utf8([head], source)
     if b"\0" in head:

@@ -1,0 +1,97 @@
+"""A run's history out of its Parquet file, for `harness check`; the columns are those of `history_parquet`.
+
+Kept from the rest because it needs pyarrow alone, and that only once a Parquet file is really there.
+"""
+
+from __future__ import annotations
+
+__all__ = ["read_parquet"]
+
+import json
+from typing import Any
+
+from checker.codecs import FormatError
+from checker.history import History, HistoryBuilder, HistoryError
+
+SCHEMA_VERSION = 1
+"""The newest version of the columns that this reader knows."""
+
+BATCH_ROWS = 65_536
+"""Rows that are Python objects at a time."""
+
+_REQUIRED = ("process", "type", "f")
+_COLUMNS = ("index", "time_ns", "process", "is_nemesis", "type", "f", "key", "value", "error", "node")
+
+
+def read_parquet(path: str) -> History:
+    """The history of the one run in a Parquet file, its events in order of `index`.
+
+    Columns are found by name; those that are missing, but for process, type and f, count as empty. The nemesis's
+    rows are skipped. Raises FormatError, in one line that names the file, for files that are no such history or
+    hold several runs, and where pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise FormatError(path, None, "a Parquet file, which takes pyarrow to read: pip install pyarrow") from None
+    try:
+        file = pq.ParquetFile(path)
+        names = file.schema_arrow.names
+        _check_schema(path, file.schema_arrow)
+        if "run_id" in names:
+            runs = len(file.read(columns=["run_id"]).column("run_id").unique())
+            if runs > 1:
+                raise FormatError(path, None, f"holds {runs} runs; `harness analyze` checks many at once")
+        table = file.read(columns=[name for name in _COLUMNS if name in names])
+        if "index" in names:
+            table = table.sort_by("index")
+        builder = HistoryBuilder()
+        for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+            builder.feed(_events(batch))
+        return builder.finish()
+    except (pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
+        raise FormatError(path, None, f"not readable as Parquet: {str(error).splitlines()[0]}") from None
+    except HistoryError as error:
+        if isinstance(error, FormatError):
+            raise
+        where = "" if error.event is None else f"row {error.event + 1}: "
+        raise FormatError(path, None, f"{where}{error.reason}") from None
+
+
+def _check_schema(path: str, schema: Any) -> None:
+    version = (schema.metadata or {}).get(b"splitbrain.schema_version", b"1").decode(errors="replace")
+    if not version.isdigit() or int(version) > SCHEMA_VERSION:
+        raise FormatError(path, None, f"written with schema version {version}; this reader knows {SCHEMA_VERSION}")
+    missing = [name for name in _REQUIRED if name not in schema.names]
+    if missing:
+        raise FormatError(path, None, f"not a history: it has no column {', '.join(missing)}")
+
+
+def _events(batch: Any) -> list[dict[str, Any]]:
+    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+    nemesis = columns.pop("is_nemesis", None)
+    if nemesis is not None:
+        columns["process"] = ["nemesis" if is_it else p for p, is_it in zip(columns["process"], nemesis, strict=True)]
+    if "time_ns" in columns:
+        columns["time"] = columns.pop("time_ns")
+    for name, decode in (("value", _value), ("key", _key)):
+        if name in columns:
+            columns[name] = list(map(decode, columns[name]))
+    names = tuple(columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _value(text: Any) -> Any:
+    """A value from its JSON; what is none is taken as it is."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _key(text: Any) -> Any:
+    """Numbers are written as text: a key that looks like one was one."""
+    return int(text) if isinstance(text, str) and text.lstrip("-").isdecimal() else text

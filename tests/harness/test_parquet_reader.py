@@ -1,0 +1,108 @@
+"""`harness check` on the Parquet that a run leaves behind."""
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from checker import FormatError, read_jsonl
+from harness.cli import main
+from harness.history_parquet import RunIdentity, write_parquet
+from harness.history_writer import HistoryWriter
+from harness.parquet_reader import read_parquet
+
+RUN = RunIdentity(
+    run_id="r1", test_name="t", system="broker", workload="register", nemesis="none", cluster="sim", seed=1,
+    started_at=datetime(2026, 1, 31, tzinfo=UTC),
+)  # fmt: skip
+EVENTS = [
+    {"process": 0, "type": "invoke", "f": "write", "key": 5, "value": 2},
+    {"process": "nemesis", "type": "invoke", "f": "inject", "value": {"id": "f1"}},
+    {"process": 0, "type": "ok", "f": "write", "key": 5, "value": 2, "node": "n1"},
+    {"process": 1, "type": "invoke", "f": "read", "key": "a key", "value": None},
+    {"process": 1, "type": "fail", "f": "read", "key": "a key", "value": None, "error": "refused"},
+    {"process": 2, "type": "invoke", "f": "read", "key": 5, "value": None},
+    {"process": 2, "type": "ok", "f": "read", "key": 5, "value": 2},
+]
+
+
+@pytest.fixture
+def paths(tmp_path):
+    jsonl, parquet = tmp_path / "history.jsonl", tmp_path / "history.parquet"
+    with HistoryWriter(jsonl, iter(range(100, 10_000, 100)).__next__) as writer:
+        for event in EVENTS:
+            writer.append(event)
+    write_parquet(jsonl, parquet, RUN)
+    return jsonl, parquet
+
+
+def test_the_history_is_that_of_the_jsonl(paths):
+    jsonl, parquet = paths
+    assert list(read_parquet(str(parquet))) == list(read_jsonl(jsonl))
+
+
+def test_rows_are_taken_in_order_of_index(paths):
+    jsonl, parquet = paths
+    table = pq.read_table(parquet)
+    pq.write_table(table.take(pc.sort_indices(table, [("index", "descending")])), parquet)
+    assert list(read_parquet(str(parquet))) == list(read_jsonl(jsonl))
+
+
+def test_the_command_checks_it(paths, capsys):
+    _, parquet = paths
+    assert main(["check", str(parquet), "--model", "register"]) == 0
+    assert capsys.readouterr().out.startswith(f"{parquet}: valid")
+    table = pq.read_table(parquet)
+    values = [json.dumps(3) if v and at == 6 else v for at, v in enumerate(table["value"].to_pylist())]
+    pq.write_table(table.set_column(table.column_names.index("value"), "value", pa.array(values)), parquet)
+    assert main(["check", str(parquet), str(parquet), "--model", "register", "--jobs", "2"]) == 1
+
+
+def broken(kind, parquet):
+    table = pq.read_table(parquet)
+    if kind == "cut":
+        parquet.write_bytes(parquet.read_bytes()[:-100])
+    elif kind == "other":
+        pq.write_table(pa.table({"x": [1]}), parquet)
+    elif kind == "newer":
+        pq.write_table(table.replace_schema_metadata({"splitbrain.schema_version": "9"}), parquet)
+    elif kind == "runs":
+        second = table.set_column(0, table.schema.field(0), pa.array(["r2"] * len(table)))
+        pq.write_table(pa.concat_tables([table, second]), parquet)
+    else:
+        pq.write_table(table.slice(2), parquet)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("cut", "not readable as Parquet"),
+        ("other", "not a history: it has no column process, type, f"),
+        ("newer", "written with schema version 9; this reader knows 1"),
+        ("runs", "holds 2 runs; `harness analyze` checks many at once"),
+        ("orphan", "row 1: process 0 completes 'write', but has no operation open"),
+    ],
+)
+def test_what_is_no_history_is_said_in_one_line(paths, capsys, kind, reason):
+    _, parquet = paths
+    broken(kind, parquet)
+    assert main(["check", str(parquet), "--model", "register"]) == 254
+    error = capsys.readouterr().err
+    assert error.startswith(f"{parquet}: {reason}") and error.count("\n") == 1
+
+
+def test_without_pyarrow_it_says_what_is_missing(paths, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(FormatError, match="a Parquet file, which takes pyarrow to read: pip install pyarrow"):
+        read_parquet(str(paths[1]))
+
+
+def test_the_command_without_parquet_does_not_load_pyarrow(paths):
+    code = "import sys; from harness.cli import main; status = main(sys.argv[1:]); assert 'pyarrow' not in sys.modules"
+    command = [sys.executable, "-c", f"{code}; sys.exit(status)", "check", str(paths[0]), "--model", "register"]
+    subprocess.run(command, check=True)
