@@ -18,6 +18,8 @@ from node.dledger.messages import (
     GetEntriesResponse,
     HeartBeatRequest,
     HeartBeatResponse,
+    InstallSnapshotRequest,
+    InstallSnapshotResponse,
     MalformedMessage,
     Message,
     MetadataRequest,
@@ -43,6 +45,10 @@ MESSAGES: list[Message] = [
     GetEntriesResponse(**BASE, code=DLedgerCode.SUCCESS, entries=b"abc"),
     AppendEntryRequest(**BASE, body=b"body"),
     AppendEntryResponse(**BASE, code=DLedgerCode.SUCCESS, index=1, pos=48),
+    InstallSnapshotRequest(
+        **BASE, last_included_index=9, last_included_term=2, size_bytes=5, digest="0f", offset=2, data_crc=7, data=b"de"
+    ),
+    InstallSnapshotResponse(**BASE, code=DLedgerCode.SUCCESS, offset=4),
 ]
 NAMES = b"\1" + struct.pack(">H1sH2sH2sH2s", 1, b"g", 2, b"n2", 2, b"n1", 2, b"n1").join([b"\0\x0f", b""])
 """Version, length and names of every message above."""
