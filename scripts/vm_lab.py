@@ -111,7 +111,7 @@ def _build(directory: Path, added: Sequence[Path]) -> None:
         shutil.rmtree(inside, ignore_errors=True)
         inside.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
-            shutil.copytree(path, inside, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", ".git"))
+            shutil.copytree(path, inside, symlinks=True, ignore=shutil.ignore_patterns(".git"))
         else:
             shutil.copy2(path, inside)
     for kind, name in (("vmlinuz", "kernel"), ("initrd.img", "initrd")):

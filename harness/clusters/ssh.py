@@ -9,18 +9,28 @@ is removed at the end.
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import json
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import ClassVar, Self
 
 from harness.clusters.agent_cluster import AgentCluster
 from harness.clusters.agent_link import ByteStream
 from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable
-from harness.clusters.ssh_connection import HostNotTaken, clean_host, connect_relay, require_paramiko, take_host
+from harness.clusters.ssh_connection import (
+    HostNotTaken,
+    clean_host,
+    connect_relay,
+    require_paramiko,
+    take_host,
+    why_no_file_systems,
+)
 from harness.clusters.ssh_inventory import SshHost, load_inventory
 from harness.clusters.threads import all_of, in_thread
 from harness.errors import HarnessError, OperatorError
+from harness.faults.file_system_disks import FILE_SYSTEM_KINDS
 from harness.run_state import KIND_SSH_HOST, Claim, RunState
 
 __all__ = ["MAX_HOSTS", "SshCluster"]
@@ -38,6 +48,7 @@ class SshCluster(AgentCluster):
     name = "ssh"
     description = "machines of an inventory, reached over SSH, cuts by nftables there; needs root or sudo on them"
     options: Sequence[str] = ("inventory",)
+    _why_no_file_systems: ClassVar[Callable[[], str | None] | None] = None
 
     def __init__(
         self,
@@ -59,6 +70,33 @@ class SshCluster(AgentCluster):
         """Raise ClusterUnavailable or OperatorError when paramiko is missing or the inventory is bad."""
         require_paramiko()
         _hosts_of(inventory)
+
+    @classmethod
+    def configured(cls, *, inventory: str | None = None) -> type[SshCluster]:
+        """Such clusters on these machines, to be asked what they miss. Raises OperatorError for a bad inventory."""
+        hosts = _hosts_of(inventory)
+        return cls._asking(lambda: hosts)
+
+    @classmethod
+    def _asking(cls, hosts: Callable[[], Sequence[SshHost]]) -> type[Self]:
+        """The class with knowledge of its machines, which are asked when first a fault needs to know, and once."""
+
+        @functools.cache
+        def why_not() -> str | None:
+            try:
+                machines = hosts()
+            except OperatorError:
+                return None  # it is named when the cluster is made
+            return why_no_file_systems([host for host in machines if host.name != NAME_SERVER_HOST])
+
+        return type(cls.__name__, (cls,), {"_why_no_file_systems": staticmethod(why_not)})
+
+    @classmethod
+    def missing(cls, interface: str, ability: str) -> str | None:
+        """See AgentCluster; of a class made by `configured` the machines themselves are asked for loop devices."""
+        if interface == "disks" and ability in FILE_SYSTEM_KINDS and cls._why_no_file_systems is not None:
+            return cls._why_no_file_systems()
+        return super().missing(interface, ability)
 
     async def _make_hosts(self) -> None:
         require_paramiko()

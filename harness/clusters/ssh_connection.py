@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import shlex
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,15 @@ from harness.clusters.ssh_inventory import ACCEPT_NEW, SshHost
 if TYPE_CHECKING:
     import paramiko
 
-__all__ = ["ChannelStream", "HostNotTaken", "clean_host", "connect_relay", "require_paramiko", "take_host"]
+__all__ = [
+    "ChannelStream",
+    "HostNotTaken",
+    "clean_host",
+    "connect_relay",
+    "require_paramiko",
+    "take_host",
+    "why_no_file_systems",
+]
 
 _CONNECT_TIMEOUT_S = 15.0
 _COMMAND_TIMEOUT_S = 60.0
@@ -33,6 +43,19 @@ _LAUNCHER = (
     "exec(compile(s, 'host_agent.py', 'exec'), {'__name__': '__main__', 'SOURCE': s})"
 )
 """Runs the agent's source from standard input on a host that has no file of ours yet."""
+
+
+_LOOP_TRIAL = """
+PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+for program in mkfs.ext4 losetup mount; do
+    command -v $program >/dev/null || { echo "$program is missing" >&2; exit 1; }
+done
+file=$(mktemp) && truncate -s 1M "$file" || exit 1
+device=$(losetup --find --show "$file") && losetup --detach "$device"
+status=$?
+rm -f "$file"
+exit $status
+"""
 
 
 class HostNotTaken(ClusterUnavailable):
@@ -174,28 +197,8 @@ def _agent_command(host: SshHost, arguments: list[str]) -> dict[str, Any]:
 
     Raises HostNotTaken when it was certainly not run, ClusterUnavailable for anything else.
     """
-    try:
-        client = _open(host)
-    except ConnectFailure as error:
-        raise HostNotTaken(f"{error}: is it up, and is this the right address and port?") from None
-    except ClusterUnavailable as error:
-        raise HostNotTaken(str(error)) from None
-    try:
-        command = _as_root(host, [host.python, "-c", _LAUNCHER, *arguments])
-        stdin, stdout, stderr = client.exec_command(command, timeout=_COMMAND_TIMEOUT_S)
-        with contextlib.suppress(OSError):  # the command ended without reading; its words say why
-            stdin.write(Path(host_agent.__file__).read_text(encoding="utf-8"))
-            stdin.flush()
-        stdin.channel.shutdown_write()
-        output = stdout.read().decode(errors="replace")
-        said = stderr.read().decode(errors="replace").strip()
-        status = stdout.channel.recv_exit_status()
-    except (OSError, EOFError) as error:
-        raise ClusterUnavailable(f"{host.name}: the connection broke: {error or type(error).__name__}") from None
-    except Exception as error:  # paramiko has several of its own
-        raise ClusterUnavailable(f"{host.name}: {error}") from None
-    finally:
-        client.close()
+    source = Path(host_agent.__file__).read_text(encoding="utf-8")
+    status, output, said = _run_as_root(host, [host.python, "-c", _LAUNCHER, *arguments], source)
     lines = output.strip().splitlines()
     if status == 0 and lines:
         try:
@@ -207,6 +210,56 @@ def _agent_command(host: SshHost, arguments: list[str]) -> dict[str, Any]:
     if known is not None:
         raise HostNotTaken(known)
     raise ClusterUnavailable(f"{host.name}: the agent could not be run (status {status}): {last}")
+
+
+def _run_as_root(host: SshHost, argv: list[str], text: str) -> tuple[int, str, str]:
+    """Run a command with `text` as its input; (status, output, errors). Raises HostNotTaken when the host cannot be
+    reached, ClusterUnavailable when the connection breaks."""
+    try:
+        client = _open(host)
+    except ConnectFailure as error:
+        raise HostNotTaken(f"{error}: is it up, and is this the right address and port?") from None
+    except ClusterUnavailable as error:
+        raise HostNotTaken(str(error)) from None
+    try:
+        stdin, stdout, stderr = client.exec_command(_as_root(host, argv), timeout=_COMMAND_TIMEOUT_S)
+        with contextlib.suppress(OSError):  # the command ended without reading; its words say why
+            stdin.write(text)
+            stdin.flush()
+        stdin.channel.shutdown_write()
+        output = stdout.read().decode(errors="replace")
+        said = stderr.read().decode(errors="replace").strip()
+        return stdout.channel.recv_exit_status(), output, said
+    except (OSError, EOFError) as error:
+        raise ClusterUnavailable(f"{host.name}: the connection broke: {error or type(error).__name__}") from None
+    except Exception as error:  # paramiko has several of its own
+        raise ClusterUnavailable(f"{host.name}: {error}") from None
+    finally:
+        client.close()
+
+
+def why_no_file_systems(hosts: Sequence[SshHost]) -> str | None:
+    """Why one of these hosts cannot have a file system of a run's own, in one line that names what mends it; None when
+    all can, as far as they can be asked: one that cannot be reached is named when it is taken.
+
+    Found out by attaching a small file to a loop device there, and detaching it.
+    """
+
+    def why_not(host: SshHost) -> str | None:
+        try:
+            status, _, said = _run_as_root(host, ["sh", "-s"], _LOOP_TRIAL)
+        except ClusterUnavailable:
+            return None
+        if status == 0:
+            return None
+        last = said.splitlines()[-1][:_MAX_SAID] if said else f"status {status}"
+        return (
+            f"{host.name}: a file system of the run's own needs loop devices and e2fsprogs there ({last}): modprobe "
+            "loop as root, or scripts/provision.sh for what is missing"
+        )
+
+    with ThreadPoolExecutor(max_workers=max(1, len(hosts))) as pool:
+        return next((problem for problem in pool.map(why_not, hosts) if problem is not None), None)
 
 
 def _why_not(host: SshHost, status: int, said: str, last: str) -> str | None:

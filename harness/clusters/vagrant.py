@@ -45,6 +45,11 @@ class VagrantCluster(SshCluster):
         require_paramiko()
         _vagrant()
 
+    @classmethod
+    def configured(cls, *, inventory: str | None = None) -> type[VagrantCluster]:
+        """Such clusters on the machines that are up, to be asked what they miss."""
+        return cls._asking(vagrant_hosts)
+
 
 def _vagrant() -> str:
     path = find_program("vagrant")

@@ -15,13 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.clusters import agent_file_systems, agent_relay, agent_shim
+from harness import registry
+from harness.clusters import agent_file_systems, agent_relay, agent_shim, ssh_connection
 from harness.clusters.agent_links import measure_of
 from harness.clusters.base import ClusterUnavailable, Program
 from harness.clusters.docker import DockerCluster
+from harness.clusters.netns_calls import entered
+from harness.clusters.options import require_cluster
 from harness.clusters.shaped_links import FirstChoice
 from harness.clusters.ssh import SshCluster
+from harness.clusters.ssh_inventory import SshHost
+from harness.faults.target import PlannedTarget
 from harness.run_state import RunState
+from nemesis.disk import DISK_STALL
 from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import why_no_shim
 from nemesis.target import ABILITIES, ClockSkew, DiskFault, Link, LinkShape
@@ -295,6 +301,37 @@ def test_what_a_container_cannot_have_is_said_so() -> None:
     said = DockerCluster.missing("disks", "freeze")
     assert said is not None and "use --cluster netns" in said and "\n" not in said
     assert DockerCluster.missing("links", "loss") is None and SshCluster.missing("disks", "freeze") is None
+
+
+@pytest.mark.ssh
+@pytest.mark.root
+@on_machines
+def test_forms_that_need_loop_devices_are_left_out_where_a_machine_has_none(
+    tmp_path: Path, ssh_machines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inventory = str(ssh_machines.inventory)
+
+    def planned_on(cluster_class: Any) -> PlannedTarget:
+        system_class = registry.load("systems", "broker")
+        return PlannedTarget(cluster_class, ["n1", "n2", "n3"], system_class=system_class, settings={})
+
+    def usable() -> tuple[set[str], list[str]]:
+        with entered(ssh_machines.namespace):
+            cluster_class = require_cluster(SshCluster, {"inventory": inventory})
+            variants, problems = planned_on(cluster_class).usable(DISK_STALL, None)
+        return {variant.partition("@")[0] for variant in variants}, problems
+
+    assert usable() == ({"fsync", "all", "freeze"}, [])
+    monkeypatch.setattr(ssh_connection, "_LOOP_TRIAL", "echo 'losetup: cannot find an unused loop device' >&2; exit 1")
+    forms, [problem] = usable()
+    assert forms == {"fsync", "all"}
+    assert problem.endswith("scripts/provision.sh for what is missing") and "unused loop device" in problem
+    assert "\n" not in problem
+
+
+def test_machines_that_cannot_be_asked_are_named_when_they_are_taken() -> None:
+    nowhere = SshHost(name="n1", hostname="127.0.0.1", port=1)
+    assert ssh_connection.why_no_file_systems([nowhere]) is None and ssh_connection.why_no_file_systems([]) is None
 
 
 @pytest.mark.ssh

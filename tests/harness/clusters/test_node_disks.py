@@ -104,7 +104,7 @@ def test_a_host_sees_its_own_disk_only_and_its_files_outlive_the_cluster(tmp_pat
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         own, other = cluster.data_dir("n1"), cluster.data_dir("n2")
         seen = [cluster.local_path(host, cluster.data_dir(host)) for host in cluster.hosts]
-        assert len({os.stat(path).st_dev for path in (*seen, tmp_path)}) == 3
+        assert len({os.stat(path).st_dev for path in (*seen, str(tmp_path))}) == 3
         assert own not in mounts(), "the machine's own table of mounts has nothing of it"
         await cluster.put_file("n2", os.path.join(other, "of-n2"), b"kept too")
         script = f"""

@@ -70,7 +70,7 @@ class Kernel:
     def clear(self, device: str) -> None:
         self.root[device] = ("fq_codel", "0:")
         for there in (self.classes, self.leaves, self.filters):
-            there[device].clear()  # type: ignore[attr-defined]
+            there[device].clear()
 
     def perform(self, line: str) -> None:
         words = line.split()

@@ -1,0 +1,173 @@
+"""Forks harnesses that put a cluster with file systems up, bend its disks and take it down, and that kill themselves
+(SIGKILL) at a given step; after each, `clean` runs and what is left is told as a line of JSON.
+
+    kill_steps_parent.py RUN_ID DIRECTORY STORAGE STEP ...
+
+A step is a write to the run's state, a command on a host, an operation on a file system or the start of a process; a
+harness can be killed before it, after it, and, of commands, in its middle. Step 0 is never reached: that harness
+lives to its end and tells in the file `steps` what steps there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.cleanup import clean
+from harness.clusters import netns_shell
+from harness.clusters.loop_devices import marked_devices
+from harness.clusters.netns import NetnsCluster
+from harness.clusters.node_disks import cgroup_parents
+from harness.clusters.processes import Processes
+from harness.process_table import find_processes, marked_with
+from harness.run_state import RUN_VARIABLE, RunState
+from nemesis.mechanisms import file_systems
+from nemesis.target import DiskFault
+
+MIDDLE_S = 0.002
+"""How long a command has run when the harness is killed in its middle: mkfs, mount and ip take some milliseconds."""
+
+
+class Steps:
+    """Counts, and kills this process at the one that was asked for."""
+
+    def __init__(self, fatal: int) -> None:
+        self.fatal = fatal
+        self.names: list[str] = []
+
+    def reached(self, name: str) -> bool:
+        self.names.append(name)
+        return len(self.names) == self.fatal
+
+    def at(self, name: str) -> None:
+        if self.reached(name):
+            die()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def watched(steps: Steps, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        steps.at(f"before {name}")
+        result = function(*args, **kwargs)
+        steps.at(f"after {name}")
+        return result
+
+    return call
+
+
+def watch(steps: Steps) -> None:
+    run_command = netns_shell._run
+    append = RunState._append
+    spawn = Processes.spawn
+
+    async def command(host: str, argv: Any, stdin: str, environment: Any) -> str:
+        name = f"{host}: {' '.join(argv)} {stdin}"[-60:]
+        steps.at(f"before {name}")
+        dies_in_the_middle = steps.reached(f"in the middle of {name}")
+        work = asyncio.ensure_future(run_command(host, argv, stdin, environment))
+        if dies_in_the_middle:
+            await asyncio.sleep(MIDDLE_S)
+            die()
+        result = await work
+        steps.at(f"after {name}")
+        return result
+
+    def written(self: RunState, entries: Any, *, sync: bool) -> None:
+        kinds = ",".join(sorted({f"{entry['op']} {entry['kind']}" for entry in entries}))
+        steps.at(f"before writing {kinds}")
+        append(self, entries, sync=sync)
+        steps.at(f"after writing {kinds}")
+
+    async def spawned(self: Processes, host: str, program: Any, **options: Any) -> Any:
+        steps.at(f"before starting {program.name}")
+        child = await spawn(self, host, program, **options)
+        steps.at(f"after starting {program.name}")
+        return child
+
+    setattr(netns_shell, "_run", command)  # noqa: B010 - mypy takes it for a declaration otherwise
+    setattr(RunState, "_append", written)  # noqa: B010
+    setattr(Processes, "spawn", spawned)  # noqa: B010
+    operations: dict[str, Callable[..., Any]] = file_systems.OPERATIONS  # type: ignore[assignment]
+    for name, operation in list(operations.items()):
+        operations[name] = watched(steps, name, operation)
+
+
+async def live(run: RunState, directory: Path, storage: str) -> None:
+    cluster = NetnsCluster(node_count=1, run=run, work_dir=str(directory), ports=[7000], storage=storage)
+    cluster.equip({("disks", kind) for kind in ("freeze", "fill", "shutdown", "crash")})
+    await cluster.start()
+    disks = cluster.disks
+    assert disks is not None
+    for kind in ("freeze", "fill", "shutdown"):
+        await disks.impair(kind, {"n1": DiskFault(kind=kind)})
+        await disks.release(kind)
+    await disks.cut_power("crash", "n1", kind="crash")
+    await disks.release("crash")
+    await disks.impair("again", {"n1": DiskFault(kind="freeze")})
+    await cluster.stop()
+
+
+def one(run_id: str, directory: Path, storage: str, step: int) -> None:
+    steps = Steps(step)
+    watch(steps)
+    run = RunState.create(run_id, state_root=str(directory / "state"))
+    asyncio.run(live(run, directory / "run", storage))
+    assert run.close()
+    (directory / "steps").write_text(json.dumps(steps.names))
+
+
+def left(run_id: str, directory: Path) -> list[str]:
+    """What there still is of a run."""
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    found = [f"mount {line.split()[4]}" for line in mounts if str(directory) in line or run_id in line]
+    found += [f"namespace {name}" for name in os.listdir("/run/netns") if run_id in name]
+    found += [f"group {name}" for parent in cgroup_parents() for name in os.listdir(parent) if run_id in name]
+    found += [f"process {process}" for process in find_processes(marked_with(RUN_VARIABLE, run_id))]
+    found += [f"image {path}" for path in directory.rglob("disk.img")]
+    found += [f"state {path}" for path in (directory / "state").glob("*")]
+    deadline_s = time.monotonic() + 5
+    while (devices := [name for name, mark in marked_devices() if mark.run_id == run_id]) and (
+        time.monotonic() < deadline_s
+    ):
+        time.sleep(0.02)  # the kernel lets a device go a moment after its last mount
+    return found + [f"device {name}" for name in devices]
+
+
+def main() -> None:
+    run_id, where, storage, *numbers = sys.argv[1:]
+    for number in map(int, numbers):
+        directory = Path(where) / str(number)
+        directory.mkdir()
+        name = f"{run_id}-{number}"
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                one(name, directory, storage, number)
+            except BaseException as error:
+                print(f"step {number}: {error!r}", file=sys.stderr, flush=True)
+                os._exit(1)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        lines: list[str] = []
+        report = clean(state_root=str(directory / "state"), report=lines.append)
+        told = {"step": number, "status": status, "removed": len(report.removed), "said": report.left}
+        steps = directory / "steps"
+        told["steps"] = json.loads(steps.read_text()) if steps.exists() else []
+        print(json.dumps({**told, "left": left(name, directory)}), flush=True)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
