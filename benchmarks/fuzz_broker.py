@@ -343,9 +343,19 @@ class Bystander:
     def _body(number: int) -> bytes:
         return b"%d " % number + b"b" * (number * 37 % 500)
 
+    async def _takes_messages(self, client: RemotingClient) -> bool:
+        """Whether the broker is master: a member of a group answers clients before its first election."""
+        request = Command.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+        reply = await client.invoke(self._address, request, timeout_ms=10_000)
+        return bool(json.loads(reply.body)["table"]["takesWrites"] == "true")
+
     async def _run(self) -> None:
         client = RemotingClient()
         try:
+            while True:
+                if await self._takes_messages(client):
+                    break
+                await asyncio.sleep(0.02)
             while not self._stop.is_set():
                 began_s = time.monotonic()
                 body = self._body(self.sent)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, ReadMode, Role, StoredInPart
 from node.config import ClassicConfig
@@ -97,7 +98,7 @@ class ClassicStore:
         following = index + 1
         if term != TERM or not self._log.begin_position <= following <= self._log.end_position:
             return False
-        if following == self._log.end_position:
+        if following == self._log.end_position or self._log.holds_in_memory(following):
             return True
         try:
             return self.get(following) is not None
@@ -262,26 +263,38 @@ class ClassicLedger:
     def append(self, body_size_bytes: int, encode_body: Callable[[int], bytes]) -> asyncio.Future[AppendResult]:
         """Append a record. Raises DLedgerError LEADER_PENDING_FULL: nothing was appended. The future fails with
         StoredInPart (FLUSH_DISK_TIMEOUT), or DLedgerError DISK_ERROR when the outcome is unknown."""
-        try:
-            position, stored = self.log.append(body_size_bytes, encode_body)
-        except LogRefuses as error:
-            raise DLedgerError(DLedgerCode.LEADER_PENDING_FULL, str(error)) from error
         result: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
-        answer = AppendResult(index=position + body_size_bytes - 1, pos=position, term=TERM)
+        position = -1
 
-        def finish(done: asyncio.Future[None]) -> None:
-            error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        def encode(positions: Sequence[int]) -> Sequence[bytes]:
+            nonlocal position
+            (position,) = positions
+            return (encode_body(position),)
+
+        def finish(error: Exception | None) -> None:
             if result.done():
                 return
             if error is None:
-                result.set_result(answer)
-            elif isinstance(error, NotYetDurable):
-                result.set_exception(StoredInPart(ResponseCode.FLUSH_DISK_TIMEOUT, str(error)))
+                result.set_result(AppendResult(index=position + body_size_bytes - 1, pos=position, term=TERM))
             else:
-                result.set_exception(DLedgerError(DLedgerCode.DISK_ERROR, str(error)))
+                result.set_exception(error)
 
-        stored.add_done_callback(finish)
+        self.append_row((body_size_bytes,), encode, finish)
         return result
+
+    def append_row(
+        self,
+        sizes: Sequence[int],
+        encode: Callable[[Sequence[int]], Sequence[bytes]],
+        then: Callable[[Exception | None], object],
+    ) -> tuple[int, int, int]:
+        """The same for records that follow each other; `then` is told what the future would be."""
+        try:
+            positions = self.log.append_row(sizes, encode, partial(_tell, then))
+        except LogRefuses as error:
+            raise DLedgerError(DLedgerCode.LEADER_PENDING_FULL, str(error)) from error
+        first, end = positions[0], positions[-1] + sizes[-1]
+        return first if len(sizes) == 1 or end - first == sum(sizes) else -1, end - 1, TERM
 
     def add_commit_listener(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
@@ -292,3 +305,12 @@ class ClassicLedger:
     async def read_barrier(self, mode: ReadMode) -> int:
         """Nobody else can have written, so what is committed here is all there is."""
         return self.store.committed_index
+
+
+def _tell(then: Callable[[Exception | None], object], error: Exception | None) -> None:
+    if isinstance(error, NotYetDurable):
+        then(StoredInPart(ResponseCode.FLUSH_DISK_TIMEOUT, str(error)))
+    elif error is not None:
+        then(DLedgerError(DLedgerCode.DISK_ERROR, str(error)))
+    else:
+        then(None)

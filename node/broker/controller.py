@@ -38,6 +38,7 @@ from node.broker.memory_window import MemoryWindow
 from node.broker.message_store import MessageStore
 from node.broker.metrics import MetricsServer, render
 from node.broker.new_ledger import new_ledger
+from node.broker.plain_send import PlainSends
 from node.broker.ports import Ports
 from node.broker.pull import PullHolds, PullProcessor
 from node.broker.query import QueryProcessor
@@ -54,13 +55,7 @@ from node.broker.tool_status import settings_of, tool_status
 from node.broker.topics import TopicTable
 from node.broker.transactions import EndTransactionProcessor, OpenTransactions, TransactionChecks
 from node.config import BrokerConfig, split_address
-from node.remoting import (
-    Command,
-    Connection,
-    RemotingClient,
-    RequestCode,
-    ResponseCode,
-)
+from node.remoting import Command, Connection, RemotingClient, RequestCode, ResponseCode
 from node.runtime import Runtime
 from node.store.index_file import MessageIndex
 from node.store.queue_store import QueueStore
@@ -128,6 +123,7 @@ class BrokerController:
             queues=self.queues,
             clock=runtime.clock,
             is_disk_full=lambda: self._disk_watch.is_full,
+            foretold=self.dispatcher.foretold,
         )
         self._memory = MemoryWindow(
             self.ledger.store, memory_bytes=runtime.memory_bytes, percent=config.limits.in_memory_percent
@@ -281,7 +277,7 @@ class BrokerController:
             store_host=lambda: self.address,
             not_leader_remark=self.not_leader_remark,
         )
-        self._sends = SendProcessor(
+        slow_sends = SendProcessor(
             store=self.store,
             topics=self.topics,
             runtime=self._runtime,
@@ -297,7 +293,8 @@ class BrokerController:
             trace_on=self.config.trace_on,
             accept_from_ms=self.config.start_accept_send_timestamp_ms,
         )
-        send = self.send_hooks.around(self._sends.process)
+        self._sends = PlainSends(slow_sends)
+        send = self.send_hooks.around(slow_sends.process, unless_hooked=self._sends.process)
         admin = AdminProcessor(
             gate=self._gate,
             log=self.ledger.store,

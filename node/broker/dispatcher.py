@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from node.broker.foretold import Foretold, Queue, append_rows
 from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 from node.broker.ledger import LedgerStore
 from node.config import check_topic_name
@@ -62,11 +63,9 @@ log's durable timestamp lags behind."""
 MAX_WAITERS = 20_000
 """Reads that may wait for dispatch to catch up; each costs a few hundred bytes."""
 
+
 LATER_DERIVATIONS = frozenset(("basis",))
 """What checkpoints of earlier versions say nothing of, and are good without."""
-
-Queue = tuple[str, int]
-"""Topic and queue id."""
 
 
 class DispatchFailed(Exception):
@@ -124,6 +123,8 @@ class Dispatcher:
         self._queues = queues
         self._on_arrival = on_arrival
         self._mark = NOTHING_DISPATCHED
+        self.foretold = Foretold()
+        """What this node has appended itself, told by whoever did."""
         self._checkpointed_index = NOTHING_DISPATCHED.index
         self._scheduled = False
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -196,10 +197,12 @@ class Dispatcher:
     def stand_still(self) -> None:
         """Dispatch nothing until `go_on`: the log is being cut."""
         self._standing_still = True
+        self.foretold.clear()
 
     async def go_on(self) -> None:
         """The log was cut. Where entries are gone that were dispatched, everything is derived anew. Raises OSError."""
         async with self._checkpointing:
+            self.foretold.clear()
             log = self._log
             if not log.ledger_begin_index - 1 <= self._mark.index <= log.ledger_end_index:
                 await self._queues.discard()
@@ -275,10 +278,9 @@ class Dispatcher:
             return
         arrived: dict[Queue, None] = {}
         try:
-            for _ in range(PORTION_ENTRIES):
-                self._dispatch(self._mark.index + 1, arrived)
-                if self._mark.index >= last:
-                    break
+            left = PORTION_ENTRIES
+            while left > 0 and self._mark.index < last:
+                left -= (self.foretold and self._dispatch_foretold(last, arrived)) or self._dispatch(arrived)
         except (RecordError, QueueGap, ValueError) as error:
             self._fail(DispatchFailed(f"log entry {self._mark.index + 1}: {error}"))
         except OSError as error:
@@ -317,14 +319,33 @@ class Dispatcher:
             self._scheduled = True
             asyncio.get_running_loop().call_later(RETRY_INTERVAL_S, self._run)
 
-    def _dispatch(self, index: int, arrived: dict[Queue, None]) -> None:
+    def _dispatch_foretold(self, last: int, arrived: dict[Queue, None]) -> int:
+        """Dispatch the next rows as far as they were foretold and are committed; returns their number."""
+        mark = self._mark
+        rows = self.foretold.take(mark.index, last)
+        if not rows or not self._is_in_log(rows[-1].last_index, rows[-1].term) or not append_rows(self._queues, rows):
+            return 0
+        arrived.update(dict.fromkeys([row.queue for row in rows]))
+        for row in rows:
+            for summary in row.summaries:
+                for derive in self._derive:
+                    derive(summary)
+        newest = rows[-1]
+        stored_ms = max(mark.store_timestamp_ms, newest.store_timestamp_ms)
+        self._mark = DispatchMark(newest.last_index, newest.term, stored_ms)
+        return len(rows)
+
+    def _dispatch(self, arrived: dict[Queue, None]) -> int:
+        """Dispatch the next entry as the log has it; returns the number of entries: 1."""
+        index = self._mark.index + 1
         entry = self._log.get(index)
         if entry is None:
             raise ValueError("is committed but cannot be read")
         store_timestamp_ms = self._mark.store_timestamp_ms
         if entry.is_message:
             store_timestamp_ms = max(store_timestamp_ms, self._dispatch_message(entry, arrived))
-        self._mark = DispatchMark(index=entry.index, term=entry.term, store_timestamp_ms=store_timestamp_ms)
+        self._mark = DispatchMark(entry.index, entry.term, store_timestamp_ms)
+        return 1
 
     def _dispatch_message(self, entry: LedgerEntry, arrived: dict[Queue, None]) -> int:
         body = entry.body

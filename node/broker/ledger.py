@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from node.dledger.quorum import AppendResult
@@ -88,6 +88,18 @@ class Ledger(Protocol):
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
     def append(self, body_size_bytes: int, encode_body: Callable[[int], bytes]) -> asyncio.Future[AppendResult]: ...
+    def append_row(
+        self,
+        sizes: Sequence[int],
+        encode: Callable[[Sequence[int]], Sequence[bytes]],
+        then: Callable[[Exception | None], object],
+    ) -> tuple[int, int, int]:
+        """Append bodies of these sizes, one behind the other, all or none; `encode` gets their positions. `then` is
+        called once, maybe before this returns: with None when all are committed, or with what `append`'s future would
+        fail with. Returns the first index (-1 where something of the log's own lies between them), the last, and the
+        term. Raises as `append`."""
+        ...
+
     def add_commit_listener(self, listener: Callable[[], None]) -> None: ...
     def add_role_listener(self, listener: Callable[[int, Role], None]) -> None: ...
     async def read_barrier(self, mode: ReadMode) -> int: ...

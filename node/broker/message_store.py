@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from node.broker.dispatcher import Queue
+from node.broker.foretold import Foretold, ForetoldRow, Queue
 from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, Ledger
 from node.broker.metrics import SLOW_PUT_S, Histogram
 from node.logs import LogLimiter
 from node.runtime import Clock
+from node.store.consume_queue import pack_units
+from node.store.properties import KEYS, TAGS, UNIQUE_KEY, property_value
 from node.store.queue_store import QueueStore
-from node.store.record import PreparedRecord
+from node.store.record import PreparedRecord, RecordSummary, tag_hash
+from node.store.record_row import RecordMaker, RowMessage
 
-__all__ = ["MessageStore", "NotWritable", "PendingPut"]
+__all__ = ["MessageStore", "NotWritable", "PendingPut", "PutRow"]
 
 
 logger = logging.getLogger("node.broker")
@@ -42,12 +46,26 @@ class PendingPut(NamedTuple):
     """Done when the message is committed; fails with DLedgerError, and then its fate is unknown."""
 
 
+class PutRow(NamedTuple):
+    """Messages that are in the log: the number of the first in its queue, and where each lies."""
+
+    queue_offset: int
+    positions: Sequence[int]
+
+
 class MessageStore:
     """Assigns queue offsets and appends records to the replicated log while this node is master."""
 
     def __init__(
-        self, *, ledger: Ledger, queues: QueueStore, clock: Clock, is_disk_full: Callable[[], bool] = lambda: False
+        self,
+        *,
+        ledger: Ledger,
+        queues: QueueStore,
+        clock: Clock,
+        is_disk_full: Callable[[], bool] = lambda: False,
+        foretold: Foretold | None = None,
     ) -> None:
+        self._foretold = foretold if foretold is not None else Foretold()
         self._ledger = ledger
         self._queues = queues
         self._clock = clock
@@ -113,10 +131,7 @@ class MessageStore:
         Raises NotWritable and DLedgerError (NOT_LEADER, LEADER_PENDING_FULL, DISK_FULL, ...): nothing was
         stored. What happens after the append is told by `committed` of the result.
         """
-        if not self.is_master:
-            raise NotWritable("not the master")
-        if self._is_disk_full():
-            raise DLedgerError(DLedgerCode.DISK_FULL, "the disk is full")
+        self._check()
         key = (topic, queue_id)
         queue_offset = self._next_offsets.get(key, 0)
         store_timestamp_ms = max(self._last_store_timestamp_ms, self._clock.wall_ms())
@@ -136,3 +151,66 @@ class MessageStore:
         self._last_store_timestamp_ms = store_timestamp_ms
         self.put_total += 1
         return PendingPut(queue_offset, physical_offset, committed)
+
+    def _check(self) -> None:
+        if not self.is_master:
+            raise NotWritable("not the master")
+        if self._is_disk_full():
+            raise DLedgerError(DLedgerCode.DISK_FULL, "the disk is full")
+
+    def put_row(
+        self,
+        maker: RecordMaker,
+        messages: Sequence[RowMessage],
+        texts: Sequence[str],
+        *,
+        born_timestamp_ms: int,
+        reconsume_times: int,
+        then: Callable[[Exception | None], object],
+    ) -> PutRow:
+        """Append plain messages of one queue, all or none: no delayed ones, none of a transaction. `texts` are their
+        properties. `then` is told when all are committed, see `Ledger.append_row`.
+
+        Raises as `put`, and struct.error where a number does not fit the record: nothing was stored.
+        """
+        self._check()
+        key = (maker.topic, maker.queue_id)
+        queue_offset = self._next_offsets.get(key, 0)
+        store_timestamp_ms = max(self._last_store_timestamp_ms, self._clock.wall_ms())
+        sizes = maker.sizes(messages)
+        positions: Sequence[int] = ()
+        records: list[bytes] = []
+
+        def encode(places: Sequence[int]) -> Sequence[bytes]:
+            nonlocal positions, records
+            positions = places
+            records = maker.make(
+                messages,
+                places,
+                queue_offset=queue_offset,
+                born_timestamp_ms=born_timestamp_ms,
+                store_timestamp_ms=store_timestamp_ms,
+                reconsume_times=reconsume_times,
+            )
+            return records
+
+        row = self._ledger.append_row(sizes, encode, then)
+        self._next_offsets[key] = queue_offset + len(records)
+        self._last_store_timestamp_ms = store_timestamp_ms
+        self.put_total += len(records)
+        if row[0] >= 0:
+            units, crcs = pack_units(positions, sizes, [_hash(text) for text in texts], list(map(zlib.crc32, records)))
+            summaries = [
+                RecordSummary(*key, queue_offset + number, position, maker.sys_flag, store_timestamp_ms,
+                    property_value(text, TAGS), text, 0)
+                for number, (position, text) in enumerate(zip(positions, texts, strict=True))
+                if text and (KEYS in text or UNIQUE_KEY in text)
+            ]  # fmt: skip
+            self._foretold.add(
+                ForetoldRow(*row, key, queue_offset, units, crcs, store_timestamp_ms, summaries)
+            )
+        return PutRow(queue_offset, positions)
+
+
+def _hash(text: str) -> int:
+    return tag_hash(property_value(text, TAGS)) if text else 0

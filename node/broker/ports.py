@@ -6,17 +6,15 @@ Here both are served by one loop, so it is the same service under another number
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from node.config import BrokerConfig, split_address
-from node.remoting import Command, Connection, RemotingServer, RequestCode, ServerLimits
+from node.remoting import Command, Connection, Processor, RemotingServer, RequestCode, ServerLimits
 
 __all__ = ["FAST_PORT_BELOW", "Ports"]
 
 FAST_PORT_BELOW = 2
 """How far below the broker's port the fast one is (R: fastListenPort)."""
-
-Processor = Callable[[Command, Connection], Command | Awaitable[Command | None] | None]
 
 
 class Ports:

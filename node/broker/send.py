@@ -73,21 +73,26 @@ class SendProcessor:
         trace_on: bool = True,
         accept_from_ms: int = 0,
     ) -> None:
-        self._told = {"MSG_REGION": region_id, "TRACE_ON": "true" if trace_on else "false"}
+        self.told: Mapping[str, str] = {"MSG_REGION": region_id, "TRACE_ON": "true" if trace_on else "false"}
         self._accept_from_ms = accept_from_ms
         self._clock = runtime.clock
-        self._store = store
-        self._topics = topics
+        self.store = store
+        self.topics = topics
         self._auto_create_topics = auto_create_topics
         self._on_topics_changed = on_topics_changed
         self._retries = retries
         self._transactions = transactions
         self._honours_wait = honours_wait
         self._random = runtime.random
-        self._store_host = store_host
-        self._max_message_size_bytes = max_message_size_bytes
+        self.store_host = store_host
+        self.max_message_size_bytes = max_message_size_bytes
         self._not_leader_remark = not_leader_remark
         self._under_way: dict[asyncio.Future[Command | None], None] = {}
+
+    @property
+    def takes_now(self) -> bool:
+        """Whether the time has come from which on messages are taken."""
+        return not self._accept_from_ms or self._clock.wall_ms() >= self._accept_from_ms
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until every message under way is answered, at most `timeout_s` seconds."""
@@ -101,26 +106,26 @@ class SendProcessor:
         try:
             answer = self._process(command, connection)
         except RequestError as error:
-            return command.reply(error.code, remark=error.remark, fields=self._told)
+            return command.reply(error.code, remark=error.remark, fields=self.told)
         return answer if isinstance(answer, Command | asyncio.Future) else self._later(command, answer)
 
     async def _later(self, command: Command, answer: Awaitable[Command | None]) -> Command | None:
         try:
             return await answer
         except RequestError as error:
-            return command.reply(error.code, remark=error.remark, fields=self._told)
+            return command.reply(error.code, remark=error.remark, fields=self.told)
 
     def _process(self, command: Command, connection: Connection) -> Command | Awaitable[Command | None]:
-        if self._accept_from_ms and self._clock.wall_ms() < self._accept_from_ms:
+        if not self.takes_now:
             raise RequestError(  # R: startAcceptSendRequestTimeStamp
                 ResponseCode.SYSTEM_ERROR, f"no messages are taken before {self._accept_from_ms} ms of the epoch"
             )
-        if not self._store.is_master:
+        if not self.store.is_master:
             return self._refuse_not_master(command)
         header = SendHeader.of(command)
         if header.reconsume_times > 0 and header.topic.startswith(RETRY_PREFIX):
             return self._send_retry(command, header, connection)
-        if self._topics.get(header.topic) is None:
+        if self.topics.get(header.topic) is None:
             model = self._model(command, header)
             if model is not None:
                 return self._create_and_send(model, command, header, connection)
@@ -136,7 +141,7 @@ class SendProcessor:
             queues = command.get_int(names["defaultTopicQueueNums"], 4)
         else:
             return None
-        return self._topics.model(header.topic, default_topic, queues)
+        return self.topics.model(header.topic, default_topic, queues)
 
     async def _send_retry(self, command: Command, header: SendHeader, connection: Connection) -> Command | None:
         """A client retries by itself: its group's limit holds here too (R: handleRetryAndDLQ)."""
@@ -146,7 +151,7 @@ class SendProcessor:
         if allowed < 0:
             allowed = group.retry_max_times
         topic = await self._retries.target(group, is_dead=header.reconsume_times >= allowed)
-        if not self._store.is_master:
+        if not self.store.is_master:
             return self._refuse_not_master(command)
         if topic.name != header.topic:
             header = replace(header, topic=topic.name, queue_id=0)
@@ -157,13 +162,13 @@ class SendProcessor:
         self, model: TopicConfig, command: Command, header: SendHeader, connection: Connection
     ) -> Command | None:
         try:
-            if self._topics.get(model.name) is None:
-                await self._topics.put(model)
+            if self.topics.get(model.name) is None:
+                await self.topics.put(model)
                 self._on_topics_changed()
         except (OSError, TopicTableFull) as error:
             remark = f"topic {model.name!r} could not be made: {error}"
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, remark) from error
-        if not self._store.is_master:
+        if not self.store.is_master:
             return self._refuse_not_master(command)
         result = self._send(command, header, connection)
         return result if isinstance(result, Command) else await result
@@ -172,10 +177,10 @@ class SendProcessor:
         self, command: Command, header: SendHeader, connection: Connection
     ) -> Command | asyncio.Future[Command | None]:
         topic = self._check_topic(header)
-        if len(command.body) > self._max_message_size_bytes:
+        if len(command.body) > self.max_message_size_bytes:
             size = len(command.body)
             raise RequestError(
-                ResponseCode.MESSAGE_ILLEGAL, f"body of {size} bytes, allowed are {self._max_message_size_bytes}"
+                ResponseCode.MESSAGE_ILLEGAL, f"body of {size} bytes, allowed are {self.max_message_size_bytes}"
             )
         queue_id = header.queue_id if header.queue_id >= 0 else self._random.randrange(topic.queues)
         if not header.batch:
@@ -189,14 +194,14 @@ class SendProcessor:
 
     def _refuse_not_master(self, command: Command) -> Command:
         return command.reply(
-            ResponseCode.SERVICE_NOT_AVAILABLE, remark=self._not_leader_remark(), fields=self._told
+            ResponseCode.SERVICE_NOT_AVAILABLE, remark=self._not_leader_remark(), fields=self.told
         )
 
     def _check_topic(self, header: SendHeader) -> TopicConfig:
         name = header.topic
         if len(name) > MAX_TOPIC_SIZE_BYTES:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"topic longer than {MAX_TOPIC_SIZE_BYTES}")
-        topic = self._topics.get(name)
+        topic = self.topics.get(name)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name!r} does not exist, create it first")
         if not topic.writable or is_internal(name):
@@ -237,7 +242,7 @@ class SendProcessor:
                 flag=flag,
                 born_timestamp_ms=header.born_timestamp_ms,
                 born_host=connection.remote_address,
-                store_host=self._store_host,
+                store_host=self.store_host,
                 reconsume_times=header.reconsume_times,
             )
         except RecordError as error:
@@ -268,7 +273,7 @@ class SendProcessor:
                 flag=header.flag,
                 born_timestamp_ms=header.born_timestamp_ms,
                 born_host=connection.remote_address,
-                store_host=self._store_host,
+                store_host=self.store_host,
                 reconsume_times=header.reconsume_times,
             )
         except RecordError as error:
@@ -293,20 +298,20 @@ class SendProcessor:
         puts: list[PendingPut] = []
         try:
             for topic, place_id, record in places:
-                puts.append(self._store.put(topic, place_id, record))
+                puts.append(self.store.put(topic, place_id, record))
         except (NotWritable, DLedgerError) as error:
             if not puts:
                 return self._refuse(command, error)
             for put in puts:
                 forget(put.committed)
             remark = f"batch stored in part: {len(puts)} of {len(places)} messages were appended ({error})"
-            return command.reply(ResponseCode.SYSTEM_ERROR, remark=remark, fields=self._told)
+            return command.reply(ResponseCode.SYSTEM_ERROR, remark=remark, fields=self.told)
         if self._honours_wait and (property_value(properties_text, WAIT_STORE) or "").lower() == "false":
             for put in puts:
                 forget(put.committed)
             puts = [put._replace(committed=_done()) for put in puts]
         transaction_id = property_value(properties_text, UNIQUE_KEY) or ""
-        answer = _Answer(command, puts, self._store_host, queue_id, self._store, transaction_id, self._told).future
+        answer = _Answer(command, puts, self.store_host, queue_id, self.store, transaction_id, self.told).future
         self._under_way[answer] = None
         answer.add_done_callback(self._answered)
         return answer
@@ -322,7 +327,7 @@ class SendProcessor:
             code, remark = ResponseCode.SYSTEM_BUSY, f"too many unacknowledged messages: {error}"
         else:
             code, remark = ResponseCode.SERVICE_NOT_AVAILABLE, f"nothing was stored: {error}"
-        return command.reply(code, remark=remark, fields=self._told)
+        return command.reply(code, remark=remark, fields=self.told)
 
 
 def _done() -> asyncio.Future[AppendResult]:

@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 from node.broker.send_request import names_of
-from node.remoting import Command, Connection, RequestError
+from node.remoting import Command, Connection, LateReply, RequestError
 
 __all__ = ["SendContext", "SendHook", "SendHooks"]
 
 logger = logging.getLogger("node.broker")
 
 Answer = Command | Awaitable[Command | None]
+QuickAnswer = Answer | LateReply
 
 
 class SendContext(NamedTuple):
@@ -53,11 +54,17 @@ class SendHooks:
         """Have `hook` called from the next request on."""
         self._hooks.append(hook)
 
-    def around(self, process: Callable[[Command, Connection], Answer]) -> Callable[[Command, Connection], Answer]:
-        """A processor that calls the hooks around `process`."""
+    def around(
+        self,
+        process: Callable[[Command, Connection], Answer],
+        *,
+        unless_hooked: Callable[[Command, Connection], QuickAnswer],
+    ) -> Callable[[Command, Connection], QuickAnswer]:
+        """A processor that calls the hooks around `process`; while there are none it is `unless_hooked`, which answers
+        the same in less time."""
 
-        def hooked(command: Command, connection: Connection) -> Answer:
-            return self._process(process, command, connection) if self._hooks else process(command, connection)
+        def hooked(command: Command, connection: Connection) -> QuickAnswer:
+            return self._process(process, command, connection) if self._hooks else unless_hooked(command, connection)
 
         return hooked
 

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "blank",
     "blank_size_at",
     "encode_entry",
+    "encode_row",
     "parse_entries",
     "parse_entry",
     "tail_mark",
@@ -118,6 +120,25 @@ def encode_entry(*, magic: int, index: int, term: int, pos: int, previous_chain_
     chain_crc = zlib.crc32(body_fields, zlib.crc32(head, previous_chain_crc))
     raw = b"".join((head, _CHAIN.pack(chain_crc), body_fields, body))
     return Entry(index, term, pos, magic, chain_crc, raw)
+
+
+def encode_row(
+    magic: int, index: int, term: int, body_positions: Sequence[int], previous_chain_crc: int, bodies: Sequence[bytes]
+) -> list[Entry]:
+    """New entries that follow each other, the first with `index`. Arguments as of `encode_entry`."""
+    entries, chain_crc = [], previous_chain_crc
+    for number, (position, body) in enumerate(zip(body_positions, bodies, strict=True), index):
+        entry = encode_entry(
+            magic=magic,
+            index=number,
+            term=term,
+            pos=position - HEADER_SIZE_BYTES,
+            previous_chain_crc=chain_crc,
+            body=body,
+        )
+        chain_crc = entry.chain_crc
+        entries.append(entry)
+    return entries
 
 
 def parse_entry(data: bytes, offset: int = 0, previous_chain_crc: int | None = None) -> Entry:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from node.dledger.config import DLedgerConfig
 from node.dledger.dispatcher import EntryDispatcher
@@ -13,7 +13,7 @@ from node.dledger.member_state import MemberState
 from node.dledger.membership import encode_members
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
 from node.dledger.peers import PeerClient
-from node.dledger.quorum import AppendResult, QuorumAckChecker
+from node.dledger.quorum import AppendResult, AppendTaker, QuorumAckChecker
 from node.dledger.rpc import DLedgerCode, DLedgerError, Role
 from node.dledger.snapshot_manager import SnapshotManager
 from node.dledger.snapshot_transfer import SnapshotSender
@@ -145,6 +145,18 @@ class DLedgerEntryPusher:
         entry = self._store.append_as_leader(self._lead_term, body_size_bytes, encode_body)
         return self.checker.register(self._appended(entry))
 
+    def append_row(
+        self, sizes: Sequence[int], encode: Callable[[Sequence[int]], Sequence[bytes]], then: AppendTaker
+    ) -> tuple[int, int, int]:
+        """The same for bodies of these sizes, one behind the other, all or none; `encode` gets their positions, and
+        `then` the outcome of the last. Returns the first index, the last and the term. Raises as `append`."""
+        self.check_room(len(sizes))
+        self.check_disk()
+        entries = self._store.append_row_as_leader(self._lead_term, sizes, encode)
+        self.checker.register_row(entries, then)
+        self._appended(entries[-1])
+        return entries[0].index, entries[-1].index, self._lead_term
+
     def append_members(self, peers: Mapping[str, str]) -> asyncio.Future[AppendResult]:
         """Append an entry that says who belongs to the group; from now on these do. Errors as for `append`."""
         self.check_room()
@@ -159,9 +171,9 @@ class DLedgerEntryPusher:
         self.check_disk()
         return self.checker.register(self.append_noop())
 
-    def check_room(self) -> None:
-        """Raises DLedgerError NOT_LEADER; LEADER_TRANSFERRING while the lead is given away; LEADER_PENDING_FULL when
-        too much waits for the quorum or the disk."""
+    def check_room(self, count: int = 1) -> None:
+        """For `count` more appends. Raises DLedgerError NOT_LEADER; LEADER_TRANSFERRING while the lead is given away;
+        LEADER_PENDING_FULL when too much waits for the quorum or the disk."""
         if not self._state.is_leader or self._state.term != self._lead_term:
             raise DLedgerError(
                 DLedgerCode.NOT_LEADER, f"{self._state.self_id} does not lead", leader_id=self._state.leader_id
@@ -170,7 +182,7 @@ class DLedgerEntryPusher:
             raise DLedgerError(
                 DLedgerCode.LEADER_TRANSFERRING, f"{self.transferee} takes over", leader_id=self.transferee
             )
-        if self.checker.pending_count >= self._config.max_pending_appends:
+        if self.checker.pending_count + count > self._config.max_pending_appends:
             raise DLedgerError(
                 DLedgerCode.LEADER_PENDING_FULL, f"{self.checker.pending_count} appends wait for a quorum"
             )

@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from node.dledger.config import DLedgerConfig
@@ -21,7 +23,7 @@ from node.dledger.member_state import MemberState
 from node.dledger.rpc import DLedgerCode, DLedgerError
 from node.dledger.store import DLedgerStore
 
-__all__ = ["AppendResult", "QuorumAckChecker"]
+__all__ = ["AppendResult", "AppendTaker", "QuorumAckChecker"]
 
 logger = logging.getLogger("node.dledger.pusher")
 
@@ -35,11 +37,15 @@ class AppendResult:
     term: int
 
 
+AppendTaker = Callable[[AppendResult | DLedgerError], object]
+"""Called once, with what became of an append. Must not raise."""
+
+
 class _Pending(NamedTuple):
     entry_index: int
     pos: int
     deadline_s: float
-    future: asyncio.Future[AppendResult]
+    then: AppendTaker | None
 
 
 class QuorumAckChecker:
@@ -99,13 +105,21 @@ class QuorumAckChecker:
 
         It fails with DLedgerError WAIT_QUORUM_ACK_TIMEOUT or TERM_CHANGED; both leave the entry's fate open.
         """
+        future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
+        self.register_row((entry,), partial(_settle, future))
+        return future
+
+    def register_row(self, entries: Sequence[Entry], then: AppendTaker) -> None:
+        """The same for entries that follow each other, without a future: `then` gets the outcome of the last one."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[AppendResult] = loop.create_future()
         deadline_s = loop.time() + self._timing.ack_timeout_ms / 1000
-        self._pending_by_term[self._term].append(_Pending(entry.index, entry.pos, deadline_s, future))
+        pending = self._pending_by_term[self._term]
+        for entry in entries[:-1]:
+            pending.append(_Pending(entry.index, entry.pos, deadline_s, None))
+        last = entries[-1]
+        pending.append(_Pending(last.index, last.pos, deadline_s, then))
         if self._timeout_timer is None:
             self._timeout_timer = loop.call_at(deadline_s, self._expire)
-        return future
 
     def _expire(self) -> None:
         """Fail the appends that have waited too long, the oldest first."""
@@ -129,8 +143,8 @@ class QuorumAckChecker:
         pending = self._pending_by_term.get(self._term)
         while pending and pending[0].entry_index <= index:
             item = pending.popleft()
-            if not item.future.done():
-                item.future.set_result(AppendResult(item.entry_index, item.pos, self._term))
+            if item.then is not None:
+                item.then(AppendResult(item.entry_index, item.pos, self._term))
 
     # Water marks
 
@@ -215,6 +229,15 @@ class QuorumAckChecker:
 
 
 def _fail(item: _Pending, code: DLedgerCode, message: str) -> None:
-    if not item.future.done():
-        item.future.set_exception(DLedgerError(code, message))
-        item.future.exception()  # its owner may have gone away; that is no reason to complain
+    if item.then is not None:
+        item.then(DLedgerError(code, message))
+
+
+def _settle(future: asyncio.Future[AppendResult], outcome: AppendResult | DLedgerError) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, AppendResult):
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)
+        future.exception()  # its owner may have gone away; that is no reason to complain

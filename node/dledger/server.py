@@ -13,7 +13,7 @@ its own. See the modules for what each does; the contract of the whole:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -191,6 +191,18 @@ class DLedgerServer:
         WAIT_QUORUM_ACK_TIMEOUT or TERM_CHANGED. What this method itself raises is definite.
         """
         return self.pusher.append(body_size_bytes, encode_body)
+
+    def append_row(
+        self,
+        sizes: Sequence[int],
+        encode: Callable[[Sequence[int]], Sequence[bytes]],
+        then: Callable[[DLedgerError | None], object],
+    ) -> tuple[int, int, int]:
+        """Append entries that follow each other; see `DLedgerEntryPusher.append_row`. `then` gets None when all are
+        committed, or what the future of `append` would fail with."""
+        return self.pusher.append_row(
+            sizes, encode, lambda outcome: then(outcome if isinstance(outcome, DLedgerError) else None)
+        )
 
     async def read_barrier(self, mode: ReadMode) -> int:
         """The index up to which the log must be applied before a read may be served; see `node.dledger.reads`."""

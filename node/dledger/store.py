@@ -26,7 +26,7 @@ from node.dledger.entry import (
     BadEntry,
     Entry,
     blank_size_at,
-    encode_entry,
+    encode_row,
     parse_entry,
 )
 from node.dledger.files import LedgerCorrupt, LedgerFiles
@@ -208,20 +208,32 @@ class DLedgerStore:
         Raises DLedgerError UNEXPECTED_ARGUMENT when it is too large, and whatever `encode_body` raises; nothing
         is appended then.
         """
-        pos = self._place(HEADER_SIZE_BYTES + body_size_bytes)
-        body = encode_body(pos + HEADER_SIZE_BYTES)
-        if len(body) != body_size_bytes:
-            raise ValueError(f"the body has {len(body)} bytes, {body_size_bytes} were announced")
-        entry = encode_entry(
-            magic=magic,
-            index=self._end_index + 1,
-            term=term,
-            pos=pos,
-            previous_chain_crc=self._end_chain_crc,
-            body=body,
+        (entry,) = self.append_row_as_leader(
+            term, (body_size_bytes,), lambda positions: (encode_body(positions[0]),), magic=magic
         )
-        self._add(entry)
         return entry
+
+    def append_row_as_leader(
+        self,
+        term: int,
+        sizes: Sequence[int],
+        encode: Callable[[Sequence[int]], Sequence[bytes]],
+        *,
+        magic: int = NORMAL_MAGIC,
+    ) -> list[Entry]:
+        """The same for bodies that follow each other, all or none; `encode` gets the positions of all of them."""
+        positions, place = [], self._end_pos
+        for size_bytes in sizes:
+            place = self._place(HEADER_SIZE_BYTES + size_bytes, place) + HEADER_SIZE_BYTES
+            positions.append(place)
+            place += size_bytes
+        bodies = encode(positions)
+        if [len(body) for body in bodies] != list(sizes):
+            raise ValueError(f"the bodies have other sizes than {sizes}, which were announced")
+        entries = encode_row(magic, self._end_index + 1, term, positions, self._end_chain_crc, bodies)
+        for entry in entries:
+            self._add(entry)
+        return entries
 
     def append_as_follower(self, entries: Sequence[Entry]) -> None:
         """Append a leader's entries, which were parsed as a row.

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 __all__ = ["MAX_WAITING", "GroupTransferService"]
 
@@ -19,11 +21,11 @@ TIMER_GRAIN_S = 0.001
 
 
 class GroupTransferService:
-    """Futures by position; each becomes True when a slave has the log up to there, False after `timeout_s`."""
+    """Those who wait, by position; each is told True when a slave has the log up to there, False after `timeout_s`."""
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._waiting: deque[tuple[int, float, asyncio.Future[bool]]] = deque()
+        self._waiting: deque[tuple[int, float, Callable[[bool], object]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -36,25 +38,29 @@ class GroupTransferService:
 
     def wait_for(self, position: int) -> asyncio.Future[bool]:
         """Wait for a slave to have everything below `position`, which never goes back from call to call."""
+        transferred: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.tell(position, partial(_settle, transferred))
+        return transferred
+
+    def tell(self, position: int, then: Callable[[bool], object]) -> None:
+        """The same without a future: `then` is called with what it would be. Must not raise."""
         loop = asyncio.get_running_loop()
-        transferred: asyncio.Future[bool] = loop.create_future()
         due_s = loop.time() + self._timeout_s
-        self._waiting.append((position, due_s, transferred))
+        self._waiting.append((position, due_s, then))
         if self._timer is None:
             self._timer = loop.call_at(due_s, self._time_out)
-        return transferred
 
     def confirmed(self, position: int) -> None:
         """A slave has everything below `position`."""
         while self._waiting and self._waiting[0][0] <= position:
-            _settle(self._waiting.popleft()[2], True)
+            self._waiting.popleft()[2](True)
 
     def _time_out(self) -> None:
         self._timer = None
         loop = asyncio.get_running_loop()
         now_s = loop.time() + TIMER_GRAIN_S
         while self._waiting and self._waiting[0][1] <= now_s:
-            _settle(self._waiting.popleft()[2], False)
+            self._waiting.popleft()[2](False)
         if self._waiting:
             self._timer = loop.call_at(self._waiting[0][1], self._time_out)
 
@@ -64,7 +70,7 @@ class GroupTransferService:
             self._timer.cancel()
             self._timer = None
         while self._waiting:
-            _settle(self._waiting.popleft()[2], False)
+            self._waiting.popleft()[2](False)
 
 
 def _settle(transferred: asyncio.Future[bool], result: bool) -> None:

@@ -11,12 +11,11 @@ a slave is an operator's decision, made by starting it with another `broker_role
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from node.broker.classic import ClassicLedger
-from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, ReadMode, Role, StoredInPart
+from node.broker.ledger import DLedgerCode, DLedgerError, ReadMode, Role, StoredInPart
 from node.config import ClassicConfig
 from node.ha.client import HAClient
 from node.ha.config import HaConfig
@@ -118,8 +117,13 @@ class HaLedger(ClassicLedger):
         finally:
             await self.after_cut()
 
-    def append(self, body_size_bytes: int, encode_body: Callable[[int], bytes]) -> asyncio.Future[AppendResult]:
-        """As ClassicLedger; the future may also fail with StoredInPart SLAVE_NOT_AVAILABLE or FLUSH_SLAVE_TIMEOUT.
+    def append_row(
+        self,
+        sizes: Sequence[int],
+        encode: Callable[[Sequence[int]], Sequence[bytes]],
+        then: Callable[[Exception | None], object],
+    ) -> tuple[int, int, int]:
+        """As ClassicLedger; `then` may also be told StoredInPart SLAVE_NOT_AVAILABLE or FLUSH_SLAVE_TIMEOUT.
 
         Raises DLedgerError NOT_LEADER on a slave, LEADER_PENDING_FULL also when too many messages wait for slaves.
         """
@@ -127,15 +131,19 @@ class HaLedger(ClassicLedger):
         if service is None:
             raise DLedgerError(DLedgerCode.NOT_LEADER, "a slave takes no messages")
         if not self.ha.is_sync:
-            return super().append(body_size_bytes, encode_body)
+            return super().append_row(sizes, encode, then)
         if self.transfers.is_full:
             raise DLedgerError(
                 DLedgerCode.LEADER_PENDING_FULL, f"{self.transfers.waiting_count} messages wait for a slave"
             )
-        local = super().append(body_size_bytes, encode_body)
+        both = _Both(then)
+        row = super().append_row(sizes, encode, both.here)
         end = self.log.end_position
-        transferred = self.transfers.wait_for(end) if service.is_slave_ok(end) else None
-        return _both(local, transferred)
+        if service.is_slave_ok(end):
+            self.transfers.tell(end, both.there)
+        else:
+            both.there(None)
+        return row
 
     async def read_barrier(self, mode: ReadMode) -> int:
         """What is committed here; a slave answers reads only when it may (`slave_read_enable`), and then what it has.
@@ -165,31 +173,38 @@ class HaLedger(ClassicLedger):
         }
 
 
-def _both(
-    local: asyncio.Future[AppendResult], transferred: asyncio.Future[bool] | None
-) -> asyncio.Future[AppendResult]:
+class _Both:
     """The outcome of a message that is to be here and on a slave. A slave's failure counts for more than the disk's
     delay, as in RocketMQ; an outcome that nobody knows counts for more than either."""
-    result: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
 
-    def finish(_: object) -> None:
-        if result.done() or not local.done():
-            return
-        error = DLedgerError(DLedgerCode.DISK_ERROR, "given up") if local.cancelled() else local.exception()
-        if error is not None and not isinstance(error, StoredInPart):
-            result.set_exception(error)
-        elif transferred is not None and not transferred.done():
-            return
-        elif transferred is None:
-            result.set_exception(StoredInPart(ResponseCode.SLAVE_NOT_AVAILABLE, "no slave is near enough"))
-        elif not transferred.result():
-            result.set_exception(StoredInPart(ResponseCode.FLUSH_SLAVE_TIMEOUT, "no slave had it in time"))
-        elif error is not None:
-            result.set_exception(error)
-        else:
-            result.set_result(local.result())
+    __slots__ = ("_error", "_is_here", "_is_there", "_is_told", "_slave", "_then")
 
-    local.add_done_callback(finish)
-    if transferred is not None:
-        transferred.add_done_callback(finish)
-    return result
+    def __init__(self, then: Callable[[Exception | None], object]) -> None:
+        self._then = then
+        self._is_here = self._is_there = self._is_told = False
+        self._error: Exception | None = None
+        self._slave: bool | None = None
+
+    def here(self, error: Exception | None) -> None:
+        """What this node's disk says."""
+        self._is_here, self._error = True, error
+        self._tell()
+
+    def there(self, transferred: bool | None) -> None:
+        """Whether a slave has it; None when none is near enough to wait for."""
+        self._is_there, self._slave = True, transferred
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._is_told or not self._is_here:
+            return
+        error = self._error
+        if error is None or isinstance(error, StoredInPart):
+            if not self._is_there:
+                return
+            if self._slave is None:
+                error = StoredInPart(ResponseCode.SLAVE_NOT_AVAILABLE, "no slave is near enough")
+            elif not self._slave:
+                error = StoredInPart(ResponseCode.FLUSH_SLAVE_TIMEOUT, "no slave had it in time")
+        self._is_told = True
+        self._then(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -15,7 +15,7 @@ from node.dledger.entry import HEADER_SIZE_BYTES, BadEntry, Entry
 from node.dledger.files import LedgerFiles
 from node.dledger.handler import EntryHandler
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
-from node.dledger.quorum import AppendResult, QuorumAckChecker
+from node.dledger.quorum import AppendResult, AppendTaker, QuorumAckChecker
 from node.dledger.rpc import DLedgerCode, PushType
 from node.dledger.store import DLedgerStore
 from node.mutants.parts import replace
@@ -47,7 +47,10 @@ def ack_before_quorum(ledger: DLedgerServer) -> None:
         future.set_result(AppendResult(entry.index, entry.pos, entry.term))
         return future
 
-    replace(ledger.pusher.checker, register=register)
+    def register_row(self: QuorumAckChecker, entries: Sequence[Entry], then: AppendTaker) -> None:
+        then(AppendResult(entries[-1].index, entries[-1].pos, entries[-1].term))
+
+    replace(ledger.pusher.checker, register=register, register_row=register_row)
 
 
 def ack_before_fsync(ledger: DLedgerServer) -> None:

@@ -18,6 +18,7 @@ from node.remoting.errors import (
 )
 from node.remoting.late_reply import LateReply
 from node.remoting.limits import ClientLimits, ServerLimits
+from node.remoting.reply_form import ReplyForm
 from node.remoting.server import RemotingServer
 from node.remoting.signature import Credentials
 
@@ -38,6 +39,7 @@ __all__ = [
     "RemotingClient",
     "RemotingError",
     "RemotingServer",
+    "ReplyForm",
     "RequestCode",
     "RequestError",
     "RequestTimeout",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-__all__ = ["ByteAccount"]
+__all__ = ["NOTABLE_BYTES", "ByteAccount"]
+
+NOTABLE_BYTES = 16 * 1024
+"""Holders of less are only part of the total: thousands of them would not fill any limit."""
 
 HolderT = TypeVar("HolderT")
 
@@ -24,6 +27,15 @@ class ByteAccount(Generic[HolderT]):
         if size_bytes:
             self._held[holder] = size_bytes
         else:
+            self._held.pop(holder, None)
+
+    def change(self, holder: HolderT, before_bytes: int, now_bytes: int) -> None:
+        """`holder`, of which this account is told in no other way, holds `now_bytes` in all. Cheaper than `set`: who
+        holds little is not noted."""
+        self.total_bytes += now_bytes - before_bytes
+        if now_bytes > NOTABLE_BYTES:
+            self._held[holder] = now_bytes
+        elif before_bytes > NOTABLE_BYTES:
             self._held.pop(holder, None)
 
     def held_bytes(self, holder: HolderT) -> int:

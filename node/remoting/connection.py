@@ -292,22 +292,24 @@ class Connection(asyncio.Protocol):
             if self._outgoing_bytes > self._limits.write_high_water_bytes:
                 self.flush()  # which pauses us where the peer takes replies more slowly than we make them
             return
-        if isinstance(result, LateReply) and result.begin(self, command):
-            return  # given already
         size_bytes = _size_of(command)
+        if isinstance(result, LateReply):
+            if result.begin(self, command, size_bytes):
+                return  # given already
+        else:
+            self._endpoint.run(result).add_done_callback(partial(self._finish, command, size_bytes))
         self._running_requests += 1
         self._account_requests(running_change=size_bytes)
-        if not isinstance(result, LateReply):
-            self._endpoint.run(result).add_done_callback(partial(self._finish, command, size_bytes))
 
     def _account_requests(self, *, running_change: int = 0, backlog_change: int = 0) -> None:
         """Count bytes of requests that are being worked on or wait, here and over all connections."""
         endpoint = self._endpoint
+        held = endpoint.held
+        before_bytes = self._running_bytes + self._backlog_bytes
         self._running_bytes += running_change
         endpoint.running_bytes += running_change
         self._backlog_bytes += backlog_change
-        held = endpoint.held
-        held.set(self, self._running_bytes + self._backlog_bytes)
+        held.change(self, before_bytes, before_bytes + running_change + backlog_change)
         if held.total_bytes > self._limits.max_total_held_bytes:
             greediest = held.greediest()
             if greediest is not None and not greediest._closing:
@@ -322,25 +324,26 @@ class Connection(asyncio.Protocol):
             result = future.result() if error is None else self._failure_reply(command, error)
         self._done(command, size_bytes, result)
 
-    def late_reply(self, command: Command, reply: Command) -> None:
-        """A processor's LateReply was given."""
-        self._done(command, _size_of(command), reply)
+    def late_reply(self, command: Command, size_bytes: int, reply: Command | bytes) -> None:
+        """A processor's LateReply was given, maybe as the frame of one."""
+        self._done(command, size_bytes, reply)
 
-    def _done(self, command: Command, size_bytes: int, reply: Command | None) -> None:
+    def _done(self, command: Command, size_bytes: int, reply: Command | bytes | None) -> None:
         self._running_requests -= 1
         self._account_requests(running_change=-size_bytes)
         if reply is not None:
             self.answer(command, reply)
         if self._pause_reasons & _PAUSED_BY_REQUESTS:
             self.retry_backlog()
-        self._endpoint.room_made()
+        if self._endpoint.waiting_for_room:
+            self._endpoint.room_made()
 
-    def answer(self, command: Command, reply: Command) -> None:
-        """Send the reply to a request; nothing for a one-way request."""
+    def answer(self, command: Command, reply: Command | bytes) -> None:
+        """Send the reply to a request, or its whole frame; nothing for a one-way request."""
         if self._closing or command.flag & FLAG_ONEWAY:
             return
         try:
-            frame = encode(reply)
+            frame = reply if isinstance(reply, bytes) else encode(reply)
         except FrameError as error:
             frame = encode(self._failure_reply(command, error))
         self._write(frame)

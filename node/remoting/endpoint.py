@@ -55,7 +55,7 @@ class Endpoint:
         self.unsent: ByteAccount[Connection] = ByteAccount()
         self.running_bytes = 0
         self._tasks: dict[asyncio.Future[Command | None], None] = {}
-        self._waiting_for_room: dict[Connection, None] = {}
+        self.waiting_for_room: dict[Connection, None] = {}
         self._to_flush: list[Connection] = []
 
     def register(self, code: int, processor: Processor) -> None:
@@ -80,7 +80,7 @@ class Endpoint:
 
     def connection_closed(self, connection: Connection) -> None:
         """A connection is gone."""
-        self._waiting_for_room.pop(connection, None)
+        self.waiting_for_room.pop(connection, None)
 
     def flush_soon(self, connection: Connection) -> None:
         """Hand what `connection` has queued to its transport at the end of this turn of the loop, together with what
@@ -111,11 +111,11 @@ class Endpoint:
 
     def wait_for_room(self, connection: Connection) -> None:
         """`connection` has requests to run when the bytes being worked on over all connections allow it."""
-        self._waiting_for_room[connection] = None
+        self.waiting_for_room[connection] = None
 
     def room_made(self) -> None:
         """A request is done: let connections that wait for room go on, the longest waiting first."""
-        waiting = self._waiting_for_room
+        waiting = self.waiting_for_room
         for _ in range(len(waiting)):
             if self.running_bytes >= self.limits.max_total_running_bytes:
                 return

@@ -15,24 +15,26 @@ class LateReply:
     """A reply that will be given in some later turn of the loop, or was given meanwhile, by a call: what a processor
     returns that has neither a task nor a future to wait for. `give` must be called exactly once."""
 
-    __slots__ = ("_command", "_connection", "_reply")
+    __slots__ = ("_command", "_connection", "_reply", "_size_bytes")
 
     def __init__(self) -> None:
         self._connection: Connection | None = None
         self._command: Command | None = None
-        self._reply: Command | None = None
+        self._reply: Command | bytes | None = None
+        self._size_bytes = 0
 
-    def give(self, reply: Command) -> None:
-        """Send the reply."""
+    def give(self, reply: Command | bytes) -> None:
+        """Send the reply, or the whole frame of one."""
         if self._connection is None or self._command is None:
             self._reply = reply
         else:
-            self._connection.late_reply(self._command, reply)
+            self._connection.late_reply(self._command, self._size_bytes, reply)
 
-    def begin(self, connection: Connection, command: Command) -> bool:
-        """Called by the connection when the processor has returned; True when the reply was given before."""
+    def begin(self, connection: Connection, command: Command, size_bytes: int) -> bool:
+        """Called by the connection when the processor has returned, with what the request is counted for; True when
+        the reply was given before."""
         if self._reply is not None:
             connection.answer(command, self._reply)
             return True
-        self._connection, self._command = connection, command
+        self._connection, self._command, self._size_bytes = connection, command, size_bytes
         return False

@@ -393,6 +393,10 @@ class CommitLog:
             raise OSError(errno.EINVAL, f"the log holds nothing at {position}")
         return self._rows.read(position, min(size_bytes, self._rows.room_at(position)))
 
+    def holds_in_memory(self, position: int) -> bool:
+        """Whether a record begins at `position` that is still in memory."""
+        return position in self._recent
+
     def read_range(self, position: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` from `position` on, in one file, wherever records begin there. Raises OSError."""
         if position < self._rows.end_position:

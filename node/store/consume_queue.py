@@ -31,13 +31,22 @@ from node.runtime import Disk
 from node.store.file_cache import FileCache
 from node.store.unit_row import UnitRow
 
-__all__ = ["CRC_SIZE_BYTES", "UNIT_SIZE_BYTES", "ConsumeQueue", "QueueGap", "Unit"]
+__all__ = ["CRC_SIZE_BYTES", "UNIT_SIZE_BYTES", "ConsumeQueue", "QueueGap", "Unit", "pack_units"]
 
 UNIT_SIZE_BYTES = 20
 CRC_SIZE_BYTES = 4
 
 _UNIT = struct.Struct(">qiq")
 _CRC = struct.Struct(">I")
+
+
+def pack_units(
+    positions: Sequence[int], sizes: Sequence[int], tag_hashes: Sequence[int], crcs: Sequence[int]
+) -> tuple[bytes, bytes]:
+    """The units of messages that follow each other in a queue, and the CRCs of their records, as files have them."""
+    if len(positions) == 1:
+        return _UNIT.pack(positions[0], sizes[0], tag_hashes[0]), _CRC.pack(crcs[0])
+    return b"".join(map(_UNIT.pack, positions, sizes, tag_hashes)), b"".join(map(_CRC.pack, crcs))
 
 
 class Unit(NamedTuple):
@@ -115,6 +124,17 @@ class ConsumeQueue:
         if self._crcs is not None:
             self._crcs.append(_CRC.pack(crc))
         self.max_offset += 1
+        return True
+
+    def append_row(self, queue_offset: int, units: bytes, crcs: bytes) -> bool:
+        """Add packed units whose first is number `queue_offset`. False, and nothing is changed, when that is not the
+        next one: `append` then says for each message what it is."""
+        if queue_offset != self.max_offset:
+            return False
+        self._units.append(units)
+        if self._crcs is not None:
+            self._crcs.append(crcs)
+        self.max_offset += len(units) // UNIT_SIZE_BYTES
         return True
 
     def trim(self, physical_offset: int) -> None:

@@ -16,7 +16,7 @@ import logging
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from node.runtime import Disk
 from node.store.consume_queue import CRC_SIZE_BYTES, UNIT_SIZE_BYTES, ConsumeQueue
@@ -30,14 +30,13 @@ CHECKPOINT_VERSION = 5
 """Of the checkpoint's content; another one is not read, and the queues are rebuilt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchMark:
+class DispatchMark(NamedTuple):
     """The last log entry whose message, if it has one, is in the queues.
 
     `store_timestamp_ms` is the newest store timestamp up to there.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of this
     term: int
     store_timestamp_ms: int
 
@@ -127,6 +126,14 @@ class QueueStore:
         if added:
             self._unflushed_bytes += UNIT_SIZE_BYTES + CRC_SIZE_BYTES
         return added
+
+    def append_row(self, topic: str, queue_id: int, queue_offset: int, units: bytes, crcs: bytes) -> bool:
+        """Add packed units to a queue that exists; see `ConsumeQueue.append_row`. False as well when there is none."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None or not queue.append_row(queue_offset, units, crcs):
+            return False
+        self._unflushed_bytes += len(units) + len(crcs)
+        return True
 
     def presume(self, topic: str, queue_id: int, offset: int | None) -> None:
         """The next message of a queue that is not here is number `offset`, unless the log still holds earlier ones,

@@ -60,6 +60,7 @@ __all__ = [
     "java_string_hash",
     "message_id",
     "prepare_record",
+    "record_parts",
     "summarize_record",
     "tag_hash",
 ]
@@ -177,6 +178,24 @@ def body_crc(body: bytes) -> int:
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
+def record_parts(topic: str, sys_flag: int, born_host: str, store_host: str) -> tuple[bytes, bytes, bytes, int]:
+    """Topic, born host and store host as a record has them, and the system flag with the IPv6 bits that the hosts ask
+    for. Raises RecordError as `prepare_record`."""
+    try:
+        topic_bytes = topic.encode()
+    except UnicodeEncodeError as error:
+        raise RecordError(f"topic or properties cannot be written as UTF-8: {error.reason}") from error
+    if not 0 < len(topic_bytes) <= MAX_TOPIC_SIZE_BYTES:
+        raise RecordError(f"topic of {len(topic_bytes)} bytes, allowed are 1 to {MAX_TOPIC_SIZE_BYTES}")
+    born, store = _host_bytes(born_host), _host_bytes(store_host)
+    sys_flag &= ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)
+    if len(born) == _V6_HOST_SIZE_BYTES:
+        sys_flag |= SYS_FLAG_BORN_HOST_V6
+    if len(store) == _V6_HOST_SIZE_BYTES:
+        sys_flag |= SYS_FLAG_STORE_HOST_V6
+    return topic_bytes, born, store, sys_flag
+
+
 def prepare_record(
     *,
     topic: str,
@@ -198,20 +217,12 @@ def prepare_record(
     number does not fit its field.
     """
     try:
-        topic_bytes, properties_bytes = topic.encode(), properties_text.encode()
+        properties_bytes = properties_text.encode()
     except UnicodeEncodeError as error:
         raise RecordError(f"topic or properties cannot be written as UTF-8: {error.reason}") from error
-    if not 0 < len(topic_bytes) <= MAX_TOPIC_SIZE_BYTES:
-        raise RecordError(f"topic of {len(topic_bytes)} bytes, allowed are 1 to {MAX_TOPIC_SIZE_BYTES}")
+    topic_bytes, born, store, sys_flag = record_parts(topic, sys_flag, born_host, store_host)
     if len(properties_bytes) > MAX_PROPERTIES_SIZE_BYTES:
         raise RecordError(f"properties of {len(properties_bytes)} bytes, allowed are {MAX_PROPERTIES_SIZE_BYTES}")
-    born = _host_bytes(born_host)
-    store = _host_bytes(store_host)
-    sys_flag &= ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)
-    if len(born) == _V6_HOST_SIZE_BYTES:
-        sys_flag |= SYS_FLAG_BORN_HOST_V6
-    if len(store) == _V6_HOST_SIZE_BYTES:
-        sys_flag |= SYS_FLAG_STORE_HOST_V6
     total = (
         FIXED_SIZE_BYTES
         - 2 * _V4_HOST_SIZE_BYTES

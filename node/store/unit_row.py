@@ -65,9 +65,9 @@ class UnitRow:
         self._tail.clear()
         self._sums.clear()
 
-    def append(self, unit: bytes) -> None:
-        """Add one unit."""
-        self._tail += unit
+    def append(self, units: bytes) -> None:
+        """Add one unit, or some."""
+        self._tail += units
 
     def sums(self, min_offset: int) -> list[list[int]]:
         """Checksums of the files from that of unit `min_offset` on, as of this moment: the position that each begins

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -105,7 +105,7 @@ class FakeLedger:
         self.barriers: list[ReadMode] = []
         self.barrier_error: DLedgerError | None = None
         self.started = self.stopped = False
-        self._pending: list[tuple[FakeEntry, asyncio.Future[FakeResult]]] = []
+        self._pending: list[tuple[FakeEntry, Callable[[Exception | None], object]]] = []
         self._commit_listeners: list[Callable[[], None]] = []
         self._role_listeners: list[Callable[[int, Role], None]] = []
 
@@ -133,34 +133,56 @@ class FakeLedger:
             listener(term, role)
 
     def append(self, body_size_bytes: int, encode_body: Callable[[int], bytes]) -> asyncio.Future[FakeResult]:
+        future: asyncio.Future[FakeResult] = asyncio.get_running_loop().create_future()
+
+        def then(error: Exception | None) -> None:
+            if error is not None:
+                future.set_exception(error)
+            else:
+                entry = self.store.entries[index - self.store.ledger_begin_index]
+                future.set_result(FakeResult(entry.index, entry.body_pos - HEADER_SIZE_BYTES, entry.term))
+
+        index = self.store.ledger_end_index + 1
+        self.append_row((body_size_bytes,), lambda places: (encode_body(places[0]),), then)
+        return future
+
+    def append_row(
+        self,
+        sizes: Sequence[int],
+        encode: Callable[[Sequence[int]], Sequence[bytes]],
+        then: Callable[[Exception | None], object],
+    ) -> tuple[int, int, int]:
         if not self.member_state.is_leader:
             raise DLedgerError(DLedgerCode.NOT_LEADER, "not the leader")
         if self.refuse_with is not None:
             raise DLedgerError(self.refuse_with, "refused")
-        body = encode_body(self.store.end_pos + HEADER_SIZE_BYTES)
-        assert len(body) == body_size_bytes
-        entry = self.store.add(self.member_state.term, body)
-        future: asyncio.Future[FakeResult] = asyncio.get_running_loop().create_future()
-        self._pending.append((entry, future))
+        places, place = [], self.store.end_pos
+        for size_bytes in sizes:
+            places.append(place + HEADER_SIZE_BYTES)
+            place += HEADER_SIZE_BYTES + size_bytes
+        bodies = encode(places)
+        assert [len(body) for body in bodies] == list(sizes)
+        entries = [self.store.add(self.member_state.term, body) for body in bodies]
+        self._pending.append((entries[-1], then))
         if not self.commit_by_hand:
             self.commit()
-        return future
+        return entries[0].index, entries[-1].index, self.member_state.term
 
     def commit(self, index: int | None = None) -> None:
         self.store.committed_index = self.store.ledger_end_index if index is None else index
         pending, self._pending = self._pending, []
-        for entry, future in pending:
+        for entry, then in pending:
             if entry.index <= self.store.committed_index:
-                future.set_result(FakeResult(entry.index, entry.body_pos - HEADER_SIZE_BYTES, entry.term))
+                then(None)
             else:
-                self._pending.append((entry, future))
+                self._pending.append((entry, then))
         for listener in self._commit_listeners:
             listener()
 
     def fail_pending(self, code: DLedgerCode) -> None:
         pending, self._pending = self._pending, []
-        for _, future in pending:
-            future.set_exception(DLedgerError(code, "failed"))
+        for _, then in pending:
+            then(DLedgerError(code, "failed"))
 
     async def read_barrier(self, mode: ReadMode) -> int:
         self.barriers.append(mode)
@@ -281,7 +303,9 @@ class Parts:
         self.queues = QueueStore(self.runtime.disk, f"{data_dir}/consumequeue", units_per_file=7)
         self.holds = PullHolds(max_held=100)
         self.dispatcher = Dispatcher(self.ledger.store, self.queues, on_arrival=self.holds.wake)
-        self.store = MessageStore(ledger=self.ledger, queues=self.queues, clock=self.clock)
+        self.store = MessageStore(
+            ledger=self.ledger, queues=self.queues, clock=self.clock, foretold=self.dispatcher.foretold
+        )
         self.changes: list[bool] = []
         self.roles = RoleChangeHandler(
             ledger=self.ledger,

@@ -302,8 +302,8 @@ def test_an_end_that_is_stored_in_part_is_a_success(run_case: Any, helpers: Any,
         ending = asyncio.ensure_future(case.ask(37, {**end, "commitOrRollback": verdict}))
         await helpers.until(lambda: bool(ledger._pending))
         pending, ledger._pending = ledger._pending, []
-        for _, future in pending:
-            future.set_exception(StoredInPart(status, "not as safe as it should be"))
+        for _, then in pending:
+            then(StoredInPart(status, "not as safe as it should be"))
         assert (await ending).code == 0
         assert (await case.ask(37, {**end, "commitOrRollback": 8})).code == 1, "it is ending, though not dispatched yet"
         ledger.commit()

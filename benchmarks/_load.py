@@ -1,0 +1,287 @@
+"""A lean load: many senders or readers over few connections, in a process of its own, so that the broker is what is slow.
+
+    python -m benchmarks._load MODE ADDRESS [--senders 64] [--connections 4] [--batch 1] [--seconds 5] ...
+
+Every sender has one request under way and sends the next when its answer is there. Frames are made once and only what
+a client would change is changed in them (the born timestamp); of an answer only length, code and opaque are read.
+The result is one line of JSON. MODE is send, pull or wake.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import selectors
+import socket
+import struct
+import sys
+import time
+from array import array
+from collections.abc import Callable, Sequence
+
+from node.remoting import Command, RequestCode
+from node.remoting.codec import encode
+
+__all__ = ["main"]
+
+_HEAD = struct.Struct(">iI")
+_BINARY_REPLY = struct.Struct(">hbhi")  # code, language, version, opaque
+_JSON_CODE = re.compile(rb'"code":(\d+)')
+_JSON_OPAQUE = re.compile(rb'"opaque":(\d+)')
+_STAMP = b"1000000000000"
+RECEIVE_BYTES = 1 << 18
+PULL_SYS_FLAG_SUSPEND = 2
+
+Answered = Callable[[int, int, bytes], bool]
+"""Called with the opaque, the code and the whole reply frame; whether that opaque sends again."""
+
+
+class _Wire:
+    """One connection: what is received and not whole yet, and what is to be sent."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.socket = socket.create_connection(address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.rest = b""
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def receive(self) -> list[tuple[int, int, bytes]]:
+        """Opaque, code and frame of each reply that is whole."""
+        fresh = self.socket.recv(RECEIVE_BYTES)
+        if not fresh:
+            raise ConnectionError("the broker has closed the connection")
+        data = self.rest + fresh if self.rest else fresh
+        replies = []
+        at, size = 0, len(data)
+        while size - at >= 8:
+            length, word = _HEAD.unpack_from(data, at)
+            end = at + 4 + length
+            if end > size:
+                break
+            if word >> 24:
+                code, _, _, opaque = _BINARY_REPLY.unpack_from(data, at + 8)
+            else:
+                header = data[at + 8 : at + 8 + (word & 0xFFFFFF)]
+                found_code, found_opaque = _JSON_CODE.search(header), _JSON_OPAQUE.search(header)
+                assert found_code is not None and found_opaque is not None, header
+                code, opaque = int(found_code[1]), int(found_opaque[1])
+            replies.append((opaque, code, data[at:end]))
+            at = end
+        self.rest = data[at:]
+        return replies
+
+
+def _frame(code: int, fields: dict[str, str | int | bool], body: bytes, opaque: int, serializer: str) -> bytes:
+    command = Command.request(code, fields, body)
+    command.opaque = opaque
+    command.serializer = "binary" if serializer == "binary" else "json"
+    return encode(command)
+
+
+def _send_frames(options: argparse.Namespace) -> list[bytearray]:
+    """One frame for each sender: the twelve fields that RocketMQ's clients write; its properties if they are wanted."""
+    frames = []
+    for number in range(options.senders):
+        properties = "WAIT\x01true\x02" if options.properties == "wait" else ""
+        if options.properties == "keys":
+            properties = f"UNIQ_KEY\x01{number:032X}\x02WAIT\x01true\x02"
+        body = b"x" * options.body
+        if options.batch > 1:
+            one = struct.pack(">iiiii", 22 + options.body, 0, 0, 0, options.body) + body + bytes(2)
+            body = one * options.batch
+        fields: dict[str, str | int | bool] = {
+            "a": "bench", "b": options.topic, "c": "TBW102", "d": 4, "e": number % options.queues, "f": 0,
+            "g": _STAMP.decode(), "h": 0, "i": properties, "j": 0, "k": False, "m": options.batch > 1,
+        }  # fmt: skip
+        code = RequestCode.SEND_BATCH_MESSAGE if options.batch > 1 else RequestCode.SEND_MESSAGE_V2
+        frames.append(bytearray(_frame(code, fields, body, number, options.serializer)))
+    return frames
+
+
+class _Timer:
+    """Rates and latencies of what is done between the end of the warm-up and the end."""
+
+    def __init__(self, warm_up_s: float, seconds: float) -> None:
+        self.begin_s = time.perf_counter() + warm_up_s
+        self.end_s = self.begin_s + seconds
+        self.latencies_ms = array("d")
+        self.errors = 0
+
+    def result(self, per_request: float, took_s: float) -> dict[str, float]:
+        ordered = sorted(self.latencies_ms)
+        if not ordered:
+            return {"per_s": 0.0, "errors": self.errors}
+        return {
+            "per_s": len(ordered) * per_request / took_s,
+            "p50_ms": ordered[len(ordered) // 2],
+            "p90_ms": ordered[len(ordered) * 90 // 100],
+            "p99_ms": ordered[len(ordered) * 99 // 100],
+            "p999_ms": ordered[len(ordered) * 999 // 1000],
+            "max_ms": ordered[-1],
+            "errors": self.errors,
+        }
+
+
+def _send(options: argparse.Namespace) -> dict[str, float]:
+    frames = _send_frames(options)
+    stamp_at = [frame.index(_STAMP) for frame in frames]
+    wires = [_Wire(options.address) for _ in range(min(options.connections, options.senders))]
+    selector = selectors.DefaultSelector()
+    for wire in wires:
+        selector.register(wire.socket, selectors.EVENT_READ, wire)
+    began_s = [0.0] * options.senders
+    timer = _Timer(options.warm_up, options.seconds)
+
+    def stamped(number: int, stamp: bytes) -> bytearray:
+        frame, at = frames[number], stamp_at[number]
+        frame[at : at + 13] = stamp
+        return frame
+
+    stamp = b"%013d" % (time.time_ns() // 1_000_000)
+    for at, wire in enumerate(wires):
+        mine = range(at, options.senders, len(wires))
+        for number in mine:
+            began_s[number] = time.perf_counter()
+        wire.send(b"".join([stamped(number, stamp) for number in mine]))
+    now_s = time.perf_counter()
+    begin_s, end_s, latencies = timer.begin_s, timer.end_s, timer.latencies_ms
+    while now_s < end_s:
+        for key, _ in selector.select(1.0):
+            wire = key.data
+            replies = wire.receive()
+            now_s = time.perf_counter()
+            stamp = b"%013d" % (time.time_ns() // 1_000_000)
+            is_counted = now_s >= begin_s
+            again = []
+            for number, code, _ in replies:
+                if code == 0:
+                    if is_counted:
+                        latencies.append((now_s - began_s[number]) * 1000)
+                elif is_counted:
+                    timer.errors += 1
+                began_s[number] = now_s
+                again.append(stamped(number, stamp))
+            wire.send(b"".join(again))
+        now_s = time.perf_counter()
+    return timer.result(options.batch, now_s - begin_s)
+
+
+_NEXT_JSON = re.compile(rb'"nextBeginOffset":"(\d+)"')
+_NEXT_BINARY = b"\0\x0fnextBeginOffset"
+
+
+def _next_offset(frame: bytes, serializer: str) -> int:
+    if serializer == "json":
+        found = _NEXT_JSON.search(frame, 0, 600)
+        assert found is not None
+        return int(found[1])
+    at = frame.index(_NEXT_BINARY) + len(_NEXT_BINARY)
+    size = int.from_bytes(frame[at : at + 4], "big")
+    return int(frame[at + 4 : at + 4 + size])
+
+
+def _pull_frame(options: argparse.Namespace, queue_id: int, offset: int, opaque: int, suspend_ms: int = 0) -> bytes:
+    fields: dict[str, str | int | bool] = {
+        "consumerGroup": "bench", "topic": options.topic, "queueId": queue_id, "queueOffset": offset, "maxMsgNums": 32,
+        "sysFlag": 4 | (PULL_SYS_FLAG_SUSPEND if suspend_ms else 0), "commitOffset": 0,
+        "suspendTimeoutMillis": suspend_ms, "subscription": "*", "subVersion": 0, "expressionType": "TAG",
+    }  # fmt: skip
+    return _frame(RequestCode.PULL_MESSAGE, fields, b"", opaque, options.serializer)
+
+
+def _count(frame: bytes) -> int:
+    """Messages in a pull reply: the records follow each other, each begins with its size."""
+    length, word = _HEAD.unpack_from(frame)
+    at, count = 8 + (word & 0xFFFFFF), 0
+    while at < 4 + length:
+        at += int.from_bytes(frame[at : at + 4], "big")
+        count += 1
+    return count
+
+
+def _pull(options: argparse.Namespace) -> dict[str, float]:
+    """Each reader reads its queue from the beginning, 32 messages a request, and starts over at its end."""
+    wires = [_Wire(options.address) for _ in range(min(options.connections, options.senders))]
+    selector = selectors.DefaultSelector()
+    for wire in wires:
+        selector.register(wire.socket, selectors.EVENT_READ, wire)
+    timer = _Timer(options.warm_up, options.seconds)
+    began_s = [0.0] * options.senders
+    for number in range(options.senders):
+        wires[number % len(wires)].send(_pull_frame(options, number % options.queues, 0, number))
+    messages = 0
+    now_s = time.perf_counter()
+    while now_s < timer.end_s:
+        for key, _ in selector.select(1.0):
+            wire = key.data
+            for number, code, frame in wire.receive():
+                now_s = time.perf_counter()
+                offset = 0
+                if code == 0:
+                    if now_s >= timer.begin_s:
+                        timer.latencies_ms.append((now_s - began_s[number]) * 1000)
+                        messages += _count(frame)
+                    offset = _next_offset(frame, options.serializer)
+                elif code != 19:  # not the end of the queue, after which the reader starts over
+                    timer.errors += 1
+                began_s[number] = now_s
+                wire.send(_pull_frame(options, number % options.queues, offset, number))
+        now_s = time.perf_counter()
+    result = timer.result(1.0, now_s - timer.begin_s)
+    return result | {"per_s": messages / (now_s - timer.begin_s), "pulls_per_s": result["per_s"]}
+
+
+def _wake(options: argparse.Namespace) -> dict[str, float]:
+    """One reader waits at the end of a queue; from the send of a message until the reader has it."""
+    reader, sender = _Wire(options.address), _Wire(options.address)
+    reader.send(_pull_frame(options, 0, 1 << 40, 0))
+    offset = _next_offset(_one(reader)[2], options.serializer)
+    frame = bytes(_send_frames(options)[0])
+    timer = _Timer(0.0, options.seconds)
+    while time.perf_counter() < timer.end_s:
+        reader.send(_pull_frame(options, 0, offset, 0, suspend_ms=15_000))
+        time.sleep(0.005)  # the pull is held by now
+        began_s = time.perf_counter()
+        sender.send(frame)
+        _, code, reply = _one(reader)
+        timer.latencies_ms.append((time.perf_counter() - began_s) * 1000)
+        assert code == 0 and _one(sender)[1] == 0
+        offset = _next_offset(reply, options.serializer)
+    return timer.result(1.0, options.seconds)
+
+
+def _one(wire: _Wire) -> tuple[int, int, bytes]:
+    while True:
+        replies = wire.receive()
+        if replies:
+            return replies[0]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the load and print its figures; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("mode", choices=("send", "pull", "wake"))
+    parser.add_argument("address")
+    parser.add_argument("--senders", type=int, default=64)
+    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--body", type=int, default=128, help="bytes of a message's body")
+    parser.add_argument("--topic", default="bench")
+    parser.add_argument("--queues", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--warm-up", type=float, default=1.0)
+    parser.add_argument("--serializer", choices=("json", "binary"), default="json")
+    parser.add_argument("--properties", choices=("none", "wait", "keys"), default="wait")
+    options = parser.parse_args(arguments)
+    host, _, port = options.address.rpartition(":")
+    options.address = (host, int(port))
+    run = {"send": _send, "pull": _pull, "wake": _wake}[options.mode]
+    print(json.dumps(run(options)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
