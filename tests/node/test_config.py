@@ -158,6 +158,8 @@ def test_all_problems_are_listed_at_once() -> None:
         ("dledger.preferred_leaders=['n2']", "dledger.preferred_leaders: n2 is not in dledger.peers"),
         ("dledger.preferred_leaders=['n1', 'n1']", "must be a list of different member ids"),
         ("dledger.preferred_leaders='n1'", "must be a list of different member ids"),
+        ("dledger.snapshots_kept=0", "dledger.snapshots_kept: must be a whole number from 1 to 100, not 0"),
+        ("dledger.snapshot_threshold=-1", "dledger.snapshot_threshold: must be a whole number from 0 to"),
         ("dledger.listen=127.0.0.1:10911", "dledger.listen: is the same address as listen"),
         ("topics=[{name = 't'}, {name = 't'}]", "topics[1].name: topic 't' is given twice"),
         ("topics=[1]", "topics: must be an array of tables"),

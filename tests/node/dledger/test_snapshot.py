@@ -84,8 +84,9 @@ def test_more_than_a_snapshot_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("key", ["snapshots_kept", "snapshot_threshold_entries", "snapshot_log_kept_entries"])
 def test_a_configuration_that_cannot_be(key: str) -> None:
     options: dict[str, Any] = {"group": "g", "self_id": "n1", "peers": {"n1": "a"}, "listen": "a", "data_dir": "/d"}
+    options[key] = 0 if key == "snapshots_kept" else -1
     with pytest.raises(ValueError, match=f"{key} is below"):
-        DLedgerConfig(**options, **{key: 0 if key == "snapshots_kept" else -1})
+        DLedgerConfig(**options)
 
 
 def files_of(bench: Any, kept: int = 3) -> SnapshotFiles:
