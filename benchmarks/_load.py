@@ -1,4 +1,4 @@
-"""A lean load: many senders or readers over few connections, in a process of its own, so that the broker is what is slow.
+"""A lean load: many senders or readers over few connections, in a process of its own: the broker is to be what is slow.
 
     python -m benchmarks._load MODE ADDRESS [--senders 64] [--connections 4] [--batch 1] [--seconds 5] ...
 

@@ -1,12 +1,16 @@
-"""How fast the node is: a group of real broker processes on loopback, and this process as their clients.
+"""How fast the node is: brokers on loopback, each a process, and a load generator, another process.
 
-    python benchmarks/node_bench.py [--nodes 3] [--seconds 5] [--timing fast] [--json FILE]
+    python -m benchmarks.node_bench [--nodes 3] [--seconds 5] [--replication single,async,sync,dledger] [--json FILE]
 
-For each kind of replication (DLedger; classic HA with one slave less than nodes, as SYNC_MASTER and as ASYNC_MASTER; a
-single broker), flush mode and number of senders: acknowledged messages per second and the percentiles of their latency,
-messages of 128 bytes sent one by one, every sender waiting for its answer before it sends the next. Then the time
-from kill -9 of the leader to the first message acknowledged by another. The load generator runs on the same
-machine and takes its share of it; the figures say what a machine does as a whole.
+For each kind of replication (a single broker; classic HA with one slave less than nodes, as ASYNC_MASTER and as
+SYNC_MASTER; DLedger) and flush mode: acknowledged messages of 128 bytes a second and the percentiles of their latency,
+one by one and in batches of 32, from 64 senders and from one, every sender waiting for its answer before it sends the
+next. The generator is lean (`benchmarks/_load.py`): its frames are made beforehand. Rows named `client` are made with
+this project's own remoting client instead. Beside each row: what the master's process used of CPU for a message, and
+how many messages shared an fsync and a push to a follower. Then the ratios; pulls and the wake-up of a held pull on
+the single broker; and the time from kill -9 of the leader to the first message acknowledged by another.
+
+Everything shares the machine, so the figures say what a machine does as a whole.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -23,29 +28,52 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from node.remoting import ClientLimits, Command, RemotingClient, RemotingError
 
-__all__ = ["Failover", "Throughput", "main", "measure_failover", "measure_throughput"]
+__all__ = ["Failover", "Load", "Throughput", "main", "measure_failover", "measure_reading", "measure_throughput"]
 
 BODY_SIZE_BYTES = 128
 QUEUES = 8
 READY_TIMEOUT_S = 60.0
+SETTLE_S = 1.0
+"""Until slaves have connected, or what was sent is dispatched."""
 SEND_TIMEOUT_MS = 5000
 WARM_UP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is sent, and by whom."""
+
+    senders: int
+    batch: int = 1
+    connections: int = 4
+    generator: str = "lean"
+
+
+LOADS = (
+    Load(senders=64),
+    Load(senders=64, batch=32),
+    Load(senders=64, generator="client"),
+    Load(senders=1, connections=1),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """One row: latencies in milliseconds, of acknowledged messages only."""
+    """One row: latencies in milliseconds, of acknowledged requests only; NaN where there is nothing to divide by."""
 
     replication: str
     flush_mode: str
+    generator: str
     senders: int
+    batch: int
     messages_per_s: float
     p50_ms: float
     p90_ms: float
@@ -53,6 +81,12 @@ class Throughput:
     p999_ms: float
     max_ms: float
     errors: int
+    cpu_us: float
+    """Of the master's process, for each message."""
+    per_fsync: float
+    """Messages for each fsync of the master's log."""
+    per_push: float
+    """Messages for each push to a follower (DLedger)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +128,11 @@ class Group:
         process = self._processes.pop(node)
         process.send_signal(signal.SIGKILL)
         process.wait()
+
+    def cpu_s(self, node: str) -> float:
+        """Seconds of CPU that one member's process has used so far."""
+        fields = Path(f"/proc/{self._processes[node].pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         """Kill every member."""
@@ -167,68 +206,182 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
-async def _load(group: Group, *, senders: int, duration_s: float) -> tuple[list[float], int, float]:
-    """Latencies in ms of acknowledged messages, the number of errors, and the seconds it took."""
+async def _status(client: RemotingClient, address: str) -> dict[str, Any]:
+    reply = await client.invoke(address, Command.request(28), timeout_ms=5000)
+    table: dict[str, Any] = json.loads(reply.body)["table"]
+    return table
+
+
+def _run_load(mode: str, address: str, *words: object) -> dict[str, float]:
+    """One run of the load generator; raises CalledProcessError when it fails."""
+    argv = [sys.executable, "-m", "benchmarks._load", mode, address, "--queues", str(QUEUES), *map(str, words)]
+    figures: dict[str, float] = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE).stdout)
+    return figures
+
+
+async def _send_with_client(address: str, senders: int, duration_s: float) -> dict[str, float]:
+    """The load of this project's own remoting client, over its one connection."""
+    client = RemotingClient(name="bench")
+    latencies: list[float] = []
+    errors = 0
+
+    async def send_until(begin_s: float, end_s: float, number: int) -> None:
+        nonlocal errors
+        while (began_s := time.perf_counter()) < end_s:
+            try:
+                reply = await client.invoke(address, _send(number), timeout_ms=SEND_TIMEOUT_MS)
+            except RemotingError:
+                errors += 1
+                continue
+            if reply.code != 0:
+                errors += 1
+            elif began_s >= begin_s:
+                latencies.append((time.perf_counter() - began_s) * 1000)
+
+    begin_s = time.perf_counter() + WARM_UP_S
+    try:
+        await asyncio.gather(*(send_until(begin_s, begin_s + duration_s, number) for number in range(senders)))
+        took_s = time.perf_counter() - begin_s
+    finally:
+        await client.close()
+    ordered = sorted(latencies) or [math.nan]
+    return {
+        "per_s": len(latencies) / took_s,
+        "p50_ms": _percentile(ordered, 0.5),
+        "p90_ms": _percentile(ordered, 0.9),
+        "p99_ms": _percentile(ordered, 0.99),
+        "p999_ms": _percentile(ordered, 0.999),
+        "max_ms": ordered[-1],
+        "errors": errors,
+    }
+
+
+def _ratio(amount: float, number: float) -> float:
+    return amount / number if number else math.nan
+
+
+async def _measure_rows(
+    group: Group, replication: str, flush_mode: str, loads: Sequence[Load], duration_s: float
+) -> AsyncIterator[Throughput]:
     client = RemotingClient(name="bench")
     try:
-        address = group.addresses[await _find_master(client, group, timeout_s=READY_TIMEOUT_S)]
-        latencies: list[float] = []
-        errors = 0
-
-        async def send_until(end_s: float, number: int) -> None:
-            nonlocal errors
-            while (began_s := time.perf_counter()) < end_s:
-                try:
-                    reply = await client.invoke(address, _send(number), timeout_ms=SEND_TIMEOUT_MS)
-                except RemotingError:
-                    errors += 1
-                    continue
-                if reply.code == 0:
-                    latencies.append((time.perf_counter() - began_s) * 1000)
-                else:
-                    errors += 1
-                    await asyncio.sleep(0.01)
-
-        async def phase(seconds: float) -> float:
-            began_s = time.perf_counter()
-            await asyncio.gather(*(send_until(began_s + seconds, number) for number in range(senders)))
-            return time.perf_counter() - began_s
-
-        await phase(WARM_UP_S)
-        latencies.clear()
-        errors = 0
-        took_s = await phase(duration_s)
-        return latencies, errors, took_s
+        master = await _find_master(client, group, timeout_s=READY_TIMEOUT_S)
+        address = group.addresses[master]
+        await asyncio.sleep(SETTLE_S)
+        for load in loads:
+            before, cpu_before_s = await _status(client, address), group.cpu_s(master)
+            if load.generator == "client":
+                figures = await _send_with_client(address, load.senders, duration_s)
+            else:
+                figures = await asyncio.to_thread(
+                    _run_load, "send", address, "--senders", load.senders, "--batch", load.batch, "--connections",
+                    load.connections, "--seconds", duration_s,
+                )  # fmt: skip
+            after, cpu_s = await _status(client, address), group.cpu_s(master) - cpu_before_s
+            grown = {
+                name: float(after.get(name, 0)) - float(before.get(name, 0))
+                for name in ("putTotal", "logFlushTotal", "logPushTotal", "logPushedTotal")
+            }
+            yield Throughput(
+                replication=replication,
+                flush_mode=flush_mode,
+                generator=load.generator,
+                senders=load.senders,
+                batch=load.batch,
+                messages_per_s=figures["per_s"],
+                p50_ms=figures.get("p50_ms", math.nan),
+                p90_ms=figures.get("p90_ms", math.nan),
+                p99_ms=figures.get("p99_ms", math.nan),
+                p999_ms=figures.get("p999_ms", math.nan),
+                max_ms=figures.get("max_ms", math.nan),
+                errors=int(figures["errors"]),
+                cpu_us=_ratio(cpu_s * 1e6, grown["putTotal"]),
+                per_fsync=_ratio(grown["putTotal"], grown["logFlushTotal"]) if flush_mode == "sync" else math.nan,
+                per_push=_ratio(grown["logPushedTotal"], grown["logPushTotal"]),
+            )
     finally:
         await client.close()
 
 
 def measure_throughput(
-    *, nodes: int, flush_mode: str, senders: int, duration_s: float, replication: str = "dledger"
-) -> Throughput:
-    """Run one group under load. Raises TimeoutError when no member becomes master."""
+    *, nodes: int, flush_mode: str, loads: Sequence[Load], duration_s: float, replication: str = "dledger"
+) -> list[Throughput]:
+    """Run one group under each load. Raises TimeoutError when no member becomes master."""
     directory = tempfile.mkdtemp(prefix="splitbrain-bench-")
     group = Group(directory, nodes=nodes, flush_mode=flush_mode, timing="fast", replication=replication)
+
+    async def run() -> list[Throughput]:
+        rows = []
+        async for row in _measure_rows(group, replication, flush_mode, loads, duration_s):
+            rows.append(row)
+            print(_line(row), flush=True)
+        return rows
+
     try:
         for node in group.ids:
             group.start(node)
-        latencies, errors, took_s = asyncio.run(_load(group, senders=senders, duration_s=duration_s))
+        return asyncio.run(run())
     finally:
         group.stop()
         shutil.rmtree(directory)
-    ordered = sorted(latencies) or [float("nan")]
-    return Throughput(
-        replication=replication,
-        flush_mode=flush_mode,
-        senders=senders,
-        messages_per_s=len(latencies) / took_s,
-        p50_ms=_percentile(ordered, 0.5),
-        p90_ms=_percentile(ordered, 0.9),
-        p99_ms=_percentile(ordered, 0.99),
-        p999_ms=_percentile(ordered, 0.999),
-        max_ms=ordered[-1],
-        errors=errors,
+
+
+def measure_reading(*, duration_s: float) -> dict[str, dict[str, float]]:
+    """Pulls of 32 messages and the wake-up of a held pull, on a single broker."""
+    directory = tempfile.mkdtemp(prefix="splitbrain-bench-")
+    group = Group(directory, nodes=1, flush_mode="async", timing="fast", replication="single")
+    (address,) = group.addresses.values()
+
+    async def wait() -> None:
+        client = RemotingClient(name="bench")
+        await _find_master(client, group, timeout_s=READY_TIMEOUT_S)
+        await client.close()
+
+    try:
+        group.start(group.ids[0])
+        asyncio.run(wait())
+        _run_load("send", address, "--batch", 32, "--seconds", 2)
+        time.sleep(SETTLE_S)
+        return {
+            "pull": _run_load("pull", address, "--senders", QUEUES, "--seconds", duration_s),
+            "wake": _run_load("wake", address, "--seconds", duration_s),
+        }
+    finally:
+        group.stop()
+        shutil.rmtree(directory)
+
+
+COLUMNS = ("replica.", "flush", "load", "senders", "batch", "msg/s", "p50 ms", "p90", "p99", "p99.9", "max", "errors",
+    "cpu us", "/fsync", "/push")  # fmt: skip
+
+
+def _line(row: Throughput) -> str:
+    load = (row.replication, row.flush_mode, row.generator, str(row.senders), str(row.batch))
+    words = (*load, f"{row.messages_per_s:.0f}")
+    times = (row.p50_ms, row.p90_ms, row.p99_ms, row.p999_ms, row.max_ms)
+    shares = (row.cpu_us, row.per_fsync, row.per_push)
+    return " ".join(
+        f"{word:>8}"
+        for word in (*words, *(f"{time_ms:.2f}" for time_ms in times), str(row.errors), *map(_share_text, shares))
     )
+
+
+def _share_text(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:.1f}"
+
+
+def _print_ratios(rows: Sequence[Throughput]) -> None:
+    """Each kind of replication against its cheaper neighbour, for the same load."""
+    by_kind = {(row.replication, row.flush_mode, row.generator, row.senders, row.batch): row for row in rows}
+    for (replication, *load), row in by_kind.items():
+        cheaper = {"sync": "async", "dledger": "single"}.get(replication)
+        base = by_kind.get((cheaper, *load)) if cheaper is not None else None  # type: ignore[arg-type]
+        if base is not None:
+            flush_mode, generator, senders, batch = load
+            print(
+                f"{replication} : {cheaper}, flush {flush_mode}, {generator} load, {senders} senders, batches of"
+                f" {batch}: {_ratio(row.messages_per_s, base.messages_per_s):.2f}"
+            )
 
 
 async def _kill_and_wait(group: Group, client: RemotingClient, number: int) -> float:
@@ -288,38 +441,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="load for each row (default 5)")
     parser.add_argument("--kills", type=int, default=5, help="leaders killed for each timing (default 5)")
     parser.add_argument(
-        "--replication", default="dledger", help="of dledger, sync, async, single, comma-separated (default dledger)"
+        "--replication",
+        default="single,async,sync,dledger",
+        help="of single, async, sync, dledger, comma-separated (default all)",
     )
+    parser.add_argument("--flush", default="async,sync", help="flush modes, comma-separated (default async,sync)")
     parser.add_argument("--timing", default="fast,default", help="failover timings, comma-separated")
+    parser.add_argument("--reading", action="store_true", help="also measure pulls and wake-ups")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     options = parser.parse_args(arguments)
 
-    print(f"{options.nodes} nodes on this machine ({os.cpu_count()} CPUs), {BODY_SIZE_BYTES}-byte messages one by one")
-    print(
-        " ".join(
-            f"{name:>8}"
-            for name in ("replica.", "flush", "senders", "msg/s", "p50 ms", "p90", "p99", "p99.9", "max", "errors")
+    print(f"{options.nodes} nodes on this machine ({os.cpu_count()} CPUs), messages of {BODY_SIZE_BYTES} bytes")
+    print(" ".join(f"{name:>8}" for name in COLUMNS))
+    rows: list[Throughput] = []
+    for replication, flush_mode in itertools.product(options.replication.split(","), options.flush.split(",")):
+        rows += measure_throughput(
+            nodes=options.nodes, flush_mode=flush_mode, loads=LOADS, duration_s=options.seconds, replication=replication
         )
-    )
-    rows = []
-    for replication, flush_mode, senders in itertools.product(
-        options.replication.split(","), ("sync", "async"), (1, 64)
-    ):
-        row = measure_throughput(
-            nodes=options.nodes,
-            flush_mode=flush_mode,
-            senders=senders,
-            duration_s=options.seconds,
-            replication=replication,
-        )
-        rows.append(row)
-        percentiles = (row.p50_ms, row.p90_ms, row.p99_ms, row.p999_ms, row.max_ms)
-        print(
-            f"{row.replication:>8} {row.flush_mode:>8} {row.senders:8} {row.messages_per_s:8.0f}",
-            *(f"{figure:8.2f}" for figure in percentiles),
-            f"{row.errors:8}",
-            flush=True,
-        )
+    _print_ratios(rows)
+    reading = measure_reading(duration_s=options.seconds) if options.reading else {}
+    if reading:
+        pull, wake = reading["pull"], reading["wake"]
+        print(f"pull: {pull['per_s']:.0f} messages/s, {pull['pulls_per_s']:.0f} pulls/s")
+        print(f"wake-up: median {wake['p50_ms']:.2f} ms, p99 {wake['p99_ms']:.2f}, {wake['max_ms']:.2f} at most")
     failovers = []
     for timing in options.timing.split(",") if options.kills else ():
         failover = measure_failover(nodes=options.nodes, timing=timing, kills=options.kills)
@@ -331,7 +475,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             flush=True,
         )
     if options.json:
-        figures = {"throughput": [asdict(row) for row in rows], "failover": [asdict(each) for each in failovers]}
+        figures = {
+            "reading": reading,
+            "throughput": [asdict(row) for row in rows],
+            "failover": [asdict(each) for each in failovers],
+        }
         Path(options.json).write_text(json.dumps(figures, indent=1), encoding="utf-8")
     return 0
 

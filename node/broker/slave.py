@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from node.broker.classic import ClassicLedger
 from node.broker.consumer_offsets import ConsumerOffsets
 from node.broker.dispatcher import Dispatcher
 from node.broker.ledger import Ledger, ReadMode
@@ -126,6 +127,14 @@ class SlaveSide:
         if isinstance(self._ledger, DLedgerServer):  # whom this member holds for its group, and which entry says so
             members = self._ledger.member_state.members
             table |= {"members": ",".join(members.ids), "membersIndex": members.index}
+            writer, dispatchers = self._ledger.store.writer, self._ledger.pusher.dispatchers.values()
+            table |= {
+                "logFlushTotal": writer.group_total,
+                "logPushTotal": sum(each.push_total for each in dispatchers),
+                "logPushedTotal": sum(each.entry_total for each in dispatchers),
+            }
+        elif isinstance(self._ledger, ClassicLedger):
+            table["logFlushTotal"] = self._ledger.log.flushes
         return table | (self._ha.status() if self._ha is not None else {})
 
     def _dialled(self, address: str) -> str:
