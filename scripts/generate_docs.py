@@ -73,7 +73,7 @@ def nemeses_index(nemeses: Mapping[str, Any]) -> str:
         "## Choosing",
         "",
         "    --nemesis partition,clock,kill      these in turn, each through all its variants",
-        "    --nemesis all                       every one that the cluster can have",
+        "    --nemesis all                       every one that the cluster and the system can have, but promote",
         "    --nemesis kill=sigkill              one form, at its own targets in turn",
         "    --nemesis kill@leader               every form, at the leader",
         "    --nemesis kill=sigkill@n1+n3        one form, at these hosts",
