@@ -120,6 +120,9 @@ class MemberState:
         leaders. Raises OSError."""
         self._disk.make_dirs(self._config.ledger_dir)
         if not self._disk.exists(self._path):
+            directory = self._config.ledger_dir
+            if self._disk.exists(f"{directory}/checkpoint") or self._disk.list(f"{directory}/data"):
+                raise LedgerCorrupt(self._path, 0, "it is missing, although this member has a log: its vote is lost")
             return
         try:
             content = decode_document(self._disk.read_file(self._path))

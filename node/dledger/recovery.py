@@ -33,7 +33,7 @@ from node.dledger.entry import (
 from node.dledger.files import Checkpoint, LedgerFiles
 from node.dledger.index import IndexUnit, pack_unit
 from node.dledger.membership import decode_members
-from node.store.segments import SegmentedFile
+from node.store.segments import SegmentedFile, SegmentError
 
 __all__ = ["SCAN_SIZE_BYTES", "Recovered", "recover"]
 
@@ -134,6 +134,8 @@ async def recover(files: LedgerFiles, *, scan_size_bytes: int = SCAN_SIZE_BYTES)
     begin, scan = _start(files, scan_size_bytes)
     scan.run()
     durable = _durable_position(files, checkpoint, scan)
+    if problem := data.first_gap(durable):  # also in files that are too old to be read now
+        raise SegmentError(f"{problem}, although the log had been durable up to position {durable}")
     begin = begin or scan.first
     if begin is None:
         await _make_empty(files, checkpoint)

@@ -21,6 +21,7 @@ from harness.clusters.sim.network import SimNetwork
 from harness.clusters.sim.simulation import run_simulated
 from node.dledger import FAST_TIMING, DLedgerConfig, DLedgerServer, DLedgerStore, Entry
 from node.runtime import Runtime
+from node.store.segments import SegmentError
 
 T = TypeVar("T")
 PORT = 20911
@@ -172,7 +173,7 @@ class Group(World):
             )
             try:
                 await member.start()
-            except OSError as error:
+            except (OSError, SegmentError) as error:
                 self.ended[name] = error
                 return
             self.members[name] = member
