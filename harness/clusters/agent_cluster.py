@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.clusters.agent_access import AgentAccess
+from harness.clusters.agent_clocks import AgentClocks
 from harness.clusters.agent_file_systems import AgentFileSystems
 from harness.clusters.agent_files import fetch_directory, put_file
 from harness.clusters.agent_link import DEFAULT_TIMEOUT_S, FIRST_WORD_TIMEOUT_S, AgentLink, ByteStream
@@ -142,6 +143,10 @@ class AgentCluster(Equipped[AgentShim], ABC):
     @abstractmethod
     def _unreachable_hint(self) -> str:
         """What the operator can do when the clients cannot reach a host's address."""
+
+    def _may_set_clock(self, host: str) -> bool:
+        """Whether a host is a machine with a clock of its own that is there to be bent."""
+        return False
 
     async def _learn_addresses(self) -> None:
         """Find out what `_address` says where that takes asking the hosts. Raises ClusterUnavailable."""
@@ -295,6 +300,14 @@ class AgentCluster(Equipped[AgentShim], ABC):
                 undo_inside=file_systems is not None,
             )
             await self._shim.install()
+        owners = [host for host in self._hosts if self._may_set_clock(host)]
+        if owners and self._shim is not None and ("clocks", "wall") in self._needs:
+            self._real_clocks = await AgentClocks.prepared(
+                {host: agents[host] for host in owners},
+                directories=directories,
+                pythons=pythons,
+                shim=self._shim.clocks,
+            )
         if file_systems is not None:
             shim_disks = None if self._shim is None else self._shim.disks
             self._disks = FileSystemDisks(self._hosts, file_systems=file_systems, shim=shim_disks, access=access)
@@ -326,9 +339,10 @@ class AgentCluster(Equipped[AgentShim], ABC):
         not removed stays in the run's state.
         """
         problems: list[Exception] = []
+        clocks, self._real_clocks = self._real_clocks, None
         disks, self._disks = self._disks, None
         shim, self._shim = self._shim, None
-        for held in (disks, shim):
+        for held in (clocks, disks, shim):
             try:
                 if held is not None:
                     await held.release_all()

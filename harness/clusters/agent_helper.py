@@ -21,7 +21,9 @@ from nemesis.mechanisms.shell import ShellError
 
 __all__ = ["START_TIMEOUT_S", "AgentHelper", "helper_archive"]
 
-MODULES = ("harness.clusters.control_server", "harness.clusters.link_meter", "harness.clusters.link_relay")
+MODULES = tuple(
+    f"harness.clusters.{name}" for name in ("clock_keeper", "control_server", "link_meter", "link_relay")
+)
 """What the archive holds, beside the packages that these are in."""
 
 _ARCHIVE = "helpers.zip"

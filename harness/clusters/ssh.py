@@ -27,7 +27,7 @@ from harness.clusters.ssh_connection import (
     take_host,
     why_no_file_systems,
 )
-from harness.clusters.ssh_inventory import SshHost, load_inventory
+from harness.clusters.ssh_inventory import REAL_CLOCK, SshHost, load_inventory
 from harness.clusters.threads import all_of, in_thread
 from harness.errors import HarnessError, OperatorError
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS
@@ -159,6 +159,9 @@ class SshCluster(AgentCluster):
 
     def _machine(self, host: str) -> str:
         return self._name_server if host == NAME_SERVER_HOST else host
+
+    def _may_set_clock(self, host: str) -> bool:
+        return self._ssh_hosts[host].clock == REAL_CLOCK
 
     def _agent_dir(self, machine: str) -> str:
         return f"{self._ssh_hosts[machine].directory}/{self._run.run_id}"

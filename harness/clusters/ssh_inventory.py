@@ -31,10 +31,21 @@ from typing import Any
 from harness.clusters.base import NAME_SERVER_HOST
 from harness.errors import OperatorError, nearest
 
-__all__ = ["ACCEPT_NEW", "STRICT", "SshHost", "load_inventory", "parse_ssh_config", "parse_toml"]
+__all__ = [
+    "ACCEPT_NEW",
+    "REAL_CLOCK",
+    "SHIM_CLOCK",
+    "STRICT",
+    "SshHost",
+    "load_inventory",
+    "parse_ssh_config",
+    "parse_toml",
+]
 
 STRICT = "strict"
 ACCEPT_NEW = "accept-new"
+SHIM_CLOCK = "shim"
+REAL_CLOCK = "real"
 
 _SSH_CONFIG_KEYS = {
     "hostname": "hostname",
@@ -65,6 +76,8 @@ class SshHost:
     network: str | None = None
     sudo: bool | None = None
     """Whether commands go through sudo; unsaid: for every user but root."""
+    clock: str = SHIM_CLOCK
+    """What clock faults bend: "shim", what the replica sees, or "real", the machine's own wall clock."""
     python: str = "python3"
     directory: str = "/var/lib/splitbrain"
 
@@ -79,7 +92,7 @@ class SshHost:
 
 _TYPES: Mapping[str, type] = {
     "hostname": str, "port": int, "user": str, "identity_file": str, "known_hosts": str, "host_keys": str,
-    "address": str, "network": str, "sudo": bool, "python": str, "directory": str,
+    "address": str, "network": str, "sudo": bool, "clock": str, "python": str, "directory": str,
 }  # fmt: skip
 
 
@@ -190,6 +203,8 @@ def _made(hosts: Sequence[SshHost]) -> list[SshHost]:
             problems.append(f"host {host.name}: port must be 1 to 65535, not {host.port}")
         if host.host_keys not in (STRICT, ACCEPT_NEW):
             problems.append(f"host {host.name}: host_keys must be {STRICT} or {ACCEPT_NEW}, not {host.host_keys!r}")
+        if host.clock not in (SHIM_CLOCK, REAL_CLOCK):
+            problems.append(f"host {host.name}: clock must be {SHIM_CLOCK} or {REAL_CLOCK}, not {host.clock!r}")
         if host.address is not None and not _is_ipv4(host.address):
             problems.append(f"host {host.name}: address must be an IPv4 address, not {host.address!r}")
         if host.network is not None and not _is_network(host.network):

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.ssh import SshCluster
 from harness.clusters.ssh_connection import require_paramiko
-from harness.clusters.ssh_inventory import ACCEPT_NEW, SshHost, parse_ssh_config
+from harness.clusters.ssh_inventory import ACCEPT_NEW, REAL_CLOCK, SshHost, parse_ssh_config
 from harness.programs import find_program
 from harness.run_state import RunState
 
@@ -78,6 +78,7 @@ def vagrant_hosts() -> list[SshHost]:
         dataclasses.replace(
             host,
             host_keys=ACCEPT_NEW,
+            clock=REAL_CLOCK,
             known_hosts=os.path.abspath(_known_hosts_path(host)),
             network=f"{subnet}.0/24",
         )

@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from harness.faults.file_system_disks import FileSystemDisks
 from nemesis.mechanisms.shim_faults import ShimClocks, ShimDisks
+from nemesis.target import Clocks
 
 __all__ = ["Equipped"]
 
@@ -39,9 +40,14 @@ class Equipped(Generic[ShimT]):
         """Prepare for the abilities that the run will use; to be called before `start`."""
         self._needs = frozenset(needs)
 
+    _real_clocks: Clocks | None = None
+    """Clocks that are really set, where hosts have one each; they pass the rest on to the shim."""
+
     @property
-    def clocks(self) -> ShimClocks | None:
+    def clocks(self) -> Clocks | None:
         """The clocks of the replicas; None unless `equip` was told of them."""
+        if self._real_clocks is not None:
+            return self._real_clocks
         return None if self._shim is None else self._shim.clocks
 
     @property

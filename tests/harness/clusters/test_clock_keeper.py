@@ -1,0 +1,181 @@
+"""The keeper of a machine's real clock, against clocks of the test's own: no test sets this machine's."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.clusters.agent_clocks import AgentClocks
+from harness.clusters.base import ClusterUnavailable
+from harness.clusters.clock_keeper import RESTORE_SCRIPT, ClockKeeper, skew_ns
+from nemesis.target import ClockSkew
+
+NOTHING = {"offset_ms": 0, "rate_ppm": 0, "strobe_ms": 0, "strobe_period_ms": 0}
+SECOND = 1_000_000_000
+
+
+class Machine:
+    """A machine's clocks. The wall clock goes on by itself after it was set."""
+
+    def __init__(self) -> None:
+        self.boot_ns = 50 * SECOND
+        self.ahead_ns = 1_700_000_000 * SECOND
+        self.is_stubborn = False
+
+    def keeper(self) -> ClockKeeper:
+        return ClockKeeper(since_boot_ns=lambda: self.boot_ns, wall_ns=self.wall_ns, set_wall=self.set_wall)
+
+    def wall_ns(self) -> int:
+        return self.boot_ns + self.ahead_ns
+
+    def set_wall(self, at_ns: int) -> None:
+        if not self.is_stubborn:
+            self.ahead_ns = at_ns - self.boot_ns
+
+
+async def moved(machine: Machine, from_ns: int) -> None:
+    """Until somebody has moved the wall clock, in the keeper's own time."""
+    async with asyncio.timeout(20):
+        while machine.ahead_ns == from_ns:  # noqa: ASYNC110 - the keeper tells nobody
+            await asyncio.sleep(0)
+
+
+def test_skews_add_up_and_the_truth_comes_back(tmp_path: Path) -> None:
+    async def body() -> None:
+        machine = Machine()
+        true_ns, keeper = machine.ahead_ns, machine.keeper()
+        with pytest.raises(ValueError, match="not opened"):
+            await keeper.skew({"fault": "f", "skew": NOTHING})
+        await keeper.release_all({})
+        await keeper.open({"base": str(tmp_path / "clock.base")})
+        await keeper.skew({"fault": "hour", "skew": {**NOTHING, "offset_ms": 3_600_000}})
+        await keeper.skew({"fault": "bump", "skew": {**NOTHING, "offset_ms": -1500}})
+        assert machine.ahead_ns - true_ns == 3_598_500 * 1_000_000
+        # Another keeper, after the first was killed, knows what is true from the file.
+        other = machine.keeper()
+        await other.open({"base": str(tmp_path / "clock.base")})
+        await other.skew({"fault": "hour", "skew": {**NOTHING, "offset_ms": 1000}})
+        assert machine.ahead_ns - true_ns == SECOND
+        await other.release({"fault": "hour"})
+        await other.release({"fault": "hour"})
+        assert machine.ahead_ns == true_ns
+        await other.skew({"fault": "reset", "skew": {**NOTHING, "offset_ms": -1000}})
+        machine.is_stubborn = True
+        with pytest.raises(ValueError, match="the clock is off by -1000 ms after it was set right"):
+            await other.release_all({})
+
+    asyncio.run(body())
+
+
+def test_a_clock_that_drifts_or_swings_is_moved_until_it_is_released(tmp_path: Path) -> None:
+    async def body() -> None:
+        machine = Machine()
+        true_ns, keeper = machine.ahead_ns, machine.keeper()
+        await keeper.open({"base": str(tmp_path / "clock.base")})
+        await keeper.skew({"fault": "drift", "skew": {**NOTHING, "rate_ppm": 500_000}})
+        machine.boot_ns += 4 * SECOND
+        await moved(machine, true_ns)
+        assert machine.ahead_ns - true_ns == 2 * SECOND
+        await keeper.skew({"fault": "swing", "skew": {**NOTHING, "strobe_ms": 700, "strobe_period_ms": 100}})
+        await keeper.release({"fault": "drift"})
+        assert machine.ahead_ns == true_ns
+        machine.boot_ns += 60_000_000
+        await moved(machine, true_ns)
+        assert machine.ahead_ns - true_ns == 700_000_000
+        await keeper.release_all({})
+        machine.boot_ns += 60_000_000
+        await asyncio.sleep(0.05)
+        assert machine.ahead_ns == true_ns
+
+    asyncio.run(body())
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(-900_000, 900_000), st.integers(0, 10**14))
+def test_rates_add_up_from_the_begin(offset_ms: int, rate_ppm: int, elapsed_ns: int) -> None:
+    skew = {**NOTHING, "offset_ms": offset_ms, "rate_ppm": rate_ppm}
+    assert skew_ns(skew, 0) == offset_ms * 1_000_000
+    added_ns = skew_ns(skew, elapsed_ns) - offset_ms * 1_000_000
+    assert abs(added_ns - rate_ppm * elapsed_ns / 1e6) <= 1 + elapsed_ns * 1e-12
+
+
+def test_what_is_left_of_a_killed_keeper_is_set_right_once(tmp_path: Path) -> None:
+    base = tmp_path / "clock.base"
+    machine = Machine()
+    asyncio.run(machine.keeper().open({"base": str(base)}))
+    true_ns = machine.ahead_ns
+    machine.ahead_ns += 12345
+    script = re.sub(r"time\.clock_settime_ns\(time\.CLOCK_REALTIME, (.*)\)\n", r"settle(\1)\n", RESTORE_SCRIPT)
+    script = script.replace("time.clock_gettime_ns(time.CLOCK_BOOTTIME)", "boot_ns")
+    script = script.replace("sys.argv[1]", repr(str(base)))
+    assert "time." not in script
+    for _ in range(2):
+        exec(script, {"settle": machine.set_wall, "boot_ns": machine.boot_ns})
+    assert machine.ahead_ns == true_ns and not base.exists()
+
+
+class Shim:
+    """The clocks that cannot really be set."""
+
+    def __init__(self) -> None:
+        self.skewed: dict[str, Mapping[str, ClockSkew]] = {}
+
+    async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
+        self.skewed[fault_id] = skews
+
+    async def release(self, fault_id: str) -> None:
+        self.skewed.pop(fault_id, None)
+
+    async def release_all(self) -> None:
+        self.skewed.clear()
+
+
+class Keeper:
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def request(self, op: str, **fields: Any) -> dict[str, Any]:
+        self.asked.append(f"{op} {fields.get('fault', '')}".strip())
+        return {}
+
+
+def test_monotonic_clocks_and_hosts_without_a_clock_of_their_own_are_the_shims() -> None:
+    async def body() -> None:
+        shim, keepers = Shim(), {"n1": Keeper(), "n2": Keeper()}
+        clocks = AgentClocks(keepers, shim)  # type: ignore[arg-type]
+        wall, monotonic = ClockSkew(offset_ms=5), ClockSkew(rate_ppm=5, affects_monotonic=True)
+        await clocks.skew("f", {"n1": wall, "n2": monotonic, "n3": wall})
+        assert shim.skewed == {"f": {"n2": monotonic, "n3": wall}}
+        await clocks.release("f")
+        await clocks.release("f")
+        await clocks.release_all()
+        assert keepers["n1"].asked == ["skew f", "release f", "release_all"]
+        assert keepers["n2"].asked == ["release_all"] and shim.skewed == {}
+
+    asyncio.run(body())
+
+
+class Link:
+    def __init__(self, boot_id: str) -> None:
+        self._boot_id = boot_id
+
+    async def run(self, argv: list[str]) -> tuple[int, str, str]:
+        return 0, f"{self._boot_id}\n", ""
+
+
+def test_hosts_that_share_a_clock_are_refused() -> None:
+    own = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    for links, other in (
+        ({"n1": Link(own)}, "this machine"),
+        ({"n1": Link("a"), "n2": Link("b"), "n3": Link("a")}, "n1"),
+    ):
+        with pytest.raises(ClusterUnavailable, match=f"has no clock of its own, but that of {other}: set clock = "):
+            asyncio.run(
+                AgentClocks.prepared(links, directories={}, pythons={}, shim=Shim())  # type: ignore[arg-type]
+            )
