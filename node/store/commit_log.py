@@ -85,6 +85,7 @@ class CommitLog:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._recent: dict[int, bytes] = {}
+        self._recent_begin = 0
         self._recent_bytes = 0
         self._waiters: deque[tuple[int, float, Told]] = deque()
         self._late_timer: asyncio.TimerHandle | None = None
@@ -285,10 +286,15 @@ class CommitLog:
         self._pending_bytes += size_bytes
         self.end_position += size_bytes
         recent = self._recent
+        if not recent:
+            self._recent_begin = positions[0]
         recent.update(zip(positions, records, strict=True))
         self._recent_bytes += size_bytes
         while self._recent_bytes > RECENT_BYTES and len(recent) > 1:
-            self._recent_bytes -= len(recent.pop(next(iter(recent))))
+            # The oldest is known: asking the dict for its first key takes the longer the more went from its front.
+            oldest_bytes = len(recent.pop(self._recent_begin))
+            self._recent_begin += oldest_bytes
+            self._recent_bytes -= oldest_bytes
 
     async def _write_forever(self) -> None:
         while True:
