@@ -83,7 +83,7 @@ def random_mix(
             at_s, when = _begin(rng, timed, span_s)
             length_s = rng.choice((rng.uniform(0.05, 0.6), rng.uniform(0.5, 2.0), rng.uniform(1.0, 5.0)))
             fault = (at_s, max(at_s + 0.05, min(end_s, at_s + length_s)), nemesis, variant, when)
-            if not any(_collide(fault, other) for other in timed) and _finds_leaders([*timed, fault], nodes):
+            if not any(_collide(fault, other, nodes) for other in timed) and _finds_leaders([*timed, fault], nodes):
                 timed.append(fault)
                 break
     timed.sort(key=lambda fault: fault[:4])
@@ -104,7 +104,7 @@ def random_mix(
     return Schedule(tuple(found))
 
 
-def _collide(one: Timed, other: Timed) -> bool:
+def _collide(one: Timed, other: Timed, nodes: int) -> bool:
     """Whether one of two faults could not be proven beside the other: a host that is down cannot be asked for its
     clock or its disk, nor be seen to crash again and again; of two faults of one disk the graver one hides the
     other; and on links that are cut nothing can be seen of what else is wrong with them."""
@@ -119,7 +119,9 @@ def _collide(one: Timed, other: Timed) -> bool:
         return True
     by_kind = {one[2]: one[3], other[2]: other[3]}
     lone = by_kind.get("link", "").rpartition("@")[2] in ("one", "leader")
-    return lone and by_kind.get("partition") in ("one", "leader", "majority-minority")
+    shape = by_kind.get("partition", "")
+    alone = shape in ("one", "leader", "majority-minority") or (nodes <= 3 and shape in _CUT_OFF)
+    return lone and alone
 
 
 def _finds_leaders(timed: Sequence[Timed], nodes: int) -> bool:
