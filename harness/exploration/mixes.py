@@ -63,12 +63,19 @@ Choices = Sequence[tuple[str, Sequence[str]]]
 
 
 def random_mix(
-    choices: Choices, rng: random.Random, *, time_limit_s: float, nodes: int = 5, events: int | None = None
+    choices: Choices,
+    rng: random.Random,
+    *,
+    time_limit_s: float,
+    nodes: int = 5,
+    events: int | None = None,
+    elects: bool = True,
 ) -> Schedule:
     """Overlapping faults between a quiet start and a quiet end, decided by `rng`.
 
     `choices` are pairs of a nemesis and its variants, for `nodes` replicas; `events` asks for that many events (two for
-    each fault, as far as they find room) instead of a random number. Empty for a time limit that leaves no room.
+    each fault, as far as they find room) instead of a random number. Replicas that elect nobody (`elects` False) have a
+    leader while that one runs. Empty for a time limit that leaves no room.
     """
     end_s = time_limit_s - QUIET_END_S
     span_s = end_s - QUIET_START_S
@@ -83,7 +90,9 @@ def random_mix(
             at_s, when = _begin(rng, timed, span_s)
             length_s = rng.choice((rng.uniform(0.05, 0.6), rng.uniform(0.5, 2.0), rng.uniform(1.0, 5.0)))
             fault = (at_s, max(at_s + 0.05, min(end_s, at_s + length_s)), nemesis, variant, when)
-            if not any(_collide(fault, other, nodes) for other in timed) and _finds_leaders([*timed, fault], nodes):
+            if any(_collide(fault, other, nodes) for other in timed):
+                continue
+            if _finds_leaders([*timed, fault], nodes, elects=elects):
                 timed.append(fault)
                 break
     timed.sort(key=lambda fault: fault[:4])
@@ -124,7 +133,7 @@ def _collide(one: Timed, other: Timed, nodes: int) -> bool:
     return lone and alone
 
 
-def _finds_leaders(timed: Sequence[Timed], nodes: int) -> bool:
+def _finds_leaders(timed: Sequence[Timed], nodes: int, *, elects: bool) -> bool:
     """Whether each fault that is aimed at the leader begins while enough replicas are left alone for one to lead; and
     whatever an operator asks of a leader has to be done while that is so, and taken back while it is."""
     for fault in timed:
@@ -133,7 +142,11 @@ def _finds_leaders(timed: Sequence[Timed], nodes: int) -> bool:
             moments.append(fault[1])
         spare_s = OPERATION_S if fault[2] in _ASKED_OF_LEADER else 0.0
         for at_s in moments:
-            others = (other for other in timed if other is not fault and other[0] - spare_s <= at_s < other[1])
+            others = [other for other in timed if other is not fault and other[0] - spare_s <= at_s < other[1]]
+            if not elects:
+                if any(other[2] in _DOWN and not other[3].endswith("@followers") for other in others):
+                    return False
+                continue
             own = 1 if fault[2] == "members" else 0  # whoever is left has to agree on the smaller group
             if own + sum(_hit(other, nodes) for other in others) > (nodes - 1) // 2:
                 return False
