@@ -169,11 +169,11 @@ class Dispatcher:
         await self._restore_derivations()
         self._checkpointed_index = self._mark.index
         self._durable_ms = self._queues.timestamps.physic_msg_ms
-        if self._mark.index < self._log.ledger_begin_index - 1:
+        if self._mark == NOTHING_DISPATCHED and self._log.ledger_begin_index > 0:
             self._mark = DispatchMark(index=self._log.ledger_begin_index - 1, term=-1, store_timestamp_ms=0)
         self._checkpoint_task = asyncio.get_running_loop().create_task(self._checkpoint_forever())
         self._restored = True
-        self.notify()
+        self.notify()  # where the log was replaced while the queues were read, this finds it out
 
     async def _restore_derivations(self) -> None:
         try:
