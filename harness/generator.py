@@ -145,6 +145,8 @@ class TimeLimit:
         step, inner = self.inner.next(context)
         if isinstance(step, Wait) and step.until_ns > end_ns:
             step = step._replace(until_ns=end_ns)
+        if inner is self.inner and end_ns == self.end_ns:
+            return step, self
         return step, TimeLimit(self.seconds, inner, end_ns)
 
     def update(self, context: Context, event: Event) -> Generator:
@@ -203,9 +205,14 @@ class Mix:
         return None, Mix(())
 
     def update(self, context: Context, event: Event) -> Generator:
-        updated = tuple((weight, inner.update(context, event)) for weight, inner in self.choices)
-        unchanged = all(new[1] is old[1] for new, old in zip(updated, self.choices, strict=True))
-        return self if unchanged else Mix(updated)
+        changed: list[tuple[float, Generator]] | None = None
+        for index, (weight, inner) in enumerate(self.choices):
+            after = inner.update(context, event)
+            if after is not inner:
+                if changed is None:
+                    changed = list(self.choices)
+                changed[index] = weight, after
+        return self if changed is None else Mix(tuple(changed))
 
 
 def _for_this_thread(step: Step) -> Step:
@@ -214,7 +221,7 @@ def _for_this_thread(step: Step) -> Step:
 
 
 def _pick(choices: tuple[tuple[float, Generator], ...], fraction: float) -> int:
-    target = fraction * sum(weight for weight, _ in choices)
+    target = fraction * sum([weight for weight, _ in choices])
     for index, (weight, _) in enumerate(choices):
         target -= weight
         if target < 0:

@@ -67,6 +67,17 @@ class Recorder(Protocol):
     def append(self, event: dict[str, Any]) -> dict[str, Any]: ...
 
 
+@dataclass(slots=True, eq=False)
+class _Limit:
+    """When the operation of a thread's task is to be over; `cancelling` is what the task was asked before it began."""
+
+    task: asyncio.Task[Any]
+    cancelling: int
+    due_s: float
+    is_done: bool = False
+    is_over: bool = False
+
+
 @dataclass(slots=True)
 class Workers:
     """The threads of one phase of a run.
@@ -95,6 +106,9 @@ class Workers:
     when it has asked. With a hundred threads and one operation every few milliseconds, waking all for each of
     them would cost more than the operations."""
     _line_timer: asyncio.TimerHandle | None = None
+    _limits: deque[_Limit] = field(default_factory=deque)
+    """Of operations, the oldest first; one that is done stays behind an older one that is not."""
+    _limit_timer: asyncio.TimerHandle | None = None
 
     def __post_init__(self) -> None:
         self._context = Context(random=self.random, threads=self.threads)
@@ -117,9 +131,13 @@ class Workers:
 
     async def run(self) -> None:
         """Run every thread until the generator is exhausted for it or `stop` was called."""
-        async with asyncio.TaskGroup() as group:
-            for thread in range(self.threads):
-                group.create_task(self._run_thread(thread), name=f"worker-{thread}")
+        try:
+            async with asyncio.TaskGroup() as group:
+                for thread in range(self.threads):
+                    group.create_task(self._run_thread(thread), name=f"worker-{thread}")
+        finally:
+            if self._limit_timer is not None:
+                self._limit_timer.cancel()
 
     async def _run_thread(self, thread: int) -> None:
         process = self.first_process + thread
@@ -147,8 +165,6 @@ class Workers:
                 else:
                     outcome = await self._invoke(client, step)
                 completion = {**invocation, "type": outcome.type}
-                for unassigned in ("index", "time"):
-                    completion.pop(unassigned, None)
                 if outcome.type == "ok":
                     completion["value"] = outcome.value
                 if outcome.error is not None:
@@ -176,7 +192,9 @@ class Workers:
 
     def _tell(self, thread: int, process: int, event: dict[str, Any]) -> None:
         context = self._context
-        context.thread, context.process, context.time_ns = thread, process, event.get("time", self.now_ns())
+        time_ns = event.get("time")
+        context.thread, context.process = thread, process
+        context.time_ns = time_ns if time_ns is not None else self.now_ns()
         self.generator = self.generator.update(context, event)
 
     async def _sleep_until(self, until_ns: int) -> None:
@@ -216,9 +234,14 @@ class Workers:
         return await self._invoke(client, op)
 
     async def _invoke(self, client: Client, op: Op) -> Outcome:
+        limit = self._begin_limit()
         try:
-            async with asyncio.timeout(self.operation_timeout_s):
-                return await client.invoke(op)
+            return await client.invoke(op)
+        except asyncio.CancelledError:
+            # As asyncio.timeout does: somebody else may have cancelled the thread as well.
+            if not limit.is_over or limit.task.uncancel() > limit.cancelling:
+                raise
+            return Outcome("info", error="timeout")
         except TimeoutError:
             return Outcome("info", error="timeout")
         except Exception as error:
@@ -227,6 +250,39 @@ class Workers:
                 self._note_unexpected(error)
                 return Outcome("info", error=f"unexpected {_describe(error)}")
             return Outcome("fail" if definite else "info", error=_describe(error), node=getattr(error, "node", None))
+        finally:
+            limit.is_done = True
+
+    def _begin_limit(self) -> _Limit:
+        """Have the current thread's task cancelled when its operation's time is over.
+
+        What asyncio.timeout does, but for all threads with one timer that is nearly never reached: the time is the
+        same for all operations, so the oldest is due first.
+        """
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        limit = _Limit(task, task.cancelling(), loop.time() + self.operation_timeout_s)
+        limits = self._limits
+        while limits and limits[0].is_done:
+            limits.popleft()
+        limits.append(limit)
+        if self._limit_timer is None:
+            self._limit_timer = loop.call_at(limit.due_s, self._end_limits)
+        return limit
+
+    def _end_limits(self) -> None:
+        """Cancel what is due, and come back for the next one that is still open."""
+        self._limit_timer = None
+        loop = asyncio.get_running_loop()
+        limits = self._limits
+        while limits and (limits[0].is_done or limits[0].due_s <= loop.time()):
+            limit = limits.popleft()
+            if not limit.is_done:
+                limit.is_over = True
+                limit.task.cancel()
+        if limits:
+            self._limit_timer = loop.call_at(limits[0].due_s, self._end_limits)
 
     def _note_unexpected(self, error: Exception) -> None:
         text = _describe(error)

@@ -26,7 +26,7 @@ class DistinctWrites:
 
     def next(self, context: Context) -> tuple[Step, Generator]:
         key = context.random.randrange(self.keys)
-        return Op(self.f, key, self.next_value), replace(self, next_value=self.next_value + 1)
+        return Op(self.f, key, self.next_value), DistinctWrites(self.f, self.keys, self.next_value + 1)
 
     def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
         return self

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from node.client.messages import PRODUCER_GROUP, MessageQueue
-from node.remoting import Command, FieldValue, RequestCode
+from node.remoting import Command, RequestCode
 from node.store.properties import encode_properties
 from node.store.record import RecordError, decode_record
 
@@ -34,6 +34,8 @@ _V2_NAMES: Final = {
     "sysFlag": "f", "bornTimestamp": "g", "flag": "h", "properties": "i", "reconsumeTimes": "j", "unitMode": "k",
     "maxReconsumeTimes": "l", "batch": "m",
 }  # fmt: skip
+_LONG_NAMES: Final = tuple(_V2_NAMES)
+_SHORT_NAMES: Final = tuple(_V2_NAMES.values())
 
 
 def send_request(
@@ -53,24 +55,13 @@ def send_request(
     """
     if code not in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
         raise ValueError(f"code {code} sends no message")
-    fields: dict[str, FieldValue] = {
-        "producerGroup": group,
-        "topic": topic,
-        "defaultTopic": DEFAULT_TOPIC,
-        "defaultTopicQueueNums": DEFAULT_TOPIC_QUEUES,
-        "queueId": queue_id,
-        "sysFlag": sys_flag,
-        "bornTimestamp": born_ms,
-        "flag": 0,
-        "properties": encode_properties(properties),
-        "reconsumeTimes": 0,
-        "unitMode": False,
-        "batch": code == RequestCode.SEND_BATCH_MESSAGE,
-        "maxReconsumeTimes": 0,
-    }
-    if code != RequestCode.SEND_MESSAGE:
-        fields = {_V2_NAMES[name]: value for name, value in fields.items()}
-    return Command.request(code, fields, body)
+    names = _LONG_NAMES if code == RequestCode.SEND_MESSAGE else _SHORT_NAMES
+    values: tuple[str, ...] = (  # texts already, in the order of _V2_NAMES: this is on every send's path
+        group, topic, DEFAULT_TOPIC, str(DEFAULT_TOPIC_QUEUES), str(queue_id), str(sys_flag), str(born_ms), "0",
+        encode_properties(properties) if properties else "", "0", "false", "0",
+        "true" if code == RequestCode.SEND_BATCH_MESSAGE else "false",
+    )  # fmt: skip
+    return Command(code, dict(zip(names, values, strict=True)), body)
 
 
 def heartbeat_request(client_id: str, producers: Iterable[str], consumers: Sequence[Mapping[str, Any]]) -> Command:

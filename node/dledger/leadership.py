@@ -65,7 +65,9 @@ class Leadership:
         self._patience: asyncio.TimerHandle | None = None
         self._answered: dict[str, int] = {}
         self._answered_sent_ns: dict[str, int] = {}
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[int, asyncio.Future[None], float]] = deque()
+        """Reads, with the round that each waits for and until when; both only grow."""
+        self._expiry: asyncio.TimerHandle | None = None
         self._requests: dict[str, HeartBeatRequest] = {}
         self._unanswered: dict[str, int] = {}
         self._ended = False
@@ -166,17 +168,39 @@ class Leadership:
     def confirm(self) -> asyncio.Future[None]:
         """Done when a quorum has answered a round that begins after this call.
 
-        Fails with DLedgerError NOT_LEADER when the lead ends first. Raises DLedgerError LEADER_PENDING_FULL.
+        Fails with DLedgerError NOT_LEADER when the lead ends first, TIMEOUT when no quorum has answered within
+        `barrier_timeout_ms`. Raises DLedgerError LEADER_PENDING_FULL.
         """
         if len(self._waiting) >= MAX_WAITING_CONFIRMATIONS:
             self._waiting = deque(item for item in self._waiting if not item[1].done())
             if len(self._waiting) >= MAX_WAITING_CONFIRMATIONS:
                 raise DLedgerError(DLedgerCode.LEADER_PENDING_FULL, "too many reads wait for a confirmation")
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((self._round + 1, future))
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        due_s = loop.time() + self._config.timing.barrier_timeout_ms / 1000
+        self._waiting.append((self._round + 1, future, due_s))
+        if self._expiry is None:  # one timer for all: it is nearly never reached by the read that has set it
+            self._expiry = loop.call_at(due_s, self._expire)
         if self._quorum_round() == self._round:
             self._ask_quorum()
         return future
+
+    def _expire(self) -> None:
+        """Fail the reads that have waited too long, the oldest first."""
+        self._expiry = None
+        loop = asyncio.get_running_loop()
+        waiting = self._waiting
+        while waiting:
+            _, future, due_s = waiting[0]
+            if due_s > loop.time():
+                self._expiry = loop.call_at(due_s, self._expire)
+                return
+            waiting.popleft()
+            _fail(
+                future,
+                DLedgerCode.TIMEOUT,
+                f"no quorum has confirmed the leader within {self._config.timing.barrier_timeout_ms / 1000:g} s",
+            )
 
     def end(self) -> None:
         """This lead is over: waiting reads fail, and no more heartbeats are sent."""
@@ -184,11 +208,12 @@ class Leadership:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
         waiting, self._waiting = self._waiting, deque()
-        for _, future in waiting:
-            if not future.done():
-                future.set_exception(DLedgerError(DLedgerCode.NOT_LEADER, f"the lead of term {self.term} is over"))
-                future.exception()  # the reader may have gone away
+        for _, future, _ in waiting:
+            _fail(future, DLedgerCode.NOT_LEADER, f"the lead of term {self.term} is over")
 
     def _quorum_round(self) -> int:
         """The newest round that a quorum has answered."""
@@ -230,8 +255,14 @@ class Leadership:
             return
         answered = self._quorum_round()
         while waiting and waiting[0][0] <= answered:
-            _, future = waiting.popleft()
+            future = waiting.popleft()[1]
             if not future.done():
                 future.set_result(None)
         if waiting and answered == self._round:
             self._ask_quorum()
+
+
+def _fail(future: asyncio.Future[None], code: DLedgerCode, message: str) -> None:
+    if not future.done():
+        future.set_exception(DLedgerError(code, message))
+        future.exception()  # the reader may have gone away

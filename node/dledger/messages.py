@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from struct import Struct
-from typing import Any, Final, Self, cast
+from typing import Any, ClassVar, Final, Self, cast
 
 from node.dledger.rpc import DLedgerCode, PushType, VoteResult
 
@@ -54,6 +54,9 @@ VERSION: Final = 1
 
 MAX_ID_CHARACTERS = 128
 """Of a group's or member's name."""
+
+MAX_CACHED_MESSAGES = 256
+"""Messages of each kind that repeats which are held decoded: of a lead, there is one for each peer."""
 
 MAX_CACHED_NAMES = 1024
 """Blocks of names held decoded, and as many encoded: a member and its peers use two for each pair of them."""
@@ -88,6 +91,9 @@ class Message:
     term: int = -1
     leader_id: str = ""
 
+    repeats: ClassVar[bool] = False
+    """Whether the same bytes come again and again for as long as a leader leads: these are decoded once."""
+
     def to_body(self) -> bytes:
         """The bytes that travel."""
         form = _forms.get(type(self)) or _form_of(type(self))
@@ -107,6 +113,10 @@ class Message:
     def from_body(cls, body: bytes) -> Self:
         """The message in some bytes. Raises MalformedMessage."""
         form = _forms.get(cls) or _form_of(cls)
+        if cls.repeats:
+            same = form.decoded.get(body)
+            if same is not None:
+                return cast(Self, same)
         size_bytes = len(body)
         if size_bytes < _HEAD.size:
             raise MalformedMessage(f"a message of {size_bytes} bytes")
@@ -133,7 +143,12 @@ class Message:
         if at != size_bytes:
             raise MalformedMessage(f"{size_bytes - at} bytes behind a {cls.__name__}")
         values["group"], values["remote_id"], values["local_id"], values["leader_id"] = names
-        return cls(**values)
+        message = cls(**values)
+        if cls.repeats:
+            if len(form.decoded) >= MAX_CACHED_MESSAGES:
+                form.decoded.clear()
+            form.decoded[body] = message
+        return message
 
 
 def _encode_names(names: Names) -> bytes:
@@ -195,7 +210,7 @@ class _Form:
     """How a class of messages travels: `fields` are its numbers, enums among them, `contents` (name, is a text?) what
     comes behind."""
 
-    __slots__ = ("contents", "enums", "fields", "numbers", "numbers_of")
+    __slots__ = ("contents", "decoded", "enums", "fields", "numbers", "numbers_of")
 
     def __init__(self, message: type[Message]) -> None:
         kinds = {each.name: str(each.type) for each in dataclasses.fields(message) if each.name not in _NAMES}
@@ -203,6 +218,7 @@ class _Form:
         self.enums = tuple((name, _MEMBERS[kinds[name]]) for name in self.fields if kinds[name] in _MEMBERS)
         self.contents = tuple((name, kind == "str") for name, kind in kinds.items() if kind in ("str", "bytes"))
         self.numbers = Struct(f">{len(self.fields)}q")
+        self.decoded: dict[bytes, Message] = {}
         getter = attrgetter(*self.fields)
         self.numbers_of = cast(
             Callable[[Message], tuple[Any, ...]],
@@ -254,13 +270,14 @@ class VoteResponse(Response):
 class HeartBeatRequest(Request):
     """`leader_id` leads `term`."""
 
+    repeats = True
     term: int
     leader_id: str
 
 
 @dataclass(slots=True, kw_only=True)
 class HeartBeatResponse(Response):
-    pass
+    repeats = True
 
 
 @dataclass(slots=True, kw_only=True)

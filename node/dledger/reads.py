@@ -54,19 +54,19 @@ class ReadBarrier:
         if mode is ReadMode.UNSAFE:
             return self._store.committed_index
         leadership = self.require_leadership()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                if mode is ReadMode.LOG:
-                    return (await self._commit_noop()).index
-                if not self.has_committed_in_term(leadership.term):
+        if mode is ReadMode.LOG or not self.has_committed_in_term(leadership.term):
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    if mode is ReadMode.LOG:
+                        return (await self._commit_noop()).index
                     await self._wait_for_own_commit()
-                index = self._store.committed_index
-                if mode is ReadMode.READ_INDEX or not leadership.holds_lease():
-                    await self.confirm_leadership(leadership)
-        except TimeoutError:
-            raise DLedgerError(
-                DLedgerCode.TIMEOUT, f"no quorum has confirmed the leader within {self._timeout_s:g} s"
-            ) from None
+            except TimeoutError:
+                raise DLedgerError(
+                    DLedgerCode.TIMEOUT, f"no quorum has confirmed the leader within {self._timeout_s:g} s"
+                ) from None
+        index = self._store.committed_index
+        if mode is ReadMode.READ_INDEX or not leadership.holds_lease():
+            await self.confirm_leadership(leadership)
         if self._elector.leadership is not leadership:
             raise self._not_leader()
         return index
@@ -83,7 +83,7 @@ class ReadBarrier:
         return self._store.term_at(self._store.committed_index) == term
 
     async def confirm_leadership(self, leadership: Leadership) -> None:
-        """Return when a quorum has answered heartbeats that were sent from now on."""
+        """Return when a quorum has answered heartbeats that were sent from now on. Raises DLedgerError TIMEOUT."""
         await leadership.confirm()
 
     def _not_leader(self) -> DLedgerError:

@@ -72,7 +72,7 @@ class LogWriter:
         self._is_stopping = False
         self._queue: deque[Entry | _Cut] = deque()
         self._writing_last = -1
-        self._wake = asyncio.Event()
+        self._resting: asyncio.Future[None] | None = None
         self._settled = asyncio.Event()
         self._settled.set()
         self._task: asyncio.Task[None] | None = None
@@ -101,7 +101,7 @@ class LogWriter:
         if task is None:
             return
         self._is_stopping = True
-        self._wake.set()
+        self._wake()
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._settled.wait()
@@ -160,7 +160,15 @@ class LogWriter:
             self._waiting_since_ns = self._clock.monotonic_ns()
         if self.failure is None:
             self._settled.clear()
-        self._wake.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let the task look at the queue, if it rests."""
+        resting = self._resting
+        if resting is not None:
+            self._resting = None
+            if not resting.done():
+                resting.set_result(None)
 
     async def _run(self) -> None:
         while True:
@@ -181,15 +189,16 @@ class LogWriter:
 
     async def _rest(self) -> None:
         """Nothing is queued: wait until something is, or until the next sync of mode `async` is due."""
-        self._wake.clear()
         if self.durable_index >= self.written_index:
             self._settled.set()
-            await self._wake.wait()
+            self._resting = asyncio.get_running_loop().create_future()
+            await self._resting
             return
         due_ns = self._sync_due_ns() - self._clock.monotonic_ns()
         try:
             async with asyncio.timeout(max(due_ns, 0) / 1e9):
-                await self._wake.wait()
+                self._resting = asyncio.get_running_loop().create_future()
+                await self._resting
         except TimeoutError:
             await self._sync()
 
@@ -214,7 +223,7 @@ class LogWriter:
                 else:
                     self.pending_bytes -= len(entry.raw)
             raise
-        size_bytes = sum(len(entry.raw) for entry in group)
+        size_bytes = len(group[0].raw) if len(group) == 1 else sum([len(entry.raw) for entry in group])
         self.pending_bytes -= size_bytes
         self.group_total += 1
         self.entry_total += len(group)

@@ -19,6 +19,8 @@ import errno
 import os
 import random
 from collections.abc import Callable, Collection
+from heapq import heappush
+from math import log
 from typing import TYPE_CHECKING
 
 from harness.clusters.sim.inode import Inode
@@ -35,6 +37,7 @@ KINDS = (READ, WRITE, SYNC)
 WRITE_S = 20e-6
 SYNC_MIN_S = 200e-6
 SYNC_MEAN_EXTRA_S = 300e-6
+SYNC_EXTRA_RATE = 1 / SYNC_MEAN_EXTRA_S
 SYNC_MAX_S = 2e-3
 """A sync takes 0.2 to 2 ms, as on a solid-state disk."""
 SLOW_SYNC_RATIO = 0.001
@@ -228,12 +231,14 @@ class SimDisk:
         draw = self.random.random()
         if draw < SLOW_SYNC_RATIO:
             return SLOW_SYNC_MAX_S * self.random.random() + self.delay_s
-        return min(SYNC_MIN_S + self.random.expovariate(1 / SYNC_MEAN_EXTRA_S), SYNC_MAX_S) + self.delay_s
+        extra_s = -log(1.0 - self.random.random()) / SYNC_EXTRA_RATE
+        return min(SYNC_MIN_S + extra_s, SYNC_MAX_S) + self.delay_s
 
     def later(self, after_s: float, kind: str, go_on: Callable[[], None]) -> None:
         """Call `go_on` when an operation of a kind is done: after some time, and when the disk does not stall
         any more. Never when power fails before."""
-        self._loop.event_at(self._loop.now + after_s, self._done, kind, self.power_cycles, go_on)
+        loop = self._loop
+        heappush(loop.heap, (loop.now + after_s, loop.count(), self._done, (kind, self.power_cycles, go_on)))
 
     def _done(self, kind: str, power_cycles: int, go_on: Callable[[], None]) -> None:
         if power_cycles != self.power_cycles:

@@ -35,10 +35,16 @@ class Layer:
 
     def protect(self, cache: bytearray, start: int, end: int) -> None:
         """Keep what `cache` holds between two positions, which is about to change."""
-        end = min(end, self.size_bytes)
-        for block in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
-            if block not in self.saved:
-                self.saved[block] = bytes(cache[block * BLOCK_BYTES : min((block + 1) * BLOCK_BYTES, self.size_bytes)])
+        saved, size_bytes = self.saved, self.size_bytes
+        if end > size_bytes:
+            end = size_bytes
+        block = start // BLOCK_BYTES
+        at = block * BLOCK_BYTES
+        while at < end:
+            if block not in saved:
+                saved[block] = bytes(cache[at : min(at + BLOCK_BYTES, size_bytes)])
+            block += 1
+            at += BLOCK_BYTES
 
     def content(self, cache: bytearray) -> bytearray:
         """The whole content of this layer."""
@@ -80,7 +86,7 @@ class Inode:
         """Put `data` at `offset`, filling a gap with zeros."""
         cache = self.cache
         size = len(cache)
-        start = min(offset, size)
+        start = offset if offset < size else size
         end = offset + len(data)
         for layer in self.layers:
             if start < layer.size_bytes:
@@ -121,8 +127,9 @@ class Inode:
 
     def end_sync(self, layer: Layer) -> None:
         """That sync is done."""
-        if layer in self.layers:  # else a later one was done before and covers it
-            del self.layers[: self.layers.index(layer)]
+        layers = self.layers
+        if layer in layers:  # else a later one was done before and covers it
+            del layers[: layers.index(layer)]
 
     def fail_sync(self, layer: Layer) -> None:
         """That sync failed. As on Linux, the blocks it could not write count as clean afterwards: they stay in

@@ -15,6 +15,7 @@ run directly.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import signal
@@ -47,6 +48,7 @@ MIN_CANCELLED_TIMERS = 512
 """Fewer cancelled timers than this are not worth a clean-up of the heap."""
 
 _MASK = (1 << 64) - 1
+_new_handle = SimHandle.__new__
 _Ts = TypeVarTuple("_Ts")
 
 logger = logging.getLogger("asyncio")
@@ -70,14 +72,16 @@ class SimLoop(RefusingLoop):
         self._salt = random.Random(f"{seed}/loop").getrandbits(64)
         self.now = START_S
         """Loop time, in seconds: what `time()` returns, for the simulation's own parts."""
-        self._timer_numbers = 0
+        self.count: Callable[[], int] = itertools.count(1).__next__
+        """Numbers what is in the heap: of what is due at the same time, what was put there first comes first."""
         self.task_count = 0
-        self._future_count = 0
+        self.future_count = 0
         # Counted apart, because how many futures a primitive of asyncio makes differs between versions of Python.
         self._lane_numbers = 0
         self.root = Lane(self, "harness")
         self._runnable: list[Lane] = []
-        self._heap: list[tuple[float, int, Any, tuple[Any, ...] | None]] = []
+        self.heap: list[tuple[float, int, Any, tuple[Any, ...] | None]] = []
+        """When, number, and either a callback with its arguments, which is an event, or a timer and None."""
         self._cancelled_timers = 0
         self._running = False
         self._stopping = False
@@ -143,7 +147,11 @@ class SimLoop(RefusingLoop):
         if context is None:
             context = copy_context()
         lane = context.get(LANE) or self.root
-        handle = SimHandle(callback, args, context)
+        handle = _new_handle(SimHandle)  # and no `__init__`, which would be a call more: very many are made
+        handle._callback = callback
+        handle._args = args
+        handle._context = context
+        handle._cancelled = False
         lane.queue.append(handle)
         if not lane.listed:
             lane.listed = True
@@ -166,21 +174,19 @@ class SimLoop(RefusingLoop):
         if context is None:
             context = copy_context()
         handle = SimTimerHandle(when, callback, args, self, context)
-        number = self._timer_numbers = self._timer_numbers + 1
-        heappush(self._heap, (when, number, handle, None))
+        heappush(self.heap, (when, self.count(), handle, None))
         return handle
 
     def event_at(self, when: float, callback: Callable[..., object], *args: object) -> None:
         """Call back at a time, outside every lane. For the simulation itself; cannot be cancelled."""
-        number = self._timer_numbers = self._timer_numbers + 1
-        heappush(self._heap, (when, number, callback, args))
+        heappush(self.heap, (when, self.count(), callback, args))
 
     def timer_cancelled(self) -> None:
         """Called by a timer that was cancelled before it was due; clears the heap of such timers now and then."""
         self._cancelled_timers += 1
-        if self._cancelled_timers > MIN_CANCELLED_TIMERS and self._cancelled_timers * 2 > len(self._heap):
-            self._heap[:] = [item for item in self._heap if item[3] is not None or not item[2]._cancelled]
-            heapify(self._heap)
+        if self._cancelled_timers > MIN_CANCELLED_TIMERS and self._cancelled_timers * 2 > len(self.heap):
+            self.heap[:] = [item for item in self.heap if item[3] is not None or not item[2]._cancelled]
+            heapify(self.heap)
             self._cancelled_timers = 0
 
     # Signals of the harness's own process
@@ -225,7 +231,7 @@ class SimLoop(RefusingLoop):
 
     def _run(self) -> None:
         runnable = self._runnable
-        heap = self._heap
+        heap = self.heap
         run_lane = self._run_shuffled if self.shuffle else self._run_lane
         steps_left = MAX_STEPS_AT_ONE_INSTANT
         while True:
@@ -400,7 +406,7 @@ class SimLoop(RefusingLoop):
             self.remove_signal_handler(sig)
         self._closed = True
         self._runnable.clear()
-        self._heap.clear()
+        self.heap.clear()
 
     async def shutdown_asyncgens(self) -> None:
         generators = list(self._asyncgens)
@@ -421,9 +427,7 @@ class SimLoop(RefusingLoop):
     # Futures and tasks
 
     def create_future(self) -> asyncio.Future[Any]:
-        future = SimFuture(loop=self)
-        future.number = self._future_count = self._future_count + 1
-        return future
+        return SimFuture(loop=self)
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
         if context is None:

@@ -21,15 +21,11 @@ __all__ = ["SimFuture", "SimHandle", "SimTask", "SimTimerHandle"]
 
 
 class SimHandle(asyncio.Handle):
-    """A callback that is ready to run. Leaves out what asyncio keeps for its debug mode: very many are made."""
+    """A callback that is ready to run, filled by the loop. Leaves out what asyncio keeps for its debug mode."""
 
     __slots__ = ()
-
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context) -> None:
-        self._callback = callback
-        self._args = args
-        self._context = context
-        self._cancelled = False
+    _callback: Callable[..., object]
+    _context: Context
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -74,10 +70,15 @@ class SimFuture(asyncio.Future[Any]):
     __slots__ = ("number",)
 
     number: int
-    """Set by the loop, which makes too many of these for an `__init__` of their own."""
+    """Given when it is first asked for, in the order of asking: most are never put into a set or mapping."""
 
     def __hash__(self) -> int:
-        return self.number
+        try:
+            return self.number
+        except AttributeError:
+            loop: SimLoop = self.get_loop()  # type: ignore[assignment]
+            number = self.number = loop.future_count = loop.future_count + 1
+            return number
 
 
 class SimTask(asyncio.Task[Any]):

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.clusters.sim.disk import READ, SYNC, WRITE, SimDisk, disk_error
 from harness.clusters.sim.inode import Inode, Layer
 from harness.clusters.sim.lane import Lane
+from harness.clusters.sim.primitives import SimFuture
 from node.real_runtime import TEMPORARY_SUFFIX
 from node.runtime import DiskUsage
 
@@ -57,9 +58,9 @@ class Operation:
         """The outcome. Raises OSError; CancelledError once the operation is over."""
         cancelled: asyncio.CancelledError | None = None
         while not self._done:
-            self._waiter = self._loop.create_future()
+            waiter = self._waiter = SimFuture(loop=self._loop)
             try:
-                await self._waiter
+                await waiter
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None:
@@ -97,9 +98,10 @@ class ProcessFile:
             raise disk_error(errno.EIO, self._path)
         return self._inode.read(offset, size_bytes)
 
-    async def write(self, offset: int, data: bytes, *, sync: bool = False) -> None:
-        self._check_open()
-        await self._disk.write(self._path, self._inode, offset, bytes(data), sync).wait()
+    def write(self, offset: int, data: bytes, *, sync: bool = False) -> Coroutine[Any, Any, None]:
+        if self._is_closed:
+            raise disk_error(errno.EBADF, self._path)
+        return self._disk.write(self._path, self._inode, offset, bytes(data), sync).wait()
 
     async def sync(self) -> None:
         self._check_open()
@@ -273,23 +275,25 @@ class ProcessDisk:
                 device.later(device.write_s(0), WRITE, partial(operation.finish, error=error))
                 return operation
             if sync:
-                self.sync(path, inode, operation, device.write_s(len(data)))
+                self._when_synced(path, inode, operation, operation.finish, device.write_s(len(data)))
             else:
                 device.later(device.write_s(len(data)), WRITE, operation.finish)
             return operation
 
         def put() -> None:
+            if self._lane.is_dead:
+                return
             try:
                 self._put(path, inode, offset, data)
             except OSError as error:
                 operation.finish(error=error)
                 return
             if sync:
-                self.sync(path, inode, operation)
+                self._when_synced(path, inode, operation, operation.finish)
             else:
                 operation.finish()
 
-        device.later(device.write_s(len(data)), WRITE, self._unless_dead(put))
+        device.later(device.write_s(len(data)), WRITE, put)
         return operation
 
     def truncate(self, path: str, inode: Inode, size_bytes: int) -> Operation:
@@ -316,16 +320,17 @@ class ProcessDisk:
         if self._lane.is_dead:
             return
         layer: Layer = inode.begin_sync()
+        device = self.device
 
         def synced() -> None:
-            if self.device.error_ratios and self.device.fails(SYNC):
+            if device.error_ratios and device.fails(SYNC):
                 inode.fail_sync(layer)
                 operation.finish(error=disk_error(errno.EIO, path))
                 return
             inode.end_sync(layer)
             go_on()
 
-        self.device.later(after_s + self.device.sync_s(), SYNC, synced)
+        device.later(after_s + device.sync_s(), SYNC, synced)
 
     def _sync_names(self, directory: str, operation: Operation, value: Any = None) -> None:
         if self._lane.is_dead:

@@ -103,7 +103,7 @@ class ReplicaWatch:
         for name in ("record_vote", "change_term"):
             _around(state, name, before=lambda: moment(VOTING), after=voted)
         _around(store, "open", after=recovered)
-        _around(store._files, "write", before=lambda: moment(STORING))
+        _around(store._files, "write", before=lambda: moment(STORING), after=None)
         _around(broker.store, "promote", after=lambda: moment(PROMOTED))
         _inside(ledger.pusher.handler, "is_same", compares)
         for name in ("truncate", "reset"):
@@ -115,10 +115,18 @@ def _nothing() -> None:
 
 
 def _around(
-    part: object, name: str, *, before: Callable[[], None] = _nothing, after: Callable[[], None] = _nothing
+    part: object, name: str, *, before: Callable[[], None] = _nothing, after: Callable[[], None] | None = _nothing
 ) -> None:
     """Call `before` and `after` around one method of one object; `after` only when it did not raise."""
     original = getattr(part, name)
+    if after is None:
+
+        def announced(*arguments: Any, **options: Any) -> Any:
+            before()
+            return original(*arguments, **options)
+
+        setattr(part, name, announced)
+        return
     if inspect.iscoroutinefunction(original):
 
         async def watched(*arguments: Any, **options: Any) -> Any:

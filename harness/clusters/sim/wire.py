@@ -15,6 +15,7 @@ import enum
 import errno
 import os
 from bisect import insort
+from heapq import heappush
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,11 @@ class Wire:
         "_ack_armed",
         "_ack_tries",
         "_armed",
+        "_arrives",
+        "_count",
+        "_draw",
         "_expected_number",
+        "_heap",
         "_last_arrival_s",
         "_loop",
         "_network",
@@ -82,6 +87,9 @@ class Wire:
     def __init__(self, network: SimNetwork, link: SimLink, reverse: SimLink) -> None:
         self._network = network
         self._loop = network.loop
+        self._heap, self._count = network.loop.heap, network.loop.count
+        self._arrives = self._arrive
+        self._draw = link.random.random
         self.link = link
         self.reverse = reverse
         self.sender: SimTransport
@@ -109,17 +117,24 @@ class Wire:
         """Put bytes on their way; the caller has looked at `room_bytes`."""
         size = len(data)
         self.unread_bytes += size
+        link = self.link
         if size > SEGMENT_BYTES:
             for start in range(0, size, SEGMENT_BYTES):
                 self.put(data[start : start + SEGMENT_BYTES])
-        elif self.link.random.random() < SPLIT_RATIO and size > 1:
-            middle = self.link.random.randrange(1, size)
+        elif self._draw() < SPLIT_RATIO and size > 1:
+            middle = link.random.randrange(1, size)
             self.put(data[:middle])
             self.put(data[middle:])
-        elif self._network.trace is not None:
+        elif self._stalled or link.cut_by or link.shape is not None or self._network.trace is not None:
             self.put(data)
-        else:
-            self._depart(data)
+        else:  # nearly always: what `put` does on a healthy link, in one step
+            number = self._next_number
+            self._next_number = number + 1
+            when = link.arrival_s(self._loop.now, 0)
+            if when < self._last_arrival_s:
+                when = self._last_arrival_s
+            self._last_arrival_s = when
+            heappush(self._heap, (when, self._count(), self._arrives, (number, data)))
 
     def put(self, segment: Segment) -> None:
         """Send one segment, behind those that wait to be sent again."""
