@@ -32,12 +32,13 @@ from harness.errors import HarnessError, OperatorError
 from harness.faults.equipment import Equipped
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS, FileSystemDisks
 from harness.run_state import RunState
+from nemesis.mechanisms.hosts import CheckedShell
 from nemesis.mechanisms.nft import NftCuts, remove_script
 from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import ShimError
 from nemesis.target import Grudge, Link, ProbeResult
 
-__all__ = ["NEEDED_PROGRAMS", "AgentCluster", "AgentNetwork", "AgentShell"]
+__all__ = ["NEEDED_PROGRAMS", "AgentCluster", "AgentNetwork"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,20 +48,6 @@ NEEDED_PROGRAMS: Mapping[str, str] = {"nft": "nftables", "ip": "iproute2"}
 _MIN_PYTHON = (3, 11)
 
 _REACH_TIMEOUT_S = 5.0
-
-
-class AgentShell:
-    """Commands on hosts through their agents. See nemesis.mechanisms.shell.HostShell."""
-
-    def __init__(self, links: Mapping[str, AgentLink]) -> None:
-        self._links = links
-
-    async def run(self, host: str, argv: Sequence[str], *, stdin: str = "") -> str:
-        """Run `argv` as root on `host` and return its standard output. Raises ShellError."""
-        status, output, errors = await self._links[host].run(argv, stdin=stdin)
-        if status != 0:
-            raise ShellError(host, argv, status, errors)
-        return output
 
 
 class AgentNetwork:
@@ -187,9 +174,14 @@ class AgentCluster(Equipped[AgentShim], ABC):
         return self._network
 
     @property
-    def shell(self) -> AgentShell:
+    def shell(self) -> CheckedShell:
         """Commands as root on the hosts, for mechanisms."""
-        return AgentShell({host: self.agent(host) for host in (*self._hosts, NAME_SERVER_HOST)})
+        return CheckedShell(AgentAccess(self.agent, self.python))
+
+    @property
+    def _machine_shell(self) -> CheckedShell:
+        """The same, by the machines' names."""
+        return CheckedShell(AgentAccess(self._links.__getitem__, self._interpreters.__getitem__))
 
     @property
     def _machines(self) -> list[str]:
@@ -247,7 +239,7 @@ class AgentCluster(Equipped[AgentShim], ABC):
             if self._machine(host) == machine
             for name in ("data", "logs")
         ]
-        await AgentShell(self._links).run(machine, ["mkdir", "-p", *paths])
+        await self._machine_shell.run(machine, ["mkdir", "-p", *paths])
 
     async def _check_reachable(self, machine: str) -> None:
         """The clients are here: a host must answer here on a port of the run, be it with a refusal."""
@@ -267,7 +259,7 @@ class AgentCluster(Equipped[AgentShim], ABC):
 
     async def _prepare_network(self) -> None:
         addresses = {machine: self._address(machine) for machine in self._machines}
-        cuts = NftCuts(AgentShell(self._links), addresses)
+        cuts = NftCuts(self._machine_shell, addresses)
         undo = {"key": "nftables table", "argv": ["nft", "-f", "-"], "stdin": remove_script()}
         await all_of(link.request("undo", undo) for link in self._links.values())
         try:
@@ -316,7 +308,7 @@ class AgentCluster(Equipped[AgentShim], ABC):
             self._link_faults = await AgentLinks.prepared(
                 agents,
                 addresses,
-                shell=AgentShell(agents),
+                shell=self.shell,
                 directories=directories,
                 pythons=pythons,
                 seed=self._run.run_id,

@@ -39,7 +39,23 @@ class LocalAccess:
         timeout_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> tuple[int, str, str]:
-        """Run a command; (status, output, errors). Killed after `timeout_s` seconds: status -9 and what it printed."""
+        """Run a command; (status, output, errors). Killed after `timeout_s` seconds: status -9 and what it printed.
+
+        It has a session of its own, so that Ctrl-C on the terminal does not tear it in two, and is waited for even when
+        the caller is cancelled: what it did is known.
+        """
+        task = asyncio.ensure_future(self._run(host, argv, stdin, timeout_s, environment))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.exception()  # looked at, so that it is not reported as lost
+            raise
+
+    async def _run(
+        self, host: str, argv: Sequence[str], stdin: str, timeout_s: float, environment: Mapping[str, str] | None
+    ) -> tuple[int, str, str]:
         try:
             process = await asyncio.create_subprocess_exec(
                 *([] if self._enter is None else self._enter(host)),

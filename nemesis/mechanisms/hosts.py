@@ -1,11 +1,19 @@
-"""What a mechanism inside the hosts asks of a cluster: to run a command there, and to overwrite a small file."""
+"""What a mechanism inside the hosts asks of a cluster: to run a command there, and to overwrite a small file.
+
+Where a command that fails is an error and nothing else matters, `CheckedShell` makes a shell of any such access.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-__all__ = ["HostAccess"]
+from nemesis.mechanisms.shell import ShellError
+
+__all__ = ["CheckedShell", "HostAccess"]
+
+_TIMEOUT_S = 20.0
+"""Commands of a checked shell take milliseconds; one that takes this long hangs and is killed."""
 
 
 class HostAccess(Protocol):
@@ -40,3 +48,17 @@ class HostAccess(Protocol):
     def python(self, host: str) -> str:
         """A Python 3 there."""
         ...
+
+
+class CheckedShell:
+    """A nemesis.mechanisms.shell.HostShell by way of an access."""
+
+    def __init__(self, access: HostAccess) -> None:
+        self._access = access
+
+    async def run(self, host: str, argv: Sequence[str], *, stdin: str = "") -> str:
+        """Run `argv` on `host` and return its standard output. Raises ShellError for any status but 0."""
+        status, output, errors = await self._access.run(host, argv, stdin=stdin, timeout_s=_TIMEOUT_S)
+        if status != 0:
+            raise ShellError(host, argv, status, errors or (f"killed after {_TIMEOUT_S:g} s" if status == -9 else ""))
+        return output

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.cleanup import clean
-from harness.clusters import netns_shell
 from harness.clusters.loop_devices import marked_devices
 from harness.clusters.netns import NetnsCluster
 from harness.clusters.node_disks import cgroup_parents
 from harness.clusters.processes import Processes
+from harness.faults.local_access import LocalAccess
 from harness.process_table import find_processes, marked_with
 from harness.run_state import RUN_VARIABLE, RunState
 from nemesis.mechanisms import file_systems
@@ -67,15 +67,15 @@ def watched(steps: Steps, name: str, function: Callable[..., Any]) -> Callable[.
 
 
 def watch(steps: Steps) -> None:
-    run_command = netns_shell._run
+    run_command = LocalAccess._run
     append = RunState._append
     spawn = Processes.spawn
 
-    async def command(host: str, argv: Any, stdin: str, environment: Any) -> str:
-        name = f"{host}: {' '.join(argv)} {stdin}"[-60:]
+    async def command(self: LocalAccess, host: str, argv: Any, *rest: Any) -> tuple[int, str, str]:
+        name = f"{host}: {' '.join(argv)} {rest[0]}"[-60:]
         steps.at(f"before {name}")
         dies_in_the_middle = steps.reached(f"in the middle of {name}")
-        work = asyncio.ensure_future(run_command(host, argv, stdin, environment))
+        work = asyncio.ensure_future(run_command(self, host, argv, *rest))
         if dies_in_the_middle:
             await asyncio.sleep(MIDDLE_S)
             die()
@@ -95,7 +95,7 @@ def watch(steps: Steps) -> None:
         steps.at(f"after starting {program.name}")
         return child
 
-    setattr(netns_shell, "_run", command)  # noqa: B010 - mypy takes it for a declaration otherwise
+    setattr(LocalAccess, "_run", command)  # noqa: B010 - mypy takes it for a declaration otherwise
     setattr(RunState, "_append", written)  # noqa: B010
     setattr(Processes, "spawn", spawned)  # noqa: B010
     operations: dict[str, Callable[..., Any]] = file_systems.OPERATIONS  # type: ignore[assignment]
