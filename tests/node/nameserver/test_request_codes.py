@@ -88,9 +88,7 @@ async def master_gone(world: World, reply: Command) -> None:
 
 async def route_told(world: World, reply: Command) -> None:
     assert json.loads(reply.body) == {
-        "queueDatas": [
-            {"brokerName": "b", "readQueueNums": 4, "writeQueueNums": 3, "perm": 6, "topicSysFlag": 0, "topicSynFlag": 0}
-        ],
+        "queueDatas": [{"brokerName": "b", **TABLE["T"], "topicSynFlag": 0}],
         "brokerDatas": [{"cluster": "c", "brokerName": "b", "brokerAddrs": {"0": MASTER}}],
         "filterServerTable": {},
     }
