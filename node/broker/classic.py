@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, ReadMode, Role, StoredInPart
 from node.config import ClassicConfig
@@ -98,7 +99,7 @@ class ClassicStore:
         following = index + 1
         if term != TERM or not self._log.begin_position <= following <= self._log.end_position:
             return False
-        if following == self._log.end_position or self._log.holds_in_memory(following):
+        if following == self._log.end_position or following in self._log.recent:
             return True
         try:
             return self.get(following) is not None
@@ -107,6 +108,20 @@ class ClassicStore:
 
     def read_bytes(self, pos: int, size_bytes: int) -> bytes:
         return self._log.read(pos, size_bytes)
+
+    def read_row(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        """What lies at places given as position and size; in one read where each follows on the one before and not all
+        are in memory. Raises OSError; what cannot be read whole may be short."""
+        recent = self._log.recent
+        records = [recent.get(position) for position, _ in places]
+        if None not in records:
+            return cast(list[bytes], records)
+        first, (last, last_bytes) = places[0][0], places[-1]
+        size_bytes = sum(size for _, size in places)
+        if last + last_bytes - first != size_bytes:
+            return [self._log.read(position, size) for position, size in places]
+        data = self._log.read(first, size_bytes)
+        return [data[position - first : position - first + size] for position, size in places]
 
 
 class ClassicLedger:
@@ -301,6 +316,10 @@ class ClassicLedger:
 
     def add_role_listener(self, listener: Callable[[int, Role], None]) -> None:
         """There is no change of roles to tell of."""
+
+    def read_barrier_now(self) -> int | None:
+        """What `read_barrier` would return at once; None where it would raise or has to wait."""
+        return self.store.committed_index
 
     async def read_barrier(self, mode: ReadMode) -> int:
         """Nobody else can have written, so what is committed here is all there is."""

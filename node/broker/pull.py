@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from node.broker.client_manager import ClientManager
@@ -24,7 +25,7 @@ from node.broker.dispatcher import Queue
 from node.broker.group_rates import GroupRates
 from node.broker.ledger import LedgerStore
 from node.broker.memory_window import MemoryWindow
-from node.broker.puts import check_crc
+from node.broker.puts import check_crc, read_row
 from node.broker.reads import ReadGate
 from node.broker.sql92 import SqlError, parse_sql
 from node.broker.subscription_groups import DEFAULT_SLOW_BROKER_ID, MASTER_ID, SubscriptionGroups
@@ -319,7 +320,7 @@ class PullProcessor:
         """Messages handed out since the start."""
         self.rates = GroupRates(lambda: asyncio.get_running_loop().time())
 
-    async def process(self, command: Command, connection: Connection) -> Command | None:
+    def process(self, command: Command, connection: Connection) -> Command | Awaitable[Command | None]:
         """Answer now, or later where the pull may be held; None when its connection is gone by then."""
         request = _PullRequest.of(command, self._groups)
         topic = self._topics.get(request.topic)
@@ -332,7 +333,19 @@ class PullProcessor:
                 ResponseCode.SYSTEM_ERROR,
                 f"queue {request.queue_id} of topic {request.topic!r}, which has {topic.read_queues}",
             )
-        if not (request.is_known and self._has(request)):
+        may_read = (request.is_known and self._has(request)) or self._gate.is_open
+        if not may_read or request.commit_offset >= 0 or self._is_cold(request):
+            return self._answer_later(command, connection, request, may_read=may_read)
+        with suppress(_Unreadable):  # which is then met once more, and told
+            reply = self._answer(command, request)
+            if reply.code != ResponseCode.PULL_NOT_FOUND or request.suspend_ms == 0:
+                return reply
+        return self._answer_later(command, connection, request, may_read=True)
+
+    async def _answer_later(
+        self, command: Command, connection: Connection, request: _PullRequest, *, may_read: bool
+    ) -> Command | None:
+        if not may_read:
             await self._gate.enter()
         if request.commit_offset >= 0:
             try:
@@ -447,6 +460,9 @@ class PullProcessor:
             # Reading from the disk must not take long (R: isTheBatchFull). What follows may be in memory again: that
             # comes with the next pull.
             most, most_bytes = min(most, MAX_DISK_MESSAGES), MAX_DISK_BYTES
+        row = read_row(self._log, units[:most], crcs, most_bytes) if units and passes_all else None
+        if row is not None:
+            return row, request.offset + len(row), units[len(row) - 1].physical_offset
         size_bytes = 0
         offset, last = request.offset, 0
         for offset, unit in enumerate(units, request.offset):

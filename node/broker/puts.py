@@ -5,15 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
+from collections.abc import Sequence
 
+from node.broker.classic import ClassicStore
 from node.broker.ledger import AppendResult, DLedgerError, LedgerStore, StoredInPart
 from node.broker.message_store import NotWritable
 from node.remoting import RequestError, ResponseCode
-from node.store.consume_queue import ConsumeQueue
+from node.store.consume_queue import ConsumeQueue, Unit
 from node.store.queue_store import QueueStore
 from node.store.record import Message, RecordError, decode_record
 
-__all__ = ["PUT_REFUSALS", "check_crc", "forget", "read_message", "read_record", "refusal", "stored", "stored_at"]
+__all__ = [
+    "PUT_REFUSALS",
+    "check_crc",
+    "forget",
+    "read_message",
+    "read_record",
+    "read_row",
+    "refusal",
+    "stored",
+    "stored_at",
+]
 
 logger = logging.getLogger("node.broker")
 
@@ -61,6 +73,28 @@ def check_crc(record: bytes, crc: int | None, physical_offset: int) -> None:
     alone; this one, which its queue keeps, is of all of it."""
     if crc is not None and zlib.crc32(record) != crc:
         raise RecordError(f"the record at {physical_offset} of the log is damaged: its CRC is not that of its queue")
+
+
+def read_row(
+    log: LedgerStore, units: Sequence[Unit], crcs: Sequence[int | None], most_bytes: int
+) -> list[bytes] | None:
+    """The records behind `units`, at least one and no more than `most_bytes` of them; None where one of them cannot be
+    read or is not the one that was dispatched: whoever then looks at each finds out which."""
+    size_bytes, count = units[0].size_bytes, 1
+    for unit in units[1:]:
+        size_bytes += unit.size_bytes
+        if size_bytes > most_bytes:
+            break
+        count += 1
+    places = [(position, size) for position, size, _ in units[:count]]
+    try:
+        if isinstance(log, ClassicStore):
+            records = log.read_row(places)
+        else:
+            records = [log.read_bytes(position, size) for position, size in places]
+    except OSError:
+        return None
+    return records if list(map(zlib.crc32, records)) == list(crcs[:count]) else None
 
 
 def read_record(log: LedgerStore, queues: QueueStore, physical_offset: int) -> tuple[Message, bytes]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from node.broker.classic import ClassicLedger
 from node.broker.dispatcher import Dispatcher, DispatchFailed
 from node.broker.ledger import DLedgerCode, DLedgerError, Ledger, ReadMode
 from node.remoting import RequestError, ResponseCode
@@ -53,6 +54,14 @@ class ReadGate:
     def not_leader(self) -> RequestError:
         """What a read gets on a node that may not answer it."""
         return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `enter` would return without waiting for anybody."""
+        if not isinstance(self._ledger, ClassicLedger) or self._dispatcher.failure is not None:
+            return False
+        index = self._ledger.read_barrier_now()
+        return index is not None and index <= self._dispatcher.dispatched_index
 
     async def enter(self) -> None:
         """Return when the queues hold everything that a read starting now must see.

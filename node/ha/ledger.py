@@ -145,6 +145,9 @@ class HaLedger(ClassicLedger):
             both.there(None)
         return row
 
+    def read_barrier_now(self) -> int | None:
+        return None if self.ha.is_slave and not self._slave_reads else super().read_barrier_now()
+
     async def read_barrier(self, mode: ReadMode) -> int:
         """What is committed here; a slave answers reads only when it may (`slave_read_enable`), and then what it has.
 

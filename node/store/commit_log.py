@@ -84,7 +84,8 @@ class CommitLog:
         self._writing: list[bytes] = []
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-        self._recent: dict[int, bytes] = {}
+        self.recent: dict[int, bytes] = {}
+        """The newest records by position; for looking at only."""
         self._recent_begin = 0
         self._recent_bytes = 0
         self._waiters: deque[tuple[int, float, Told]] = deque()
@@ -285,7 +286,7 @@ class CommitLog:
         self._pending += records
         self._pending_bytes += size_bytes
         self.end_position += size_bytes
-        recent = self._recent
+        recent = self.recent
         if not recent:
             self._recent_begin = positions[0]
         recent.update(zip(positions, records, strict=True))
@@ -390,7 +391,7 @@ class CommitLog:
 
     def read(self, position: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` of the record that begins at `position`. Raises OSError (EINVAL outside the log)."""
-        record = self._recent.get(position)
+        record = self.recent.get(position)
         if record is not None:
             return record[:size_bytes] if size_bytes < len(record) else record
         if self._rows.end_position <= position < self.end_position:
@@ -398,10 +399,6 @@ class CommitLog:
         if not self._rows.begin_position <= position < self._rows.end_position:
             raise OSError(errno.EINVAL, f"the log holds nothing at {position}")
         return self._rows.read(position, min(size_bytes, self._rows.room_at(position)))
-
-    def holds_in_memory(self, position: int) -> bool:
-        """Whether a record begins at `position` that is still in memory."""
-        return position in self._recent
 
     def read_range(self, position: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` from `position` on, in one file, wherever records begin there. Raises OSError."""
@@ -469,7 +466,7 @@ class CommitLog:
             else:
                 await rows.reset(position)
             self.end_position = self.committed_position = position
-            self._recent.clear()
+            self.recent.clear()
             self._recent_bytes = 0
 
     async def remove_before(self, position: int) -> None:
