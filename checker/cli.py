@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from checker.simple import check_bank, check_counter, check_exclusion, check_lon
 from checker.transactions import check_transactions
 from checker.verdict import Result, Verdict, worst
 from checker.words import short
+from checker.workers import map_in_processes
 
 __all__ = ["PROPERTIES", "main"]
 
@@ -156,9 +156,12 @@ def _named_check(name: str) -> Model | Check:
 
 def _run(jobs: list[_Job], processes: int) -> list[Result]:
     if processes > 1 and len(jobs) > 1:
-        with multiprocessing.get_context("fork").Pool(min(processes, len(jobs))) as pool:
-            return pool.map(_check_file, jobs, chunksize=1)
+        results = map_in_processes(_check_file, jobs, processes)
+        return [result if result is not None else _KILLED for result in results]
     return [_check_file(job) for job in jobs]
+
+
+_KILLED = Result(verdict=Verdict.UNKNOWN, stats={}, reason="undecided: the process that checked it was killed")
 
 
 def _check_file(job: _Job) -> Result:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,8 @@ from checker.history import History
 from checker.linearizability.budget import Budget
 from checker.linearizability.engine import KeyOutcome, decide
 from checker.models.base import Model
+from checker.verdict import Verdict
+from checker.workers import map_in_processes
 
 __all__ = ["decide_in_parallel"]
 
@@ -23,18 +24,29 @@ def decide_in_parallel(
 ) -> list[KeyOutcome]:
     """Like :func:`decide`, with the keys dealt out to at most ``jobs`` forked processes.
 
-    Each process has the whole time limit and its share of the memory limit.
+    Each process has the whole time limit and its share of the memory limit. The keys of one that is killed are
+    undecided.
     """
     shares = [list(groups)[at::jobs] for at in range(min(jobs, len(groups)))]
     if len(shares) < 2:
         return decide(history, groups, model, budget, frozen=frozen)
     _SHARED.update(history=history, groups=groups, model=model, budget=budget, jobs=len(shares), frozen=frozen)
     try:
-        with multiprocessing.get_context("fork").Pool(len(shares)) as pool:
-            parts = pool.map(_decide_share, shares, chunksize=1)
+        parts = map_in_processes(_decide_share, shares, len(shares))
     finally:
         _SHARED.clear()
-    return [outcome for part in parts for outcome in part]
+    return [
+        outcome
+        for share, part in zip(shares, parts, strict=True)
+        for outcome in (part if part is not None else _lost(share, groups))
+    ]
+
+
+def _lost(keys: Sequence[Any], groups: dict[Any, Sequence[int]]) -> list[KeyOutcome]:
+    reason = "the process that checked it was killed"
+    return [
+        KeyOutcome(key=key, rows=groups[key], verdict=Verdict.UNKNOWN, engine="none", reason=reason) for key in keys
+    ]
 
 
 def _decide_share(keys: list[Any]) -> list[KeyOutcome]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import multiprocessing
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 
+from checker.workers import worker_pool
+from harness.errors import HarnessError
 from harness.exploration.mixes import random_mix
 from harness.exploration.rehearsal import Rehearsal, rehearse_test, usable_choices
 from harness.test import Test
@@ -25,7 +27,11 @@ def mix_for(test: Test, seed: int, choices: Sequence[tuple[str, Sequence[str]]])
     """The run of one seed: the test with that seed, and the faults that the seed decides."""
     seeded = dataclasses.replace(test, seed=seed)
     return seeded, random_mix(
-        choices, random.Random(f"{seed}/mix"), time_limit_s=test.time_limit_s, nodes=test.nodes
+        choices,
+        random.Random(f"{seed}/mix"),
+        time_limit_s=test.time_limit_s,
+        nodes=test.nodes,
+        elects=test.settings.get("replication", "dledger") == "dledger",
     )
 
 
@@ -83,8 +89,7 @@ def explore(
     choices = usable_choices(test)
     tally = Tally()
     deadline_s = time.monotonic() + budget_s
-    context = multiprocessing.get_context("fork")  # the code is loaded once
-    with concurrent.futures.ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool:
+    with worker_pool(jobs) as pool:
         running: dict[concurrent.futures.Future[Rehearsal], int] = {}
 
         def begin() -> None:
@@ -98,8 +103,14 @@ def explore(
         while running:
             done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
             for future in done:
-                del running[future]
-                rehearsal = future.result()
+                seed = running.pop(future)
+                try:
+                    rehearsal = future.result()
+                except BrokenProcessPool:
+                    raise HarnessError(
+                        f"a process that ran a simulation was killed, maybe for want of memory: "
+                        f"--jobs {max(1, jobs - 1)} --seed {seed} goes on from here"
+                    ) from None
                 tally.add(rehearsal, time_limit_s=test.time_limit_s)
                 on_result(tally, rehearsal)
                 if stop_at_first and rehearsal.valid is not True:

@@ -12,14 +12,13 @@ others; the interleaving of messages does change, which is why every candidate i
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import math
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from checker.workers import worker_pool
 from harness.errors import OperatorError
 from harness.exploration.rehearsal import Rehearsal, rehearse_test
 from harness.test import Test
@@ -52,9 +51,7 @@ class _Shrinker:
         self._jobs = jobs
         self._deadline_s = deadline_s
         self._say = say
-        self._pool = concurrent.futures.ProcessPoolExecutor(
-            max_workers=jobs, mp_context=multiprocessing.get_context("fork")
-        )
+        self._pool = worker_pool(jobs)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,100 @@
+"""Worker processes: what is lost with one that is killed, and that none outlives whoever began it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from checker.cli import main
+from checker.linearizability import engine, parallel
+from checker.linearizability.check import check
+from checker.verdict import Verdict
+from checker.workers import map_in_processes
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a wish that only Linux grants")
+
+
+def square_or_die(number: int) -> int:
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def refuse(number: int) -> int:
+    raise ValueError(f"not {number}")
+
+
+def test_answers_come_in_order() -> None:
+    assert map_in_processes(square_or_die, [5, 1, 4], 2) == [25, 1, 16]
+
+
+def test_a_process_that_is_killed_is_not_waited_for() -> None:
+    answers = map_in_processes(square_or_die, [1, 2, 3], 1)
+    assert answers == [1, 4, None]
+
+
+def test_what_a_process_raises_is_raised_here() -> None:
+    with pytest.raises(ValueError, match="not 1"):
+        map_in_processes(refuse, [1, 2, 3, 4], 2)
+
+
+ROWS = [
+    {"process": 0, "type": kind, "f": f, "value": value, "key": key, "time": time}
+    for key in (1, 2)
+    for time, (kind, f, value) in enumerate(
+        [("invoke", "write", 1), ("ok", "write", 1), ("invoke", "read", None), ("ok", "read", 1)]
+    )
+]
+
+
+def test_the_keys_of_a_killed_process_are_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decide(history: object, groups: dict[object, object], *rest: object, **options: object) -> list[object]:
+        if 2 in groups:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(history, groups, *rest, **options)  # type: ignore[arg-type, return-value]
+
+    real = engine.decide
+    monkeypatch.setattr(parallel, "decide", decide)
+    result = check(ROWS, "register", jobs=2)
+    assert result.verdict is Verdict.UNKNOWN and "killed" in result.reason
+
+
+def test_a_file_whose_process_is_killed_is_undecided(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def die(job: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr("checker.cli._read_and_check", die)
+    files = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+    assert main([*files, "--model", "register", "--jobs", "2"]) == 2
+    assert capsys.readouterr().out.count("killed") == 2
+
+
+def test_no_process_outlives_whoever_began_it(tmp_path: Path) -> None:
+    marks = tmp_path / "pids"
+    code = (
+        "import os, sys, time\n"
+        "from checker.workers import map_in_processes\n"
+        "def work(number):\n"
+        "    open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\n"
+        "    time.sleep(600)\n"
+        "map_in_processes(work, [1, 2], 2)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(marks)])
+    try:
+        while not marks.exists() or len(marks.read_text().split()) < 2:
+            assert parent.poll() is None
+            time.sleep(0.02)
+    finally:
+        parent.kill()
+        parent.wait()
+    for pid in map(int, marks.read_text().split()):
+        while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(") ")[1][:1]:
+            time.sleep(0.02)
