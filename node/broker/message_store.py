@@ -198,7 +198,12 @@ class MessageStore:
         self._next_offsets[key] = queue_offset + len(records)
         self._last_store_timestamp_ms = store_timestamp_ms
         self.put_total += len(records)
-        if row[0] >= 0:
+        if row[0] < 0:
+            return PutRow(queue_offset, positions)
+        if len(records) == 1 and not texts[0]:
+            units, crcs = pack_units(positions, sizes, _NO_TAGS, (zlib.crc32(records[0]),))
+            self._foretold.add(ForetoldRow(*row, key, queue_offset, units, crcs, store_timestamp_ms, ()))
+        else:
             units, crcs = pack_units(positions, sizes, [_hash(text) for text in texts], list(map(zlib.crc32, records)))
             summaries = [
                 RecordSummary(*key, queue_offset + number, position, maker.sys_flag, store_timestamp_ms,
@@ -210,6 +215,9 @@ class MessageStore:
                 ForetoldRow(*row, key, queue_offset, units, crcs, store_timestamp_ms, summaries)
             )
         return PutRow(queue_offset, positions)
+
+
+_NO_TAGS = (0,)
 
 
 def _hash(text: str) -> int:

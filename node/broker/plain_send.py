@@ -69,6 +69,7 @@ class PlainSends:
         """How the id of every message stored here begins; its position follows in 16 digits."""
         self.told = sends.told
         self.form = ReplyForm(REPLY_NAMES, sends.told)
+        self.now_s = asyncio.get_running_loop().time
         self._under_way = 0
         self._all_answered: asyncio.Future[None] | None = None
 
@@ -199,7 +200,7 @@ class _Sent(LateReply):
         self._request = command
         self._count = count
         self._transaction_id = (text and property_value(text, UNIQUE_KEY)) or ""
-        self._began_s = asyncio.get_running_loop().time()
+        self._began_s = sends.now_s()
         self._outcome: Exception | object | None = _UNKNOWN
         self.queue_id = self.queue_offset = 0
         self.positions: Sequence[int] = ()
@@ -212,7 +213,7 @@ class _Sent(LateReply):
         sends, command = self._sends, self._request
         sends.answered()
         if error is None or isinstance(error, StoredInPart):
-            sends.note(self._count, asyncio.get_running_loop().time() - self._began_s)
+            sends.note(self._count, sends.now_s() - self._began_s)
             host, positions = sends.host_text, self.positions
             ids = f"{host}{positions[0]:016X}"
             if len(positions) > 1:

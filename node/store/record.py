@@ -88,6 +88,8 @@ HASH_CACHE_ENTRIES = 4096
 
 _HEAD = struct.Struct(">IIIiiqqiq")
 _TAIL = struct.Struct(">iqi")
+_V4_HEAD = struct.Struct(">IIIi4xqqi16xq8x4xqi")
+"""What a summary takes from everything before the body of a record with IPv4 hosts."""
 _APPEND_TIME = struct.Struct(">qq")
 _INT64 = struct.Struct(">q")
 _UINT32_PAIR = struct.Struct(">II")
@@ -403,6 +405,37 @@ def summarize_record(data: bytes | memoryview) -> RecordSummary:
 
     Raises RecordError; also when bytes follow the record.
     """
+    size = len(data)
+    if size >= FIXED_SIZE_BYTES:
+        (
+            total, magic, crc, queue_id, queue_offset, physical_offset, sys_flag, stored_ms, prepared, body_size
+        ) = _V4_HEAD.unpack_from(data)  # fmt: skip
+        topic_at = _V4_HEAD.size + body_size + 1
+        if (
+            total == size
+            and magic == RECORD_MAGIC
+            and not sys_flag & (SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)
+            and body_size >= 0
+            and topic_at + 2 <= size
+        ):
+            properties_at = topic_at + data[topic_at - 1] + 2
+            if (
+                properties_at <= size
+                and data[topic_at - 1] <= MAX_TOPIC_SIZE_BYTES
+                and int.from_bytes(data[properties_at - 2 : properties_at], "big") == size - properties_at
+                and zlib.crc32(data[_V4_HEAD.size : topic_at - 1]) & 0x7FFFFFFF == crc
+            ):
+                text = _text(data, properties_at, size - properties_at, 0) if properties_at < size else ""
+                topic = _text(data, topic_at, properties_at - 2 - topic_at, 0)
+                tags = property_value(text, TAGS) if text else None
+                return RecordSummary(
+                    topic, queue_id, queue_offset, physical_offset, sys_flag, stored_ms, tags, text, prepared
+                )
+    return _summarize_any(data)
+
+
+def _summarize_any(data: bytes | memoryview) -> RecordSummary:
+    """The same for every record: also those with IPv6 hosts, and those that are none, of which it says why."""
     layout = _layout(data, 0)
     if layout.end != len(data):
         raise RecordError(f"{len(data) - layout.end} bytes behind the record", position=0)

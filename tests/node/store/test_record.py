@@ -6,9 +6,10 @@ import struct
 import zlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from node.store import record as record_module
 from node.store.properties import encode_properties
 from node.store.record import (
     FIXED_SIZE_BYTES,
@@ -287,3 +288,29 @@ def test_a_changed_byte_is_an_error_or_another_field_never_a_crash(at: int, mask
     except RecordError:
         return
     assert message.body == b"hello" and end == len(GOLDEN)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.binary(max_size=30), st.sampled_from(["", "TAGS\x01a\x02", "TAGS\x01a\x02TAGS\x01b\x02", "x", "é\x01ü\x02"]),
+    st.sampled_from(["t", "é", "a" * 127]), st.sampled_from(["1.2.3.4:5", "[::1]:5"]), st.integers(-(2**63), 2**63 - 1),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=2), st.integers(-3, 3),
+)  # fmt: skip
+def test_the_quick_summary_is_the_thorough_one(
+    body: bytes, text: str, topic: str, host: str, number: int, changes: list[tuple[int, int]], longer: int
+) -> None:
+    """Of every record and of what was one before bytes of it were changed, cut off or added."""
+    made = prepare_record(
+        topic=topic, queue_id=3, body=body, properties_text=text, born_host=host, prepared_transaction_offset=number
+    ).seal(queue_offset=7, physical_offset=number, store_timestamp_ms=number)
+    data = bytearray(made)
+    for at, value in changes:
+        data[at % len(data)] = value
+    data = data[:longer] if longer < 0 else data + bytes(longer)
+    outcomes = []
+    for summarize in (summarize_record, record_module._summarize_any):
+        try:
+            outcomes.append(summarize(bytes(data)))
+        except RecordError as error:
+            outcomes.append((error.reason, error.position))
+    assert outcomes[0] == outcomes[1]
