@@ -94,7 +94,7 @@ def render(results: Mapping[str, Any]) -> str:
         "processes with link proxies, `netns` network namespaces. The machine has two cores and was busy with other "
         "work, as its load shows: verdicts stand, times would not.",
         "",
-        "| run | cluster | replicas | workload | verdict | operations | faults proven | what was found | machine's load |",
+        "| run | cluster | replicas | workload | verdict | operations | faults proven | what was found | load |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for number, known in zip(done, kept, strict=True):
@@ -113,6 +113,8 @@ def render(results: Mapping[str, Any]) -> str:
         f"{len(kept)} runs, {len(kept) * LOAD_S / 60:g} minutes of load, {sum(known['ops']['ok'] for known in kept):,} "
         f"operations, {sum(known['proven'] for known in kept)} faults proven and healed: {valid} valid.",
     ]
+    if "note" in results:
+        lines.append(results["note"])
     notes = [f"- Run {n}: {known['reason']}" for n, known in zip(done, kept, strict=True) if known["valid"] is not True]
     lines += ["", *notes] if notes else []
     lines += ["", "One of them by hand:", "", f"    harness run {' '.join(words_of(1))}"]
