@@ -35,10 +35,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 
+from node.broker.ports import PULL_CODES
 from node.remoting import Command, FrameError, FrameParser, RemotingClient, RequestCode, ResponseCode, encode
 from node.store.record import decode_records
 
-__all__ = ["fuzz", "main"]
+__all__ = ["MEMORY_SLACK_BYTES", "Subject", "free_port", "fuzz", "main", "mutate"]
 
 ANSWER_TIMEOUT_S = 10.0
 FRAMES_PER_CONNECTION = 40
@@ -47,7 +48,7 @@ MEMORY_SLACK_BYTES = 24 << 20
 QUIET_CODES = (RequestCode.END_TRANSACTION,)
 """Requests that may go without an answer."""
 CONFIG = """
-self_id = "n1"
+self_id = "{self_id}"
 listen = "127.0.0.1:0"
 data_dir = "{data_dir}"
 flush_mode = "async"
@@ -212,7 +213,8 @@ def mutate(frame: bytes, others: list[bytes], rng: random.Random) -> bytes:
 # The one under test
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -221,11 +223,13 @@ def _free_port() -> int:
 class Subject:
     """A broker process, what is sent to it and what it answers."""
 
-    def __init__(self, directory: Path, *, dledger: bool) -> None:
+    def __init__(self, directory: Path, ledger: str, *, self_id: str = "n1") -> None:
+        directory.mkdir(exist_ok=True)
         self.log = directory / "log"
-        ledger = f'[dledger]\nlisten = "127.0.0.1:{_free_port()}"' if dledger else "[classic]"
         config = directory / "broker.toml"
-        config.write_text(CONFIG.format(data_dir=directory / "data", ledger=ledger), encoding="utf-8")
+        config.write_text(
+            CONFIG.format(self_id=self_id, data_dir=directory / "data", ledger=ledger), encoding="utf-8"
+        )
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "node", "broker", "--config", str(config)], stdout=output, stderr=output
@@ -292,7 +296,7 @@ class Subject:
                         assert reply.code in set(ResponseCode), f"{asked} was answered {reply}"
                         self.answers[reply.code] += 1
         except TimeoutError:
-            held = [c for c in waiting.values() if not (c.code == RequestCode.PULL_MESSAGE and _may_be_held(c))]
+            held = [c for c in waiting.values() if not (c.code in PULL_CODES and _may_be_held(c))]
             assert not held, f"no answer to {held[:3]}"
         finally:
             writer.close()
@@ -384,7 +388,8 @@ class Bystander:
 @contextmanager
 def _subject(dledger: bool) -> Iterator[Subject]:
     with tempfile.TemporaryDirectory(prefix="splitbrain-fuzz-") as directory:
-        subject = Subject(Path(directory), dledger=dledger)
+        ledger = f'[dledger]\nlisten = "127.0.0.1:{free_port()}"' if dledger else "[classic]"
+        subject = Subject(Path(directory), ledger)
         try:
             yield subject
         finally:

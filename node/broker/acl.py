@@ -35,6 +35,7 @@ _PUB_CODES: Final = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAG
 _SUB_CODES: Final = frozenset(
     {
         RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
         RequestCode.QUERY_MESSAGE,
         RequestCode.QUERY_CONSUMER_OFFSET,
         RequestCode.UPDATE_CONSUMER_OFFSET,
@@ -140,7 +141,7 @@ def needs_of(command: Command) -> Iterable[Need] | None:
     if code in _SUB_CODES:
         needs = list(_topic_needs(command.get_str("topic"), PERM_SUB))
         group = command.get_str("consumerGroup", "")
-        if group or code == RequestCode.PULL_MESSAGE:
+        if group or code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
             needs.append(Need(group, PERM_SUB, True))
         return needs
     if code in _GROUP_CODES:

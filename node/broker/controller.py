@@ -39,7 +39,7 @@ from node.broker.message_store import MessageStore
 from node.broker.metrics import MetricsServer, render
 from node.broker.new_ledger import new_ledger
 from node.broker.plain_send import PlainSends
-from node.broker.ports import Ports
+from node.broker.ports import PULL_CODES, Ports
 from node.broker.pull import PullHolds, PullProcessor
 from node.broker.query import QueryProcessor
 from node.broker.reads import ReadGate
@@ -311,7 +311,8 @@ class BrokerController:
             server.register(code, send)
         server.register(RequestCode.CONSUMER_SEND_MSG_BACK, send_back.process)
         server.register(RequestCode.END_TRANSACTION, end_transaction.process)
-        server.register(RequestCode.PULL_MESSAGE, self._pulls.process)
+        for code in PULL_CODES:
+            server.register(code, self._pulls.process)
         queries = QueryProcessor(gate=self._gate, log=self.ledger.store, queues=self.queues, index=self.index)
         server.register(RequestCode.QUERY_MESSAGE, queries.by_key)
         server.register(RequestCode.VIEW_MESSAGE_BY_ID, queries.by_id)

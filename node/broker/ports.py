@@ -11,10 +11,12 @@ from collections.abc import Callable
 from node.config import BrokerConfig, split_address
 from node.remoting import Command, Connection, Processor, RemotingServer, RequestCode, ServerLimits
 
-__all__ = ["FAST_PORT_BELOW", "Ports"]
+__all__ = ["FAST_PORT_BELOW", "PULL_CODES", "Ports"]
 
 FAST_PORT_BELOW = 2
 """How far below the broker's port the fast one is (R: fastListenPort)."""
+PULL_CODES = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+"""What the fast port does not take."""
 
 
 class Ports:
@@ -49,7 +51,7 @@ class Ports:
 
     def register(self, code: int, processor: Processor) -> None:
         """Answer requests of this code."""
-        for server in self._servers[: 1 if code == RequestCode.PULL_MESSAGE else None]:
+        for server in self._servers[: 1 if code in PULL_CODES else None]:
             server.register(code, processor)
 
     def register_default(self, processor: Processor) -> None:

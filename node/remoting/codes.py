@@ -101,6 +101,8 @@ class RequestCode(IntEnum):
     QUERY_DATA_VERSION = 322
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
+    LITE_PULL_MESSAGE = 361
+    """A pull by one of the pull consumers of RocketMQ 5, which is answered like any other."""
 
 
 class ResponseCode(IntEnum):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import fuzz_broker
+from benchmarks import fuzz_broker, fuzz_dledger
 
 pytestmark = pytest.mark.cluster
 
@@ -16,6 +16,12 @@ def test_a_broker_stands_whatever_comes(dledger: bool) -> None:
     figures = fuzz_broker.fuzz(1200, seed=7, dledger=dledger)
     assert figures["frames"] >= 1200 and figures["bystander_messages"] > 10
     assert {0, 1, 3} <= figures["codes"].keys()
+
+
+def test_a_group_stands_what_comes_to_its_own_ports() -> None:
+    figures = fuzz_dledger.fuzz(1500, seed=7)
+    assert figures["strangers"] >= 700 and figures["forgers"] >= 700
+    assert figures["undisturbed"] > 0 and figures["acknowledged"] > figures["undisturbed"]
 
 
 def test_the_fuzzer_notices_an_answer_that_is_missing(monkeypatch: Any) -> None:

@@ -114,6 +114,8 @@ ROWS = (
         given={"batch": True, "properties": ""}, unknown={name: SEND_LIMITS[name] for name in ("topic", "queueId")}),
     Row(code=11, fields=PULL, reply="suggestWhichBrokerId# nextBeginOffset# minOffset# maxOffset#", effect=do.pulled,
         given={"sysFlag": 7}, unknown={**NO_TOPIC, "queueOffset": (9, 21), "expressionType": ("XPATH", 23)}),
+    Row(code=361, fields=PULL, reply="suggestWhichBrokerId# nextBeginOffset# minOffset# maxOffset#", effect=do.pulled,
+        given={"sysFlag": 7 | 16}),
     Row(code=14, fields=OFFSETS, reply="offset#", effect=do.told_offset_zero, unknown=EMPTY),
     Row(code=15, fields=OFFSETS + " commitOffset*#", effect=lambda world, _: do.offset_is(world, 1),
         unknown={**NO_TOPIC, "queueId": (99, 1)}),
