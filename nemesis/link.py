@@ -30,6 +30,10 @@ They also show what overtakes whom, which packets with pauses between them do no
 
 BURST_KINDS = ("rate", "reorder")
 
+QUEUED_SHARE = 0.05
+"""Of the time that a burst needs at a rate: what half of its packets wait at least, half of it when they are sent at
+once, and less the slower they are. 16 ms and more, which no packet of a link without a rate waits."""
+
 WAIT_S = 1.5
 """For the last probe packet, beyond the longest delay."""
 
@@ -186,10 +190,12 @@ def _is_disordered(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) ->
 
 def _is_narrow(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> str | None:
     # What the nodes send takes its share of the rate; it can only make the probe slower. A full buffer drops the rest.
-    least_s = 0.5 * measure.received * BURST_BYTES / shape.rate_bytes_per_s
-    if measure.received and measure.seconds >= least_s:
+    # Packets must have waited for each other, too: a slow machine takes as long to send them in the first place.
+    needed_s = measure.received * BURST_BYTES / shape.rate_bytes_per_s
+    median_ms = statistics.median(measure.delays_ms) if measure.delays_ms else 0.0
+    if measure.received and measure.seconds >= 0.5 * needed_s and median_ms >= 1000 * QUEUED_SHARE * needed_s:
         return None
-    return f"{measure.received} packets of {BURST_BYTES} bytes in {measure.seconds:.3f} s"
+    return f"{measure.received} packets of {BURST_BYTES} bytes in {measure.seconds:.3f} s, {median_ms:.1f} ms late"
 
 
 _EFFECTS: Mapping[str, Check] = {

@@ -217,6 +217,7 @@ class FakeLinks:
         received = 0 if link in self.dead else round(count * (1 - shape.loss_percent / 100))
         # What overtakes others goes ahead of every delay.
         overtakes = round(received * shape.reorder_percent / 100)
+        queued_ms = 1000 * size_bytes / shape.rate_bytes_per_s if shape.rate_bytes_per_s else 0.0
         seconds = 0.01 + (received * size_bytes / shape.rate_bytes_per_s if shape.rate_bytes_per_s else 0)
         return LinkMeasure(
             link=link,
@@ -224,7 +225,8 @@ class FakeLinks:
             received=received,
             duplicates=round(received * shape.duplicate_percent / 100),
             out_of_order=overtakes,
-            delays_ms=[0.1] * overtakes + [0.1 + shape.delay_ms] * (received - overtakes),
+            delays_ms=[0.1 + number * queued_ms for number in range(overtakes)]
+            + [0.1 + shape.delay_ms + number * queued_ms for number in range(overtakes, received)],
             seconds=seconds,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -279,3 +280,23 @@ def test_directions_of_links(
     links = [Link(*name.split("->")) for name in injection.value["links"]]
     assert len([link for link in links if link.source == "n2"]) == sent
     assert len([link for link in links if link.destination == "n2"]) == received
+
+
+def test_a_sender_that_is_slow_makes_no_link_narrow(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+    """A machine that takes longer to send a burst than the rate would let it: its healthy links are told as well."""
+
+    async def scenario(target: Any) -> None:
+        measure = target.links._measure
+
+        def slowly(link: Link, count: int, size_bytes: int) -> Any:
+            seen = measure(link, count, size_bytes)
+            return seen if len(set(seen.delays_ms)) > 1 else dataclasses.replace(seen, seconds=3.0)
+
+        target.links._measure = slowly
+        injection = await plan_fault(LINK, target, "rate@n1")
+        await LINK.inject(target, injection)
+        assert (await LINK.prove(target, injection)).proven
+        await LINK.heal(target, injection)
+        assert (await LINK.prove_healed(target, injection)).proven
+
+    run_virtual(scenario(make_fault_target(3)))
