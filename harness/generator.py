@@ -41,6 +41,7 @@ __all__ = [
     "TimeLimit",
     "UntilOk",
     "Wait",
+    "idle_until_ns",
 ]
 
 Event = Mapping[str, Any]
@@ -182,6 +183,18 @@ class Stagger:
     def update(self, context: Context, event: Event) -> Generator:
         inner = self.inner.update(context, event)
         return self if inner is self.inner else Stagger(self.rate, inner, self.due_ns)
+
+
+def idle_until_ns(generator: Generator, now_ns: int) -> int | None:
+    """Until when a generator would tell every thread to wait, where that can be seen without asking it; else None."""
+    end_ns: int | None = None
+    if isinstance(generator, TimeLimit):
+        end_ns, generator = generator.end_ns, generator.inner
+        if end_ns is None or end_ns <= now_ns:
+            return None
+    if not isinstance(generator, Stagger) or generator.due_ns is None or generator.due_ns <= now_ns:
+        return None
+    return generator.due_ns if end_ns is None else min(generator.due_ns, end_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from harness.generator import Context, Generator, Op, Wait
+from harness.generator import Context, Generator, Op, Wait, idle_until_ns
 
 __all__ = ["MAX_UNEXPECTED_ERRORS", "Client", "Outcome", "Recorder", "Workers"]
 
@@ -148,7 +148,7 @@ class Workers:
                 if isinstance(step, Wait) and step.everyone:
                     await self._stand_in_line(step.until_ns)
                     continue
-                if self._line and self._line_timer is None:
+                if not isinstance(step, Op) and self._line and self._line_timer is None:
                     self._call_next()
                 if step is None:
                     return
@@ -159,6 +159,8 @@ class Workers:
                 if step.key is not None:
                     invocation["key"] = step.key
                 self._tell(thread, process, self.recorder.append(invocation))
+                if self._line and self._line_timer is None:
+                    self._call_next()
                 if client is None:
                     client = self.make_client(process, thread)
                     outcome = await self._open_and_invoke(client, step)
@@ -218,6 +220,11 @@ class Workers:
 
     def _call_next(self) -> None:
         self._line_timer = None
+        now_ns = self.now_ns()
+        until_ns = idle_until_ns(self.generator, now_ns)
+        if until_ns is not None:  # the one that would be called would only say so
+            self._line_timer = asyncio.get_running_loop().call_later((until_ns - now_ns) / 1e9, self._call_next)
+            return
         while self._line:
             waiter = self._line.popleft()
             if not waiter.done():

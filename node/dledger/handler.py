@@ -141,7 +141,7 @@ class EntryHandler:
         if self._store.writer.failure_code is not None:
             self._fail_acks(self._store.writer.failure_code)
             return
-        waiting: deque[tuple[int, int, _Push]] = deque()
+        waiting: list[tuple[int, int, _Push]] = []
         acked_index = self._store.acked_index
         while acks:
             index, term, push = acks.popleft()
@@ -151,7 +151,7 @@ class EntryHandler:
                 self._reply(push, DLedgerCode.SUCCESS, index)
             else:
                 self._reply(push, DLedgerCode.INCONSISTENT_STATE, index)
-        self._acks = waiting
+        acks.extend(waiting)
 
     # What is known of the log
 
@@ -259,6 +259,8 @@ class EntryHandler:
 
     def _next_write_request(self) -> _Push | None:
         """The request that continues the log; if there is none, one that repeats what the log holds."""
+        if not self._write_requests:
+            return None
         end_index = self._store.ledger_end_index
         push = self._take(end_index + 1)
         if push is None:
@@ -276,14 +278,16 @@ class EntryHandler:
         """Append the entries, or those of them that the log does not hold yet."""
         request, entries = push.request, push.entries
         end_index = self._store.ledger_end_index
-        held = [entry for entry in entries if entry.index <= end_index]
-        for entry in held:
-            if self._store.get(entry.index) != entry:
-                self._reply(push, DLedgerCode.INCONSISTENT_STATE)
-                return
-        if held:
+        held: list[Entry] = []
+        new = entries
+        if entries[0].index <= end_index:
+            held = [entry for entry in entries if entry.index <= end_index]
+            for entry in held:
+                if self._store.get(entry.index) != entry:
+                    self._reply(push, DLedgerCode.INCONSISTENT_STATE)
+                    return
             self.verify(request.term, held[-1].index)
-        new = entries[len(held) :]
+            new = entries[len(held) :]
         if new:
             if held:
                 may = self.verified_index(request.term) == end_index

@@ -220,7 +220,7 @@ class Leadership:
         needed = self._needed
         if needed == 0:
             return self._round
-        return sorted(self._answered.values(), reverse=True)[needed - 1]
+        return sorted(self._answered.values())[-needed]
 
     def _send(self, peer: str, number: int, sent_ns: int, *, is_repeat: bool = False) -> None:
         self._unanswered[peer] += 1

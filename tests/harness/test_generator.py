@@ -26,6 +26,7 @@ from harness.generator import (
     TimeLimit,
     UntilOk,
     Wait,
+    idle_until_ns,
 )
 
 READS = Calls(lambda context: Op("read"))
@@ -184,3 +185,22 @@ def test_a_seed_decides_the_operations(seed: int) -> None:
         return drain(TimeLimit(0.5, Stagger(200.0, mix)), context(seed=seed))
 
     assert once() == once()
+
+
+def test_when_everyone_waits_is_seen_without_asking() -> None:
+    asked = context(seed=1)
+    load: Generator = TimeLimit(1.0, Stagger(100, READS))
+    assert idle_until_ns(load, 0) is None  # it has not been asked yet
+    while True:
+        until_ns = idle_until_ns(load, asked.time_ns)
+        step, load = load.next(asked)
+        if step is None:
+            break
+        if isinstance(step, Wait):
+            assert until_ns is not None and step == Wait(until_ns, everyone=True)
+            asked.time_ns = step.until_ns
+        else:
+            assert until_ns is None
+    assert asked.time_ns == 1_000_000_000
+    assert idle_until_ns(load, asked.time_ns) is None
+    assert idle_until_ns(READS, 0) is None
