@@ -36,8 +36,7 @@ _MAX_REMARK_CHARS = 256
 _REQUEST_OVERHEAD_BYTES = 512
 """What a request costs beside its text and body: the objects that hold it."""
 
-_PAUSED_BY_REQUESTS = 1
-_PAUSED_BY_WRITES = 2
+_PAUSED_BY_REQUESTS, _PAUSED_BY_WRITES, _PAUSED_BY_TURN = 1, 2, 4
 
 
 class Connection(asyncio.Protocol):
@@ -253,18 +252,20 @@ class Connection(asyncio.Protocol):
     # Requests and replies that arrive
 
     def _dispatch_all(self, commands: list[Command]) -> None:
+        left = self._limits.max_turn_requests
         for command in commands:
             if self._closing:
                 return
             if command.flag & FLAG_RESPONSE:
                 self._waiting.answered(command)
-            elif self._backlog or self._pause_reasons or (self._running_requests and not self._has_room()):
+            elif not left or self._backlog or self._pause_reasons or (self._running_requests and not self._has_room()):
                 self._backlog.append(command)
                 self._account_requests(backlog_change=_size_of(command))
             else:
+                left -= 1
                 self._dispatch(command)
         if self._backlog and not self._pause_reasons:
-            self._pause_for_room()
+            self._pause_for_room(bool(left))
 
     def _has_room(self) -> bool:
         limits = self._limits
@@ -369,7 +370,12 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
         self._pause_reasons |= reason
 
-    def _pause_for_room(self) -> None:
+    def _pause_for_room(self, is_full: bool) -> None:
+        """Begin no more for now: too much is under way, or this connection's turn is over."""
+        if not is_full:
+            self._pause(_PAUSED_BY_TURN)
+            self.loop.call_soon(self._resume, _PAUSED_BY_TURN)
+            return
         self._pause(_PAUSED_BY_REQUESTS)
         if self._endpoint.running_bytes >= self._limits.max_total_running_bytes:
             self._endpoint.wait_for_room(self)
@@ -387,11 +393,13 @@ class Connection(asyncio.Protocol):
         """Take back one reason for not reading; work off the backlog when it was the last."""
         self._pause_reasons &= ~reason
         backlog = self._backlog
+        left = self._limits.max_turn_requests
         while backlog and not self._pause_reasons and not self._closing:
-            if not self._has_room():
-                self._pause_reasons = _PAUSED_BY_REQUESTS  # reading was not resumed yet
-                self._pause_for_room()
+            if not left or not self._has_room():
+                self._pause_reasons = _PAUSED_BY_REQUESTS if left else _PAUSED_BY_TURN  # reading was not resumed yet
+                self._pause_for_room(bool(left))
                 return
+            left -= 1
             command = backlog.popleft()
             self._account_requests(backlog_change=-_size_of(command))
             self._dispatch(command)

@@ -29,6 +29,9 @@ class ConnectionLimits:
     """The slowest link that must still get a large frame through: about half a megabit a second."""
     idle_timeout_s: float = 120.0
     """A connection without a byte in either direction is closed (120 s in R)."""
+    max_turn_requests: int = 256
+    """Requests of one connection that are begun in one turn of the loop, a few milliseconds of work: the others wait
+    until every connection has had its turn."""
     max_running_requests: int = 4096
     """Requests of one connection in the hands of asynchronous processors; beyond it nothing more is read from
     that connection. A consumer holds one pull for each of its queues, so hundreds are ordinary."""

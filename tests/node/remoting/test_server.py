@@ -312,3 +312,24 @@ def test_a_port_in_use_is_an_os_error(stage: Any) -> None:
                 await second.start()
 
     asyncio.run(scenario())
+
+
+def test_a_connection_that_sends_much_at_once_lets_others_have_their_turn(stage: Any) -> None:
+    async def scenario() -> None:
+        async with stage(ServerLimits(max_turn_requests=10)) as s:
+            begun: list[int] = []
+            when_others_came: list[int] = []
+
+            def process(command: Command, connection: Connection) -> Command:
+                if not begun:
+                    asyncio.get_running_loop().call_soon(lambda: when_others_came.append(len(begun)))
+                begun.append(command.opaque)
+                return command.reply(0)
+
+            s.server.register(7, process)
+            peer = await s.raw()
+            peer.writer.write(b"".join(encode(Command(7, opaque=n)) for n in range(100)))
+            assert [reply.opaque for reply in await peer.replies(100)] == begun == list(range(100))
+            assert when_others_came == [10]
+
+    asyncio.run(scenario())
