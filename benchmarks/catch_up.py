@@ -1,12 +1,13 @@
 """What a follower that is far behind costs: how fast it may catch up, and how much slower the senders are meanwhile.
 
-    python -m benchmarks.catch_up [behind] [joins] [--behind-mb 400] [--log-mb 1000] [--seconds 10]
+    python -m benchmarks.catch_up [behind] [joins] [--behind-mb 410] [--log-mb 1000] [--seconds 10] [--directory DIR]
 
 Real brokers of a DLedger group on loopback, fsync before each acknowledgement, default timings. Load generator and all
-brokers share the machine.
+brokers share the machine. With a directory, which is kept, logs that lie there already are not made again, so that
+they can be made while the machine is busy: `--fill` makes them and measures nothing.
 
-`behind`: one of three is killed, the others get so many megabytes (10 KB a message, batches of 16), it starts again;
-how far its log has come is asked every 50 ms. The leader's quota holds for as long as it is more than 300 MB behind.
+`behind`: two of three get so many megabytes (10 KB a message, batches of 16), then the third one starts; how far its
+log has come is asked every 50 ms. The leader's quota holds for as long as it is more than 300 MB behind.
 
 `joins`: three brokers hold a log of so many megabytes, 16 senders send 128 bytes one by one; then a fresh fourth one is
 added to the group, and they go on: at once, which is while it catches up, and once it has.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -37,6 +39,7 @@ FILL_BATCH = 16
 FILLERS = 4
 SAMPLE_S = 0.05
 FIRST_MB = 100
+WAIT_S = 600
 
 
 class _Growing(Group):
@@ -89,7 +92,7 @@ async def _table(client: RemotingClient, address: str) -> dict[str, str]:
 
 async def _wait(client: RemotingClient, address: str, is_so: Callable[[dict[str, str]], bool]) -> float:
     """Until a broker's table is as it should be; the time then."""
-    async with asyncio.timeout(170):
+    async with asyncio.timeout(WAIT_S):
         while True:
             table = await _table(client, address)
             if table and is_so(table):
@@ -101,33 +104,47 @@ def _position(table: dict[str, str]) -> int:
     return int(table.get("committedPos", 0))
 
 
-async def _behind(group: Group, options: argparse.Namespace) -> dict[str, Any]:
-    client = RemotingClient(name="bench")
+def _cpu_s(group: Group, node: str) -> float:
+    """Processor time that a broker has taken since it started."""
+    with open(f"/proc/{group._processes[node].pid}/stat", encoding="ascii") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def _filled(client: RemotingClient, group: Group, size_bytes: int) -> tuple[str, int]:
+    """The master, and where the log of at least so many bytes ends that it has then."""
     master = await _find_master(client, group, timeout_s=READY_TIMEOUT_S)
     address = group.addresses[master]
-    follower = next(node for node in group.ids if node != master)
-    await _fill(client, address, 10 * MB)
-    begin = _position(await _table(client, address))
-    await _wait(client, group.addresses[follower], lambda table: _position(table) >= begin)
-    group.kill(follower)
-    began_s = time.perf_counter()
-    await _fill(client, address, options.behind_mb * MB)
-    filled_s = time.perf_counter() - began_s
     end = _position(await _table(client, address))
-    group.start(follower)
-    first_s = await _wait(client, group.addresses[follower], lambda table: _position(table) > begin)
-    at = begin + FIRST_MB * MB
-    hundred_s = await _wait(client, group.addresses[follower], lambda table: _position(table) >= at)
-    last_s = await _wait(client, group.addresses[follower], lambda table: _position(table) >= end)
+    if end < size_bytes:
+        await _fill(client, address, size_bytes - end)
+    await asyncio.sleep(2)  # until queues and index are written
+    return master, _position(await _table(client, address))
+
+
+async def _behind(group: Group, options: argparse.Namespace) -> dict[str, Any]:
+    client = RemotingClient(name="bench")
+    master, end = await _filled(client, group, options.behind_mb * MB)
+    if options.fill:
+        await client.close()
+        return {"log_mb": end / MB}
+    shutil.rmtree(os.path.join(group._directory, "n3"), ignore_errors=True)
+    group.start("n3")
+    cpu_s = _cpu_s(group, master)
+    address, at = group.addresses["n3"], FIRST_MB * MB
+    first_s = await _wait(client, address, lambda table: _position(table) > 0)
+    hundred_s = await _wait(client, address, lambda table: _position(table) >= at)
+    last_s = await _wait(client, address, lambda table: _position(table) >= end)
     await client.close()
     rest_mb = (end - at) / MB
     return {
-        "behind_mb": (end - begin) / MB,
-        "filled_mb_per_s": (end - begin) / MB / filled_s,
+        "behind_mb": end / MB,
         "first_100_mb_s": hundred_s - first_s,
         "rest_mb": rest_mb,
         "rest_s": last_s - hundred_s,
         "rest_mb_per_s": rest_mb / (last_s - hundred_s),
+        "leader_cpu_s": _cpu_s(group, master) - cpu_s,
+        "follower_cpu_s": _cpu_s(group, "n3"),
     }
 
 
@@ -143,11 +160,11 @@ async def _load(address: str, seconds: float) -> dict[str, float]:
 
 async def _joins(group: _Growing, options: argparse.Namespace) -> dict[str, Any]:
     client = RemotingClient(name="bench")
-    master = await _find_master(client, group, timeout_s=READY_TIMEOUT_S)
+    master, end = await _filled(client, group, options.log_mb * MB)
     address = group.addresses[master]
-    await _fill(client, address, options.log_mb * MB)
-    end = _position(await _table(client, address))
-    await asyncio.sleep(2)  # until queues and index are written
+    if options.fill:
+        await client.close()
+        return {"log_mb": end / MB}
     before = await _load(address, options.seconds)
     group.start("n4")
     await _wait(client, group.addresses["n4"], lambda table: True)
@@ -180,9 +197,11 @@ def _print(name: str, result: dict[str, Any]) -> None:
         print(f"    {key:18} {shown}", flush=True)
 
 
-def _run(group: Group, measure: Callable[[], Awaitable[dict[str, Any]]], directory: str) -> dict[str, Any]:
+def _run(
+    group: Group, nodes: list[str], measure: Callable[[], Awaitable[dict[str, Any]]], *, keep: bool
+) -> dict[str, Any]:
     try:
-        for node in group.ids:
+        for node in nodes:
             group.start(node)
 
         async def run() -> dict[str, Any]:
@@ -191,25 +210,35 @@ def _run(group: Group, measure: Callable[[], Awaitable[dict[str, Any]]], directo
         return asyncio.run(run())
     finally:
         group.stop()
-        shutil.rmtree(directory)
+        if not keep:
+            shutil.rmtree(group._directory)
+
+
+def _directory(options: argparse.Namespace, name: str) -> str:
+    if options.directory is None:
+        return tempfile.mkdtemp(prefix="splitbrain-bench-")
+    path = os.path.join(options.directory, name)
+    os.makedirs(path, exist_ok=True)
+    return path
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("what", nargs="*", default=["behind", "joins"])
-    parser.add_argument("--behind-mb", type=int, default=400)
+    parser.add_argument("--behind-mb", type=int, default=410)
     parser.add_argument("--log-mb", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--directory")
+    parser.add_argument("--fill", action="store_true")
     options = parser.parse_args(arguments)
+    keep = options.directory is not None
     if "behind" in options.what:
-        directory = tempfile.mkdtemp(prefix="splitbrain-bench-")
-        group = Group(directory, nodes=3, flush_mode="sync", timing="default")
-        _print("behind", _run(group, lambda: _behind(group, options), directory))
+        group = Group(_directory(options, "behind"), nodes=3, flush_mode="sync", timing="default")
+        _print("behind", _run(group, group.ids[:2], lambda: _behind(group, options), keep=keep))
     if "joins" in options.what:
-        directory = tempfile.mkdtemp(prefix="splitbrain-bench-")
-        growing = _Growing(directory)
-        _print("joins", _run(growing, lambda: _joins(growing, options), directory))
+        growing = _Growing(_directory(options, "joins"))
+        _print("joins", _run(growing, growing.ids, lambda: _joins(growing, options), keep=keep))
     return 0
 
 

@@ -25,6 +25,7 @@ from node.dledger import (
     ReadMode,
 )
 from node.dledger.entry import parse_entries
+from node.dledger.json_form import from_json, to_json
 from node.dledger.messages import (
     AppendEntryRequest,
     AppendEntryResponse,
@@ -32,6 +33,8 @@ from node.dledger.messages import (
     GetEntriesResponse,
     HeartBeatRequest,
     HeartBeatResponse,
+    InstallSnapshotRequest,
+    InstallSnapshotResponse,
     Message,
     MetadataRequest,
     MetadataResponse,
@@ -60,7 +63,10 @@ def free_ports(count: int) -> list[int]:
 class RealGroup:
     """Members in this process, each with a directory and ports of its own."""
 
-    def __init__(self, directory: Path, size: int, **options: Any) -> None:
+    def __init__(
+        self, directory: Path, size: int, *, server: type[DLedgerServer] = DLedgerServer, **options: Any
+    ) -> None:
+        self.server = server
         self.options = options
         names = [f"n{number}" for number in range(1, size + 1)]
         self.peers = dict(zip(names, (f"127.0.0.1:{port}" for port in free_ports(size)), strict=True))
@@ -79,7 +85,7 @@ class RealGroup:
             runtime = real_runtime()
             assert isinstance(runtime.disk, RealDisk)
             self.disks.append(runtime.disk)
-            member = DLedgerServer(config, runtime)
+            member = self.server(config, runtime)
             await member.start()
             self.members[name] = member
 
@@ -273,6 +279,9 @@ def test_garbage_for_every_request_code_leaves_the_group_working(real: Any) -> N
             PushEntryRequest(**good, type=PushType.APPEND, commit_index=1, entries=b"\0\0\0"),
             PushEntryRequest(**good, type=PushType.TRUNCATE, commit_index=-1),
             VoteRequest(**good, ledger_end_index=-1, ledger_end_term=1 << 62),
+            InstallSnapshotRequest(
+                **good, last_included_index=5, last_included_term=1, size_bytes=9, digest="0" * 64, offset=0, data_crc=0
+            ),
         ]
         bodies += [wrong.to_body() for wrong in wrongs]
         for code in [*DLedgerRequestCode, 31003, 31005, 31006]:
@@ -292,6 +301,44 @@ def test_garbage_for_every_request_code_leaves_the_group_working(real: Any) -> N
         assert all(member.store.get(0) is not None for member in group.members.values())
 
     real(scenario)
+
+
+def test_a_snapshot_reaches_who_was_left_behind(real: Any, tallies: Any) -> None:
+    """On real disks, over real connections, in DLedger's JSON as well."""
+    truth = tallies.Truth()
+
+    async def scenario(group: RealGroup) -> None:
+        await group.start()
+        leader = await group.leader()
+        behind = next(name for name in group.peers if name != leader)
+        await group.stop(behind)
+        server = group.members[leader]
+        for number in range(600):
+            body = (b"%d=%d" % (number % 7, number)).ljust(1000, b".")
+            await server.append(1000, lambda _, body=body: body)  # type: ignore[misc]
+        await group.until(lambda: server.store.ledger_begin_index > 100)
+        await group.start(behind)
+        follower = group.members[behind]
+        await group.until(lambda: follower.tally.next_index == server.store.committed_index + 1)  # type: ignore[attr-defined]
+        assert follower.snapshots.installed_total == 1 and follower.store.ledger_begin_index > 100
+        assert follower.tally.values == server.tally.values and truth.violations == []  # type: ignore[attr-defined]
+        request = InstallSnapshotRequest(
+            group="g", remote_id=behind, local_id=leader, term=server.member_state.term, leader_id=leader,
+            last_included_index=5, last_included_term=1, size_bytes=9, digest="0" * 64, offset=0, data_crc=0,
+        )  # fmt: skip
+        client = RemotingClient()
+        command = Command.request(51006, body=to_json(request))
+        reply = await client.invoke(group.peers[behind], command, timeout_ms=5000)
+        await client.close()
+        answer = from_json(InstallSnapshotResponse, reply.body)
+        assert (answer.code, answer.offset) == (DLedgerCode.SUCCESS, 9), "it has a newer one"
+        await group.stop(behind)
+        await group.start(behind)
+        await server.append(4, lambda _: b"a=99")
+        await group.until(lambda: group.members[behind].tally.values.get("a") == "99")  # type: ignore[attr-defined]
+        assert truth.violations == []
+
+    real(scenario, server=tallies.server(truth), snapshot_threshold_entries=100, snapshot_removes_log=True)
 
 
 def test_the_lead_is_given_away_over_the_wire(real: Any) -> None:
