@@ -130,7 +130,12 @@ class MessagingConnection(Protocol):
 
 
 class System(Protocol):
-    """A system under test on the hosts of one cluster."""
+    """A system under test on the hosts of one cluster.
+
+    One that can be operated also has `operator` (nemesis.target.Operator); a static method `operation_missing(ability,
+    settings)` that says in one line why it lacks an ability of an operator, None when it has it; and `equip(needs)`,
+    called before `start` with what the run will use.
+    """
 
     name: str
     description: str

@@ -9,6 +9,7 @@ import pytest
 
 from nemesis.forms import expand_variant, is_of_all
 from nemesis.leadership import TRANSFER
+from nemesis.link import LINK
 from nemesis.membership import MEMBERS
 from nemesis.promotion import PROMOTE
 from nemesis.restart import RESTART
@@ -267,3 +268,16 @@ def test_a_promotion_that_nobody_heeds_is_none(make_operated: Any, plan_fault: A
 def test_a_promotion_has_to_be_asked_for() -> None:
     assert [is_of_all(nemesis) for nemesis in (TRANSFER, MEMBERS, RESTART, PROMOTE)] == [True, True, True, False]
     assert expand_variant(PROMOTE, None) == ["failover@leader", "switch@leader"]
+
+
+def test_what_found_no_leader_has_nothing_to_heal(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+    async def scenario() -> None:
+        target = make_operated(3, leader=None)
+        for nemesis, variant in ((LINK, "rate@leader"), (MEMBERS, "remove@leader"), (PROMOTE, "switch@leader")):
+            injection = await plan_fault(nemesis, target, variant)
+            assert injection.problem == "no leader found"
+            assert not (await nemesis.prove(target, injection)).proven
+            await nemesis.heal(target, injection)
+            assert (await nemesis.prove_healed(target, injection)).proven
+
+    run_virtual(scenario())
