@@ -408,8 +408,26 @@ async def _kill_and_wait(group: Group, client: RemotingClient, number: int) -> f
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     group.start(leader)
-    await asyncio.sleep(1.0)  # the restarted member catches up, so that each kill finds a whole group
+    await _wait_until_whole(client, group, timeout_s=READY_TIMEOUT_S)
     return took_ms
+
+
+async def _wait_until_whole(client: RemotingClient, group: Group, *, timeout_s: float) -> None:
+    """Until every member answers, has committed the same, and one takes messages: each kill is to find a whole group,
+    however long a start takes on a busy machine. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            answers = await asyncio.gather(
+                *(_status(client, group.addresses[node]) for node in group.ids), return_exceptions=True
+            )
+            tables = [answer for answer in answers if isinstance(answer, dict)]
+            if (
+                len(tables) == len(group.ids)
+                and any(table["takesWrites"] == "true" for table in tables)
+                and len({table["committedIndex"] for table in tables}) == 1
+            ):
+                return
+            await asyncio.sleep(0.05)
 
 
 def measure_failover(*, nodes: int, timing: str, kills: int) -> Failover:
