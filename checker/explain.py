@@ -83,14 +83,13 @@ def explain(history: History, model: Model, outcome: KeyOutcome, budget: Budget)
     reducer = _Reducer(history, model, time.perf_counter() + remaining, outcome.special)
     if outcome.search is not None:
         culprit = outcome.search.deepest_row
-        part = reducer.prefix(outcome.rows, culprit) if culprit is not None else _Part(tuple(outcome.rows))
+        part = reducer.failing_prefix(outcome.rows, culprit)
         outcome.search = None
     elif violation is None:
         # Decided by another process, which keeps its search to itself: find the culprit again.
         search = Search(history, outcome.rows, model)
         search.run_until(STEPS_TO_FIND, time.perf_counter() + remaining)
-        row = search.deepest_row
-        part = _Part(tuple(outcome.rows)) if row is None else reducer.prefix(outcome.rows, row)
+        part = reducer.failing_prefix(outcome.rows, search.deepest_row)
     else:
         part = _Part(violation.rows)
         if outcome.special is not None and len(violation.rows) == len(outcome.rows):
@@ -168,6 +167,30 @@ class _Reducer:
                 crashed.add(row)
             kept.append(row)
         return _Part(tuple(kept), frozenset(crashed))
+
+    def failing_prefix(self, rows: Sequence[int], culprit: int | None) -> _Part:
+        """What was invoked before the culprit returned, or before some later return where that alone is still valid.
+
+        A search with foresight turns back before it reaches the return that makes the history invalid.
+        """
+        if culprit is None:
+            return _Part(tuple(rows))
+        history = self._history
+        part = self.prefix(rows, culprit)
+        if self.fails(part) or (self._model.possible_states([]) is not None and self.window(part) is not None):
+            return part
+        first = history.returned[culprit]
+        later = sorted((row for row in rows if first < history.returned[row] < NEVER), key=history.returned.__getitem__)
+        best = _Part(tuple(rows))
+        low, high = 0, len(later)
+        while low < high and not self._out_of_time:
+            middle = (low + high) // 2
+            part = self.prefix(rows, later[middle])
+            if self.fails(part):
+                best, high = part, middle
+            else:
+                low = middle + 1
+        return best
 
     def shortest_prefix(self, rows: Sequence[int], engine: Engine) -> _Part:
         """The shortest prefix that a special engine rejects, by bisection."""

@@ -2,13 +2,18 @@
 
 Where a model has few states, all of them are stepped through once.  An operation that needs one state, which no open
 operation is left to bring about and none that is invoked before it returns, can never take effect: a search that used
-up the last way there may turn back at once, instead of when that operation returns.
+up the last way there may turn back at once, instead of when that operation returns.  A way there is of no use to an
+operation still to come if something must end the state in between.
+
+An operation that leads to one certain state from everywhere (a write) hides every other such operation that takes
+effect right before it.  So once one of them took effect the others that were open need not be placed: they may return
+as they are, and may yet take effect later.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from checker.history import NEVER
 from checker.linearizability.problem import Problem, Transitions
@@ -19,8 +24,9 @@ __all__ = ["Foresight"]
 MAX_STATES = 24
 MAX_STEPS = 4_000
 
-#: A state, who needs it, who open can bring it about, and which crashed operations can: (shift, field) of each.
-Need = tuple[int, int, int, list[tuple[int, int]]]
+#: A state, who needs it, who open can bring it about in time, which crashed operations can: (shift, field) of each; and
+#: who is bound to end it before it is needed, should it hold now.
+Need = tuple[int, int, int, list[tuple[int, int]], int]
 
 
 class Foresight:
@@ -32,9 +38,13 @@ class Foresight:
         self._makes = makes
         self._needs_at: list[list[Need] | None] = [None] * len(problem.return_bit)
         self._makers: dict[int, list[int]] = {}
-        self._users: dict[int, tuple[list[int], list[int]]] = {}
+        self._endings: dict[int, tuple[list[int], list[int]]] = {}
+        self._users: dict[int, list[tuple[int, int]]] = {}
         #: A bit that no operation has: stands for those that will need a state but are not open yet.
         self._later = 1 << max(bit.bit_length() for bit in problem.return_bit)
+        #: How far the bits of open operations are moved to stand for "may have taken effect unseen" (see ``hidden``).
+        self.width = self._later.bit_length()
+        self._blind_at: list[int | None] = [None] * len(problem.return_bit)
         self._turns: dict[int, list[int]] = {}
         for at, bit in enumerate(problem.return_bit):
             self._turns.setdefault(bit, []).append(at)
@@ -47,11 +57,7 @@ class Foresight:
                 self._makers.setdefault(state, []).append(invoked[row])
             needed = needs_of[number]
             if needed is not None and returned[row] != NEVER:
-                users = self._users.setdefault(needed, ([], []))
-                users[0].append(invoked[row])
-                users[1].append(returned[row])
-        for _, ends in self._users.values():
-            ends[:] = list(accumulate(reversed(ends), min))[::-1]
+                self._users.setdefault(needed, []).append((invoked[row], returned[row]))
 
     @classmethod
     def of(cls, problem: Problem) -> Foresight | None:
@@ -72,10 +78,25 @@ class Foresight:
         for row in kinds:
             legal = [state for state in range(done) if row[state] >= 0]
             row.conditional = len(legal) < done
+            row.blind = not row.conditional and len({row[state] for state in legal}) == 1
             if len(legal) == 1:
                 needs[id(row)] = legal[0]
             makes[id(row)] = sorted({row[state] for state in legal if row[state] != state})
         return cls(problem, needs, makes)
+
+    def hidden(self, at: int, mask: int) -> int:
+        """The mask once a blind operation took effect: every other open one may have done so right before it, unseen.
+
+        Such an operation may return as it is, or still take effect later.
+        """
+        blind = self._blind_at[at]
+        if blind is None:
+            blind = 0
+            for _, bit, _, row in self._problem.open_mutators[at]:
+                if row.blind:
+                    blind |= bit
+            self._blind_at[at] = blind
+        return mask & ((1 << self.width) - 1) | (blind & ~mask) << self.width
 
     def needs_at(self, at: int) -> list[Need]:
         """States that some operation, open or later, needs before anything that is not open yet brings them about."""
@@ -87,37 +108,74 @@ class Foresight:
     def _look_at(self, at: int) -> list[Need]:
         problem = self._problem
         needing: dict[int, list[tuple[int, int]]] = {}
-        making: dict[int, int] = {}
+        making: dict[int, list[tuple[int, int]]] = {}
         for bit, row in problem.open_pure[at]:
             if id(row) in self._needs:
-                turns = self._turns[bit]
-                returns = turns[bisect_left(turns, at)]
-                self._note_need(needing, row, bit, problem.returned[problem.return_row[returns]])
+                self._note_need(needing, row, bit, self._returns(bit, at))
         for position, bit, _, row in problem.open_mutators[at]:
             self._note_need(needing, row, bit, position)
             for state in self._makes.get(id(row), ()):
-                making[state] = making.get(state, 0) | bit
+                making.setdefault(state, []).append((bit, position))
         now = problem.returned[problem.return_row[at]]
         out: list[Need] = []
-        for state, (starts, ends) in self._users.items():
+        for state, users in self._users.items():
             makers = self._makers.get(state, [])
             following = bisect_right(makers, now)
             until = makers[following] if following < len(makers) else NEVER
-            mask = 0
-            for bit, position in needing.get(state, ()):
-                if position < until:
-                    mask |= bit
-            later = bisect_right(starts, now)
-            if later < len(starts) and ends[later] < until:
-                mask |= self._later
-            if mask:
+            mask = sum(bit for bit, position in needing.get(state, ()) if position < until)
+            ways = making.get(state, ())
+            # Of those to come, whoever is invoked last before something new brings the state about has the fewest ways.
+            last = -1
+            for start, end in islice(users, bisect_right(users, (now, NEVER)), None):
+                if start > until:
+                    break
+                if end < until:
+                    last = start
+            if mask or last >= 0:
                 crashed = [
-                    (shift, field)
-                    for shift, field, _, row in problem.crashed
-                    if state in self._makes.get(id(row), ())
+                    (shift, field) for shift, field, _, row in problem.crashed if state in self._makes.get(id(row), ())
                 ]
-                out.append((state, mask, making.get(state, 0), crashed))
+                if mask:
+                    out.append((state, mask, sum(bit for bit, _ in ways), crashed, 0))
+                if last >= 0:
+                    since = self._changed_since(state, last)
+                    left = sum(bit for bit, end in ways if end > since)
+                    out.append((state, self._later, left, crashed, self._changing_by(at, state, last)))
         return out
+
+    def _returns(self, bit: int, at: int) -> int:
+        """Where the operation that has this bit at a return returns itself."""
+        turns = self._turns[bit]
+        return self._problem.returned[self._problem.return_row[turns[bisect_left(turns, at)]]]
+
+    def _changing_by(self, at: int, state: int, position: int) -> int:
+        """Open operations that end the state and return by then; :attr:`_later` where one to come does."""
+        problem = self._problem
+        changing: int = sum(
+            bit for end, bit, _, row in problem.open_mutators[at] if end < position and row[state] != state
+        )
+        for bit, row in problem.open_pure[at]:
+            if row[state] < 0 and self._returns(bit, at) < position:
+                changing |= bit
+        now = problem.returned[problem.return_row[at]]
+        return changing | self._later if self._changed_since(state, position) > now else changing
+
+    def _changed_since(self, state: int, position: int) -> int:
+        """The last invocation of what ends the state and returns before ``position``: by then it has ended for sure."""
+        known = self._endings.get(state)
+        if known is None:
+            problem = self._problem
+            ending = sorted(
+                (problem.returned[row], problem.invoked[row])
+                for row, number in problem.live
+                if problem.kinds[number][state] != state
+            )
+            known = self._endings[state] = (
+                [returned for returned, _ in ending],
+                list(accumulate((invoked for _, invoked in ending), max)),
+            )
+        at = bisect_left(known[0], position)
+        return known[1][at - 1] if at else -1
 
     def _note_need(self, needing: dict[int, list[tuple[int, int]]], row: Transitions, bit: int, position: int) -> None:
         state = self._needs.get(id(row))

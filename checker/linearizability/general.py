@@ -35,7 +35,7 @@ _ROOT, _FRESH, _OWN_TAKEN, _EXPANDED, _CRASHED = range(5)
 NAIVE_PATIENCE_STEPS = 60
 #: The same after which the search begins again in another order, with foresight and where there is none; each time by
 #: one part in ``PATIENCE_GROWTH`` more, so that every search ends.
-PATIENCE_STEPS = 2_000
+PATIENCE_STEPS = 300
 BLIND_PATIENCE_STEPS = 600
 PATIENCE_GROWTH = 2
 #: Steps without passing another return before foresight is asked: it costs more than a few steps.
@@ -43,7 +43,8 @@ EASE_STEPS = 20
 #: Operations looked at between two looks at the clock.
 WEIGHT_PER_LOOK = 1 << 16
 
-#: Next return, state, open operations that took effect, crashed operations used, what is to be done.
+#: Next return, state, open operations that took effect (and above them those that may have, see ``foresight``), crashed
+#: operations used, what is to be done.
 Entry = tuple[int, int, int, int, int]
 
 
@@ -73,7 +74,7 @@ class Search:
         self._shuffle: random.Random | None = None
         self._foresight: Foresight | None = None
         self._enabling = True
-        self._looked_ahead = False
+        self._looked_ahead = self._hiding = False
         self._restarts = self._stuck = self._reached = 0
         self._patience = NAIVE_PATIENCE_STEPS
 
@@ -156,6 +157,9 @@ class Search:
         self._restarts += 1
         if self._foresight is None:
             self._enabling = self._restarts % 2 == 0
+        else:
+            # Some histories give way sooner with hidden operations, some without.
+            self._hiding = self._restarts % 2 == 0
         if self._restarts == 1:
             self._patience = BLIND_PATIENCE_STEPS if self._foresight is None else PATIENCE_STEPS
         else:
@@ -188,7 +192,9 @@ class Search:
         if candidates is None:
             candidates = self._sorted_candidates(at)
         own, own_bit, closing = problem.own[at], problem.return_bit[at], problem.closing[at]
-        foreseeing = self._foresight is not None
+        foresight = self._foresight
+        hiding = foresight if self._hiding else None
+        foreseeing = foresight is not None
         own_fits = own is not None and own[state] >= 0
         own_free = own is not None and not own.conditional
         first: list[Entry] = []
@@ -201,7 +207,10 @@ class Search:
             after = row[state]
             if after < 0:
                 continue
-            entry = (at, after, mask | bit, used, _ROOT)
+            taken = mask | bit
+            if hiding is not None and row.blind:
+                taken = hiding.hidden(at, taken)
+            entry = (at, after, taken, used, _ROOT)
             if bit == own_bit:
                 if not own_taken:
                     second.append(entry)
@@ -213,6 +222,9 @@ class Search:
                 (second if foreseeing and row.conditional else last).append(entry)
         if problem.guards:
             last.append((at, state, mask, used, _CRASHED))
+        if hiding is not None and mask >> hiding.width & own_bit:
+            # It may have taken effect unseen: nothing more has to happen for it to return.
+            first.insert(0, (at, state, mask ^ (own_bit << hiding.width | own_bit), used, _ROOT))
         order = first + second + third + last
         order.reverse()
         return order
@@ -231,10 +243,14 @@ class Search:
         return None
 
     @staticmethod
-    def _hopeless(needs: list[Need], state: int, mask: int, used: int, available: int) -> bool:
-        """Whether some open operation needs a state that nothing left can bring about."""
-        for needed, waiting, makers, crashed in needs:
-            if waiting & ~mask and needed != state and not makers & ~mask:
+    def _hopeless(needs: list[Need], state: int, mask: int, used: int, available: int, width: int) -> bool:
+        """Whether some operation, open or later, needs a state that nothing left can bring about in time.
+
+        What may have taken effect unseen need not end a state.
+        """
+        done = mask | mask >> width
+        for needed, waiting, makers, crashed, frozen in needs:
+            if waiting & ~mask and not makers & ~mask and (needed != state or frozen & ~done):
                 for shift, field in crashed:
                     if (used >> shift) & field < (available >> shift) & field:
                         break
@@ -248,6 +264,8 @@ class Search:
         return_bit, new_pure, open_pure = problem.return_bit, problem.new_pure, problem.open_pure
         needs_at = None if self._foresight is None else self._foresight.needs_at
         hopeless, available_at = self._hopeless, problem.available
+        hiding = self._foresight if self._hiding else None
+        width = 0 if self._foresight is None else self._foresight.width
         end = len(return_bit)
         deepest = self._reached
         steps = 0
@@ -264,7 +282,9 @@ class Search:
                 if taken is None:
                     continue
                 push((at, state, mask, used, taken[0] + 1 + _CRASHED))
-                _, state, used = taken
+                number, state, used = taken
+                if hiding is not None and problem.crashed[number][3].blind:
+                    mask = hiding.hidden(at, mask)
                 choice = _ROOT
             moved = choice == _ROOT
             while True:
@@ -327,7 +347,7 @@ class Search:
                         return None
                     choice = _FRESH
                 if needs_at is not None:
-                    if steps > worried and hopeless(needs_at(at), state, mask, used, available_at[at]):
+                    if steps > worried and hopeless(needs_at(at), state, mask, used, available_at[at], width):
                         break
                 elif choice == _FRESH:
                     own = own_row[at]

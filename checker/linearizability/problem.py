@@ -72,15 +72,17 @@ class Space:
 class Transitions(dict[int, int]):
     """Transitions of one kind of operation: state to next state, -1 where illegal; filled on demand.
 
-    ``conditional`` says that some state is known to make it illegal (see ``foresight``).
+    ``conditional`` says that some state is known to make it illegal, ``blind`` that it leads to one certain state from
+    everywhere (see ``foresight``).
     """
 
-    __slots__ = ("conditional", "kind", "space")
+    __slots__ = ("blind", "conditional", "kind", "space")
 
     def __init__(self, space: Space, kind: tuple[str, Any, Any]) -> None:
         self.space = space
         self.kind = kind
         self.conditional = False
+        self.blind = False
 
     def __missing__(self, state: int) -> int:
         space = self.space

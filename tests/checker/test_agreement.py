@@ -13,6 +13,7 @@ from checker.linearizability import general
 from checker.linearizability.budget import Budget
 from checker.linearizability.engine import decide
 from checker.testing import SAMPLED_MODELS, linearizable_by_force, random_history
+from checker.testing.large import large_history
 
 #: Histories per model here; the full run is ``benchmarks/checker_oracle.py``.
 HISTORIES = 400
@@ -53,9 +54,24 @@ def test_restarting_at_every_step_changes_no_verdict(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(general, patience, 1)
     rng = random.Random(2)
     for number in range(HISTORIES):
-        name = ("cas-register", "mutex", "set", "key-value")[number % 4]
+        name = ("cas-register", "mutex", "set", "key-value", "register")[number % 5]
         history = random_history(name, rng, operations=8, processes=4, spread=2, crash=0.4, lie=0.3)
         compare(history, name, f"restarts {number}")
+
+
+@pytest.mark.parametrize("crash", [0, 0.03])
+def test_foresight_gives_up_no_valid_history(monkeypatch: pytest.MonkeyPatch, crash: float) -> None:
+    for patience in ("NAIVE_PATIENCE_STEPS", "PATIENCE_STEPS", "EASE_STEPS"):
+        monkeypatch.setattr(general, patience, 1)
+    decided = 0
+    for seed in range(80):
+        clients = (5, 15, 30, 50)[seed % 4]
+        history = large_history("cas-register", 100 + 20 * (seed % 10), clients, seed=seed, crash=crash)
+        search = general.Search(history, range(len(history)), CASRegister())
+        answer = search.run(1_000)
+        assert answer is not False, seed
+        decided += answer is True
+    assert decided > 40
 
 
 @st.composite
