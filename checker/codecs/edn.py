@@ -25,8 +25,6 @@ _CONSTANTS: dict[str, Any] = {"nil": None, "true": True, "false": False}
 _NAMED_CHARS = {"newline": "\n", "space": " ", "tab": "\t", "return": "\r"}
 #: Atoms remembered while parsing: histories repeat few keywords and small numbers; times never repeat.
 _MAX_REMEMBERED = 1 << 16
-
-
 #: Digits of numbers worth remembering: longer ones are times, which never repeat.
 _SHORT_NUMBER = 4
 
@@ -77,14 +75,9 @@ def _atom(token: str) -> Any:
     return _CONSTANTS.get(token, token)
 
 
-def _new_atoms() -> _Atoms:
-    atoms = _Atoms()
-    return atoms
-
-
 def parse_edn(text: str) -> list[Any]:
     """All top-level forms of ``text``.  Raises :class:`EdnError` with the line at fault."""
-    return [form for form, _ in _forms(text, _new_atoms())]
+    return [form for form, _ in _forms(text, _Atoms())]
 
 
 def _forms(text: str, atoms: _Atoms, first_line: int = 1) -> list[tuple[Any, int]]:
@@ -182,7 +175,7 @@ def read_edn_text(text: str, *, source: str = "<edn>", keyed: bool | None = None
 
 def _events(text: str) -> Iterator[tuple[dict[str, Any], int]]:
     """Events with the line each ends on.  Flat one-line maps, which most are, take a short way."""
-    atoms = _new_atoms()
+    atoms = _Atoms()
     text = _without_outer(text)
     pending: list[str] = []
     pending_line = 1

@@ -24,7 +24,6 @@ from checker.words import named_row, short
 
 __all__ = ["Flows", "check_fifo", "covered_empty", "covering", "found_nothing", "gather", "with_crashed_takes"]
 
-
 _MODEL = FIFOQueue()
 
 
@@ -77,8 +76,15 @@ def with_crashed_takes(flows: Flows, test: Callable[[Flows], Violation | None]) 
 def gather(history: History, rows: Sequence[int], model: Model) -> Flows | Violation:
     """The flows of a history, or the violation that one value alone shows.
 
-    Raises :class:`NotApplicable` when two puts put the same value.
+    Raises :class:`NotApplicable` when two puts put the same value, or values are not hashable.
     """
+    try:
+        return _gather(history, rows, model)
+    except TypeError as error:
+        raise NotApplicable(f"a value is not hashable ({error})") from error
+
+
+def _gather(history: History, rows: Sequence[int], model: Model) -> Flows | Violation:
     puts = FIFOQueue.puts
     flows = Flows()
     into, out = flows.into, flows.out
@@ -115,7 +121,6 @@ def gather(history: History, rows: Sequence[int], model: Model) -> Flows | Viola
     return flows
 
 
-
 def _twice(
     history: History, rows: Sequence[int], model: Model, first: int, second: int, value: Any
 ) -> Violation:
@@ -134,10 +139,7 @@ def check_fifo(history: History, rows: Sequence[int], model: FIFOQueue) -> Viola
 
     Raises :class:`NotApplicable` for equal values, or where it matters whether crashed dequeues had emptied the queue.
     """
-    try:
-        flows = gather(history, rows, model)
-    except TypeError as error:
-        raise NotApplicable(f"a value is not hashable ({error})") from error
+    flows = gather(history, rows, model)
     if isinstance(flows, Violation):
         return flows
     violation = _order(history, flows, flows.crashed_takes)

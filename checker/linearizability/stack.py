@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from checker.history import NEVER, History
 from checker.linearizability.fifo import Flows, covered_empty, gather, with_crashed_takes
-from checker.linearizability.outcome import NotApplicable, Violation
+from checker.linearizability.outcome import Violation
 from checker.linearizability.trees import Cover, MaxTree
 from checker.models.collections import Stack
 
@@ -37,10 +37,7 @@ def check_stack(history: History, rows: Sequence[int], model: Stack) -> Violatio
 
     Raises :class:`NotApplicable` for equal values, or where it matters what crashed pops have taken.
     """
-    try:
-        flows = gather(history, rows, model)
-    except TypeError as error:
-        raise NotApplicable(f"a value is not hashable ({error})") from error
+    flows = gather(history, rows, model)
     if isinstance(flows, Violation):
         return flows
     return with_crashed_takes(flows, lambda some: _nesting(some) or covered_empty(history, some, model))

@@ -160,8 +160,11 @@ class _Places:
         return None
 
 
-class _LogJudge(Judge):
-    """One key's log.  A call's token is how many messages there were for certain when it began."""
+class _PlacesJudge(Judge):
+    """What logs and versioned registers share.  A call's token is how many messages there were when it began."""
+
+    #: The operation that appends.
+    appends = "append"
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,22 +175,37 @@ class _LogJudge(Judge):
 
     def begin(self, call: Call) -> None:
         call.token = self._places.reached
-        if call.f == "append":
+        if call.f == self.appends:
             self.is_judging = self._places.begin(call.value, call.start)
 
     def end(self, call: Call, outcome: str, result: Any, now: int, who: str) -> str | None:
         problem: str | None = None
-        if call.f == "append":
+        if call.f == self.appends:
             who = f"{who} of {short(call.value)}"
             if outcome == FAIL:
                 problem = self._places.fail(call.value)
             elif outcome != OK:
                 self._places.give_up(call.value)
             else:
-                problem = self._places.acknowledge(call.value, result[0], now)
+                problem = self._acknowledged(call, result, now)
         elif outcome == OK:
             problem = self._view(call, result, now)
         return problem and f"{who} {problem}"
+
+    def _acknowledged(self, call: Call, result: Any, now: int) -> str | None:
+        """What is wrong with the place that an append was told."""
+        raise TypeError(f"{type(self).__name__} does not say where an append is told its place")
+
+    def _view(self, call: Call, result: Any, now: int) -> str | None:
+        """What is wrong with a read."""
+        raise TypeError(f"{type(self).__name__} does not say what a read shows")
+
+
+class _LogJudge(_PlacesJudge):
+    """One key's log."""
+
+    def _acknowledged(self, call: Call, result: Any, now: int) -> str | None:
+        return self._places.acknowledge(call.value, result[0], now)
 
     def _view(self, call: Call, result: Any, now: int) -> str | None:
         start, messages, tail = 0, (), result
@@ -212,46 +230,35 @@ class OnlineLog(Online):
         super().__init__(_LogJudge)
 
 
-class _VersionsJudge(Judge):
+class _VersionsJudge(_PlacesJudge):
     """One versioned register: version n is offset n-1 of a log, a read shows its last message and the tail."""
+
+    appends = "write"
 
     def __init__(self, initial: Any, base: int) -> None:
         super().__init__()
         self._initial, self._base = initial, base
-        self._places = _Places()
-
-    def held(self) -> int:
-        return self._places.held()
-
-    def begin(self, call: Call) -> None:
-        call.token = self._places.reached
-        if call.f == "write":
-            self.is_judging = self._places.begin(call.value, call.start)
 
     def end(self, call: Call, outcome: str, result: Any, now: int, who: str) -> str | None:
-        problem: str | None = None
-        if call.f == "write":
-            who = f"{who} of {short(call.value)}"
-            if outcome == FAIL:
-                problem = self._places.fail(call.value)
-            elif outcome != OK:
-                self._places.give_up(call.value)
-            elif result <= self._base:
-                problem = f"got version {result}, though versions begin after {self._base}"
-            else:
-                problem = self._places.acknowledge(call.value, result - self._base - 1, now)
-        elif outcome == OK:
-            version, value = result
-            at = version - self._base
-            if at < call.token:
-                problem = f"saw version {version}, below {self._base + call.token}, which was there before it began"
-            elif at == 0 and value != self._initial:
-                problem = f"saw {short(value)} of version {version}, which is {short(self._initial)}"
-            else:
-                problem = self._places.show(at - 1, (value,), at, now) if at else None
+        problem = super().end(call, outcome, result, now, who)
         oldest = next(iter(self.open.values()), None)
         self._places.forget_below(self._places.reached - 1 if oldest is None else oldest.token - 1)
-        return problem and f"{who} {problem}"
+        return problem
+
+    def _acknowledged(self, call: Call, result: Any, now: int) -> str | None:
+        if result <= self._base:
+            return f"got version {result}, though versions begin after {self._base}"
+        return self._places.acknowledge(call.value, result - self._base - 1, now)
+
+    def _view(self, call: Call, result: Any, now: int) -> str | None:
+        version, value = result
+        at = version - self._base
+        if at < call.token:
+            return f"saw version {version}, below {self._base + call.token}, which was there before it began"
+        if at == 0:
+            is_first = value == self._initial
+            return None if is_first else f"saw {short(value)} of version {version}, which is {short(self._initial)}"
+        return self._places.show(at - 1, (value,), at, now)
 
 
 class OnlineVersionedRegister(Online):

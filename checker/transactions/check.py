@@ -267,15 +267,13 @@ def _with_evidence(transactions: Transactions, witness: Witness, question: _Ques
 def _cycle_witness(transactions: Transactions, name: str, cycle: Cycle) -> Witness:
     """The transactions of a cycle, helper nodes left out, and why each comes before the next."""
     history, count = transactions.history, len(transactions.history)
+    first = next(at for at, (node, _) in enumerate(cycle) if node < count)
     steps: list[tuple[int, int]] = []
-    for node, kind in cycle:
+    for node, kind in [*cycle[first:], *cycle[:first]]:
         if node < count:
             steps.append((node, kind))
-        elif steps and kind != VIA:
+        elif kind != VIA:
             steps[-1] = (steps[-1][0], steps[-1][1] | kind)
-    while cycle[0][0] >= count:
-        cycle = [*cycle[1:], cycle[0]]
-        return _cycle_witness(transactions, name, cycle)
     edges, sentences = [], []
     for position, (node, kinds) in enumerate(steps):
         target = (position + 1) % len(steps)
