@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ALI_ONS_VERSION = "3.12.0"
+GO_VERSION = "v2.1.2"
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +26,54 @@ def ali_ons(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"npm cannot fetch ali-ons: {installed.stderr.strip()[-200:]}")
     shutil.copy(Path(__file__).with_name("ali_ons_peer.js"), directory)
     return directory / "ali_ons_peer.js"
+
+
+@pytest.fixture(scope="session")
+def java_client(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The class path of RocketMQ's client and tools of a version, fetched by Maven when it is first asked for."""
+    known: dict[str, str] = {}
+
+    def class_path(version: str) -> str:
+        if version not in known:
+            directory = tmp_path_factory.mktemp("rocketmq")
+            maven = shutil.which("mvn")
+            assert maven is not None, "the mark lets no test get here without Maven"
+            command = [
+                maven, "-B", "-q", "-f", str(Path(__file__).with_name("java") / "pom.xml"),
+                "dependency:copy-dependencies", f"-Drocketmq.version={version}", f"-DoutputDirectory={directory}",
+            ]  # fmt: skip
+            try:
+                fetched = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+            except subprocess.TimeoutExpired:
+                pytest.skip(f"Maven did not fetch rocketmq-tools {version} in time")
+            if fetched.returncode != 0:
+                said = (fetched.stdout + fetched.stderr).strip()
+                pytest.skip(f"Maven cannot fetch rocketmq-tools {version}: {said[-200:]}")
+            known[version] = f"{directory}/*"
+        return known[version]
+
+    return class_path
+
+
+@pytest.fixture(scope="session")
+def go_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The peer's program, built with an unmodified rocketmq-client-go."""
+    directory = tmp_path_factory.mktemp("rocketmq-go")
+    shutil.copy(Path(__file__).with_name("go") / "peer.go", directory)
+    go = shutil.which("go")
+    assert go is not None, "the mark lets no test get here without Go"
+    try:
+        for command in (
+            [go, "mod", "init", "peer"],
+            [go, "get", f"github.com/apache/rocketmq-client-go/v2@{GO_VERSION}"],
+        ):
+            fetched = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=300, check=False)
+            if fetched.returncode != 0:
+                pytest.skip(f"Go cannot fetch rocketmq-client-go {GO_VERSION}: {fetched.stderr.strip()[-200:]}")
+        built = subprocess.run(
+            [go, "build", "-o", "peer", "."], cwd=directory, capture_output=True, text=True, timeout=600, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        pytest.skip(f"Go did not fetch and build the peer in time: {error}")
+    assert built.returncode == 0, built.stderr[-2000:]
+    return directory / "peer"
