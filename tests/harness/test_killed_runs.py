@@ -41,8 +41,12 @@ pytestmark = [
 
 KILLS = int(os.environ.get("SPLITBRAIN_KILLS", "2"))
 SEED = int(os.environ.get("SPLITBRAIN_KILLS_SEED", "1"))
-EARLIEST_S, LATEST_S = 0.3, 20.0
-"""When a harness is killed, after its start: from before it has made anything to after half a dozen faults."""
+STAGES = ("start", "run", "load", *(f"event {number}" for number in range(1, 25, 2)))
+"""What a harness has come to when its last moments begin: nothing, a state, a history, or so many events of faults.
+Times from its start would come before everything on a busy machine, and after everything on an idle one."""
+
+LATEST_S = 1.5
+"""How long it lives on after that, at the most."""
 
 TIMEOUT_S = 120.0
 
@@ -134,6 +138,18 @@ def last_fault(store: Path) -> str:
     return "no run yet"
 
 
+def has_come_to(stage: str, store: Path, state: Path, foreign: str) -> bool:
+    if stage == "start":
+        return True
+    if stage == "run":
+        return any(path.stem != foreign for path in state.glob("*.jsonl"))
+    [history, *_] = [*store.glob("*/*/history.jsonl"), None]
+    if history is None:
+        return False
+    events = history.read_text(errors="replace").count('"process":"nemesis"')
+    return stage == "load" or events >= int(stage.split()[1])
+
+
 @pytest.mark.parametrize("cluster", ["netns", "local"])
 def test_a_killed_harness_leaves_nothing_that_clean_does_not_remove(
     cluster: str, tmp_path: Path, foreign: Foreign
@@ -145,14 +161,19 @@ def test_a_killed_harness_leaves_nothing_that_clean_does_not_remove(
     harness = [sys.executable, "-m", "harness"]
     for number in range(KILLS):
         store = tmp_path / f"store{number}"
-        moment_s = rng.uniform(EARLIEST_S, LATEST_S)
+        stage, rest_s = rng.choice(STAGES), rng.uniform(0, LATEST_S)
         words = ["run", "--cluster", cluster, "--nodes", "3", "--nemesis", "all", "--nemesis-interval", "1"]
         words += ["--time-limit", "60", "--rate", "50", "--seed", str(rng.getrandbits(32)), "--store", str(store)]
         with open(tmp_path / f"run{number}.log", "wb") as log:
             child = subprocess.Popen([*harness, *words], env=environment, stdout=log, stderr=log, cwd=tmp_path)
             try:
+                deadline_s = time.monotonic() + TIMEOUT_S
+                while not has_come_to(stage, store, tmp_path / "state", foreign.run.run_id):
+                    assert child.poll() is None, (tmp_path / f"run{number}.log").read_text()
+                    assert time.monotonic() < deadline_s, f"{stage} was never reached"
+                    time.sleep(0.02)
                 with pytest.raises(subprocess.TimeoutExpired):
-                    child.wait(timeout=moment_s)
+                    child.wait(timeout=rest_s)
             finally:
                 child.send_signal(signal.SIGKILL)
                 child.wait()
@@ -162,7 +183,7 @@ def test_a_killed_harness_leaves_nothing_that_clean_does_not_remove(
             [*harness, "clean"], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
         )
         removed = len(cleaned.stdout.splitlines()) + len(cleaned.stderr.splitlines())
-        print(f"{cluster} {number}: killed at {moment_s:.1f} s ({at}); clean removed {removed} things", flush=True)
+        print(f"{cluster} {number}: {stage}, killed {rest_s:.1f} s later ({at}); clean removed {removed}", flush=True)
         assert cleaned.returncode == 0, cleaned.stdout + cleaned.stderr
         assert len(runs) <= 1
         for run in runs:
