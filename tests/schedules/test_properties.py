@@ -1,26 +1,59 @@
 """Whatever faults happen when: the node stays safe, and is live once they have stopped.
 
-Safety is every check of a run and every invariant of the simulation: one leader a term, logs that match, committed
-entries that neither change nor vanish, acknowledged ones on a majority's disks, reads that do not go back. Liveness is
-the second phase of a run: the faults end, and a leader takes writes and all replicas become equal.
+What a run must hold, and which of its checks says so (harness.clusters.sim.invariants, harness.systems.broker_checks,
+the workloads' own):
+
+    at most one leader in a term                      invariants (votes, election), leaders
+    committed entries never change or vanish          invariants (completeness, commitment, end, recovery), replicas
+    log matching                                      invariants (matching)
+    acknowledged is present on a majority's disks     invariants (acknowledgement, durability)
+    no read goes back in time                         linearizable, log
+    after the last heal a leader within a bound,      replicas (unknown is "stuck"), by RECOVERY_S of virtual time
+    and all replicas equal
+
+The first phase is one of safety, with load and faults; in the second one the faults have stopped and the cluster must
+get on: take writes, bring all replicas to the same end, answer the final reads. TEETH shows for every line that a
+mistake would be seen.
 """
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
-from harness.exploration.rehearsal import rehearse_test
+from harness import runner
+from harness.execution import rehearse
+from harness.exploration.mutants import SCENARIOS
+from harness.exploration.rehearsal import parts_of, rehearse_test
 from harness.test import Test
 from nemesis.moments import KINDS
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 
 LOAD_S = 4.0
+
+SEEDS = 6
+"""In which a mistake must be seen; how an election goes depends on the order of events."""
+
+RECOVERY_S = 12.0
+"""From the end of the load, half a second after the last heal: some elections of the fast timings, and the repair of
+logs of a few seconds."""
+
 FAULTS = (
-    "partition=leader", "partition=one", "partition=one-way", "partition=n1|n2", "partition=n2>n3",
-    "kill=sigkill@leader", "kill=sigkill@one", "kill=sigkill@all", "kill=terminate@leader", "pause=sigstop@leader",
-    "pause=sigstop@one", "power=cut@leader", "power=cut@all", "disk-stall=fsync@leader", "disk-slow=mild@all",
-    "clock=bump@leader", "clock=drift@one", "link=loss@leader", "link=reorder@all", "bit-flip=log@one",
+    "partition=leader", "partition=one", "partition=one-way", "partition=halves", "partition=bridge",
+    "partition=majorities-ring", "partition=n1|n2", "partition=n2>n3", "partition=n1+n2|n3",
+    "kill=sigkill@leader", "kill=sigkill@one", "kill=sigkill@all", "kill=terminate@leader", "kill=crash-loop@one",
+    "pause=sigstop@leader", "pause=sigstop@one", "power=cut@leader", "power=cut@one", "power=cut@all",
+    "disk-stall=fsync@leader", "disk-stall=all@one", "disk-slow=mild@all", "disk-full=full@leader",
+    "disk-error=write@one", "disk-error=fsync@leader", "clock=bump@leader", "clock=drift@one", "clock=strobe@one",
+    "link=loss@leader", "link=reorder@all", "link=duplicate@all", "link=delay@one", "link=rate@leader",
+    "bit-flip=log@one",
 )  # fmt: skip
 
 faults = st.tuples(
@@ -54,14 +87,48 @@ def schedules(draw: st.DrawFn) -> Schedule:
     return Schedule(tuple(events))
 
 
+@pytest.fixture(scope="module")
+def soon() -> Any:
+    """Recovery within RECOVERY_S, or the replicas count as stuck."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "RECOVER_TIMEOUT_S", RECOVERY_S)
+        yield
+
+
 @settings(max_examples=10)
-@given(schedule=schedules(), seed=st.integers(0, 2**32), workload=st.sampled_from(("register", "log")))
-def test_the_node_is_safe_and_live(schedule: Schedule, seed: int, workload: str) -> None:
+@given(
+    schedule=schedules(),
+    seed=st.integers(0, 2**32),
+    workload=st.sampled_from(("register", "log", "queue", "delay", "transactions")),
+    nodes=st.sampled_from((3, 5)),
+)
+def test_the_node_is_safe_and_live(soon: None, schedule: Schedule, seed: int, workload: str, nodes: int) -> None:
     test = Test(
-        system="broker", cluster="sim", nodes=3, workload=workload, nemesis=(), nemesis_interval_s=5.0,
+        system="broker", cluster="sim", nodes=nodes, workload=workload, nemesis=(), nemesis_interval_s=5.0,
         time_limit_s=LOAD_S, concurrency=4, rate=60.0, seed=seed,
     )  # fmt: skip
     run = rehearse_test(test, schedule)
     # A fault that could not be proven, such as one that found no leader, says nothing about the node.
-    assert run.symptoms == (), f"{run.reason}\n{schedule.to_json()}"
+    assert run.symptoms == (), f"{run.reason}\n{test.replay_line()}\n{schedule.to_json()}"
     assert run.operations > 0
+
+
+TEETH: Mapping[str, tuple[str, ...]] = {
+    "vote-not-persisted": ("invariants votes", "invariants election", "leaders"),
+}
+"""Mutant -> what its scenario must break, each line of the module's text at least once."""
+
+
+@pytest.mark.parametrize("mutant", TEETH)
+def test_a_mistake_would_be_seen(mutant: str, soon: None, tmp_path: Path) -> None:
+    missing = set(TEETH[mutant])
+    for seed in range(SEEDS):
+        quiet = Console(file=io.StringIO(), quiet=True)
+        parts = parts_of(*SCENARIOS[mutant].run_of(mutant, seed))
+        checks = rehearse(parts, str(tmp_path / str(seed)), quiet)["checks"]
+        missing -= {name for name, check in checks.items() if check["valid"] is False}
+        missing -= {f"{name} stuck" for name, check in checks.items() if check["valid"] == "unknown"}
+        missing -= {f"invariants {each['rule']}" for each in checks["invariants"].get("violations", ())}
+        if not missing:
+            return
+    pytest.fail(f"not seen in {SEEDS} seeds: {', '.join(sorted(missing))}")

@@ -10,6 +10,7 @@ is made. They are Raft's (Ongaro and Ousterhout, figure 3 and section 5) and tho
     matching         entries of the same index and term are the same, and so is all before them
     commitment       what one member has committed at an index, no other member has otherwise
     durability       what a leader commits is on the disks of a majority (flush mode sync)
+    acknowledgement  whoever appends is told so once the entry is committed
     end              nothing is committed beyond the end of a member's log, and nothing committed is removed from it
     recovery         a start brings back every durable entry, and none that had been removed
     quorum           a leader that no quorum answers gives up its lead
@@ -108,6 +109,7 @@ class Invariants:
         tell.role.append(self._role_changed)
         tell.vote.append(self._voted)
         tell.committed.append(self._commits)
+        tell.acknowledged.append(self._acknowledged)
         tell.progressed.append(self._progressed)
         tell.truncated.append(self._truncated)
 
@@ -295,6 +297,12 @@ class Invariants:
             if member.ledger.member_state.is_leader and member.ledger.config.flush_mode == "sync":
                 self._check_durability(host, member.ledger, member.committed)
             self._prune()
+
+    def _acknowledged(self, host: str, index: int) -> None:
+        member = self._members.get(host)
+        if member is not None and index > member.ledger.store.committed_index:
+            committed = member.ledger.store.committed_index
+            self._broken("acknowledgement", f"{host} acknowledges entry {index}, it has committed up to {committed}")
 
     def _check_committed(self, host: str, member: _Member) -> bool:
         """Whether a member's last committed entry is the one that others have committed."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from node.broker.controller import BrokerController
 from node.dledger import DLedgerServer
+from node.dledger.quorum import AppendResult
 from node.dledger.rpc import Role
 
 __all__ = ["ReplicaWatch"]
@@ -35,6 +36,8 @@ class Listeners:
     vote: list[Callable[[str, int, str], None]]
     """(host, term, candidate), once the vote counts"""
     committed: list[Callable[[str], None]]
+    acknowledged: list[Callable[[str, int], None]]
+    """(host, the last index up to which whoever appended is told that it is committed)"""
     progressed: list[Callable[[str], None]]
     truncated: list[Callable[[str, int, int, asyncio.Future[None]], None]]
     """(host, last index that stays, last index before, done when that is on the disk)"""
@@ -44,7 +47,7 @@ class ReplicaWatch:
     """Hears of every replica of one simulation."""
 
     def __init__(self) -> None:
-        self.tell = Listeners([], [], [], [], [], [], [])
+        self.tell = Listeners([], [], [], [], [], [], [], [])
 
     def attach(self, host: str, broker: BrokerController) -> None:
         """Hear of a broker that has not started yet. One without DLedger's log is left alone."""
@@ -91,6 +94,16 @@ class ReplicaWatch:
                 listener(host, min(before, store.ledger_end_index), before, done)
             return done
 
+        def acknowledges(index: int) -> None:
+            for listener in tell.acknowledged:
+                listener(host, index)
+
+        def registers(append: Callable[[], asyncio.Future[AppendResult]]) -> asyncio.Future[AppendResult]:
+            future = append()
+            if future.done() and not future.cancelled() and future.exception() is None:
+                acknowledges(future.result().index)
+            return future
+
         def compares(same: Callable[[], bool]) -> bool:
             is_same = same()
             if is_same:
@@ -106,6 +119,8 @@ class ReplicaWatch:
         _around(store._files, "write", before=lambda: moment(STORING), after=None)
         _around(broker.store, "promote", after=lambda: moment(PROMOTED))
         _inside(ledger.pusher.handler, "is_same", compares)
+        _inside(ledger.pusher.checker, "register", registers)
+        _hearing(ledger.pusher.checker, "_complete", acknowledges)
         for name in ("truncate", "reset"):
             _inside(store, name, truncates)
 
@@ -153,5 +168,16 @@ def _inside(part: object, name: str, wrapper: Callable[[Callable[[], Any]], Any]
 
     def watched(*arguments: Any, **options: Any) -> Any:
         return wrapper(lambda: original(*arguments, **options))
+
+    setattr(part, name, watched)
+
+
+def _hearing(part: object, name: str, listener: Callable[[int], None]) -> None:
+    """Tell `listener` the argument of one method of one object before each call."""
+    original = getattr(part, name)
+
+    def watched(index: int) -> None:
+        listener(index)
+        original(index)
 
     setattr(part, name, watched)

@@ -75,6 +75,10 @@ class Group:
         for listener in self.watch.tell.committed:
             listener(host)
 
+    def acknowledge(self, host: str, index: int) -> None:
+        for listener in self.watch.tell.acknowledged:
+            listener(host, index)
+
     def lead(self, host: str, term: int) -> None:
         for name, ledger in self.ledgers.items():
             ledger.member_state.is_leader = name == host
@@ -186,6 +190,14 @@ def test_nothing_is_asked_of_disks_with_asynchronous_flushes(group: Group) -> No
     group.append((1, 12), on="n1")
     group.commit("n1", 2)
     assert group.rules == []
+
+
+def test_an_append_is_acknowledged_once_it_is_committed(group: Group) -> None:
+    group.append((1, 12))
+    group.acknowledge("n1", 1)
+    assert group.rules == []
+    group.acknowledge("n1", 2)
+    assert group.rules == ["acknowledgement"]
 
 
 @pytest.mark.parametrize("committed", [2, 9])
