@@ -160,7 +160,7 @@ def add_exploration_commands(commands: Any) -> None:
     shrink.add_argument("--store", default="store", metavar="DIR")
     shrink.add_argument("--budget", type=duration_s, default="2m", metavar="TIME", help="(default: 2m)")
     shrink.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
-    shrink.add_argument("--out", metavar="FILE", help="for the schedule (default: shrunk.json in the run's directory)")
+    shrink.add_argument("--out", metavar="DIR", help="for schedule and test (default: shrunk in the run's directory)")
     shrink.set_defaults(action=_shrink)
 
     replay = commands.add_parser("replay", help="run a schedule again, on any cluster, and count how often it fails")

@@ -64,6 +64,8 @@ def explore_command(arguments: argparse.Namespace) -> int:
         on_result=on_result,
     )
     console.print(_line(tally, time.monotonic() - began_s), highlight=False)
+    for what, count in sorted(tally.by_reason.items(), key=lambda each: -each[1]):
+        console.print(f"{count:6}    {what}", highlight=False, markup=False)
     kept = [_keep(test, failure.seed, store, console) for failure in tally.failures[:MAX_KEPT_RUNS]]
     if arguments.json:
         print(json.dumps({**summary_of(tally), "kept": kept}, indent=2))
@@ -73,9 +75,9 @@ def explore_command(arguments: argparse.Namespace) -> int:
 
 
 def _line(tally: Tally, elapsed_s: float) -> str:
+    seeds = "1 seed" if tally.runs == 1 else f"{tally.runs} seeds"
     return (
-        f"{elapsed_s:6.0f} s  {tally.runs} seeds: {tally.valid} valid, {tally.invalid} invalid, "
-        f"{tally.unknown} unknown; "
+        f"{elapsed_s:6.0f} s  {seeds}: {tally.valid} valid, {tally.invalid} invalid, {tally.unknown} unknown; "
         f"{tally.operations:,} operations, {tally.faults} faults, {tally.simulated_s / 60:.1f} simulated minutes"
     )
 

@@ -1,17 +1,23 @@
-"""`harness shrink RUN`: the shortest run that still fails as a stored one does."""
+"""`harness shrink RUN`: the shortest run that still fails as a stored one does.
+
+It is left as a directory with `schedule.json` and `test.json`, which `harness replay` takes together, and which is the
+form of the scripted runs in tests/schedules.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
+import shlex
 from pathlib import Path
 
 from rich.console import Console
 
 from harness.errors import OperatorError
 from harness.exploration.rehearsal import SIMULATED
-from harness.exploration.shrinking import shrink
+from harness.exploration.shrinking import Shrunk, shrink
 from harness.store import Store
 from harness.test import test_from_json
 from nemesis.schedule import ScheduleError, load_schedule, save_schedule
@@ -35,13 +41,31 @@ def shrink_command(arguments: argparse.Namespace) -> int:
     console.print(f"shrinking {run_dir.name}: {len(schedule)} events, {test.time_limit_s:g} s", highlight=False)
     jobs = arguments.jobs or os.cpu_count() or 1
     found = shrink(test, schedule, jobs=jobs, budget_s=arguments.budget, say=say)
-    path = Path(arguments.out) if arguments.out else run_dir.path / "shrunk.json"
-    save_schedule(found.schedule, str(path))
-    shrunk = dataclasses.replace(found.test, nemesis=(), nemesis_schedule=str(path))
+    path = _keep(found, Path(arguments.out) if arguments.out else run_dir.path / "shrunk")
     word = "no single fault can be left out" if found.is_minimal else "the budget was used up before the end"
-    console.print(f"{len(found.schedule)} events left after {found.runs} runs; {word}", highlight=False)
+    left = found.test
+    clients = "1 client" if left.concurrency == 1 else f"{left.concurrency} clients"
+    for line in (
+        f"{len(found.schedule)} of {len(schedule)} events left after {found.runs} runs; {word}",
+        f"{left.nodes} replicas, {clients}, {left.rate:g} operations/s for {left.time_limit_s:g} s",
+    ):
+        console.print(line, highlight=False)
     for event in found.schedule:
-        print(f"{event.at_s:8.3f} s  {event.action:6}  {event.fault_id:4} {event.nemesis} {event.variant}")
+        when = f" when {event.when}" if event.when else ""
+        print(f"{event.at_s:8.3f} s  {event.action:6}  {event.fault_id:4} {event.nemesis} {event.variant}{when}")
     console.print(found.rehearsal.reason, markup=False, highlight=False)
-    print(shrunk.replay_line())
+    print(f"harness replay {shlex.quote(str(path))} --cluster sim")
     return 0
+
+
+def _keep(found: Shrunk, directory: Path) -> Path:
+    """Write schedule and test; returns the path of the schedule. Raises OperatorError."""
+    path = directory / "schedule.json"
+    test = dataclasses.replace(found.test, nemesis=(), nemesis_schedule=None)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        save_schedule(found.schedule, str(path))
+        (directory / "test.json").write_text(json.dumps(test.to_json(), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OperatorError(f"cannot write {error.filename or directory}: {error.strerror}") from None
+    return path

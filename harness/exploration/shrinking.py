@@ -124,7 +124,7 @@ class _Shrinker:
         if test.nodes > 3 and self._takes([replace(self.test, nodes=3)]):
             self._say("3 replicas")
         if self._takes([replace(self.test, concurrency=n) for n in (1, 2, 3, 5) if n < test.concurrency]):
-            self._say(f"{self.test.concurrency} clients")
+            self._say("1 client" if self.test.concurrency == 1 else f"{self.test.concurrency} clients")
         if self._takes([replace(self.test, rate=rate) for rate in (10.0, 25.0, 50.0) if rate < test.rate]):
             self._say(f"{self.test.rate:g} operations per second")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
+import shlex
 from pathlib import Path
 
 import pytest
@@ -151,7 +153,12 @@ def test_commands_on_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["explore", *options, *store, "--budget", "60s", "--seeds", "1", "--jobs", "1"]) == 1
     assert main(["shrink", "latest", *store, "--jobs", "1", "--budget", "60s"]) == 0
     line = capsys.readouterr().out.strip().splitlines()[-1]
-    assert line.startswith("harness run --cluster sim") and "--nemesis-schedule" in line
-    shrunk = next(path for path in (tmp_path / "store").glob("*/*/shrunk.json") if "latest" not in path.parts)
-    assert main(["replay", str(shrunk), "--cluster", "sim", *store]) in (0, 1)
-    assert "of 1 runs" in capsys.readouterr().out
+    words = shlex.split(line)
+    assert words[:2] == ["harness", "replay"] and Path(words[2]).parent.name == "shrunk"
+    assert main([*words[1:], *store]) == 1, "what was cut down fails just so"
+    assert "invalid in 1 of 1 runs" in capsys.readouterr().out
+    shrunk = json.loads((Path(words[2]).parent / "test.json").read_text())
+    run_dir = next(path for path in (tmp_path / "store").glob("*/latest") if path.name == "latest")
+    again = json.loads((run_dir / "test.json").read_text())
+    for name in ("concurrency", "rate", "time_limit_s", "nodes", "seed", "settings"):
+        assert again[name] == shrunk[name], name
