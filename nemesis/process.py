@@ -72,8 +72,12 @@ async def prove_running(target: Target, hosts: Sequence[str], *, in_force: Seque
     wanted = [host for host in hosts if host not in _downed(in_force)]
     problems = await asyncio.gather(*(problem(host) for host in wanted))
     failed = [found for found in problems if found is not None]
-    detail = "; ".join(failed[:3]) if failed else f"{len(wanted)} replicas run and answer"
+    detail = "; ".join(failed[:3]) if failed else _running(len(wanted))
     return Proof(proven=not failed, detail=detail, checked=len(wanted), failed=failed)
+
+
+def _running(count: int) -> str:
+    return "1 replica runs and answers" if count == 1 else f"{count} replicas run and answer"
 
 
 async def prove_stopped(target: Target, injection: Injection, state: str, in_force: Sequence[Injection]) -> Proof:
@@ -97,7 +101,8 @@ async def prove_stopped(target: Target, injection: Injection, state: str, in_for
 
     found = await asyncio.gather(*map(victim_problem, victims), *map(other_problem, others))
     failed = [problem for problem in found if problem is not None]
-    detail = f"{', '.join(victims)} {state} and silent, {len(others)} others run"
+    beside = "1 other runs" if len(others) == 1 else f"{len(others)} others run"
+    detail = f"{', '.join(victims)} {state} and silent, {beside}"
     return Proof(
         proven=not failed,
         detail="; ".join(failed[:3]) if failed else detail,

@@ -319,7 +319,11 @@ def _style() -> Markup:
     return Markup((Path(__file__).parent / "static" / "sequence.css").read_text(encoding="utf-8"))
 
 
-def _legend(width: float, y: float) -> list[Markup]:
+LEGEND_PX = 1040.0
+"""How wide the legend is; a drawing of few hosts is narrower."""
+
+
+def _legend(y: float) -> list[Markup]:
     parts: list[Markup] = []
     x = 24.0
     for class_, words in _LEGEND:
@@ -351,9 +355,9 @@ def sequence_svg(
         element("text", clip(title, 120), x=24, y=30, class_="title"),
         element("text", _summary(window), x=24, y=50, class_="words"),
         element("g", *drawing.parts(), *drawing.heads(), transform=f"translate(0 {top})"),
-        *_legend(drawing.width, top + drawing.height),
+        *_legend(top + drawing.height),
         xmlns="http://www.w3.org/2000/svg",
-        width=float(drawing.width),
+        width=max(float(drawing.width), LEGEND_PX),
         height=top + drawing.height + 24,
         role="img",
         aria_label=clip(f"Message sequence diagram. {title}"),
@@ -375,7 +379,7 @@ def sequence_page(
     body = element(
         "svg", *drawing.parts(), width=width, height=drawing.height, role="img", aria_label=clip(title), class_="body"
     )
-    legend = element("svg", *_legend(width, 12.0), width=max(width, 940.0), height=24, role="img", aria_label="legend")
+    legend = element("svg", *_legend(12.0), width=max(width, LEGEND_PX), height=24, role="img", aria_label="legend")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
