@@ -115,6 +115,14 @@ def test_the_node_is_safe_and_live(soon: None, schedule: Schedule, seed: int, wo
 
 TEETH: Mapping[str, tuple[str, ...]] = {
     "vote-not-persisted": ("invariants votes", "invariants election", "leaders"),
+    "vote-for-shorter-log": ("invariants completeness", "invariants commitment", "replicas"),
+    "checksum-ignored": ("invariants recovery",),
+    "truncate-committed": ("invariants end",),
+    "accept-gap": ("invariants matching",),
+    "ack-before-quorum": ("invariants acknowledgement",),
+    "ack-before-fsync": ("invariants durability",),
+    "stale-leader-reads": ("linearizable",),
+    "compare-index-only": ("replicas stuck",),
 }
 """Mutant -> what its scenario must break, each line of the module's text at least once."""
 

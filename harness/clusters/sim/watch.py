@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from node.broker.controller import BrokerController
 from node.dledger import DLedgerServer
-from node.dledger.quorum import AppendResult
-from node.dledger.rpc import Role
+from node.dledger.entry import Entry
+from node.dledger.quorum import AppendResult, AppendTaker
+from node.dledger.rpc import DLedgerError, Role
 
 __all__ = ["ReplicaWatch"]
 
@@ -54,7 +55,7 @@ class ReplicaWatch:
         ledger = broker.ledger
         if not isinstance(ledger, DLedgerServer):
             return
-        tell, state, store = self.tell, ledger.member_state, ledger.store
+        tell, state, store, checker = self.tell, ledger.member_state, ledger.store, ledger.pusher.checker
 
         def moment(kind: str) -> None:
             for listener in tell.moment:
@@ -98,11 +99,21 @@ class ReplicaWatch:
             for listener in tell.acknowledged:
                 listener(host, index)
 
-        def registers(append: Callable[[], asyncio.Future[AppendResult]]) -> asyncio.Future[AppendResult]:
-            future = append()
+        register, register_row = checker.register, checker.register_row
+
+        def registers(entry: Entry) -> asyncio.Future[AppendResult]:
+            future = register(entry)
             if future.done() and not future.cancelled() and future.exception() is None:
                 acknowledges(future.result().index)
             return future
+
+        def registers_row(entries: Sequence[Entry], then: AppendTaker) -> None:
+            def heard(outcome: AppendResult | DLedgerError) -> None:
+                if isinstance(outcome, AppendResult):
+                    acknowledges(outcome.index)
+                then(outcome)
+
+            register_row(entries, heard)
 
         def compares(same: Callable[[], bool]) -> bool:
             is_same = same()
@@ -119,8 +130,8 @@ class ReplicaWatch:
         _around(store._files, "write", before=lambda: moment(STORING), after=None)
         _around(broker.store, "promote", after=lambda: moment(PROMOTED))
         _inside(ledger.pusher.handler, "is_same", compares)
-        _inside(ledger.pusher.checker, "register", registers)
-        _hearing(ledger.pusher.checker, "_complete", acknowledges)
+        setattr(checker, "register", registers)  # noqa: B010 - an attribute in the place of a method
+        setattr(checker, "register_row", registers_row)  # noqa: B010
         for name in ("truncate", "reset"):
             _inside(store, name, truncates)
 
@@ -168,16 +179,5 @@ def _inside(part: object, name: str, wrapper: Callable[[Callable[[], Any]], Any]
 
     def watched(*arguments: Any, **options: Any) -> Any:
         return wrapper(lambda: original(*arguments, **options))
-
-    setattr(part, name, watched)
-
-
-def _hearing(part: object, name: str, listener: Callable[[int], None]) -> None:
-    """Tell `listener` the argument of one method of one object before each call."""
-    original = getattr(part, name)
-
-    def watched(index: int) -> None:
-        listener(index)
-        original(index)
 
     setattr(part, name, watched)
