@@ -1,10 +1,11 @@
-"""How fast each mutant is found, in seeds and in simulated seconds; makes the table of docs/mutants.md.
+"""How fast each mutant is found, in seeds, in seconds of the cluster and of the machine; makes docs/mutants.md.
 
-    python -m benchmarks.mutants [NAME ...] [--detections 10] [--seeds 200] [--budget SECONDS] [--jobs N]
+    python -m benchmarks.mutants [NAME ...] [--searches 10] [--seeds 200] [--budget SECONDS] [--jobs N]
 
-Each mutant is run seed after seed under its scenario until it was found so many times, or until seeds or time are
-used up; every finding counts only if the same seed without the mutant is valid. Results are kept in
-docs/mutants.json, mutant by mutant, and the table is written from all that are there.
+A search runs a mutant's scenario seed after seed until one run gives the mutant away. Searches begin at seeds far
+apart, so they are independent of one another. Every seed is also run without the mutant: a finding counts only if that
+control shows nothing. Results are kept in docs/mutants.json, mutant by mutant, and the table is written from all
+that are there.
 """
 
 from __future__ import annotations
@@ -22,46 +23,68 @@ from typing import Any
 from harness.exploration.mutants import SCENARIOS, gives_away, rehearse_mutant
 from node.mutants.catalogue import MUTANTS
 
-__all__ = ["main", "measure", "table"]
+__all__ = ["main", "measure", "search", "table"]
 
 DOCS = Path(__file__).parent.parent / "docs"
 
+SEARCH_STRIDE = 1000
+"""Between the first seeds of two searches; more than the seeds that one may use."""
 
-def measure(name: str, *, detections: int, seeds: int, budget_s: float) -> dict[str, Any]:
-    """Look for one mutant. Returns what the table needs, as JSON data."""
-    deadline_s = time.monotonic() + budget_s
+
+def search(name: str, *, first_seed: int, seeds: int, deadline_s: float) -> dict[str, Any]:
+    """Run a mutant from `first_seed` on until it is found, for `seeds` seeds at most or until `deadline_s` of the
+    monotonic clock. `cluster_s` is simulated time under load up to the moment at which the violation shows (to the
+    end of the load, where it shows only afterwards), `processor_s` what the runs with the mutant took of one core.
+    """
     limit_s = SCENARIOS[name].time_limit_s
-    gaps: list[int] = []
-    simulated: list[float] = []
-    checks: Counter[str] = Counter()
-    runs = controls = spoiled = gap = 0
-    passed_s = 0.0
-    for seed in range(seeds):
-        if len(gaps) >= detections or time.monotonic() >= deadline_s:
+    found = {"first_seed": first_seed, "found": False, "seeds": 0, "cluster_s": 0.0, "processor_s": 0.0}
+    controls, unclean = 0, []
+    for seed in range(first_seed, first_seed + seeds):
+        if time.monotonic() >= deadline_s:
             break
+        began_s = time.process_time()
         run = rehearse_mutant(name, seed)
-        runs, gap = runs + 1, gap + 1
-        if not gives_away(run):
-            passed_s += limit_s
-            continue
-        control = rehearse_mutant(name, seed, is_control=True)
+        found["processor_s"] += time.process_time() - began_s
+        found["seeds"] += 1
+        is_clean = not gives_away(rehearse_mutant(name, seed, is_control=True))
         controls += 1
-        if gives_away(control):
-            spoiled += 1
-            continue
-        checks.update(run.symptoms)
-        gaps.append(gap)
-        seen_s = limit_s if run.violation_s is None else max(run.violation_s, 0.0)
-        simulated.append(passed_s + min(seen_s, limit_s))
-        gap, passed_s = 0, 0.0
+        if not is_clean:
+            unclean.append(seed)
+        if gives_away(run) and is_clean:
+            seen_s = limit_s if run.violation_s is None else run.violation_s
+            found["cluster_s"] += min(max(seen_s, 0.0), limit_s)
+            found |= {"found": True, "checks": list(run.symptoms)}
+            break
+        found["cluster_s"] += limit_s
+    rounded = {key: round(found[key], 2) for key in ("cluster_s", "processor_s")}
+    return {**found, **rounded, "controls": controls, "unclean_controls": unclean}
+
+
+def measure(name: str, *, searches: int, seeds: int, budget_s: float) -> dict[str, Any]:
+    """Look for one mutant `searches` times. Returns what the table needs, as JSON data."""
+    deadline_s = time.monotonic() + budget_s
+    done = []
+    for number in range(searches):
+        if time.monotonic() >= deadline_s:
+            break
+        done.append(search(name, first_seed=number * SEARCH_STRIDE, seeds=seeds, deadline_s=deadline_s))
+    hits = [each for each in done if each["found"]]
+    checks: Counter[str] = Counter(check for each in hits for check in each["checks"])
+
+    def median(key: str) -> float | None:
+        return round(statistics.median(each[key] for each in hits), 1) if hits else None
+
     return {
-        "runs": runs,
-        "found": len(gaps),
-        "controls": controls,
-        "controls_not_valid": spoiled,
-        "median_seeds": statistics.median(gaps) if gaps else None,
-        "median_simulated_s": round(statistics.median(simulated), 1) if gaps else None,
-        "first_seed": gaps[0] - 1 if gaps else None,
+        "searches": done,
+        "found": len(hits),
+        "seeds_per_search": seeds,
+        "runs": sum(each["seeds"] for each in done),
+        "controls": sum(each["controls"] for each in done),
+        "controls_not_clean": sum(len(each["unclean_controls"]) for each in done),
+        "median_seeds": median("seeds"),
+        "most_seeds": max((each["seeds"] for each in hits), default=None),
+        "median_cluster_s": median("cluster_s"),
+        "median_processor_s": median("processor_s"),
         "checks": dict(checks.most_common()),
     }
 
@@ -77,13 +100,18 @@ def table(results: dict[str, Any]) -> str:
         "replaces methods at the start; the code that runs without it has no branch for it. Each has a scenario",
         "(`harness/exploration/mutants.py`), run in simulation seed after seed. It is found when a run shows a",
         "violation, or replicas that do not come back and become equal after all faults are healed (`stuck`), and the",
-        "same seed without the mutant shows neither. *Found* is findings of runs; the medians are of seeds and of",
-        "simulated seconds from one finding to the next, the one that finds included. `linearizable` and `log` judge",
-        "the clients' history, `replicas` and `leaders` what the replicas leave behind, `invariants` what they do",
-        "(`harness/clusters/sim/invariants.py`, in simulation only).",
+        "same seed without the mutant shows neither. *Found* is searches that found it of searches made, each from",
+        "another first seed and for 200 seeds at most; the figures after it are medians over the searches: seeds (and",
+        "the most that a search took), seconds of the cluster under load until the violation shows, and seconds of",
+        "one core that the runs took, from the start of the first to the verdict of the last. `linearizable` and",
+        "`log` judge the clients' history, `replicas` and `leaders` what the replicas leave behind, `invariants` what",
+        "they do (`harness/clusters/sim/invariants.py`, in simulation only). Cluster seconds of 0 are violations that",
+        "show before the load begins. Where runs are counted, searches followed one another from the first seed on, a",
+        "control was run for findings only, and the core was not timed.",
         "",
-        "| mutant | what it does | origin | workload, faults, settings | found by | found | median seeds | median s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| mutant | what it does | origin | workload, faults, settings | found by | found | seeds (most) | cluster s "
+        "| core s |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, mutant in MUTANTS.items():
         scenario, result = SCENARIOS[name], results.get(name)
@@ -91,19 +119,10 @@ def table(results: dict[str, Any]) -> str:
         load = f"{scenario.rate:g} op/s of {scenario.concurrency} clients"
         where = f"{scenario.workload}, {scenario.nodes} nodes, {load}: {faults}"
         where += "".join(f"; {key}={value}" for key, value in scenario.settings.items())
-        if result is None:
-            found = "| | not measured | | |"
-        elif not result["found"]:
-            found = f"| not found | 0 of {result['runs']} | | |"
-        else:
-            checks = ", ".join(f"{check} ({count})" for check, count in result["checks"].items())
-            found = (
-                f"| {checks} | {result['found']} of {result['runs']} | {result['median_seeds']:g} "
-                f"| {result['median_simulated_s']:g} |"
-            )
+        found = "| | not measured | | | |" if result is None else _cells(result)
         lines.append(f"| {name} | {mutant.does} | {mutant.origin} | {where} {found}")
     controls = sum(result["controls"] for result in results.values())
-    spoiled = sum(result["controls_not_valid"] for result in results.values())
+    spoiled = sum(result.get("controls_not_clean", result.get("controls_not_valid", 0)) for result in results.values())
     lines += ["", f"Controls, the same seeds without the mutant: {controls} run, {controls - spoiled} clean.", ""]
     notes = DOCS / "mutants-notes.md"
     if notes.exists():
@@ -111,13 +130,34 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _cells(result: dict[str, Any]) -> str:
+    """The columns from "found by" on. Results of the former way of counting have no searches."""
+    if not result["found"]:
+        return f"| not found | 0 of {len(result.get('searches', ()))} | | | |"
+    checks = ", ".join(f"{check} ({count})" for check, count in result["checks"].items())
+    if "searches" not in result:
+        return (
+            f"| {checks} | {result['found']} of {result['runs']} runs | {result['median_seeds']:g} "
+            f"| {result['median_simulated_s']:g} | |"
+        )
+    return (
+        f"| {checks} | {result['found']} of {len(result['searches'])} "
+        f"| {result['median_seeds']:g} ({result['most_seeds']}) | {result['median_cluster_s']:g} "
+        f"| {result['median_processor_s']:g} |"
+    )
+
+
+def _line(result: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in result.items() if key != "searches")
+
+
 def main() -> None:
     """Measure and write the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants; all without one")
-    parser.add_argument("--detections", type=int, default=10, help="findings after which a mutant is done")
-    parser.add_argument("--seeds", type=int, default=200, help="seeds at most")
-    parser.add_argument("--budget", type=float, default=600.0, help="seconds at most for one mutant")
+    parser.add_argument("--searches", type=int, default=10, help="searches for each mutant")
+    parser.add_argument("--seeds", type=int, default=200, help="seeds at most in one search")
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds at most for one mutant")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--table-only", action="store_true", help="write the table from the kept results")
     options = parser.parse_args()
@@ -127,14 +167,16 @@ def main() -> None:
     path = DOCS / "mutants.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     names = [] if options.table_only else options.names or list(MUTANTS)
+    if not 1 <= options.seeds <= SEARCH_STRIDE or options.searches < 1:
+        parser.error(f"--searches must be 1 or more, --seeds 1 to {SEARCH_STRIDE}")
     context = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(max_workers=options.jobs, mp_context=context) as pool:
-        limits = {"detections": options.detections, "seeds": options.seeds, "budget_s": options.budget}
+        limits = {"searches": options.searches, "seeds": options.seeds, "budget_s": options.budget}
         waiting = {pool.submit(measure, name, **limits): name for name in names}
         for future in concurrent.futures.as_completed(waiting):
             name = waiting[future]
             results[name] = future.result()
-            print(f"{name:28} {results[name]}", flush=True)
+            print(f"{name:28} {_line(results[name])}", flush=True)
             path.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     (DOCS / "mutants.md").write_text(table(results), encoding="utf-8")
 
