@@ -267,15 +267,15 @@ def fuzz(frames: int, *, seconds: float = 1e9, seed: int = 1) -> dict[str, Any]:
                 memory.append(sum(subject.memory_bytes() for subject in subjects))
                 assert bystander.failure is None, f"the bystander noticed: {bystander.failure!r}"
 
-            def is_over(share: float) -> bool:
-                return sum(thrown.values()) >= frames * share or time.monotonic() - began_s > seconds * share
+            def is_over(kind: str, share: float) -> bool:
+                return thrown[kind] >= frames / 2 or time.monotonic() - began_s > seconds * share
 
-            while not (is_over(0.5) and bystander.placed):
+            while not (is_over("strangers", 0.5) and bystander.placed):
                 round_of("strangers")
             assert runner.run(_leader_of(subjects)) == leader, "strangers have deposed the leader"
             assert bystander.failed == 0, f"{bystander.failed} requests failed because of strangers"
             undisturbed = len(bystander.placed)
-            while not is_over(1):
+            while not is_over("forgers", 1):
                 round_of("forgers")
             after = runner.run(_leader_of(subjects))
             before = len(bystander.placed)
