@@ -179,11 +179,17 @@ class MessageStore:
         store_timestamp_ms = max(self._last_store_timestamp_ms, self._clock.wall_ms())
         sizes = maker.sizes(messages)
         positions: Sequence[int] = ()
-        records: list[bytes] = []
+        records: Sequence[bytes] = ()
 
         def encode(places: Sequence[int]) -> Sequence[bytes]:
             nonlocal positions, records
             positions = places
+            if len(places) == 1:
+                made = maker.make_one(
+                    messages[0], places[0], queue_offset, born_timestamp_ms, store_timestamp_ms, reconsume_times
+                )
+                records = (made,)
+                return records
             records = maker.make(
                 messages,
                 places,

@@ -171,14 +171,14 @@ def _decode_json(header: bytes, body: bytes) -> Command:
     elif fields.__class__ is not dict:
         raise FrameError("extFields is no JSON object")
     else:
-        for value in fields.values():
-            if value.__class__ is not str:
-                fields = {
-                    name: value if value.__class__ is str else _json_text(value)
-                    for name, value in fields.items()
-                    if value is not None
-                }
-                break
+        try:
+            "".join(fields.values())  # the quickest way to see that all are texts
+        except TypeError:
+            fields = {
+                name: value if value.__class__ is str else _json_text(value)
+                for name, value in fields.items()
+                if value is not None
+            }
     return Command(code, fields, body, opaque, flag, remark, number, version, "json")
 
 

@@ -22,6 +22,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 
 from node.runtime import Disk
 from node.store.flushing import DEFAULT_FLUSH, FlushPolicy, LogDamaged, LogRefuses, NotYetDurable, Told, settle
@@ -132,6 +133,7 @@ class CommitLog:
         """Recover the log. `durable_position` is where a record ended at the last checkpoint; after a clean stop it is
         the end. Without a checkpoint (not `is_known`) everything is read, and what a crash explains is cut off: the
         end of the last file, never a damaged place before it. Raises LogDamaged, SegmentError, OSError."""
+        self._loop = asyncio.get_running_loop()
         self._rows.open()
         rows = self._rows
         if rows.end_position < durable_position:
@@ -156,11 +158,10 @@ class CommitLog:
         else:
             await rows.sync()
         self.end_position = self.committed_position = end
-        loop = asyncio.get_running_loop()
-        self._last_sync_s = loop.time()
-        self._tasks = [loop.create_task(self._write_forever())]
+        self._last_sync_s = self._loop.time()
+        self._tasks = [self._loop.create_task(self._write_forever())]
         if self._flush_mode != "sync":
-            self._tasks.append(loop.create_task(self._sync_forever()))
+            self._tasks.append(self._loop.create_task(self._sync_forever()))
 
     def _scan(self, position: int) -> int:
         """The end of the last whole record from `position` on."""
@@ -194,9 +195,7 @@ class CommitLog:
     def append(self, size_bytes: int, encode: Callable[[int], bytes]) -> tuple[int, asyncio.Future[None]]:
         """Append a record of `size_bytes`; `encode` gets its position. Returns the position and a future that is done
         when the record counts as stored; it fails with NotYetDurable, or OSError when nobody knows.
-
-        Raises LogRefuses: nothing was appended.
-        """
+        Raises LogRefuses: nothing was appended."""
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         (position,) = self.append_row((size_bytes,), lambda at: (encode(at[0]),), partial(settle, stored))
         return position, stored
@@ -210,8 +209,9 @@ class CommitLog:
         would fail with; at once, before this returns, in flush mode `transient`. Raises LogRefuses: nothing was
         appended.
         """
-        self._check_disk(sum(sizes))
-        positions, blanks = self._places(sizes)
+        size_bytes = sum(sizes)
+        self._check_disk(size_bytes)
+        positions, blanks = self._places(sizes, size_bytes)
         records = encode(positions)
         if blanks:
             for position, record in zip(positions, records, strict=True):
@@ -220,7 +220,7 @@ class CommitLog:
                 self._add(record)
         else:
             self._add_row(positions, records)
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         if self._flush_mode == "transient":
             self.committed_position = self.end_position
             loop.call_soon(self._on_progress)
@@ -234,11 +234,13 @@ class CommitLog:
             self._urgent.set()
         return positions
 
-    def _places(self, sizes: Sequence[int]) -> tuple[list[int], dict[int, bytes]]:
+    def _places(self, sizes: Sequence[int], size_bytes: int) -> tuple[Sequence[int], dict[int, bytes]]:
         """Where records of these sizes will begin, and the blank record before each that begins a file."""
-        positions, blanks = [], {}
         position = self.end_position
         room = self._rows.room_at(position)
+        if size_bytes + BLANK_HEAD_SIZE_BYTES <= room:
+            return (position,) if len(sizes) == 1 else list(accumulate(sizes[:-1], initial=position)), {}
+        positions, blanks = [], {}
         for size_bytes in sizes:
             if size_bytes + BLANK_HEAD_SIZE_BYTES > room:
                 if size_bytes + BLANK_HEAD_SIZE_BYTES > self._rows.segment_size_bytes:

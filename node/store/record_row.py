@@ -56,6 +56,25 @@ class RecordMaker:
         fixed = self._fixed_bytes
         return [fixed + len(body) + len(properties) for _, body, properties in messages]
 
+    def make_one(
+        self,
+        message: RowMessage,
+        position: int,
+        queue_offset: int,
+        born_timestamp_ms: int,
+        store_timestamp_ms: int,
+        reconsume_times: int,
+    ) -> bytes:
+        """The record of one message. Raises as `make`."""
+        flag, body, properties = message
+        size = len(body)
+        head = self._pack(
+            self._fixed_bytes + size + len(properties), RECORD_MAGIC, zlib.crc32(body) & 0x7FFFFFFF, self.queue_id,
+            flag, queue_offset, position, self.sys_flag, born_timestamp_ms, self._born, store_timestamp_ms,
+            self._store, reconsume_times, 0, size,
+        )  # fmt: skip
+        return b"".join((head, body, self._topic, _INT16.pack(len(properties)), properties))
+
     def make(
         self,
         messages: Sequence[RowMessage],

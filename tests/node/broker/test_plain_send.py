@@ -254,4 +254,6 @@ def test_a_row_of_records_is_the_records_one_by_one(
         for at, (flag, body, text) in enumerate(encodable)
     ]  # fmt: skip
     assert made == singly
+    numbers = zip(row, positions, strict=True)
+    assert made == [maker.make_one(one, at, offset + n, 7, 9, 3) for n, (one, at) in enumerate(numbers)]
     assert maker.sizes(row) == [len(record) for record in singly]
