@@ -189,8 +189,11 @@ class SimCluster:
             machine.kill()
         for host in self._hosts:
             disk = self._machines[host].disk
+            for directory in sorted({os.path.dirname(path) for path in disk.paths()}):
+                os.makedirs(self.local_path(host, directory), exist_ok=True)
             for path in disk.paths():
-                _write(self.local_path(host, path), bytes(disk.inode(path).cache))
+                with open(self.local_path(host, path), "wb") as file:
+                    file.write(disk.inode(path).cache)
         if self._trace is not None:
             self._network.trace = None
             self._trace.close()
