@@ -13,7 +13,7 @@ as they are, and may yet take effect later.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from itertools import accumulate, islice
+from itertools import islice
 
 from checker.history import NEVER
 from checker.linearizability.problem import Problem, Transitions
@@ -23,6 +23,8 @@ __all__ = ["Foresight"]
 #: States, and steps of all kinds of operation through all of them, beyond which there is no foresight.
 MAX_STATES = 24
 MAX_STEPS = 4_000
+#: Operations to come that are looked at, from each return, for when a state is needed and when it has ended.
+MAX_AHEAD = 200
 
 #: A state, who needs it, who open can bring it about in time, which crashed operations can: (shift, field) of each; and
 #: who is bound to end it before it is needed, should it hold now.
@@ -38,7 +40,7 @@ class Foresight:
         self._makes = makes
         self._needs_at: list[list[Need] | None] = [None] * len(problem.return_bit)
         self._makers: dict[int, list[int]] = {}
-        self._endings: dict[int, tuple[list[int], list[int]]] = {}
+        self._starts = [problem.invoked[row] for row, _ in problem.live]
         self._users: dict[int, list[tuple[int, int]]] = {}
         #: A bit that no operation has: stands for those that will need a state but are not open yet.
         self._later = 1 << max(bit.bit_length() for bit in problem.return_bit)
@@ -126,7 +128,8 @@ class Foresight:
             ways = making.get(state, ())
             # Of those to come, whoever is invoked last before something new brings the state about has the fewest ways.
             last = -1
-            for start, end in islice(users, bisect_right(users, (now, NEVER)), None):
+            coming = bisect_right(users, (now, NEVER))
+            for start, end in islice(users, coming, coming + MAX_AHEAD):
                 if start > until:
                     break
                 if end < until:
@@ -138,9 +141,10 @@ class Foresight:
                 if mask:
                     out.append((state, mask, sum(bit for bit, _ in ways), crashed, 0))
                 if last >= 0:
-                    since = self._changed_since(state, last)
+                    since = self._changed_since(at, state, last)
                     left = sum(bit for bit, end in ways if end > since)
-                    out.append((state, self._later, left, crashed, self._changing_by(at, state, last)))
+                    ending = self._later if since >= 0 else self._changing_by(at, state, last)
+                    out.append((state, self._later, left, crashed, ending))
         return out
 
     def _returns(self, bit: int, at: int) -> int:
@@ -149,7 +153,7 @@ class Foresight:
         return self._problem.returned[self._problem.return_row[turns[bisect_left(turns, at)]]]
 
     def _changing_by(self, at: int, state: int, position: int) -> int:
-        """Open operations that end the state and return by then; :attr:`_later` where one to come does."""
+        """Open operations that end the state and return by then."""
         problem = self._problem
         changing: int = sum(
             bit for end, bit, _, row in problem.open_mutators[at] if end < position and row[state] != state
@@ -157,25 +161,24 @@ class Foresight:
         for bit, row in problem.open_pure[at]:
             if row[state] < 0 and self._returns(bit, at) < position:
                 changing |= bit
-        now = problem.returned[problem.return_row[at]]
-        return changing | self._later if self._changed_since(state, position) > now else changing
+        return changing
 
-    def _changed_since(self, state: int, position: int) -> int:
-        """The last invocation of what ends the state and returns before ``position``: by then it has ended for sure."""
-        known = self._endings.get(state)
-        if known is None:
-            problem = self._problem
-            ending = sorted(
-                (problem.returned[row], problem.invoked[row])
-                for row, number in problem.live
-                if problem.kinds[number][state] != state
-            )
-            known = self._endings[state] = (
-                [returned for returned, _ in ending],
-                list(accumulate((invoked for _, invoked in ending), max)),
-            )
-        at = bisect_left(known[0], position)
-        return known[1][at - 1] if at else -1
+    def _changed_since(self, at: int, state: int, position: int) -> int:
+        """The last invocation after a return of what ends the state and returns before ``position``; -1 for none.
+
+        Looks :data:`MAX_AHEAD` operations ahead: what is not seen forbids nothing.
+        """
+        problem = self._problem
+        now = problem.returned[problem.return_row[at]]
+        since = -1
+        first = bisect_right(self._starts, now)
+        for row, number in islice(problem.live, first, first + MAX_AHEAD):
+            start = problem.invoked[row]
+            if start > position:
+                break
+            if problem.returned[row] < position and problem.kinds[number][state] != state:
+                since = start
+        return since
 
     def _note_need(self, needing: dict[int, list[tuple[int, int]]], row: Transitions, bit: int, position: int) -> None:
         state = self._needs.get(id(row))
