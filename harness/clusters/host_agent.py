@@ -53,7 +53,7 @@ TAIL_BYTES = 2048
 NONCE_BYTES = 16
 MAX_DATAGRAMS_PER_WAKE = 256
 """Reads in one go, so that a flood cannot hold up the loop."""
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 RELAY_PATIENCE_S = 3.0
 """For an agent that has just been started to listen; one that does not by then has ended."""
 KILL_TIMEOUT_S = 10.0
@@ -380,7 +380,8 @@ def _start_command(base: str, run_id: str, source: str) -> int:
     deadline = time.monotonic() + START_TIMEOUT_S
     while not os.path.exists(os.path.join(directory, SOCKET)):
         if daemon.poll() is not None or time.monotonic() > deadline:
-            print(json.dumps({"refused": f"the agent did not start: {_tail(log_path)[-300:]}"}))
+            said = _tail(log_path)[-300:] or f"it said nothing within {START_TIMEOUT_S:g} s"
+            print(json.dumps({"refused": f"the agent did not start: {said}"}))
             return 0
         time.sleep(0.02)
     print(json.dumps({"started": True, "interpreter": sys.executable}))

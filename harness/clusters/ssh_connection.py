@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _CONNECT_TIMEOUT_S = 15.0
-_COMMAND_TIMEOUT_S = 60.0
+_COMMAND_TIMEOUT_S = 120.0
 """For taking or cleaning a host; the agent's own limits within are shorter."""
 _PIECE_BYTES = 1 << 16
 _MAX_SAID = 300
