@@ -76,6 +76,16 @@ class DiskWatch:
         interval_s = FULL_CHECK_INTERVAL_S if self.is_full else CHECK_INTERVAL_S
         self._timer = loop.call_later(interval_s, self._look)
 
+    def document(self) -> dict[str, int | float]:
+        """What the status says of it; rates over the last ten seconds."""
+        puts, gets = self.rates()
+        return {
+            "commitLogDiskRatio": round(self.used_ratio, 4),
+            "diskFull": int(self.is_full),
+            "putsPerSecond": round(puts[0], 3),
+            "getsPerSecond": round(gets[0], 3),
+        }
+
     def rates(self) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
         """Messages put and handed out per second, each over the last 10, 60 and 600 s, or since the start if that is
         less long ago."""

@@ -47,8 +47,14 @@ def test_the_endpoint_and_the_put_statistics(run_case: Any) -> None:
         answer = (await http(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")).decode()
         assert answer.startswith("HTTP/1.1 200 OK\r\n") and "version=0.0.4" in answer
         for line in ("splitbrain_put_total 3", "splitbrain_put_seconds_count 3", "splitbrain_dispatch_behind 0",
-                     'splitbrain_topic_puts_total{topic="t"} 3', "splitbrain_held_pulls 0"):  # fmt: skip
+                     'splitbrain_topic_puts_total{topic="t"} 3', "splitbrain_held_pulls 0", "splitbrain_get_total 0",
+                     "splitbrain_flush_behind 0", "splitbrain_term 1", "splitbrain_takes_writes 1",
+                     "splitbrain_ledger_begin_index 0", "splitbrain_ledger_end_index 3",
+                     "splitbrain_committed_index 3", "splitbrain_dispatched_index 3"):  # fmt: skip
             assert f"\n{line}\n" in answer, line
+        for name in ("puts_per_second", "gets_per_second", "disk_full", "put_max_seconds"):
+            assert f"\nsplitbrain_{name} " in answer, name
+        assert 'role="LEADER"' in answer and 'leader_id="n3"' in answer
         assert (await http(port, b"GET / HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404")
         assert await http(port, b"x" * 20_000) == b""
 
