@@ -97,6 +97,22 @@ CAMPAIGNS: Mapping[str, Campaign] = {
     "async-ha-promote": Campaign(
         title="ASYNC_MASTER", seeds=50, nodes=3, workload="log", settings=ASYNC, nemesis=("promote",)
     ),
+    "async-ha-slow-promote": Campaign(
+        title="ASYNC_MASTER, slow links",
+        seeds=25,
+        nodes=3,
+        workload="log",
+        settings=ASYNC,
+        nemesis=("promote", "link=delay"),
+    ),
+    "async-ha-power": Campaign(
+        title="ASYNC_MASTER, asynchronous flush",
+        seeds=25,
+        nodes=3,
+        workload="log",
+        settings={**ASYNC, "flush_mode": "async"},
+        nemesis=("power=cut@leader",),
+    ),
     "dledger3-register": Campaign(title="DLedger", seeds=100, nodes=3, workload="register", nemesis=IN_DLEDGER),
     "dledger3-log": Campaign(title="DLedger", seeds=100, nodes=3, workload="log", nemesis=IN_DLEDGER),
     "dledger3-queue": Campaign(title="DLedger", seeds=50, nodes=3, workload="queue", nemesis=IN_DLEDGER),
