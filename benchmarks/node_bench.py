@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import itertools
 import json
 import math
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -34,6 +36,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks._node_page import ratios
 from node.remoting import ClientLimits, Command, RemotingClient, RemotingError
 
 __all__ = ["Failover", "Load", "Throughput", "main", "measure_failover", "measure_reading", "measure_throughput"]
@@ -370,20 +373,6 @@ def _share_text(share: float) -> str:
     return "-" if math.isnan(share) else f"{share:.1f}"
 
 
-def _print_ratios(rows: Sequence[Throughput]) -> None:
-    """Each kind of replication against its cheaper neighbour, for the same load."""
-    by_kind = {(row.replication, row.flush_mode, row.generator, row.senders, row.batch): row for row in rows}
-    for (replication, *load), row in by_kind.items():
-        cheaper = {"sync": "async", "dledger": "single"}.get(replication)
-        base = by_kind.get((cheaper, *load)) if cheaper is not None else None  # type: ignore[arg-type]
-        if base is not None:
-            flush_mode, generator, senders, batch = load
-            print(
-                f"{replication} : {cheaper}, flush {flush_mode}, {generator} load, {senders} senders, batches of"
-                f" {batch}: {_ratio(row.messages_per_s, base.messages_per_s):.2f}"
-            )
-
-
 async def _kill_and_wait(group: Group, client: RemotingClient, number: int) -> float:
     """Kill the leader, send to all others until one acknowledges; restart the killed one. Returns ms."""
     leader = await _find_master(client, group, timeout_s=READY_TIMEOUT_S)
@@ -476,7 +465,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows += measure_throughput(
             nodes=options.nodes, flush_mode=flush_mode, loads=LOADS, duration_s=options.seconds, replication=replication
         )
-    _print_ratios(rows)
+    print("\n".join(ratios([asdict(row) for row in rows])))
     reading = measure_reading(duration_s=options.seconds) if options.reading else {}
     if reading:
         pull, wake = reading["pull"], reading["wake"]
@@ -494,6 +483,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if options.json:
         figures = {
+            "conditions": {
+                **{"cpus": os.cpu_count(), "python": platform.python_version(), "load_average": os.getloadavg()[2]},
+                **{"loop": "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"},
+                **{"nodes": options.nodes, "seconds": options.seconds},
+            },
             "reading": reading,
             "throughput": [asdict(row) for row in rows],
             "failover": [asdict(each) for each in failovers],
