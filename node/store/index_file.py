@@ -161,6 +161,14 @@ class _IndexFile:
             self._page_crcs[page] = zlib.crc32(_pages(slots, page))
         return zlib.crc32(self._page_crcs.tobytes())
 
+    def sum_empty(self) -> None:
+        """The same for slots that are all empty: their pages are alike, and millions of slots are not looked at while
+        everybody waits."""
+        pages = len(self._page_crcs)
+        last_slots = self.slot_count - (pages - 1) * _PAGE_SLOTS
+        self._page_crcs = array("I", [zlib.crc32(bytes(4 * _PAGE_SLOTS))]) * pages
+        self._page_crcs[-1] = zlib.crc32(bytes(4 * last_slots))
+
     def newest_of(self, hashed: int, file: File | None) -> int:
         slot = hashed % self.slot_count
         if self.slots is not None:
@@ -217,8 +225,8 @@ class MessageIndex:
         if self._files and self._files[-1].path == path:
             path = f"{self._directory}/{physical_offset + 1:020d}"
         made = _IndexFile(path, self._slots, _Header())
-        made.slots = array("i", bytes(4 * self._slots))
-        made.sum_anew(made.slots)
+        made.slots = array("i", bytes(4)) * self._slots
+        made.sum_empty()
         self._files.append(made)
 
     def find(self, topic: str, key: str, *, begin_ms: int, end_ms: int, most: int) -> list[int]:

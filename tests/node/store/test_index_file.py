@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.store.index_file import MessageIndex, key_hash, keys_of
+from node.store.index_file import MessageIndex, _Header, _IndexFile, key_hash, keys_of
 from node.store.record import RecordSummary, java_string_hash
 
 
@@ -225,3 +226,11 @@ def test_slots_ahead_of_the_snapshot_are_led_back_and_then_checked(new_index: An
             refused += 1
         content[at] ^= 1
     assert refused >= 3 * 7, "a slot that leads to a later entry of its own chain is led back all the same"
+
+
+@pytest.mark.parametrize("slots", [1, 7, 1023, 1024, 1025, 5000])
+def test_empty_slots_have_the_checksums_of_slots_that_are_looked_at(slots: int) -> None:
+    looked_at, known = (_IndexFile("f", slots, _Header()) for _ in range(2))
+    looked_at.sum_anew(array("i", bytes(4 * slots)))
+    known.sum_empty()
+    assert known._page_crcs == looked_at._page_crcs
