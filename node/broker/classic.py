@@ -19,10 +19,10 @@ from node.config import ClassicConfig
 from node.remoting import ResponseCode
 from node.retention import EXPIRY_CHECK_S
 from node.runtime import Runtime
-from node.store.commit_log import DEFAULT_FLUSH, CommitLog, FlushPolicy, LogRefuses, NotYetDurable
+from node.store.commit_log import CommitLog, FlushPolicy, LogRefuses, NotYetDurable
 from node.store.table_file import BACKUP_SUFFIX, decode_table, write_table
 
-__all__ = ["ClassicLedger", "ClassicStore"]
+__all__ = ["ClassicLedger", "ClassicLogOptions", "ClassicStore"]
 
 logger = logging.getLogger("node.broker")
 
@@ -124,37 +124,38 @@ class ClassicStore:
         return [data[position - first : position - first + size] for position, size in places]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassicLogOptions:
+    """What a log of a node's own is told, a master's and a slave's alike."""
+
+    self_id: str
+    data_dir: str
+    segment_size_bytes: int
+    flush_mode: str
+    flush: FlushPolicy
+    config: ClassicConfig
+
+
 class ClassicLedger:
     """One master's log, behind the interface of a replicated one."""
 
-    def __init__(
-        self,
-        *,
-        self_id: str,
-        data_dir: str,
-        segment_size_bytes: int,
-        flush_mode: str,
-        flush: FlushPolicy = DEFAULT_FLUSH,
-        config: ClassicConfig,
-        runtime: Runtime,
-        role: Role = Role.LEADER,
-    ) -> None:
+    def __init__(self, options: ClassicLogOptions, runtime: Runtime, *, role: Role = Role.LEADER) -> None:
         self._runtime = runtime
-        self._config = config
-        self._checkpoint_path = f"{data_dir}/checkpoint"
+        self._config = options.config
+        self._checkpoint_path = f"{options.data_dir}/checkpoint"
         self._listeners: list[Callable[[], None]] = []
-        self._log_directory = f"{data_dir}/commitlog"
-        mode = "transient" if config.transient_pool and flush_mode == "async" else flush_mode
+        self._log_directory = f"{options.data_dir}/commitlog"
+        is_transient = options.config.transient_pool and options.flush_mode == "async"
         self.log = CommitLog(
             runtime.disk,
-            f"{data_dir}/commitlog",
-            segment_size_bytes=segment_size_bytes,
-            flush_mode=mode,
-            flush=flush,
+            self._log_directory,
+            segment_size_bytes=options.segment_size_bytes,
+            flush_mode="transient" if is_transient else options.flush_mode,
+            flush=options.flush,
             on_progress=self._progressed,
         )
         self.store = ClassicStore(self.log)
-        self.member_state = _State(self_id=self_id, role=role)
+        self.member_state = _State(self_id=options.self_id, role=role)
         self.on_removed: Callable[[int], None] = lambda begin_position: None
         """Called with the log's new begin when files were removed."""
         self._tasks: list[asyncio.Task[None]] = []

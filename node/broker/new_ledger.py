@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from node.broker.classic import ClassicLedger
+from node.broker.classic import ClassicLedger, ClassicLogOptions
 from node.broker.ledger import Ledger
 from node.config import BrokerConfig, split_address
 from node.dledger import TIMINGS, DLedgerConfig, DLedgerRequestCode, DLedgerServer
@@ -52,24 +50,29 @@ def new_ledger(config: BrokerConfig, runtime: Runtime) -> Ledger:
     """The log that the configuration asks for."""
     if config.classic is None:
         return new_dledger(config, runtime)
-    common: dict[str, Any] = {
-        "self_id": config.self_id,
-        "data_dir": config.data_dir,
-        "segment_size_bytes": config.limits.segment_size_bytes,
-        "flush_mode": config.flush_mode,
-        "flush": FlushPolicy(
+    options = ClassicLogOptions(
+        self_id=config.self_id,
+        data_dir=config.data_dir,
+        segment_size_bytes=config.limits.segment_size_bytes,
+        flush_mode=config.flush_mode,
+        flush=FlushPolicy(
             interval_ms=config.flush_interval_ms,
             least_pages=config.flush_least_pages,
             thorough_interval_ms=config.flush_thorough_interval_ms,
         ),
-        "config": config.classic,
-        "runtime": runtime,
-    }
+        config=config.classic,
+    )
     ha = config.classic.ha
     if ha is None:
-        return ClassicLedger(**common)
+        return ClassicLedger(options, runtime)
     host, port = split_address(config.listen)
     ha_port = ha.listen_port or (port + 1 if port else 0)
     return HaLedger(
-        ha=ha, slave_reads=config.slave_read_enable, timing=config.timing, host=host, port=ha_port, **common
+        options,
+        runtime,
+        ha=ha,
+        slave_reads=config.slave_read_enable,
+        timing=config.timing,
+        host=host,
+        port=ha_port,
     )

@@ -14,16 +14,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from node.broker.classic import ClassicLedger
+from node.broker.classic import ClassicLedger, ClassicLogOptions
 from node.broker.ledger import DLedgerCode, DLedgerError, ReadMode, Role, StoredInPart
-from node.config import ClassicConfig
 from node.ha.client import HAClient
 from node.ha.config import HaConfig
 from node.ha.group_transfer import GroupTransferService
 from node.ha.service import HAService
 from node.remoting import ResponseCode
 from node.runtime import Runtime
-from node.store.commit_log import DEFAULT_FLUSH, FlushPolicy
 
 __all__ = ["HaLedger"]
 
@@ -38,30 +36,16 @@ class HaLedger(ClassicLedger):
 
     def __init__(
         self,
+        options: ClassicLogOptions,
+        runtime: Runtime,
         *,
-        self_id: str,
-        data_dir: str,
-        segment_size_bytes: int,
-        flush_mode: str,
-        flush: FlushPolicy = DEFAULT_FLUSH,
-        config: ClassicConfig,
         ha: HaConfig,
         slave_reads: bool,
         timing: str,
         host: str,
         port: int,
-        runtime: Runtime,
     ) -> None:
-        super().__init__(
-            self_id=self_id,
-            data_dir=data_dir,
-            segment_size_bytes=segment_size_bytes,
-            flush_mode=flush_mode,
-            flush=flush,
-            config=config,
-            runtime=runtime,
-            role=Role.FOLLOWER if ha.is_slave else Role.LEADER,
-        )
+        super().__init__(options, runtime, role=Role.FOLLOWER if ha.is_slave else Role.LEADER)
         self.ha = ha
         self._slave_reads = slave_reads
         timings = ha.timings(timing)
