@@ -158,8 +158,8 @@ class Search:
         if self._foresight is None:
             self._enabling = self._restarts % 2 == 0
         else:
-            # Some histories give way sooner with hidden operations, some without.
-            self._hiding = self._restarts % 2 == 0
+            # Some histories give way sooner with hidden operations, some without; those with crashes never did.
+            self._hiding = self._restarts % 2 == 0 and not guards
         if self._restarts == 1:
             self._patience = BLIND_PATIENCE_STEPS if self._foresight is None else PATIENCE_STEPS
         else:
@@ -264,7 +264,6 @@ class Search:
         return_bit, new_pure, open_pure = problem.return_bit, problem.new_pure, problem.open_pure
         needs_at = None if self._foresight is None else self._foresight.needs_at
         hopeless, available_at = self._hopeless, problem.available
-        hiding = self._foresight if self._hiding else None
         width = 0 if self._foresight is None else self._foresight.width
         end = len(return_bit)
         deepest = self._reached
@@ -282,9 +281,7 @@ class Search:
                 if taken is None:
                     continue
                 push((at, state, mask, used, taken[0] + 1 + _CRASHED))
-                number, state, used = taken
-                if hiding is not None and problem.crashed[number][3].blind:
-                    mask = hiding.hidden(at, mask)
+                _, state, used = taken
                 choice = _ROOT
             moved = choice == _ROOT
             while True:
