@@ -189,8 +189,8 @@ def render(results: Mapping[str, Any]) -> str:
         "DLedger and SYNC_MASTER have to be valid throughout. An ASYNC_MASTER promises less: it loses what its slaves "
         "lack where it is given up, and what it has not synced where the power goes under an asynchronous flush.",
         "",
-        "| replication | replicas | workload | kinds of faults | seeds | valid | invalid | unknown | operations | faults "
-        "| lost |",
+        "| replication | replicas | workload | kinds of faults | seeds | valid | invalid | unknown | operations "
+        "| faults | lost |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, campaign in CAMPAIGNS.items():
@@ -198,7 +198,8 @@ def render(results: Mapping[str, Any]) -> str:
         if known is None:
             continue
         cells = [campaign.title, campaign.nodes, campaign.workload, campaign.faults]
-        cells += [known[word] for word in ("seeds", "valid", "invalid", "unknown")]
+        cells += [f"{known['seeds']} of {campaign.seeds}"]
+        cells += [known[word] for word in ("valid", "invalid", "unknown")]
         cells += [f"{known[word]:,}" for word in ("operations", "faults")] + [known.get("lost", 0)]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     notes = [
