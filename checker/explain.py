@@ -177,7 +177,10 @@ class _Reducer:
             return _Part(tuple(rows))
         history = self._history
         part = self.prefix(rows, culprit)
-        if self.fails(part) or (self._model.possible_states([]) is not None and self.window(part) is not None):
+        # A few operations before the culprit tell soonest, where they contradict themselves; the rest is often long.
+        if self._model.possible_states([]) is not None and self.window(part) is not None:
+            return part
+        if self.fails(part):
             return part
         first = history.returned[culprit]
         later = sorted((row for row in rows if first < history.returned[row] < NEVER), key=history.returned.__getitem__)
