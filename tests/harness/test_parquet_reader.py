@@ -103,6 +103,7 @@ def test_without_pyarrow_it_says_what_is_missing(paths, monkeypatch):
 
 
 def test_the_command_without_parquet_does_not_load_pyarrow(paths):
-    code = "import sys; from harness.cli import main; status = main(sys.argv[1:]); assert 'pyarrow' not in sys.modules"
-    command = [sys.executable, "-c", f"{code}; sys.exit(status)", "check", str(paths[0]), "--model", "register"]
-    subprocess.run(command, check=True)
+    code = "import sys; from harness.cli import main; print(main(sys.argv[1:]), 'pyarrow' in sys.modules)"
+    command = [sys.executable, "-c", code, "check", str(paths[0]), "--model", "register"]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert told.splitlines()[-1] == "0 False"
