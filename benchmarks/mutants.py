@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import json
-import multiprocessing
 import statistics
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from checker.workers import worker_pool
 from harness.exploration.mutants import SCENARIOS, gives_away, rehearse_mutant
 from node.mutants.catalogue import MUTANTS
 
@@ -169,8 +169,7 @@ def main() -> None:
     names = [] if options.table_only else options.names or list(MUTANTS)
     if not 1 <= options.seeds <= SEARCH_STRIDE or options.searches < 1:
         parser.error(f"--searches must be 1 or more, --seeds 1 to {SEARCH_STRIDE}")
-    context = multiprocessing.get_context("fork")
-    with concurrent.futures.ProcessPoolExecutor(max_workers=options.jobs, mp_context=context) as pool:
+    with worker_pool(options.jobs) as pool:
         limits = {"searches": options.searches, "seeds": options.seeds, "budget_s": options.budget}
         waiting = {pool.submit(measure, name, **limits): name for name in names}
         for future in concurrent.futures.as_completed(waiting):
