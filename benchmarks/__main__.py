@@ -8,7 +8,7 @@ from pathlib import Path
 
 ONLY_BY_NAME = frozenset(
     (
-        *("checker_oracle", "crash_loop", "fault_trials", "fuzz_broker", "fuzz_dledger", "guarantees", "mutants"),
+        *("catch_up", "checker_oracle", "crash_loop", "fault_trials", "fuzz_broker", "fuzz_dledger", "guarantees", "mutants"),
         *("power_cuts", "real_runs", "seeds", "spark"),
     )
 )
