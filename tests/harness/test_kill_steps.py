@@ -1,6 +1,6 @@
 """A harness with file systems of its hosts' own that is killed (SIGKILL) at every single step of its life.
 
-A dozen steps, evenly spread, by default; all of them, some ninety, by the environment:
+Four steps, evenly spread, by default; all of them, some ninety, by the environment:
 
     SPLITBRAIN_KILL_STEPS=all pytest -s tests/harness/test_kill_steps.py
 """
@@ -21,7 +21,7 @@ from harness.clusters.node_disks import IMAGE, MEMORY, why_no_file_systems
 
 PARENT = Path(__file__).with_name("kill_steps_parent.py")
 WHY_NOT = why_no_file_systems() or why_no_namespaces(in_user_namespace=False)
-SAMPLE = 12
+SAMPLE = 4
 TIMEOUT_S = 900.0
 
 pytestmark = [
