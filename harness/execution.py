@@ -130,7 +130,9 @@ def left_out(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, sys
     if not any(choice.name == ALL for choice in test.nemesis):
         return []
     target = _planned(test, cluster_class, system_class)
-    reasons = [reason for nemesis in nemeses.values() for reason in target.usable(nemesis, None)[1]]
+    reasons = [
+        reason for nemesis in nemeses.values() if is_of_all(nemesis) for reason in target.usable(nemesis, None)[1]
+    ]
     reasons += [f"{name}: only where it is asked for" for name, each in nemeses.items() if not is_of_all(each)]
     return list(dict.fromkeys(reasons))
 
