@@ -149,7 +149,7 @@ class Pump:
         self._update_reading()
 
     def destination_full(self, is_full: bool) -> None:
-        """The destination cannot take more for now, or can again."""
+        """The destination has no room left, or has room again."""
         self._destination_is_full = is_full
         if is_full:
             self._update_reading()

@@ -371,7 +371,7 @@ class Connection(asyncio.Protocol):
         self._pause_reasons |= reason
 
     def _pause_for_room(self, is_full: bool) -> None:
-        """Begin no more for now: too much is under way, or this connection's turn is over."""
+        """Begin no more until there is room or the next turn: too much is under way, or this turn is over."""
         if not is_full:
             self._pause(_PAUSED_BY_TURN)
             self.loop.call_soon(self._resume, _PAUSED_BY_TURN)
