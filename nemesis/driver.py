@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -50,7 +50,8 @@ async def run_schedule(
     `nemeses` has every nemesis of the schedule by name; `rng` is used once, for a key from which the
     randomness of each fault is derived. `clock` gives the seconds since the schedule's zero (default: since
     this call, by the running loop). Events that are late, because a proof took long or a leader was
-    waited for, follow as soon as they can. Faults that the schedule never heals are healed at its end.
+    waited for, follow as soon as they can. What a nemesis only asks for (`is_request`) goes on beside later
+    events, which may be what it waits for. Faults that the schedule never heals are healed at its end.
 
     When cancelled, it finishes the step it is at, heals what is in force, records all that, and then raises
     CancelledError. Raises KeyError, before anything is injected, for a nemesis that is not in `nemeses`; and,
@@ -75,9 +76,9 @@ async def run_schedule(
             if event.action == INJECT:
                 # A plan touches nothing and may be cancelled; once a fault begins, its proof is worth having.
                 injection = await driver.plan(event)
-                await _to_the_end(driver.inject(injection))
+                await _to_the_end(driver.carry_out(event, driver.inject(injection)))
             else:
-                await _to_the_end(driver.heal(event.fault_id))
+                await _to_the_end(driver.carry_out(event, driver.heal(event.fault_id)))
             driver.raise_if_not_recorded()
     finally:
         await _to_the_end(driver.heal_all())
@@ -96,6 +97,22 @@ class _Driver:
         self._in_force: dict[str, Injection] = {}
         self._moments: dict[tuple[str, str], str | None] = {}
         """(fault, action) -> the moment at which it was due, None when that did not come."""
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        """fault -> what goes on beside the schedule, in the order in which it began"""
+
+    async def carry_out(self, event: FaultEvent, step: Coroutine[Any, Any, None]) -> None:
+        """Take a step, to its end; or begin it, after the one before of the same fault, where it is only asked for."""
+        if not getattr(self._nemeses[event.nemesis], "is_request", False):
+            await step
+            return
+        before = self._asking.get(event.fault_id)
+
+        async def in_turn() -> None:
+            if before is not None:
+                await before
+            await step
+
+        self._asking[event.fault_id] = asyncio.get_running_loop().create_task(in_turn(), name=f"{event.fault_id} asks")
 
     async def await_moment(self, event: FaultEvent, when: str, since_s: float) -> None:
         """Wait for the moment at which an event is due; see nemesis.moments."""
@@ -164,8 +181,13 @@ class _Driver:
         self._note("info", HEAL, injection, proof)
 
     async def heal_all(self) -> None:
-        """Heal everything in force, the newest fault first."""
+        """Heal everything in force, the newest fault first; what is only asked for comes last, since it may wait for
+        the others to be gone."""
         for fault_id in reversed(list(self._in_force)):
+            if fault_id not in self._asking:
+                await self.heal(fault_id)
+        for fault_id in reversed(list(self._asking)):
+            await self._asking[fault_id]
             await self.heal(fault_id)
 
     def raise_if_not_recorded(self) -> None:

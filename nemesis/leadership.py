@@ -24,6 +24,7 @@ class Transfer(FormNemesis):
 
     name = "transfer"
     description = "an operator has the lead given to another replica"
+    is_request = True
     forms: Mapping[str, Form] = {
         "to": Form(
             name="to",

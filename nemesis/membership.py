@@ -23,6 +23,7 @@ class Members(FormNemesis):
 
     name = "members"
     description = "an operator takes a replica out of its group and lets it in again"
+    is_request = True
     forms: Mapping[str, Form] = {
         "remove": Form(
             name="remove",

@@ -61,8 +61,9 @@ class Proof:
 class Nemesis(Protocol):
     """A kind of fault. Implementations are stateless; see the module's docstring.
 
-    One may also have `step_timeout_s`, where a step takes longer than the driver's own limit, and `is_of_all`, False
-    where a run has it only if it is asked for by name.
+    One may also have `step_timeout_s`, where a step takes longer than the driver's own limit; `is_of_all`, False where
+    a run has it only if it is asked for by name; and `is_request`, True where it only asks the system for something,
+    again and again until that is done: other faults come and go meanwhile, and one that goes may be what it waits for.
     """
 
     @property

@@ -102,8 +102,10 @@ class Restart(FormNemesis):
         return Proof(proven=proof.proven, detail=detail, checked=len(before), failed=proof.failed)
 
     async def heal(self, target: Target, injection: Injection) -> None:
-        """Start what is down. Idempotent."""
-        await processes_of(target).release(injection.fault_id)
+        """Start what is down, also a replica that another fault has kept from starting. Idempotent."""
+        processes = processes_of(target)
+        await processes.release(injection.fault_id)
+        await processes.revive(injection.value.get("hosts", ()))
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The replicas run and answer."""

@@ -44,6 +44,8 @@ MAX_TRIES = 20
 _DOWN = frozenset(("kill", "pause", "power", "bit-flip"))
 _HANDLED = frozenset(("restart", "promote"))
 """An operator starts replicas himself: nobody else may keep them down meanwhile, nor hide from him whether they run."""
+_UNFIT = frozenset(("disk-error", "disk-full"))
+"""On a disk that it cannot write or read a replica rightly refuses to start."""
 _ASKED_OF_LEADER = frozenset(("transfer", "members", "promote"))
 """What an operator asks of whoever leads."""
 _ASKED = frozenset(("clock", "disk-error", "disk-full", "disk-slow", "disk-stall"))
@@ -122,7 +124,7 @@ def _collide(one: Timed, other: Timed, nodes: int) -> bool:
     kinds = {one[2], other[2]}
     if kinds <= _ASKED or (kinds & _DOWN and kinds & _ASKED):
         return True
-    if kinds & _HANDLED and (kinds & _DOWN or kinds <= _HANDLED or "transfer" in kinds):
+    if kinds & _HANDLED and (kinds & (_DOWN | _UNFIT) or kinds <= _HANDLED or "transfer" in kinds):
         return True
     if kinds <= _DOWN and any("crash-loop" in fault[3] for fault in (one, other)):
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from nemesis.driver import STEP_TIMEOUT_S, run_schedule
 from nemesis.moments import PATIENCE_S, Moment, MomentWord, moment_problem
+from nemesis.operator import insist
 from nemesis.partition import PARTITION, Partition
 from nemesis.protocol import Injection, Proof
 from nemesis.schedule import HEAL, INJECT, Schedule, ScheduleError, periodic
@@ -159,6 +161,81 @@ def test_cancellation_heals_and_records_at_any_moment(cancel_at_s: float, make_t
     steps = recorder.steps
     assert len(steps) in (0, 4) and steps.count(("info", HEAL, "f1")) == len(steps) // 4
     assert all(proof["proven"] for proof in recorder.proofs(INJECT) + recorder.proofs(HEAL))
+
+
+class Asked(Partition):
+    """A request that the system grants once nothing is cut, and takes back likewise."""
+
+    name = "asked"
+    is_request = True
+
+    async def inject(self, target: Any, injection: Injection) -> None:
+        await insist(functools.partial(self._ask, target))
+
+    async def _ask(self, target: Any) -> None:
+        if target.fake_network.cuts:
+            raise RuntimeError("something is cut")
+
+    async def prove(self, target: Any, injection: Injection, *, in_force: Any = ()) -> Proof:
+        return Proof(proven=not target.fake_network.cuts, detail="granted", checked=1)
+
+    async def heal(self, target: Any, injection: Injection) -> None:
+        await insist(functools.partial(self._ask, target))
+
+    prove_healed = prove
+
+
+def asked(at_s: float, action: str, fault_id: str) -> dict[str, object]:
+    return {"at_s": at_s, "action": action, "id": fault_id, "nemesis": "asked", "variant": "halves"}
+
+
+WAITING = Schedule.from_json(
+    [
+        *schedule_of((1, INJECT, "f1", "halves"), (5, HEAL, "f1", "halves"), (6, INJECT, "f3", "one")).to_json(),
+        asked(2, INJECT, "f2"),
+        asked(3, HEAL, "f2"),
+        asked(7, INJECT, "f4"),
+    ]
+)
+
+
+@pytest.mark.parametrize("cancel_at_s", [None, 1.5, 2.5, 4.0, 5.5, 6.5])
+def test_a_request_waits_beside_the_schedule(cancel_at_s: float | None, make_target: Any, run_virtual: Run) -> None:
+    """What it waits for is a later event of the schedule, or the healing at the end."""
+    target, recorder = make_target(5), Recorder()
+
+    async def main() -> None:
+        work = run_schedule(
+            WAITING,
+            target=target,
+            nemeses={"partition": PARTITION, "asked": Asked()},
+            rng=random.Random(0),
+            record=recorder,
+        )
+        task = asyncio.create_task(work)
+        if cancel_at_s is None:
+            await task
+            return
+        await asyncio.sleep(cancel_at_s)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run_virtual(main())
+    assert not target.fake_network.cuts
+    proofs = recorder.proofs(INJECT) + recorder.proofs(HEAL)
+    assert proofs and all(proof["proven"] for proof in proofs)
+    begun = {fault_id for kind, f, fault_id in recorder.steps if (kind, f) == ("invoke", INJECT)}
+    for fault_id in begun:
+        assert [step[:2] for step in recorder.steps if step[2] == fault_id] == [
+            ("invoke", INJECT), ("info", INJECT), ("invoke", HEAL), ("info", HEAL),
+        ]  # fmt: skip
+    if cancel_at_s is None:
+        assert begun == {"f1", "f2", "f3", "f4"}
+        granted_s = {
+            event["value"]["id"]: at_s for at_s, event in recorder if (event["type"], event["f"]) == ("info", INJECT)
+        }
+        assert 5 <= granted_s["f2"] < 6 < 7 <= granted_s["f4"], "f2 once f1 is healed, f4 once f3 is at the end"
 
 
 class Broken(Partition):
