@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import node
 from node.broker.acl import AccessControl, own_signature
@@ -49,6 +48,7 @@ from node.broker.role import RoleChangeHandler
 from node.broker.send import SendProcessor
 from node.broker.send_back import RetryTopics, SendBackProcessor
 from node.broker.send_hooks import SendHooks
+from node.broker.served import Served
 from node.broker.slave import SlaveSide, read_mode_of
 from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.tool_status import settings_of, tool_status
@@ -295,13 +295,17 @@ class BrokerController:
         )
         self._sends = PlainSends(slow_sends)
         send = self.send_hooks.around(slow_sends.process, unless_hooked=self._sends.process)
-        admin = AdminProcessor(
+        served = Served(
             gate=self._gate,
             log=self.ledger.store,
             queues=self.queues,
             topics=self.topics,
-            broker_name=self.config.broker_name,
+            offsets=self.offsets,
             clients=self.clients,
+            broker_name=self.config.broker_name,
+        )
+        admin = AdminProcessor(
+            served,
             describe=self._status,
             settings=lambda: settings_of(self.config, self.runtime_table()),
             on_topics_changed=self._registrar.announce,
@@ -318,24 +322,16 @@ class BrokerController:
         server.register(RequestCode.VIEW_MESSAGE_BY_ID, queries.by_id)
         server.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queries.by_time)
         client_processor = ClientProcessor(
-            gate=self._gate,
-            queues=self.queues,
-            topics=self.topics,
+            served,
             groups=self.groups,
-            offsets=self.offsets,
-            clients=self.clients,
             locks=RebalanceLocks(asyncio.get_running_loop().time),
             memory=self._memory,
             delay_offsets=self.delay_progress.document,
             on_topics_changed=self._registrar.announce,
             auto_create_groups=self.config.auto_create_groups,
         )
-        seen: dict[str, Any] = {
-            "gate": self._gate, "log": self.ledger.store, "queues": self.queues, "topics": self.topics,
-            "offsets": self.offsets, "clients": self.clients, "broker_name": self.config.broker_name,
-        }  # fmt: skip
-        groups = GroupTools(**seen, rates=self._pulls.rates, clock=self._runtime.clock, address=lambda: self.address)
-        for part in (client_processor, admin, groups, ClientTools(**seen)):
+        groups = GroupTools(served, rates=self._pulls.rates, clock=self._runtime.clock, address=lambda: self.address)
+        for part in (client_processor, admin, groups, ClientTools(served)):
             for tool_code, processor in part.processors().items():
                 server.register(tool_code, processor)
         server.register_default(self._not_supported)

@@ -1,0 +1,27 @@
+"""What a broker holds and whom it serves, as those see it who answer questions about that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from node.broker.client_manager import ClientManager
+from node.broker.consumer_offsets import ConsumerOffsets
+from node.broker.ledger import LedgerStore
+from node.broker.reads import ReadGate
+from node.broker.topics import TopicTable
+from node.store.queue_store import QueueStore
+
+__all__ = ["Served"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """One broker. Whoever reads from `log` or `queues` enters the `gate` first."""
+
+    gate: ReadGate
+    log: LedgerStore
+    queues: QueueStore
+    topics: TopicTable
+    offsets: ConsumerOffsets
+    clients: ClientManager
+    broker_name: str
