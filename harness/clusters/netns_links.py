@@ -8,7 +8,6 @@ import contextlib
 import functools
 import socket
 import struct
-import subprocess
 import time
 import zlib
 from collections.abc import Collection, Mapping
@@ -20,7 +19,8 @@ from harness.clusters.netns_calls import entered
 from harness.clusters.netns_shell import NamespaceShell
 from harness.clusters.processes import Processes
 from harness.clusters.shaped_links import BURST_BYTES, RELAY, SPACING_S, FirstChoice, NetemShaper, ShapedLinks
-from harness.programs import SYSTEM_PATH, find_program
+from harness.clusters.trials import TrialFailed, TrialUnfinished, run_trial
+from harness.programs import find_program
 from nemesis.mechanisms.netem import Netem, trial_argv
 from nemesis.target import Link, LinkMeasure, LinkShape
 
@@ -34,8 +34,6 @@ DEVICE = "eth0"
 _HEADER = struct.Struct("!II")
 """Number of the packet, and of the measurement."""
 
-_TRIAL_TIMEOUT_S = 20.0
-
 
 @functools.cache
 def why_no_netem() -> str | None:
@@ -46,19 +44,12 @@ def why_no_netem() -> str | None:
     if find_program("tc") is None:
         return "tc is missing (apt-get install iproute2)"
     try:
-        trial = subprocess.run(
-            [find_program("unshare") or "unshare", "--net", "--", *trial_argv()],
-            capture_output=True,
-            text=True,
-            timeout=_TRIAL_TIMEOUT_S,
-            env={"PATH": SYSTEM_PATH, "LC_ALL": "C"},
-            start_new_session=True,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the trial of netem did not end: {error}"
-    if trial.returncode == 0:
+        run_trial("netem", ["--net"], trial_argv())
         return None
-    said = (trial.stderr.strip().splitlines() or ["no output"])[0].rstrip(".")
+    except TrialUnfinished as error:
+        return str(error)
+    except TrialFailed as error:
+        said = str(error).rstrip(".")
     return f"this kernel has no netem ({said})"
 
 

@@ -7,18 +7,15 @@ nftables rules. It takes about 20 ms and leaves nothing.
 
 from __future__ import annotations
 
-import subprocess
-
 from harness.clusters.base import ClusterUnavailable
-from harness.programs import SYSTEM_PATH, find_program, require_programs
+from harness.clusters.trials import TrialFailed, TrialUnfinished, run_trial
+from harness.programs import find_program, require_programs
 from nemesis.mechanisms.nft import install_script
 
 __all__ = ["PROGRAMS", "why_no_namespaces"]
 
 PROGRAMS = {"ip": "iproute2", "nft": "nftables", "nsenter": "util-linux", "unshare": "util-linux", "mount": "mount"}
 """Programs that netns clusters call, and the Debian package that brings each."""
-
-_TIMEOUT_S = 20.0
 
 _TRIAL = """
 set -e
@@ -47,27 +44,18 @@ def why_no_namespaces(*, in_user_namespace: bool) -> str | None:
     The reason is one line and names the package or permission that mends it.
     """
     try:
-        programs = require_programs(PROGRAMS)
+        require_programs(PROGRAMS)
     except ClusterUnavailable as error:
         return str(error)
-    argv = [programs["unshare"], "--net", "--mount"]
-    if in_user_namespace:
-        argv += ["--user", "--map-root-user"]
+    namespaces = ["--net", "--mount", *(("--user", "--map-root-user") if in_user_namespace else ())]
+    shell = find_program("sh") or "/bin/sh"
     try:
-        trial = subprocess.run(
-            [*argv, "--", find_program("sh") or "/bin/sh", "-c", _TRIAL],
-            input=install_script(),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            env={"PATH": SYSTEM_PATH, "LC_ALL": "C"},
-            start_new_session=True,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the trial of a namespace did not end: {error}"
-    if trial.returncode == 0:
+        run_trial("a namespace", namespaces, [shell, "-c", _TRIAL], stdin=install_script())
         return None
-    said = (trial.stderr.strip().splitlines() or ["no output"])[0]
+    except TrialUnfinished as error:
+        return str(error)
+    except TrialFailed as error:
+        said = str(error)
     if not in_user_namespace:
         return f"root may not make network namespaces here ({said}): run with CAP_SYS_ADMIN and CAP_NET_ADMIN"
     for path, forbidding, mend in _SWITCHES:

@@ -18,7 +18,6 @@ import functools
 import os
 import shlex
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,6 +27,7 @@ from harness.clusters.loop_devices import file_id, image_mark, loop_devices_of, 
 from harness.clusters.netns_calls import identity
 from harness.clusters.netns_shell import run_command
 from harness.clusters.processes import Processes
+from harness.clusters.trials import TrialFailed, TrialUnfinished, run_trial
 from harness.faults.shim_hosts import UNDO_INSIDE
 from harness.programs import SYSTEM_PATH, find_program
 from harness.run_state import KIND_CGROUP, KIND_IMAGE, TEMP_PREFIX, Claim, RunState
@@ -61,7 +61,6 @@ mkdir "$1/mounted"
 mount -o loop "$1/trial.img" "$1/mounted"
 umount "$1/mounted"
 """
-_TRIAL_TIMEOUT_S = 20.0
 
 _TMPFS_SLACK_BYTES = 64 << 20
 
@@ -97,21 +96,14 @@ def why_no_file_systems() -> str | None:
     if missing:
         return f"a file system per host needs {' '.join(missing)} (apt-get install {' '.join(missing)})"
     with tempfile.TemporaryDirectory(prefix=f"{TEMP_PREFIX}trial-{os.getpid()}-") as directory:
-        argv = [find_program("unshare") or "unshare", "--mount", "--propagation", "private"]
+        command = [find_program("sh") or "/bin/sh", "-c", _TRIAL, "trial", directory]
         try:
-            trial = subprocess.run(
-                [*argv, "--", find_program("sh") or "/bin/sh", "-c", _TRIAL, "trial", directory],
-                capture_output=True,
-                text=True,
-                timeout=_TRIAL_TIMEOUT_S,
-                env={"PATH": SYSTEM_PATH, "LC_ALL": "C"},
-                start_new_session=True,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"the trial of a loop device did not end: {error}"
-    if trial.returncode == 0:
-        return None
-    said = (trial.stderr.strip().splitlines() or ["no output"])[0].replace(f"{directory}/", "").rstrip(".")
+            run_trial("a loop device", ["--mount", "--propagation", "private"], command)
+            return None
+        except TrialUnfinished as error:
+            return str(error)
+        except TrialFailed as error:
+            said = str(error).replace(f"{directory}/", "").rstrip(".")
     return f"a file system per host needs loop devices ({said}): run as root of the machine, with /dev/loop-control"
 
 

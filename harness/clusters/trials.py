@@ -1,0 +1,39 @@
+"""Trying out what a machine lets a cluster have, in namespaces that vanish with the trial and leave nothing."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from harness.programs import SYSTEM_PATH, find_program
+
+__all__ = ["TrialFailed", "TrialUnfinished", "run_trial"]
+
+_TIMEOUT_S = 20.0
+"""A trial takes some 20 ms."""
+
+
+class TrialFailed(Exception):
+    """What is tried cannot be had; the text is the first line that the trial said."""
+
+
+class TrialUnfinished(Exception):
+    """The trial itself did not begin or end, which says nothing of what was tried; the text is one line."""
+
+
+def run_trial(what: str, namespaces: Sequence[str], command: Sequence[str], *, stdin: str | None = None) -> None:
+    """Run a command in new namespaces, given as options of unshare(1). Raises TrialFailed and TrialUnfinished."""
+    try:
+        trial = subprocess.run(
+            [find_program("unshare") or "unshare", *namespaces, "--", *command],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            env={"PATH": SYSTEM_PATH, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TrialUnfinished(f"the trial of {what} did not end: {error}") from error
+    if trial.returncode != 0:
+        raise TrialFailed((trial.stderr.strip().splitlines() or ["no output"])[0])
