@@ -26,6 +26,7 @@ from harness.clusters.agent_probe import AgentProbe
 from harness.clusters.agent_processes import AgentProcess, AgentProcesses
 from harness.clusters.agent_shim import AgentShim, agent_shim_missing
 from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable, Program
+from harness.clusters.packet_network import PacketNetwork
 from harness.clusters.shaped_links import NETEM, RELAY
 from harness.clusters.threads import all_of
 from harness.errors import HarnessError, OperatorError
@@ -36,9 +37,8 @@ from nemesis.mechanisms.hosts import CheckedShell
 from nemesis.mechanisms.nft import NftCuts, remove_script
 from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import ShimError
-from nemesis.target import Grudge, Link, ProbeResult
 
-__all__ = ["NEEDED_PROGRAMS", "AgentCluster", "AgentNetwork"]
+__all__ = ["NEEDED_PROGRAMS", "AgentCluster"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,30 +48,6 @@ NEEDED_PROGRAMS: Mapping[str, str] = {"nft": "nftables", "ip": "iproute2"}
 _MIN_PYTHON = (3, 11)
 
 _REACH_TIMEOUT_S = 5.0
-
-
-class AgentNetwork:
-    """The network between hosts with agents: cuts by nftables, probes by datagrams. See nemesis.target.Network."""
-
-    def __init__(self, cuts: NftCuts, probe: AgentProbe) -> None:
-        self._cuts = cuts
-        self._probe = probe
-
-    async def cut(self, fault_id: str, grudge: Grudge) -> None:
-        """Drop packets as `grudge` says. Raises ValueError for an unknown host, ShellError."""
-        await self._cuts.cut(fault_id, grudge)
-
-    async def heal(self, fault_id: str) -> None:
-        """Undo one fault's cut; what others cut stays cut. Idempotent. Raises ShellError."""
-        await self._cuts.heal(fault_id)
-
-    async def heal_all(self) -> None:
-        """Undo every cut, in any state. Idempotent. Raises ShellError."""
-        await self._cuts.heal_all()
-
-    async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
-        """Send a nonce along each link and see whether it arrives within `timeout_s` seconds. Raises ShellError."""
-        return await self._probe.probe(links, timeout_s=timeout_s)
 
 
 class AgentCluster(Equipped[AgentShim], ABC):
@@ -97,7 +73,7 @@ class AgentCluster(Equipped[AgentShim], ABC):
             remote_log_path=lambda host, name: os.path.join(self._host_dir(host), "logs", name),
         )
         self._probe: AgentProbe | None = None
-        self._network: AgentNetwork | None = None
+        self._network: PacketNetwork | None = None
         self._directories: dict[str, str] = {}
         self._link_faults: AgentLinks | None = None
 
@@ -167,7 +143,7 @@ class AgentCluster(Equipped[AgentShim], ABC):
         return self._hosts
 
     @property
-    def network(self) -> AgentNetwork:
+    def network(self) -> PacketNetwork:
         """The network between the hosts; there is one from `start` on."""
         if self._network is None:
             raise RuntimeError("the cluster has no network: it was not started")
@@ -268,7 +244,7 @@ class AgentCluster(Equipped[AgentShim], ABC):
             raise ClusterUnavailable(f"{self.name}: no nftables rules can be made: {error}") from None
         self._probe = AgentProbe(self._links, addresses)
         await self._probe.open()
-        self._network = AgentNetwork(cuts, self._probe)
+        self._network = PacketNetwork(cuts, self._probe)
 
     async def _prepare_faults(self) -> None:
         """What the nemeses of this run need on the replicas' hosts. Raises ClusterUnavailable, ShellError."""

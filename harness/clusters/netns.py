@@ -30,6 +30,7 @@ from harness.clusters.netns_probe import LinkProbe
 from harness.clusters.netns_shell import NamespaceShell, run_command
 from harness.clusters.netns_trial import PROGRAMS
 from harness.clusters.node_disks import MEMORY, SHARED, NodeDisks, storage_for, why_no_file_systems
+from harness.clusters.packet_network import PacketNetwork
 from harness.clusters.processes import Processes
 from harness.clusters.shaped_links import NETEM, RELAY
 from harness.faults.equipment import Equipped
@@ -41,9 +42,8 @@ from harness.run_state import KIND_NETNS, Claim, RunState
 from nemesis.mechanisms.nft import NftCuts
 from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import ShimError
-from nemesis.target import Grudge, Link, ProbeResult
 
-__all__ = ["MAX_HOSTS", "NetnsCluster", "NetnsNetwork"]
+__all__ = ["MAX_HOSTS", "NetnsCluster"]
 
 MAX_HOSTS = 200
 """Replicas that the /24 has room for beside the name servers' and the clients' host."""
@@ -52,30 +52,6 @@ _SUBNET = "10.77.0"
 _PREFIX_BITS = 24
 _BRIDGE_HOST = "net"
 """The namespace of the bridge; no program runs there."""
-
-
-class NetnsNetwork:
-    """The network of a `netns` cluster: cuts by nftables, probes by datagrams. See nemesis.target.Network."""
-
-    def __init__(self, cuts: NftCuts, link_probe: LinkProbe) -> None:
-        self._cuts = cuts
-        self._probe = link_probe
-
-    async def cut(self, fault_id: str, grudge: Grudge) -> None:
-        """Drop packets as `grudge` says. Raises ValueError for an unknown host, ShellError."""
-        await self._cuts.cut(fault_id, grudge)
-
-    async def heal(self, fault_id: str) -> None:
-        """Undo one fault's cut; what others cut stays cut. Idempotent. Raises ShellError."""
-        await self._cuts.heal(fault_id)
-
-    async def heal_all(self) -> None:
-        """Undo every cut, in any state. Idempotent. Raises ShellError."""
-        await self._cuts.heal_all()
-
-    async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
-        """Send a nonce along each link and see whether it arrives within `timeout_s` seconds."""
-        return await self._probe.probe(links, timeout_s=timeout_s)
 
 
 class NetnsCluster(Equipped[ShimHosts]):
@@ -115,7 +91,7 @@ class NetnsCluster(Equipped[ShimHosts]):
         self._processes = Processes(run=run, log_dir=self._work_dir)
         self._probe = LinkProbe({host: namespace_path(self._names[host]) for host in self._addresses}, self._addresses)
         self._shell: NamespaceShell | None = None
-        self._network: NetnsNetwork | None = None
+        self._network: PacketNetwork | None = None
         self._home = -1
         self._links: NetnsLinks | None = None
         self._storage = storage_for(storage or self.storage)
@@ -132,7 +108,7 @@ class NetnsCluster(Equipped[ShimHosts]):
         return self._hosts
 
     @property
-    def network(self) -> NetnsNetwork:
+    def network(self) -> PacketNetwork:
         """The network between the hosts; there is one from `start` on."""
         if self._network is None:
             raise RuntimeError("the cluster has no network: it was not started")
@@ -227,7 +203,7 @@ class NetnsCluster(Equipped[ShimHosts]):
             if isinstance(outcome, BaseException):
                 raise outcome
         self._probe.open()
-        self._network = NetnsNetwork(cuts, self._probe)
+        self._network = PacketNetwork(cuts, self._probe)
         relay = BridgeRelay(
             shell=self._shell,
             bridge_host=_BRIDGE_HOST,
