@@ -111,24 +111,23 @@ def test_a_new_member_gets_the_snapshot_and_knows_the_group(simulate: Any, talli
     simulate(scenario, server=tallies.server(truth), joining=1, members_may_change=True, **OPTIONS)
 
 
-class Slow:
-    """Lets a member send its snapshots in small pieces, and not before it is told to go on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, piece_bytes: int = 64) -> None:
-        monkeypatch.setattr("node.dledger.snapshot_transfer.MAX_PIECE_BYTES", piece_bytes)
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots are sent in pieces of 64 bytes."""
+    monkeypatch.setattr("node.dledger.snapshot_transfer.MAX_PIECE_BYTES", 64)
 
 
 def incoming(group: Any, name: str) -> list[str]:
     return [path for path in group.hosts[name].disk.paths() if "/snapshot/incoming-" in path]
 
 
+@pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("end", ["kill", "power_fail"])
 @pytest.mark.parametrize("which", ["leader", "behind"])
 def test_an_installation_that_is_interrupted_goes_on(
-    simulate: Any, tallies: Any, monkeypatch: pytest.MonkeyPatch, end: str, which: str
+    simulate: Any, tallies: Any, end: str, which: str
 ) -> None:
     truth = tallies.Truth()
-    Slow(monkeypatch)
 
     async def scenario(group: Any) -> None:
         leader, behind = await left_behind(group)
@@ -146,11 +145,9 @@ def test_an_installation_that_is_interrupted_goes_on(
     simulate(scenario, server=tallies.server(truth), **OPTIONS)
 
 
-def test_a_restarted_follower_asks_only_for_what_it_lacks(
-    simulate: Any, tallies: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("small_pieces")
+def test_a_restarted_follower_asks_only_for_what_it_lacks(simulate: Any, tallies: Any) -> None:
     truth = tallies.Truth()
-    Slow(monkeypatch)
 
     async def scenario(group: Any) -> None:
         leader, behind = await left_behind(group)
@@ -183,12 +180,10 @@ def test_a_restarted_follower_asks_only_for_what_it_lacks(
     simulate(scenario, server=tallies.server(truth), **OPTIONS)
 
 
-def test_a_piece_that_was_damaged_is_thrown_away(
-    simulate: Any, tallies: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("small_pieces")
+def test_a_piece_that_was_damaged_is_thrown_away(simulate: Any, tallies: Any) -> None:
     """A disk that gives back other bytes than it was given: the whole is not kept, and is sent again."""
     truth = tallies.Truth()
-    Slow(monkeypatch)
 
     async def scenario(group: Any) -> None:
         _, behind = await left_behind(group)

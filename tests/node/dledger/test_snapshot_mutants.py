@@ -37,25 +37,34 @@ def others(group: Any, name: str) -> list[str]:
     return [other for other in group.names if other != name]
 
 
+async def alone_with_thirty(group: Any) -> None:
+    """A group of one that has applied thirty entries."""
+    await group.start()
+    await group.leader()
+    await group.append_all("n1", *bodies(0, 30))
+    await applied(group, "n1")
+
+
+async def comes_back(group: Any) -> None:
+    await group.start("n1")
+    await group.append_all(await group.leader(), *bodies(100, 5))
+    await applied(group, "n1")
+
+
 @pytest.mark.parametrize("is_mutated", [False, True])
 def test_a_snapshot_that_was_damaged(simulate: Any, tallies: Any, is_mutated: bool) -> None:
     """One digit of a value is another one in the newest snapshot of a single member, which then restarts."""
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:
-        await group.start()
-        await group.leader()
-        await group.append_all("n1", *bodies(0, 30))
-        await applied(group, "n1")
+        await alone_with_thirty(group)
         await group.run("n1", group["n1"].snapshots.save)
         files = group["n1"].snapshots.files
         path = f"{files.directory}/{files.names()[-1]}"
         group.kill("n1")
         disk = group.hosts["n1"].disk
         disk.flip_bit(path, bytes(disk.inode(path).cache).rindex(b"29") + 1, 0)
-        await group.start("n1")
-        await group.append_all(await group.leader(), *bodies(100, 5))
-        await applied(group, "n1")
+        await comes_back(group)
 
     server = tallies.server(truth, snapshot_unverified if is_mutated else None)
     simulate(scenario, server=server, size=1, snapshot_threshold_entries=0)
@@ -95,17 +104,12 @@ def test_a_snapshot_of_another_history(simulate: Any, tallies: Any, is_mutated: 
     truth = tallies.Truth()
 
     async def scenario(group: Any) -> None:
-        await group.start()
-        await group.leader()
-        await group.append_all("n1", *bodies(0, 30))
-        await applied(group, "n1")
+        await alone_with_thirty(group)
         files, term = group["n1"].snapshots.files, group["n1"].member_state.term
         foreign = Snapshot(index=20, term=term + 7, files={"numbers": b"21 7", "values": b"{}"})
         await group.run("n1", lambda: files.save(foreign, encode_snapshot(foreign)))
         group.kill("n1")
-        await group.start("n1")
-        await group.append_all(await group.leader(), *bodies(100, 5))
-        await applied(group, "n1")
+        await comes_back(group)
 
     server = tallies.server(truth, snapshot_term_ignored if is_mutated else None)
     simulate(scenario, server=server, size=1, snapshot_threshold_entries=0)

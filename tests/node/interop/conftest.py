@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ALI_ONS_VERSION = "3.12.0"
 GO_VERSION = "v2.1.2"
+PEER_TIMEOUT_S = 500
+"""For a peer, its compiler included, that takes half a minute on an idle machine."""
+
+
+@pytest.fixture(scope="session")
+def run_peer() -> Callable[..., Awaitable[list[dict[str, Any]]]]:
+    """Run a peer to its end, which must be a good one; what it said, an object a line. It gets no environment but `env`
+    where that is given."""
+
+    async def run(*argv: str, cwd: Path, env: dict[str, str] | None = None) -> list[dict[str, Any]]:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*argv, cwd=cwd, env=env, stdout=pipe, stderr=pipe, limit=1 << 22)
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), PEER_TIMEOUT_S)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert process.returncode == 0, err.decode()[-2000:]
+        return [json.loads(line) for line in out.splitlines() if line.startswith(b'{"')]
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,24 +26,15 @@ EXPECTED = {
     "transactions": ["committed", "orphan, yes"],
     "sql92": ["number-2", "number-3"],
 }
-PEER_TIMEOUT_S = 500
 
 
-def test_what_applications_do_with_it(serving: Any, go_client: Path, tmp_path: Path) -> None:
+def test_what_applications_do_with_it(serving: Any, run_peer: Any, go_client: Path, tmp_path: Path) -> None:
     async def scenario() -> list[dict[str, Any]]:
         async with serving(TOPICS, extra=QUICK_CHECKS) as served:
-            process = await asyncio.create_subprocess_exec(
-                str(go_client), served.name_server, cwd=tmp_path, env={"HOME": str(tmp_path)},
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, limit=1 << 20,
-            )  # fmt: skip
-            try:
-                out, err = await asyncio.wait_for(process.communicate(), PEER_TIMEOUT_S)
-            finally:
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
-            assert process.returncode == 0, err.decode()[-2000:]
-            return [json.loads(line) for line in out.splitlines() if line.startswith(b'{"')]
+            peer: list[dict[str, Any]] = await run_peer(
+                str(go_client), served.name_server, cwd=tmp_path, env={"HOME": str(tmp_path)}
+            )
+            return peer
 
     lines = asyncio.run(scenario())
     assert [line for line in lines if "error" in line] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -26,25 +25,14 @@ MOVED_IN_5 = ("org.apache.rocketmq.common.protocol.heartbeat.", "org.apache.rock
 ANY = object()
 EVERY_PAIR = os.environ.get("SPLITBRAIN_INTEROP") == "all"
 """Every version with every serializer, half a minute each; otherwise each version and each serializer once."""
-PEER_TIMEOUT_S = 300
-"""For a compiler and a program that take half a minute on an idle machine."""
 
 
-async def lines_of(source: Path, class_path: str, *arguments: str, serializer: str = "JSON") -> list[dict[str, Any]]:
-    """What a peer prints. Java compiles its one file on the way."""
-    process = await asyncio.create_subprocess_exec(
+def java(source: Path, class_path: str, *arguments: str, serializer: str = "JSON") -> list[str]:
+    """The command of a peer. Java compiles its one file on the way."""
+    return [
         "java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Drocketmq.serialize.type={serializer}",
         f"-Duser.home={source.parent}", "-cp", class_path, str(source), *arguments,
-        cwd=source.parent, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, limit=1 << 22,
-    )  # fmt: skip
-    try:
-        out, err = await asyncio.wait_for(process.communicate(), PEER_TIMEOUT_S)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, err.decode()[-2000:]
-    return [json.loads(line) for line in out.splitlines() if line.startswith(b"{")]
+    ]  # fmt: skip
 
 
 EXPECTED_STEPS: dict[str, Any] = {
@@ -92,7 +80,7 @@ def assert_like(found: Any, expected: Any, where: str) -> None:
     or [("4.9.8", "JSON"), ("5.3.1", "ROCKETMQ")],
 )
 def test_what_applications_do_with_it(
-    serving: Any, java_client: Callable[[str], str], tmp_path: Path, version: str, serializer: str
+    serving: Any, run_peer: Any, java_client: Callable[[str], str], tmp_path: Path, version: str, serializer: str
 ) -> None:
     class_path = java_client(version)
     text = (PEERS / "ClientPeer.java").read_text()
@@ -101,7 +89,7 @@ def test_what_applications_do_with_it(
 
     async def scenario() -> None:
         async with serving(TOPICS, extra=QUICK_CHECKS) as served:
-            lines = await lines_of(source, class_path, served.name_server, serializer=serializer)
+            lines = await run_peer(*java(source, class_path, served.name_server, serializer=serializer), cwd=tmp_path)
         assert [line for line in lines if "error" in line] == []
         steps = {line["step"]: line["result"] for line in lines}
         assert_like(steps, EXPECTED_STEPS, "steps")
@@ -187,7 +175,7 @@ CALLS: dict[str, Any] = {
 
 @pytest.mark.parametrize("serializer", ["JSON", "ROCKETMQ"] if EVERY_PAIR else ["JSON"])
 def test_every_question_of_its_tools_is_answered(
-    serving: Any, java_client: Callable[[str], str], tmp_path: Path, serializer: str
+    serving: Any, run_peer: Any, java_client: Callable[[str], str], tmp_path: Path, serializer: str
 ) -> None:
     class_path = java_client("4.9.8")
     source = shutil.copy(PEERS / "AdminPeer.java", tmp_path)
@@ -195,7 +183,8 @@ def test_every_question_of_its_tools_is_answered(
     async def scenario() -> tuple[list[dict[str, Any]], str]:
         async with serving({"seed": 1}) as served:
             arguments = (served.name_server, served.address, "2500")
-            return await lines_of(Path(source), class_path, *arguments, serializer=serializer), served.address
+            command = java(Path(source), class_path, *arguments, serializer=serializer)
+            return await run_peer(*command, cwd=tmp_path), served.address
 
     lines, address = asyncio.run(scenario())
     refused = {line["call"]: line["error"] for line in lines if "error" in line}
