@@ -112,4 +112,3 @@ async def _boot_id(link: AgentLink) -> str:
 
 def _own_boot_id() -> str:
     return Path(_BOOT_ID).read_text(encoding="ascii").strip()
-

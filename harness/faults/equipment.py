@@ -35,13 +35,12 @@ class Equipped(Generic[ShimT]):
     """What bends clocks and disks."""
     _disks: FileSystemDisks | None = None
     """Disks with faults of a whole file system, where hosts have one each; they pass the others on to the shim."""
+    _real_clocks: Clocks | None = None
+    """Clocks that are really set, where hosts have one each; they pass the rest on to the shim."""
 
     def equip(self, needs: Collection[tuple[str, str]]) -> None:
         """Prepare for the abilities that the run will use; to be called before `start`."""
         self._needs = frozenset(needs)
-
-    _real_clocks: Clocks | None = None
-    """Clocks that are really set, where hosts have one each; they pass the rest on to the shim."""
 
     @property
     def clocks(self) -> Clocks | None:

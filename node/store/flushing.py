@@ -46,6 +46,7 @@ DEFAULT_FLUSH = FlushPolicy()
 class LogDamaged(ValueError):
     """The log does not hold what its checkpoint says; the text names the file and the byte."""
 
+
 def settle(stored: asyncio.Future[None], error: Exception | None) -> None:
     """Tell a future what a `Told` is told."""
     if stored.done():
