@@ -16,12 +16,13 @@ import heapq
 import logging
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from node.broker.foretold import Foretold, Queue, append_rows
 from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC
-from node.broker.ledger import LedgerStore
+from node.broker.ledger import LedgerStore, LogMessage
+from node.broker.row_dispatch import gather
 from node.config import check_topic_name
 from node.logs import LogLimiter
 from node.store.consume_queue import QueueGap
@@ -44,6 +45,10 @@ logger = logging.getLogger("node.broker")
 
 PORTION_ENTRIES = 256
 """Entries dispatched in one turn of the loop: a few milliseconds of work."""
+PORTION_MESSAGES = 1024
+"""The same of those that are taken together."""
+LEAST_TOGETHER = 3
+"""Entries from which on taking them together costs less."""
 CHECKPOINT_INTERVAL_S = 10.0
 """From the first new unit to the checkpoint that covers it. What lies between is dispatched again after a crash:
 at tens of thousands of messages a second that takes a second or two."""
@@ -99,6 +104,8 @@ class Dispatcher:
     `derivations` see every message after it entered its queue. `is_in_log(index, term)` says whether the log has
     this very entry; a log whose indices are not consecutive brings its own. `durable_index()` says how far the log
     survives a power cut, `index_timestamp_ms()` how far the key index goes: the checkpoint notes both.
+    `read_messages(first, last)` gives what committed entries hold, as many of them as it likes; without it they are
+    taken out of the log one by one.
     """
 
     def __init__(
@@ -111,9 +118,11 @@ class Dispatcher:
         is_in_log: Callable[[int, int], bool] | None = None,
         durable_index: Callable[[], int] | None = None,
         index_timestamp_ms: Callable[[], int] = lambda: 0,
+        read_messages: Callable[[int, int], Sequence[LogMessage]] | None = None,
     ) -> None:
         self._durable_index = durable_index or (lambda: log.committed_index)
         self._index_timestamp_ms = index_timestamp_ms
+        self._read_messages = read_messages
         self._dispatched: deque[tuple[int, int]] = deque(maxlen=MAX_NOTED_MARKS)
         self._durable_ms = 0
         self._is_in_log = is_in_log or self._has_entry
@@ -280,7 +289,7 @@ class Dispatcher:
         try:
             left = PORTION_ENTRIES
             while left > 0 and self._mark.index < last:
-                left -= (self.foretold and self._dispatch_foretold(last, arrived)) or self._dispatch(arrived)
+                left -= (self.foretold and self._dispatch_foretold(last, arrived)) or self._dispatch_next(last, arrived)
         except (RecordError, QueueGap, ValueError) as error:
             self._fail(DispatchFailed(f"log entry {self._mark.index + 1}: {error}"))
         except OSError as error:
@@ -334,6 +343,27 @@ class Dispatcher:
         stored_ms = max(mark.store_timestamp_ms, newest.store_timestamp_ms)
         self._mark = DispatchMark(newest.last_index, newest.term, stored_ms)
         return len(rows)
+
+    def _dispatch_next(self, last: int, arrived: dict[Queue, None]) -> int:
+        """Dispatch the next entries as the log has them; returns their number."""
+        first = self._mark.index + 1
+        if self._read_messages is None or last - first + 1 < LEAST_TOGETHER:
+            return self._dispatch(arrived)
+        messages = self._read_messages(first, min(last, first + PORTION_MESSAGES - 1))
+        at = 0
+        while at < len(messages):
+            gathered = gather(messages, at, self._queues)
+            if gathered.count:
+                at += gathered.count
+                arrived.update(dict.fromkeys(gathered.append_to(self._queues)))
+                for summary in gathered.summaries:
+                    for derive in self._derive:
+                        derive(summary)
+                stored_ms = max(self._mark.store_timestamp_ms, gathered.store_timestamp_ms)
+                self._mark = DispatchMark(messages[at - 1].index, messages[at - 1].term, stored_ms)
+            if at < len(messages):
+                at += self._dispatch(arrived)
+        return at or self._dispatch(arrived)
 
     def _dispatch(self, arrived: dict[Queue, None]) -> int:
         """Dispatch the next entry as the log has it; returns the number of entries: 1."""

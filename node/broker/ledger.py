@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from node.dledger.quorum import AppendResult
+from node.dledger.row import LogMessage
 from node.dledger.rpc import DLedgerCode, DLedgerError, ReadMode, Role
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Ledger",
     "LedgerEntry",
     "LedgerStore",
+    "LogMessage",
     "MemberState",
     "ReadMode",
     "Role",

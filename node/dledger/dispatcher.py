@@ -22,6 +22,7 @@ from node.dledger.messages import PushEntryRequest, PushEntryResponse
 from node.dledger.peers import PeerClient, PeerError, settle
 from node.dledger.quorum import QuorumAckChecker
 from node.dledger.quota import Pace, Quota
+from node.dledger.row import EntryRow
 from node.dledger.rpc import DLedgerCode, PushType
 from node.dledger.snapshot_transfer import SnapshotSender
 from node.dledger.store import DLedgerStore
@@ -234,7 +235,7 @@ class EntryDispatcher:
         index = search.first
         while True:
             entry = self._entry(index)
-            answer = await self._ask(self._request(PushType.COMPARE, [entry]))
+            answer = await self._ask(self._request(PushType.COMPARE, entry.raw))
             if answer is None:
                 return True
             if answer.code not in (DLedgerCode.SUCCESS, DLedgerCode.INCONSISTENT_STATE):
@@ -270,7 +271,7 @@ class EntryDispatcher:
 
     async def _do_truncate(self, index: int) -> None:
         """Make the peer's log end with this log's entry `index`."""
-        request = self._request(PushType.TRUNCATE, [self._entry(index)], following=self._store.get(index + 1))
+        request = self._request(PushType.TRUNCATE, self._entry(index).raw, following=self._store.get(index + 1))
         answer = await self._ask(request)
         if answer is None:
             return
@@ -308,27 +309,27 @@ class EntryDispatcher:
             quota_ns = self._check_quota()
             if quota_ns:
                 return quota_ns
-            entries = self._store.read_entries(
-                self._write_index, max_entries=room, max_bytes=self._config.max_push_bytes
-            )
-            if not entries:
+            rows = self._store.read_rows(self._write_index, max_entries=room, max_bytes=self._config.max_push_bytes)
+            if not rows:
                 self._compare_from_begin()
                 return None
-            self._push_entries(entries, now_ns)
-            self._write_index = entries[-1].index + 1
+            self._push_rows(rows, now_ns)
+            self._write_index = rows[-1].last_index + 1
             resend_ns = resend_ns or self._timing.push_timeout_ms * 1_000_000
         commit_ns = self._do_commit(now_ns)
         return commit_ns if resend_ns is None else min(resend_ns, commit_ns)
 
-    def _push_entries(self, entries: list[Entry], now_ns: int) -> None:
-        first_index, last_index = entries[0].index, entries[-1].index
+    def _push_rows(self, rows: list[EntryRow], now_ns: int) -> None:
+        first_index, last_index = rows[0].first_index, rows[-1].last_index
+        count = last_index - first_index + 1
         before = self._pending.get(first_index)
-        self._pending_count += len(entries) - (before.count if before is not None else 0)
-        self._pending[first_index] = _Pending(last_index, len(entries), now_ns)
-        request = self._request(PushType.APPEND, entries)
+        self._pending_count += count - (before.count if before is not None else 0)
+        self._pending[first_index] = _Pending(last_index, count, now_ns)
+        raw = rows[0].raw if len(rows) == 1 else b"".join([row.raw for row in rows])
+        request = self._request(PushType.APPEND, raw, previous_term=self._store.term_at(first_index - 1))
         self._quota.use(len(request.entries))
         self.push_total += 1
-        self.entry_total += len(entries)
+        self.entry_total += count
         self._last_commit_ns = now_ns
         self._pace.began()
         self._peers.push(self.peer_id, request, partial(self._append_answered, request, self._epoch))
@@ -388,7 +389,7 @@ class EntryDispatcher:
         if now_ns < due_ns:
             return due_ns - now_ns
         self._last_commit_ns = now_ns
-        request = self._request(PushType.COMMIT, [])
+        request = self._request(PushType.COMMIT, b"")
         self._peers.push(self.peer_id, request, partial(self._commit_answered, self._epoch))
         return interval_ns
 
@@ -417,13 +418,14 @@ class EntryDispatcher:
         if now_ns < due_ns:
             return due_ns - now_ns
         max_bytes = self._config.max_push_bytes
-        entries = self._store.read_entries(first_index, max_entries=oldest.count, max_bytes=max_bytes)
-        if not entries:
+        rows = self._store.read_rows(first_index, max_entries=oldest.count, max_bytes=max_bytes)
+        if not rows:
             self._compare_from_begin()
             return None
-        self._complaints.warn("resend", f"push to {self.peer_id}: repeating {first_index} to {entries[-1].index}")
-        self._push_entries(entries, now_ns)
-        if entries[-1].index < oldest.last_index:
+        last_index = rows[-1].last_index
+        self._complaints.warn("resend", f"push to {self.peer_id}: repeating {first_index} to {last_index}")
+        self._push_rows(rows, now_ns)
+        if last_index < oldest.last_index:
             self._change_state(-1, PushType.COMPARE)
         return timeout_ns
 
@@ -474,9 +476,8 @@ class EntryDispatcher:
         return entry
 
     def _request(
-        self, push_type: PushType, entries: list[Entry], *, following: Entry | None = None
+        self, push_type: PushType, entries: bytes, *, previous_term: int = -1, following: Entry | None = None
     ) -> PushEntryRequest:
-        previous_term = self._store.term_at(entries[0].index - 1) if push_type is PushType.APPEND else -1
         return PushEntryRequest(
             group=self._config.group,
             remote_id=self.peer_id,
@@ -485,7 +486,7 @@ class EntryDispatcher:
             leader_id=self._config.self_id,
             type=push_type,
             commit_index=self._store.committed_index,
-            entries=entries[0].raw if len(entries) == 1 else b"".join([entry.raw for entry in entries]),
+            entries=entries,
             previous_term=previous_term,
             next_term=following.term if following is not None else -1,
             next_chain_crc=following.chain_crc if following is not None else -1,

@@ -32,13 +32,17 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
 from typing import NamedTuple
 
 __all__ = [
     "BLANK_HEADER_SIZE_BYTES",
+    "BODY_FIELDS",
+    "CHAIN",
     "CONFIG_MAGIC",
+    "HEAD",
+    "HEADER",
     "HEADER_SIZE_BYTES",
+    "MAGICS",
     "NOOP_MAGIC",
     "NORMAL_MAGIC",
     "TAIL_MARK_SIZE_BYTES",
@@ -47,7 +51,7 @@ __all__ = [
     "blank",
     "blank_size_at",
     "encode_entry",
-    "encode_row",
+    "entry_at",
     "parse_entries",
     "parse_entry",
     "tail_mark",
@@ -63,15 +67,18 @@ TAIL_MARK_MAGIC = -2
 BLANK_HEADER_SIZE_BYTES = 8
 TAIL_MARK_SIZE_BYTES = 32
 
-_HEADER = struct.Struct(">iiqqqiIIi")
-_HEAD = struct.Struct(">iiqqqi")
-_BODY_FIELDS = struct.Struct(">Ii")
-_CHAIN_AT = _HEAD.size
-_BODY_FIELDS_AT = _CHAIN_AT + 4
-_CHAIN = struct.Struct(">I")
+HEADER = struct.Struct(">iiqqqiIIi")
+"""The whole header, in the order of its fields."""
+HEAD = struct.Struct(">iiqqqi")
+"""What comes before the chain CRC."""
+BODY_FIELDS = struct.Struct(">Ii")
+"""What comes behind it."""
+CHAIN = struct.Struct(">I")
+_CHAIN_AT = HEAD.size
+_BODY_FIELDS_AT = _CHAIN_AT + CHAIN.size
 _BLANK = struct.Struct(">ii")
 _MARK = struct.Struct(">iiqqI")
-_MAGICS = frozenset((NORMAL_MAGIC, NOOP_MAGIC, CONFIG_MAGIC))
+MAGICS = frozenset((NORMAL_MAGIC, NOOP_MAGIC, CONFIG_MAGIC))
 
 
 class BadEntry(Exception):
@@ -115,30 +122,11 @@ class Entry(NamedTuple):
 
 def encode_entry(*, magic: int, index: int, term: int, pos: int, previous_chain_crc: int, body: bytes) -> Entry:
     """A new entry. `previous_chain_crc` is that of the entry before, 0 for the first of a whole log."""
-    head = _HEAD.pack(magic, HEADER_SIZE_BYTES + len(body), index, term, pos, 0)
-    body_fields = _BODY_FIELDS.pack(zlib.crc32(body), len(body))
+    head = HEAD.pack(magic, HEADER_SIZE_BYTES + len(body), index, term, pos, 0)
+    body_fields = BODY_FIELDS.pack(zlib.crc32(body), len(body))
     chain_crc = zlib.crc32(body_fields, zlib.crc32(head, previous_chain_crc))
-    raw = b"".join((head, _CHAIN.pack(chain_crc), body_fields, body))
+    raw = b"".join((head, CHAIN.pack(chain_crc), body_fields, body))
     return Entry(index, term, pos, magic, chain_crc, raw)
-
-
-def encode_row(
-    magic: int, index: int, term: int, body_positions: Sequence[int], previous_chain_crc: int, bodies: Sequence[bytes]
-) -> list[Entry]:
-    """New entries that follow each other, the first with `index`. Arguments as of `encode_entry`."""
-    entries, chain_crc = [], previous_chain_crc
-    for number, (position, body) in enumerate(zip(body_positions, bodies, strict=True), index):
-        entry = encode_entry(
-            magic=magic,
-            index=number,
-            term=term,
-            pos=position - HEADER_SIZE_BYTES,
-            previous_chain_crc=chain_crc,
-            body=body,
-        )
-        chain_crc = entry.chain_crc
-        entries.append(entry)
-    return entries
 
 
 def parse_entry(data: bytes, offset: int = 0, previous_chain_crc: int | None = None) -> Entry:
@@ -149,8 +137,8 @@ def parse_entry(data: bytes, offset: int = 0, previous_chain_crc: int | None = N
     """
     if len(data) - offset < HEADER_SIZE_BYTES:
         raise BadEntry(f"{len(data) - offset} bytes are no entry header")
-    magic, size, index, term, pos, channel, chain_crc, body_crc, body_size = _HEADER.unpack_from(data, offset)
-    if magic not in _MAGICS:
+    magic, size, index, term, pos, channel, chain_crc, body_crc, body_size = HEADER.unpack_from(data, offset)
+    if magic not in MAGICS:
         raise BadEntry(f"magic {magic} is unknown")
     if size != HEADER_SIZE_BYTES + body_size or body_size < 0 or index < 0 or term < 0 or pos < 0 or channel != 0:
         raise BadEntry(f"the header contradicts itself (index {index}, size {size}, body {body_size})")
@@ -182,6 +170,12 @@ def parse_entries(data: bytes, previous_chain_crc: int | None = None) -> list[En
     return entries
 
 
+def entry_at(data: bytes, start: int, end: int) -> Entry:
+    """The entry that is known to lie from `start` to `end` of `data`; nothing is checked."""
+    magic, _, index, term, pos, _, chain_crc, _, _ = HEADER.unpack_from(data, start)
+    return Entry(index, term, pos, magic, chain_crc, data if not start and end == len(data) else data[start:end])
+
+
 def _chain_crc(raw: bytes, previous_chain_crc: int) -> int:
     view = memoryview(raw)
     return zlib.crc32(view[_BODY_FIELDS_AT:HEADER_SIZE_BYTES], zlib.crc32(view[:_CHAIN_AT], previous_chain_crc))
@@ -203,7 +197,7 @@ def blank_size_at(data: bytes, offset: int) -> int | None:
 def tail_mark(position: int, durable_position: int) -> bytes:
     """A tail mark for `position`: everything below `durable_position` was durable before this was written."""
     fields = _MARK.pack(TAIL_MARK_MAGIC, TAIL_MARK_SIZE_BYTES, position, durable_position, 0)[:-4]
-    return fields + _CHAIN.pack(zlib.crc32(fields)) + bytes(TAIL_MARK_SIZE_BYTES - _MARK.size)
+    return fields + CHAIN.pack(zlib.crc32(fields)) + bytes(TAIL_MARK_SIZE_BYTES - _MARK.size)
 
 
 def tail_mark_at(data: bytes, offset: int, position: int) -> int | None:

@@ -19,9 +19,10 @@ from typing import Any
 
 from node.dledger.config import DLedgerConfig
 from node.dledger.document import DamagedDocument, decode_document, encode_document
-from node.dledger.entry import Entry, blank, tail_mark
+from node.dledger.entry import blank, tail_mark
 from node.dledger.index import UNIT_SIZE_BYTES, LogIndex
 from node.dledger.membership import are_members
+from node.dledger.row import EntryRow
 from node.runtime import Disk
 from node.store.segments import SegmentedFile
 
@@ -118,15 +119,15 @@ class LedgerFiles:
         """The error for damage at `position` of the log."""
         return LedgerCorrupt(self.data.path_at(position), position % self.data.segment_size_bytes, problem)
 
-    async def write(self, entries: list[Entry], *, sync: bool) -> None:
+    async def write(self, rows: list[EntryRow], *, sync: bool) -> None:
         """Write entries that continue the log, with the blanks between them. Raises OSError."""
         pieces = []
         position = self.data.end_position
-        for entry in entries:
-            if entry.pos != position:
-                pieces.append(blank(entry.pos - position))
-            pieces.append(entry.raw)
-            position = entry.end_pos
+        for row in rows:
+            if row.pos != position:
+                pieces.append(blank(row.pos - position))
+            pieces.append(row.raw)
+            position = row.end_pos
         mark = tail_mark(position, self.data.synced_position)
         await self.data.append(b"".join(pieces), sync=sync, trailer=mark)
 

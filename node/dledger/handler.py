@@ -24,6 +24,7 @@ from node.dledger.config import DLedgerConfig
 from node.dledger.entry import BadEntry, Entry, parse_entries
 from node.dledger.member_state import MemberState
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
+from node.dledger.row import EntryRow, parse_rows, row_of
 from node.dledger.rpc import DLedgerCode, DLedgerError, PushType
 from node.dledger.snapshot_manager import SnapshotManager
 from node.dledger.store import DLedgerStore
@@ -45,10 +46,20 @@ class _Push:
     """A request with its entries parsed, and the answer that is owed."""
 
     request: PushEntryRequest
-    entries: list[Entry]
+    rows: list[EntryRow]
     arrived_s: float
     then: Callable[[PushEntryResponse], object]
     is_answered: bool = False
+
+    @property
+    def first_index(self) -> int:
+        """Of the entries."""
+        return self.rows[0].first_index
+
+    @property
+    def entry(self) -> Entry:
+        """The only one, of a request that has but one."""
+        return self.rows[0].entry(self.rows[0].first_index)
 
 
 class EntryHandler:
@@ -91,7 +102,7 @@ class EntryHandler:
         """Take a push of the leader of the present term; `then` gets the answer, now or when there is one."""
         push = _Push(request, [], asyncio.get_running_loop().time(), then)
         try:
-            push.entries = parse_entries(request.entries)
+            push.rows = parse_rows(request.entries)
         except BadEntry as error:
             self._complaints.warn("entries", f"a push of {request.leader_id} has bad entries: {error}")
             self._reply(push, DLedgerCode.UNEXPECTED_ARGUMENT)
@@ -110,7 +121,7 @@ class EntryHandler:
         if len(self._acks) >= MAX_WAITING_PUSHES:
             return DLedgerCode.FALL_BEHIND_TOO_MUCH
         if request.type is PushType.APPEND:
-            first_index = push.entries[0].index
+            first_index = push.first_index
             if first_index in self._write_requests:
                 return DLedgerCode.REPEATED_PUSH
             if len(self._write_requests) >= MAX_WAITING_PUSHES or self._waiting_bytes > MAX_WAITING_BYTES:
@@ -166,12 +177,12 @@ class EntryHandler:
         else:
             self._verified_index = max(self._verified_index, index)
 
-    def may_append(self, request: PushEntryRequest, first: Entry) -> bool:
-        """Whether `first` continues this log as it continues the leader's: it is the next index, the entries
-        before it have the same term, and this log holds nothing that the leader may not have."""
+    def may_append(self, request: PushEntryRequest, first_index: int) -> bool:
+        """Whether an entry `first_index` continues this log as it continues the leader's: it is the next one, the
+        entries before it have the same term, and this log holds nothing that the leader may not have."""
         end_index = self._store.ledger_end_index
         return (
-            first.index == end_index + 1
+            first_index == end_index + 1
             and request.previous_term == self._store.ledger_end_term
             and (end_index < 0 or self.verified_index(request.term) == end_index)
         )
@@ -276,39 +287,39 @@ class EntryHandler:
 
     def _do_append(self, push: _Push) -> None:
         """Append the entries, or those of them that the log does not hold yet."""
-        request, entries = push.request, push.entries
+        request, new = push.request, push.rows
         end_index = self._store.ledger_end_index
-        held: list[Entry] = []
-        new = entries
-        if entries[0].index <= end_index:
-            held = [entry for entry in entries if entry.index <= end_index]
-            for entry in held:
-                if self._store.get(entry.index) != entry:
-                    self._reply(push, DLedgerCode.INCONSISTENT_STATE)
-                    return
+        last_index, last_term = new[-1].last_index, new[-1].term
+        is_held = push.first_index <= end_index
+        if is_held:
+            held = [entry for row in new if row.first_index <= end_index for entry in row.entries()]
+            held = [entry for entry in held if entry.index <= end_index]
+            if any(self._store.get(entry.index) != entry for entry in held):
+                self._reply(push, DLedgerCode.INCONSISTENT_STATE)
+                return
             self.verify(request.term, held[-1].index)
-            new = entries[len(held) :]
+            new = [row.tail(max(row.first_index, end_index + 1)) for row in new if row.last_index > end_index]
         if new:
-            if held:
+            if is_held:
                 may = self.verified_index(request.term) == end_index
             else:
-                may = self.may_append(request, new[0])
+                may = self.may_append(request, new[0].first_index)
             if not may:
                 self._reply(push, DLedgerCode.INCONSISTENT_STATE)
                 return
             self._store.append_as_follower(new)
-            self.verify(request.term, new[-1].index)
-        self._acknowledge(push, entries[-1])
+            self.verify(request.term, last_index)
+        self._acknowledge(push, last_index, last_term)
         self._store.update_committed_index(self.commit_bound(request))
 
     def _do_compare(self, push: _Push) -> None:
         """Say whether the log holds the very same entry."""
-        entry = push.entries[0]
+        entry = push.entry
         if not self.is_same(entry, self._store.get(entry.index)):
             self._reply(push, DLedgerCode.INCONSISTENT_STATE)
             return
         self.verify(push.request.term, entry.index)
-        self._acknowledge(push, entry)
+        self._acknowledge(push, entry.index, entry.term)
 
     def is_same(self, entry: Entry, local: Entry | None) -> bool:
         """Equality of index, term and every other byte."""
@@ -316,11 +327,11 @@ class EntryHandler:
 
     def _do_truncate(self, push: _Push) -> None:
         """Make the log end with the leader's entry: keep it where it is the same, else write it again."""
-        request, entry = push.request, push.entries[0]
+        request, entry = push.request, push.entry
         before = self._store.get(entry.index - 1)
         done: asyncio.Future[None] | None = None
         if self._store.ledger_end_index < 0 and entry.index == 0:
-            self._store.append_as_follower([entry])
+            self._store.append_as_follower([row_of(entry)])
         elif self.is_same(entry, self._store.get(entry.index)):
             if not self.may_truncate(request, entry.index) or self.is_needless(request, entry):
                 self._refuse_truncate(push)
@@ -331,7 +342,7 @@ class EntryHandler:
                 self._refuse_truncate(push)
                 return
             done = self._store.truncate(before.index)
-            self._store.append_as_follower([entry])
+            self._store.append_as_follower([row_of(entry)])
         elif self.verified_index(request.term) >= 0 and entry.index <= self._store.ledger_end_index + 1:
             self._refuse_truncate(push)
             return
@@ -347,9 +358,9 @@ class EntryHandler:
         self.verify(request.term, entry.index)
         self._store.update_committed_index(self.commit_bound(request))
         if done is None:
-            self._acknowledge(push, entry)
+            self._acknowledge(push, entry.index, entry.term)
         else:
-            done.add_done_callback(lambda _: self._acknowledge(push, entry))
+            done.add_done_callback(lambda _: self._acknowledge(push, entry.index, entry.term))
 
     def may_begin_at(self, index: int) -> bool:
         """Whether the log may begin again at `index`: what comes before is in a snapshot, or in nobody's state."""
@@ -362,7 +373,7 @@ class EntryHandler:
             return False
 
     def _refuse_truncate(self, push: _Push) -> None:
-        entry, term = push.entries[0], push.request.term
+        entry, term = push.entry, push.request.term
         logger.error(
             "refusing to truncate to %d for %s: %d is committed, %d is known to be the leader's",
             entry.index, push.request.leader_id, self._store.committed_index, self.verified_index(term),
@@ -414,15 +425,17 @@ class EntryHandler:
         return state.is_follower and state.term == request.term and state.leader_id == request.leader_id
 
     def _has_right_shape(self, push: _Push) -> bool:
-        count = len(push.entries)
+        rows = push.rows
         if push.request.type is PushType.APPEND:
-            return count >= 1 and push.entries[-1].term <= push.request.term
-        return count == (0 if push.request.type is PushType.COMMIT else 1)
+            return bool(rows) and rows[-1].term <= push.request.term
+        if push.request.type is PushType.COMMIT:
+            return not rows
+        return len(rows) == 1 and len(rows[0].ends) == 1
 
-    def _acknowledge(self, push: _Push, last: Entry) -> None:
-        """Send SUCCESS once the store has `last` as safe as it must be."""
-        self._acks.append((last.index, last.term, push))
-        if last.index <= self._store.acked_index or self._store.writer.failure_code is not None:
+    def _acknowledge(self, push: _Push, index: int, term: int) -> None:
+        """Send SUCCESS once the store has the entry `index` of `term` as safe as it must be."""
+        self._acks.append((index, term, push))
+        if index <= self._store.acked_index or self._store.writer.failure_code is not None:
             self.progressed()
 
     def _fail_acks(self, code: DLedgerCode) -> None:
@@ -440,7 +453,7 @@ class EntryHandler:
             return
         push.is_answered = True
         if index is None:
-            index = push.entries[-1].index if push.entries else -1
+            index = push.rows[-1].last_index if push.rows else -1
         push.then(
             PushEntryResponse(
                 group=push.request.group,

@@ -20,10 +20,11 @@ from typing import NamedTuple
 from node.dledger.entry import Entry
 from node.store.segments import SegmentedFile
 
-__all__ = ["UNIT_SIZE_BYTES", "IndexUnit", "LogIndex", "pack_unit"]
+__all__ = ["UNIT", "UNIT_SIZE_BYTES", "IndexUnit", "LogIndex", "pack_unit"]
 
-_UNIT = struct.Struct(">iqiqq")
-UNIT_SIZE_BYTES = _UNIT.size
+UNIT = struct.Struct(">iqiqq")
+"""Magic, position, size, index and term."""
+UNIT_SIZE_BYTES = UNIT.size
 
 
 class IndexUnit(NamedTuple):
@@ -42,7 +43,7 @@ class IndexUnit(NamedTuple):
 
 def pack_unit(entry: Entry) -> bytes:
     """The unit of an entry."""
-    return _UNIT.pack(entry.magic, entry.pos, len(entry.raw), entry.index, entry.term)
+    return UNIT.pack(entry.magic, entry.pos, len(entry.raw), entry.index, entry.term)
 
 
 class LogIndex:
@@ -69,11 +70,11 @@ class LogIndex:
         """Index behind the last unit."""
         return self._first + len(self._units) // UNIT_SIZE_BYTES
 
-    def add(self, entry: Entry) -> None:
-        """Add the unit of the next entry."""
-        if entry.index != self.end_index:
-            raise ValueError(f"the unit of entry {entry.index} cannot follow {self.end_index - 1}")
-        self._units += pack_unit(entry)
+    def add(self, index: int, units: bytes) -> None:
+        """Add the packed units of the next entries, of which the first is `index`."""
+        if index != self.end_index:
+            raise ValueError(f"the unit of entry {index} cannot follow {self.end_index - 1}")
+        self._units += units
 
     def cut(self, end_index: int) -> None:
         """Forget the units from `end_index` on; files are cut later, by `truncate`."""
@@ -94,7 +95,7 @@ class LogIndex:
             offset = (index - self._first) * UNIT_SIZE_BYTES
             if offset >= len(self._units):
                 return None
-            return IndexUnit(*_UNIT.unpack_from(self._units, offset))
+            return IndexUnit(*UNIT.unpack_from(self._units, offset))
         return self.lookup_file(index)
 
     def lookup_file(self, index: int) -> IndexUnit | None:
@@ -102,7 +103,7 @@ class LogIndex:
         data = self._file.read(index * UNIT_SIZE_BYTES, UNIT_SIZE_BYTES)
         if len(data) < UNIT_SIZE_BYTES:
             return None
-        unit = IndexUnit(*_UNIT.unpack(data))
+        unit = IndexUnit(*UNIT.unpack(data))
         return unit if unit.index == index and unit.pos >= 0 and unit.size_bytes > 0 else None
 
     def read_file(self, index: int, count: int) -> bytes:

@@ -152,10 +152,11 @@ class DLedgerEntryPusher:
         `then` the outcome of the last. Returns the first index, the last and the term. Raises as `append`."""
         self.check_room(len(sizes))
         self.check_disk()
-        entries = self._store.append_row_as_leader(self._lead_term, sizes, encode)
-        self.checker.register_row(entries, then)
-        self._appended(entries[-1])
-        return entries[0].index, entries[-1].index, self._lead_term
+        rows = self._store.append_row_as_leader(self._lead_term, sizes, encode)
+        last = AppendResult(rows[-1].last_index, rows[-1].last_pos, self._lead_term)
+        self.checker.register_row(last, len(sizes), then)
+        self._has_appended()
+        return rows[0].first_index, last.index, self._lead_term
 
     def append_members(self, peers: Mapping[str, str]) -> asyncio.Future[AppendResult]:
         """Append an entry that says who belongs to the group; from now on these do. Errors as for `append`."""
@@ -202,10 +203,13 @@ class DLedgerEntryPusher:
         self.handler.handle_push(request, then)
 
     def _appended(self, entry: Entry) -> Entry:
+        self._has_appended()
+        return entry
+
+    def _has_appended(self) -> None:
         self._wake_dispatchers()
         if not self.dispatchers:
             self.checker.wakeup()
-        return entry
 
     def _role_changed(self, term: int, role: Role) -> None:
         self.transferee = None

@@ -12,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -28,11 +27,10 @@ __all__ = ["AppendResult", "AppendTaker", "QuorumAckChecker"]
 logger = logging.getLogger("node.dledger.pusher")
 
 
-@dataclass(frozen=True, slots=True)
-class AppendResult:
+class AppendResult(NamedTuple):
     """A committed entry: its index, the position of its first byte, its term. The body lies at `pos` + 48."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of this
     pos: int
     term: int
 
@@ -42,10 +40,12 @@ AppendTaker = Callable[[AppendResult | DLedgerError], object]
 
 
 class _Pending(NamedTuple):
-    entry_index: int
-    pos: int
+    """Entries that were appended together: how many, and what is said when the last is committed."""
+
+    result: AppendResult
+    entries: int
     deadline_s: float
-    then: AppendTaker | None
+    then: AppendTaker
 
 
 class QuorumAckChecker:
@@ -59,6 +59,7 @@ class QuorumAckChecker:
         self._term = -1
         self._watermarks_by_term: dict[int, dict[str, int]] = {}
         self._pending_by_term: dict[int, deque[_Pending]] = {}
+        self._pending_count = 0
         self._scheduled = False
         self._timeout_timer: asyncio.TimerHandle | None = None
         self._report_timer: asyncio.TimerHandle | None = None
@@ -69,6 +70,7 @@ class QuorumAckChecker:
         self._term = term
         self._watermarks_by_term[term] = dict.fromkeys(self._state.member_ids, -1)
         self._pending_by_term[term] = deque()
+        self._pending_count = 0
         self._reported = {}
         self.clear_other_terms(term)
         self._report()
@@ -87,9 +89,10 @@ class QuorumAckChecker:
         for other in [each for each in self._pending_by_term if each != term]:
             pending = self._pending_by_term.pop(other)
             if pending:
-                logger.info("%d appends of term %d are in doubt: the term has changed", len(pending), other)
+                count = sum(item.entries for item in pending)
+                logger.info("%d appends of term %d are in doubt: the term has changed", count, other)
             for item in pending:
-                _fail(item, DLedgerCode.TERM_CHANGED, f"entry {item.entry_index} of term {other}")
+                _fail(item, DLedgerCode.TERM_CHANGED, f"entry {item.result.index} of term {other}")
         for other in [each for each in self._watermarks_by_term if each != term]:
             del self._watermarks_by_term[other]
 
@@ -98,7 +101,7 @@ class QuorumAckChecker:
     @property
     def pending_count(self) -> int:
         """Appends that wait for a quorum."""
-        return len(self._pending_by_term.get(self._term, ()))
+        return self._pending_count if self._term >= 0 else 0
 
     def register(self, entry: Entry) -> asyncio.Future[AppendResult]:
         """A future for the commitment of an entry that was just appended in the present term.
@@ -106,18 +109,15 @@ class QuorumAckChecker:
         It fails with DLedgerError WAIT_QUORUM_ACK_TIMEOUT or TERM_CHANGED; both leave the entry's fate open.
         """
         future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
-        self.register_row((entry,), partial(_settle, future))
+        self.register_row(AppendResult(entry.index, entry.pos, entry.term), 1, partial(_settle, future))
         return future
 
-    def register_row(self, entries: Sequence[Entry], then: AppendTaker) -> None:
-        """The same for entries that follow each other, without a future: `then` gets the outcome of the last one."""
+    def register_row(self, last: AppendResult, entries: int, then: AppendTaker) -> None:
+        """The same for so many entries that follow each other, without a future: `then` gets the last one's outcome."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timing.ack_timeout_ms / 1000
-        pending = self._pending_by_term[self._term]
-        for entry in entries[:-1]:
-            pending.append(_Pending(entry.index, entry.pos, deadline_s, None))
-        last = entries[-1]
-        pending.append(_Pending(last.index, last.pos, deadline_s, then))
+        self._pending_by_term[self._term].append(_Pending(last, entries, deadline_s, then))
+        self._pending_count += entries
         if self._timeout_timer is None:
             self._timeout_timer = loop.call_at(deadline_s, self._expire)
 
@@ -132,19 +132,20 @@ class QuorumAckChecker:
                 self._timeout_timer = loop.call_at(oldest.deadline_s, self._expire)
                 return
             pending.popleft()
+            self._pending_count -= oldest.entries
             _fail(
                 oldest,
                 DLedgerCode.WAIT_QUORUM_ACK_TIMEOUT,
-                f"no quorum had entry {oldest.entry_index} within {self._timing.ack_timeout_ms} ms",
+                f"no quorum had entry {oldest.result.index} within {self._timing.ack_timeout_ms} ms",
             )
 
     def _complete(self, index: int) -> None:
         """Complete the appends up to `index`, in the order in which they were made."""
         pending = self._pending_by_term.get(self._term)
-        while pending and pending[0].entry_index <= index:
+        while pending and pending[0].result.index <= index:
             item = pending.popleft()
-            if item.then is not None:
-                item.then(AppendResult(item.entry_index, item.pos, self._term))
+            self._pending_count -= item.entries
+            item.then(item.result)
 
     # Water marks
 
@@ -229,8 +230,7 @@ class QuorumAckChecker:
 
 
 def _fail(item: _Pending, code: DLedgerCode, message: str) -> None:
-    if item.then is not None:
-        item.then(DLedgerError(code, message))
+    item.then(DLedgerError(code, message))
 
 
 def _settle(future: asyncio.Future[AppendResult], outcome: AppendResult | DLedgerError) -> None:

@@ -14,25 +14,24 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from node.dledger.checkpointing import CheckpointTask
 from node.dledger.config import DLedgerConfig
 from node.dledger.entry import (
-    CONFIG_MAGIC,
     HEADER_SIZE_BYTES,
     NORMAL_MAGIC,
     BadEntry,
     Entry,
-    blank_size_at,
-    encode_row,
     parse_entry,
 )
 from node.dledger.files import LedgerCorrupt, LedgerFiles
 from node.dledger.index import IndexUnit
 from node.dledger.membership import Membership, check_members
+from node.dledger.newest import NewestRows
+from node.dledger.places import Places
 from node.dledger.recovery import Recovered, recover
+from node.dledger.row import EntryRow, LogMessage, encode_row, row_of, scan_row
 from node.dledger.rpc import DLedgerCode, DLedgerError
 from node.dledger.writer import LogWriter
 from node.remoting.complaints import Complaints
@@ -41,6 +40,9 @@ from node.runtime import Runtime
 __all__ = ["DLedgerStore"]
 
 logger = logging.getLogger("node.dledger.store")
+
+MAX_MESSAGES_BYTES = 256 * 1024
+"""Of entries that are taken out of the log at once for whoever makes something of them: a few milliseconds of work."""
 
 INDEX_WRITE_BYTES = 1024 * 1024
 """Units of the index in memory at which they are written before the next checkpoint: 32,000 entries."""
@@ -55,6 +57,7 @@ class DLedgerStore:
         """Who belongs to the group, as the log says."""
         self._files = LedgerFiles(config, runtime.disk)
         self._index = self._files.index
+        self._places = Places(config)
         self.writer = LogWriter(config, self._files, runtime.clock, on_progress=self._progressed)
         self._complaints = Complaints(logger, lambda: asyncio.get_running_loop().time())
         self._begin_index = -1
@@ -64,8 +67,7 @@ class DLedgerStore:
         self._end_chain_crc = 0
         self._committed_index = -1
         self._committed_pos = 0
-        self._cache: list[Entry] = []
-        self._cache_bytes = 0
+        self._newest = NewestRows()
         self._progress_listeners: list[Callable[[], None]] = []
         self._commit_listeners: list[Callable[[], None]] = []
         self._checkpoints = CheckpointTask(
@@ -149,9 +151,9 @@ class DLedgerStore:
         """The entry, committed or not; None when the log does not hold it. Raises LedgerCorrupt, OSError."""
         if not self._begin_index <= index <= self._end_index or index < 0:
             return None
-        cached = index - self._end_index + len(self._cache) - 1
-        if cached >= 0:
-            return self._cache[cached]
+        row = self._newest.find(index)
+        if row is not None:
+            return row.entry(index)
         unit = self._unit(index)
         return self._read(unit.pos, unit.size_bytes, index)
 
@@ -161,26 +163,33 @@ class DLedgerStore:
             return -1
         if index == self._end_index:
             return self._end_term
-        cached = index - self._end_index + len(self._cache) - 1
-        return self._cache[cached].term if cached >= 0 else self._unit(index).term
+        row = self._newest.find(index)
+        return row.term_of(index) if row is not None else self._unit(index).term
 
-    def read_entries(self, first_index: int, *, max_entries: int, max_bytes: int) -> list[Entry]:
+    def read_rows(self, first_index: int, *, max_entries: int, max_bytes: int) -> list[EntryRow]:
         """Consecutive entries from `first_index` on: at least one where the log has it, else as many as fit, at
         most up to the end of a file or of what is only on disk. Raises LedgerCorrupt, OSError.
         """
         if not self._begin_index <= first_index <= self._end_index or first_index < 0:
             return []
-        count = min(max_entries, self._end_index - first_index + 1)
-        cached = first_index - self._end_index + len(self._cache) - 1
-        if cached < 0:
-            return self._read_row(first_index, min(count, -cached), max_bytes)
-        entries = self._cache[cached : cached + count]
-        size_bytes = 0
-        for number, entry in enumerate(entries):
-            size_bytes += len(entry.raw)
-            if number and size_bytes > max_bytes:
-                return entries[:number]
-        return entries
+        newest = self._newest
+        last_index = min(first_index + max_entries - 1, self._end_index)
+        if newest.find(first_index) is not None:
+            return newest.collect(first_index, last_index, max_bytes)
+        row = self._read_row(first_index, last_index - first_index + 1, max_bytes)
+        return [row.head(min(row.last_index, last_index))]
+
+    def read_entries(self, first_index: int, *, max_entries: int, max_bytes: int) -> list[Entry]:
+        """The same, one by one."""
+        rows = self.read_rows(first_index, max_entries=max_entries, max_bytes=max_bytes)
+        return [entry for row in rows for entry in row.entries()]
+
+    def read_messages(self, first_index: int, last_index: int) -> list[LogMessage]:
+        """What committed entries hold, from `first_index` on and to `last_index` at most; none where the log does not
+        hold the first. Raises LedgerCorrupt, OSError."""
+        count = min(last_index, self._committed_index) - first_index + 1
+        rows = self.read_rows(first_index, max_entries=count, max_bytes=MAX_MESSAGES_BYTES) if count > 0 else []
+        return rows[0].messages() if len(rows) == 1 else [each for row in rows for each in row.messages()]
 
     def read_bytes(self, position: int, size_bytes: int) -> bytes:
         """The first `size_bytes` of the entry body that begins at `position`, from memory or disk.
@@ -190,12 +199,13 @@ class DLedgerStore:
         pos = position - HEADER_SIZE_BYTES
         if not self._files.data.begin_position <= pos < self._end_pos:
             raise OSError(errno.EINVAL, f"the log holds no body at {position}")
-        if self._cache and pos >= self._cache[0].pos:
-            entry = self._cache[min(bisect_left(self._cache, pos, key=_pos_of), len(self._cache) - 1)]
-            if entry.pos != pos:
+        newest_pos = self._newest.begin_pos
+        if newest_pos is not None and pos >= newest_pos:
+            body = self._newest.body_at(pos, size_bytes)
+            if body is None:
                 raise OSError(errno.EINVAL, f"no entry of the log begins at {pos}")
-        else:
-            entry = self._read(pos, HEADER_SIZE_BYTES + size_bytes, None)
+            return body
+        entry = self._read(pos, HEADER_SIZE_BYTES + size_bytes, None)
         return entry.raw[HEADER_SIZE_BYTES : HEADER_SIZE_BYTES + size_bytes]
 
     # How it changes
@@ -208,10 +218,10 @@ class DLedgerStore:
         Raises DLedgerError UNEXPECTED_ARGUMENT when it is too large, and whatever `encode_body` raises; nothing
         is appended then.
         """
-        (entry,) = self.append_row_as_leader(
+        (row,) = self.append_row_as_leader(
             term, (body_size_bytes,), lambda positions: (encode_body(positions[0]),), magic=magic
         )
-        return entry
+        return row.entry(row.first_index)
 
     def append_row_as_leader(
         self,
@@ -220,48 +230,57 @@ class DLedgerStore:
         encode: Callable[[Sequence[int]], Sequence[bytes]],
         *,
         magic: int = NORMAL_MAGIC,
-    ) -> list[Entry]:
-        """The same for bodies that follow each other, all or none; `encode` gets the positions of all of them."""
-        positions, place = [], self._end_pos
-        for size_bytes in sizes:
-            place = self._place(HEADER_SIZE_BYTES + size_bytes, place) + HEADER_SIZE_BYTES
-            positions.append(place)
-            place += size_bytes
+    ) -> list[EntryRow]:
+        """The same for bodies that follow each other, all or none; `encode` gets the positions of all of them. One row,
+        or more where files end in between."""
+        positions, files = self._places.of_bodies(sizes, self._end_pos)
         bodies = encode(positions)
-        if [len(body) for body in bodies] != list(sizes):
+        if list(map(len, bodies)) != list(sizes):
             raise ValueError(f"the bodies have other sizes than {sizes}, which were announced")
-        entries = encode_row(magic, self._end_index + 1, term, positions, self._end_chain_crc, bodies)
-        for entry in entries:
-            self._add(entry)
-        return entries
+        index, chain_crc = self._end_index + 1, self._end_chain_crc
+        if not files:
+            row = encode_row(magic, index, term, positions[0] - HEADER_SIZE_BYTES, chain_crc, bodies)
+            self._add(row)
+            return [row]
+        rows = []
+        for first, following in zip([0, *files], [*files, len(bodies)], strict=True):
+            if first < following:
+                pos = positions[first] - HEADER_SIZE_BYTES
+                row = encode_row(magic, index + first, term, pos, chain_crc, bodies[first:following])
+                chain_crc = row.chain_crc
+                rows.append(row)
+        for row in rows:
+            self._add(row)
+        return rows
 
-    def append_as_follower(self, entries: Sequence[Entry]) -> None:
-        """Append a leader's entries, which were parsed as a row.
+    def append_as_follower(self, rows: Sequence[EntryRow]) -> None:
+        """Append a leader's entries, which were parsed as rows that follow each other.
 
         Raises DLedgerError INCONSISTENT_STATE, and appends nothing, when the first one does not continue this
         log: by index, by chain CRC, or by position (a leader with another segment size).
         """
-        first = entries[0]
+        first = rows[0].entry(rows[0].first_index)
         if first.index != self._end_index + 1:
             raise DLedgerError(DLedgerCode.INCONSISTENT_STATE, f"entry {first.index} cannot follow {self._end_index}")
         try:
             parse_entry(first.raw, 0, self._end_chain_crc)
         except BadEntry as error:
             raise DLedgerError(DLedgerCode.INCONSISTENT_STATE, str(error)) from error
-        pos = self._end_pos
-        for entry in entries:
-            pos = self._place(len(entry.raw), pos)
-            if entry.pos != pos:
+        end = self._end_pos
+        for row in rows:
+            misplaced = self._places.misplaced(row, end)
+            if misplaced is not None:
+                index, pos, place = misplaced
                 raise DLedgerError(
                     DLedgerCode.INCONSISTENT_STATE,
-                    f"entry {entry.index} belongs at {entry.pos}, here it would be {pos}: is data_segment_size_bytes"
+                    f"entry {index} belongs at {pos}, here it would be {place}: is data_segment_size_bytes"
                     " the same on all members?",
                 )
-            pos = entry.end_pos
-            if entry.magic == CONFIG_MAGIC:
+            end = row.end_pos
+            for entry in row.changes:
                 check_members(entry)
-        for entry in entries:
-            self._add(entry)
+        for row in rows:
+            self._add(row)
 
     def may_truncate_to(self, index: int) -> bool:
         """Whether the log may be made to end at `index`: never below what is committed (dledger#316)."""
@@ -282,8 +301,7 @@ class DLedgerStore:
         removed = self._end_index - index
         if removed:
             self.members.cut(index + 1)
-            del self._cache[max(len(self._cache) - removed, 0) :]
-            self._cache_bytes = sum(len(entry.raw) for entry in self._cache)
+            self._newest.cut(index + 1)
             self._index.cut(index + 1)
             self._ends_with(last)
         return self.writer.cut(last.end_pos, index + 1)
@@ -305,8 +323,7 @@ class DLedgerStore:
                 DLedgerCode.INCONSISTENT_STATE,
                 f"a log cannot begin at {first.pos}: is data_segment_size_bytes the same on all members?",
             )
-        self._cache.clear()
-        self._cache_bytes = 0
+        self._newest.clear()
         self._index.begin_at(first.index)
         self._begin_index = -1
         self._end_index = first.index - 1
@@ -314,7 +331,7 @@ class DLedgerStore:
         self._committed_index = first.index - 1
         self.members.begin_at(first.index)
         gone = self.writer.cut(first.pos, first.index, is_reset=True)
-        self._add(first)
+        self._add(row_of(first))
         return gone
 
     def update_committed_index(self, index: int) -> bool:
@@ -325,8 +342,8 @@ class DLedgerStore:
         index = min(index, self._end_index)
         if index <= self._committed_index or index < self._begin_index:
             return False
-        cached = index - self._end_index + len(self._cache) - 1
-        self._committed_pos = self._cache[cached].end_pos if cached >= 0 else self._unit(index).end_pos
+        row = self._newest.find(index)
+        self._committed_pos = row.end_of(index) if row is not None else self._unit(index).end_pos
         self._committed_index = index
         self._checkpoints.changed()
         self._tell(self._commit_listeners)
@@ -375,46 +392,24 @@ class DLedgerStore:
             unit = self._unit(recovered.committed_index) if last.index != recovered.committed_index else None
             self._committed_pos = unit.end_pos if unit is not None else last.end_pos
 
-    def _ends_with(self, last: Entry) -> None:
-        self._end_index = last.index
+    def _ends_with(self, last: Entry | EntryRow) -> None:
+        self._end_index = last.index if isinstance(last, Entry) else last.last_index
         self._end_term = last.term
         self._end_pos = last.end_pos
         self._end_chain_crc = last.chain_crc
 
-    def _place(self, size_bytes: int, position: int | None = None) -> int:
-        """Where an entry goes that follows `position`: there, or in the next file when it does not fit."""
-        if size_bytes > self._config.max_entry_size_bytes:
-            raise DLedgerError(
-                DLedgerCode.UNEXPECTED_ARGUMENT,
-                f"an entry of {size_bytes} bytes does not fit into a file of {self._config.data_segment_size_bytes}",
-            )
-        if position is None:
-            position = self._end_pos
-        room = self._files.data.room_at(position)
-        return position if size_bytes + 8 <= room else position + room
-
-    def _add(self, entry: Entry) -> None:
-        if entry.magic == CONFIG_MAGIC:
+    def _add(self, row: EntryRow) -> None:
+        for entry in row.changes:
             self.members.put(entry)
         if self._begin_index < 0:
-            self._begin_index = entry.index
-        self._index.add(entry)
-        self._cache.append(entry)
-        self._cache_bytes += len(entry.raw)
-        self._ends_with(entry)
-        self.writer.add(entry)
-        if self._cache_bytes > 2 * self._config.max_cached_bytes:
-            self._trim_cache()
-
-    def _trim_cache(self) -> None:
-        """Forget the oldest half of the cache, as far as it is written."""
-        cache = self._cache
-        last_free = self.writer.written_index - (self._end_index - len(cache) + 1)
-        count = 0
-        while count <= last_free and self._cache_bytes > self._config.max_cached_bytes:
-            self._cache_bytes -= len(cache[count].raw)
-            count += 1
-        del cache[:count]
+            self._begin_index = row.first_index
+        self._index.add(row.first_index, row.units)
+        newest = self._newest
+        newest.add(row)
+        self._ends_with(row)
+        self.writer.add(row)
+        if newest.size_bytes > 2 * self._config.max_cached_bytes:
+            newest.trim(self._config.max_cached_bytes, self.writer.written_index)
 
     def _unit(self, index: int) -> IndexUnit:
         unit = self._index.lookup(index)
@@ -440,30 +435,17 @@ class DLedgerStore:
             raise self._damaged(self._files.error_at(pos, str(error))) from error
         return entry
 
-    def _read_row(self, first_index: int, count: int, max_bytes: int) -> list[Entry]:
+    def _read_row(self, first_index: int, count: int, max_bytes: int) -> EntryRow:
         """Up to `count` entries of one file in a single read, each verified, also to continue the one before."""
         unit = self._unit(first_index)
         data = self._files.data
         chunk = data.read(unit.pos, min(max(max_bytes, unit.size_bytes), data.room_at(unit.pos)))
-        entries: list[Entry] = []
-        offset, chain_crc = 0, None
-        while len(entries) < count:
-            size_bytes = int.from_bytes(chunk[offset + 4 : offset + 8], "big", signed=True)
-            if entries and (len(chunk) - offset < HEADER_SIZE_BYTES or offset + size_bytes > len(chunk)):
-                break
-            if entries and blank_size_at(chunk, offset) is not None:
-                break
-            try:
-                entry = parse_entry(chunk, offset, chain_crc)
-                if entry.pos != unit.pos + offset or entry.index != first_index + len(entries):
-                    raise BadEntry(f"entry {entry.index} of position {entry.pos} stands here")
-            except BadEntry as error:
-                if entries:
-                    break  # whoever asks for that one will be told
-                raise self._damaged(self._files.error_at(unit.pos, str(error))) from error
-            entries.append(entry)
-            offset, chain_crc = offset + len(entry.raw), entry.chain_crc
-        return entries
+        row, problem = scan_row(chunk, most=count)
+        if row is None or (row.first_index, row.pos) != (first_index, unit.pos):
+            if row is not None:
+                problem = f"entry {row.first_index} of position {row.pos} stands here"
+            raise self._damaged(self._files.error_at(unit.pos, problem))
+        return row  # whoever asks for what stands behind it will be told what that is
 
     def _damaged(self, error: LedgerCorrupt) -> LedgerCorrupt:
         self.corrupt_reads += 1
@@ -495,6 +477,3 @@ class DLedgerStore:
                 members=self.members.snapshot(durable_index),
             )
 
-
-def _pos_of(entry: Entry) -> int:
-    return entry.pos

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from node.dledger.config import PAGE_BYTES, DLedgerConfig
-from node.dledger.entry import Entry
 from node.dledger.files import LedgerFiles
+from node.dledger.row import EntryRow
 from node.dledger.rpc import DLedgerCode
 from node.runtime import Clock
 
@@ -70,7 +70,7 @@ class LogWriter:
         self._least_bytes = config.flush_least_pages * PAGE_BYTES
         self._unsynced_bytes = 0
         self._is_stopping = False
-        self._queue: deque[Entry | _Cut] = deque()
+        self._queue: deque[EntryRow | _Cut] = deque()
         self._writing_last = -1
         self._resting: asyncio.Future[None] | None = None
         self._settled = asyncio.Event()
@@ -129,10 +129,10 @@ class LogWriter:
             return 0.0
         return (self._clock.monotonic_ns() - self._waiting_since_ns) / 1e6
 
-    def add(self, entry: Entry) -> None:
-        """Queue the next entry of the log."""
-        self._queue.append(entry)
-        self.pending_bytes += len(entry.raw)
+    def add(self, row: EntryRow) -> None:
+        """Queue the next entries of the log."""
+        self._queue.append(row)
+        self.pending_bytes += len(row.raw)
         self._awake()
 
     def cut(self, position: int, end_index: int, *, is_reset: bool = False) -> asyncio.Future[None]:
@@ -143,10 +143,14 @@ class LogWriter:
         queue = self._queue
         while queue:
             newest = queue[-1]
-            if isinstance(newest, _Cut) or (newest.index < end_index and not is_reset):
+            if isinstance(newest, _Cut) or (newest.last_index < end_index and not is_reset):
                 break
             queue.pop()
             self.pending_bytes -= len(newest.raw)
+            if newest.first_index < end_index and not is_reset:
+                kept = newest.head(end_index - 1)
+                queue.append(kept)
+                self.pending_bytes += len(kept.raw)
         cut = _Cut(position, end_index, is_reset, asyncio.get_running_loop().create_future())
         queue.append(cut)
         self.written_index = min(self.written_index, end_index - 1)
@@ -213,20 +217,16 @@ class LogWriter:
 
     async def _write_group(self) -> None:
         group = self._take_group()
-        self._writing_last = group[-1].index
+        self._writing_last = group[-1].last_index
         try:
             await self._files.write(group, sync=self._sync_each_group)
         except BaseException:
-            for entry in reversed(group):
-                if entry.index <= self._writing_last:
-                    self._queue.appendleft(entry)
-                else:
-                    self.pending_bytes -= len(entry.raw)
+            self._put_back(group)
             raise
-        size_bytes = len(group[0].raw) if len(group) == 1 else sum([len(entry.raw) for entry in group])
+        size_bytes = len(group[0].raw) if len(group) == 1 else sum([len(row.raw) for row in group])
         self.pending_bytes -= size_bytes
         self.group_total += 1
-        self.entry_total += len(group)
+        self.entry_total += sum([len(row.ends) for row in group])
         self.written_index = max(self.written_index, self._writing_last)
         if self._sync_each_group:
             self.durable_index = self.written_index
@@ -237,17 +237,27 @@ class LogWriter:
         if not self._sync_each_group and self._clock.monotonic_ns() >= self._sync_due_ns():
             await self._sync()
 
-    def _take_group(self) -> list[Entry]:
+    def _put_back(self, group: list[EntryRow]) -> None:
+        """Queue again what was not written, but for what was cut off meanwhile."""
+        for row in reversed(group):
+            if row.first_index > self._writing_last:
+                self.pending_bytes -= len(row.raw)
+                continue
+            kept = row.head(min(row.last_index, self._writing_last))
+            self.pending_bytes -= len(row.raw) - len(kept.raw)
+            self._queue.appendleft(kept)
+
+    def _take_group(self) -> list[EntryRow]:
         queue = self._queue
-        group: list[Entry] = []
+        group: list[EntryRow] = []
         size_bytes = 0
         while queue and size_bytes < MAX_GROUP_BYTES:
-            entry = queue[0]
-            if isinstance(entry, _Cut):
+            row = queue[0]
+            if isinstance(row, _Cut):
                 break
             queue.popleft()
-            group.append(entry)
-            size_bytes += len(entry.raw)
+            group.append(row)
+            size_bytes += len(row.raw)
         return group
 
     async def _sync(self) -> None:

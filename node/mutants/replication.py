@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -14,8 +14,10 @@ from node.dledger.dispatcher import EntryDispatcher
 from node.dledger.entry import HEADER_SIZE_BYTES, BadEntry, Entry
 from node.dledger.files import LedgerFiles
 from node.dledger.handler import EntryHandler
+from node.dledger.index import pack_unit
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
 from node.dledger.quorum import AppendResult, AppendTaker, QuorumAckChecker
+from node.dledger.row import EntryRow
 from node.dledger.rpc import DLedgerCode, PushType
 from node.dledger.store import DLedgerStore
 from node.mutants.parts import replace
@@ -47,8 +49,8 @@ def ack_before_quorum(ledger: DLedgerServer) -> None:
         future.set_result(AppendResult(entry.index, entry.pos, entry.term))
         return future
 
-    def register_row(self: QuorumAckChecker, entries: Sequence[Entry], then: AppendTaker) -> None:
-        then(AppendResult(entries[-1].index, entries[-1].pos, entries[-1].term))
+    def register_row(self: QuorumAckChecker, last: AppendResult, entries: int, then: AppendTaker) -> None:
+        then(last)
 
     replace(ledger.pusher.checker, register=register, register_row=register_row)
 
@@ -139,7 +141,7 @@ def accept_gap(ledger: DLedgerServer) -> None:
     ) -> None:
         EntryHandler.handle_push(self, request, then)
         push = next((each for each in self._write_requests.values() if each.then is then), None)
-        if push is not None and push.entries[0].index > self._store.ledger_end_index + 1:
+        if push is not None and push.first_index > self._store.ledger_end_index + 1:
             self._reply(push, DLedgerCode.SUCCESS)
 
     replace(ledger.pusher.handler, handle_push=handle_push)
@@ -149,7 +151,9 @@ def checksum_ignored(ledger: DLedgerServer) -> None:
     """The recovery of this member runs from a copy of its module in which parsing does not verify."""
     lenient = _copy_of("node.dledger.recovery")
     lenient.__dict__["parse_entry"] = _parse_unverified
-    unverified = {"recover": lenient.__dict__["recover"], "parse_entry": _parse_unverified}
+    unverified = {
+        "recover": lenient.__dict__["recover"], "parse_entry": _parse_unverified, "scan_row": _scan_unverified
+    }  # fmt: skip
     store_globals = {**DLedgerStore.open.__globals__, **unverified}
 
     def with_globals(function: Any) -> FunctionType:
@@ -176,3 +180,20 @@ def _parse_unverified(data: bytes, offset: int = 0, previous_chain_crc: int | No
     if magic not in (1, 2, 3) or not HEADER_SIZE_BYTES <= size_bytes <= len(data) - offset:
         raise BadEntry("no entry")
     return Entry(index, term, pos, magic, chain_crc, data[offset : offset + size_bytes])
+
+
+def _scan_unverified(data: bytes, *, most: int) -> tuple[EntryRow | None, str]:
+    entries: list[Entry] = []
+    offset, problem = 0, ""
+    while offset < len(data) and len(entries) < most and not problem:
+        try:
+            entries.append(_parse_unverified(data, offset))
+            offset += entries[-1].size_bytes
+        except BadEntry as error:
+            problem = str(error)
+    if not entries:
+        return None, problem
+    first, last = entries[0], entries[-1]
+    ends = [entry.end_pos - first.pos for entry in entries]
+    units = b"".join(map(pack_unit, entries))
+    return EntryRow(first.index, first.pos, data[:offset], ends, units, last.term, last.chain_crc), problem

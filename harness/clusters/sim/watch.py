@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,13 +107,13 @@ class ReplicaWatch:
                 acknowledges(future.result().index)
             return future
 
-        def registers_row(entries: Sequence[Entry], then: AppendTaker) -> None:
+        def registers_row(last: AppendResult, entries: int, then: AppendTaker) -> None:
             def heard(outcome: AppendResult | DLedgerError) -> None:
                 if isinstance(outcome, AppendResult):
                     acknowledges(outcome.index)
                 then(outcome)
 
-            register_row(entries, heard)
+            register_row(last, entries, heard)
 
         def compares(same: Callable[[], bool]) -> bool:
             is_same = same()

@@ -12,7 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from node.dledger import DLedgerCode, DLedgerError, LedgerCorrupt
-from node.dledger.entry import HEADER_SIZE_BYTES, encode_entry
+from node.dledger.entry import HEADER_SIZE_BYTES, Entry, encode_entry
+from node.dledger.row import EntryRow, parse_rows
+
+
+def rows(entries: list[Entry]) -> list[EntryRow]:
+    return parse_rows(b"".join(entry.raw for entry in entries))
 
 
 @pytest.mark.row("Log numbering...")
@@ -238,19 +243,19 @@ def test_follower_appends_only_what_continues_its_log(bench: Any) -> None:
             )
         store = await bench.open()
         with pytest.raises(DLedgerError, match="cannot follow -1"):
-            store.append_as_follower(leader[1:])
-        bench.on("n1", lambda: store.append_as_follower(leader[:2]))
+            store.append_as_follower(rows(leader[1:]))
+        bench.on("n1", lambda: store.append_as_follower(rows(leader[:2])))
         with pytest.raises(DLedgerError, match="cannot follow 1"):
-            store.append_as_follower(leader[3:])
+            store.append_as_follower(rows(leader[3:]))
         stranger = encode_entry(magic=1, index=2, term=1, pos=leader[2].pos, previous_chain_crc=5, body=b"x")
         with pytest.raises(DLedgerError, match="chain CRC"):
-            store.append_as_follower([stranger])
+            store.append_as_follower(rows([stranger]))
         elsewhere = encode_entry(
             magic=1, index=2, term=1, pos=4096, previous_chain_crc=leader[1].chain_crc, body=b"x"
         )
         with pytest.raises(DLedgerError, match="data_segment_size_bytes the same"):
-            store.append_as_follower([elsewhere])
-        bench.on("n1", lambda: store.append_as_follower(leader[2:]))
+            store.append_as_follower(rows([elsewhere]))
+        bench.on("n1", lambda: store.append_as_follower(rows(leader[2:])))
         assert [store.get(index) for index in range(4)] == leader
 
     bench(scenario)

@@ -1,0 +1,68 @@
+"""Where in the log an entry goes: behind the one before, or at the beginning of the next file where it does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from node.dledger.config import DLedgerConfig
+from node.dledger.entry import BLANK_HEADER_SIZE_BYTES, HEADER_SIZE_BYTES
+from node.dledger.row import EntryRow
+from node.dledger.rpc import DLedgerCode, DLedgerError
+
+__all__ = ["Places"]
+
+
+class Places:
+    """The rule, the same for a leader and its followers. Positions and sizes are bytes."""
+
+    def __init__(self, config: DLedgerConfig) -> None:
+        self._file_bytes = config.data_segment_size_bytes
+        self._max_entry_bytes = config.max_entry_size_bytes
+
+    def of_entry(self, size_bytes: int, end: int) -> int:
+        """Where an entry begins that follows position `end`. Raises DLedgerError UNEXPECTED_ARGUMENT when it is too
+        large."""
+        if size_bytes > self._max_entry_bytes:
+            raise DLedgerError(
+                DLedgerCode.UNEXPECTED_ARGUMENT,
+                f"an entry of {size_bytes} bytes does not fit into a file of {self._file_bytes}",
+            )
+        room = self._file_bytes - end % self._file_bytes
+        return end if size_bytes + BLANK_HEADER_SIZE_BYTES <= room else end + room
+
+    def of_bodies(self, sizes: Sequence[int], end: int) -> tuple[list[int], list[int]]:
+        """Where the bodies, of these sizes, of entries begin that follow `end`, and which of them (by number) begin
+        another file. Raises as `of_entry`."""
+        positions: list[int] = []
+        if self._fits(sum(sizes) + HEADER_SIZE_BYTES * len(sizes), end):
+            for size_bytes in sizes:
+                end += HEADER_SIZE_BYTES
+                positions.append(end)
+                end += size_bytes
+            return positions, []
+        files = []
+        for number, size_bytes in enumerate(sizes):
+            place = self.of_entry(HEADER_SIZE_BYTES + size_bytes, end)
+            if place != end:
+                files.append(number)
+            positions.append(place + HEADER_SIZE_BYTES)
+            end = place + HEADER_SIZE_BYTES + size_bytes
+        return positions, files
+
+    def misplaced(self, row: EntryRow, end: int) -> tuple[int, int, int] | None:
+        """The first entry of a row that does not belong where it says, given that the row follows `end`: its index,
+        where it says, and where it belongs. Raises as `of_entry`."""
+        if row.pos == end and self._fits(len(row.raw), end):
+            return None
+        start = 0
+        for index, entry_end in enumerate(row.ends, row.first_index):
+            place = self.of_entry(entry_end - start, end)
+            if place != row.pos + start:
+                return index, row.pos + start, place
+            start, end = entry_end, row.pos + entry_end
+        return None
+
+    def _fits(self, size_bytes: int, end: int) -> bool:
+        """Whether so many bytes, of however many entries, surely stay in the file of `end`."""
+        room = self._file_bytes - end % self._file_bytes
+        return size_bytes + BLANK_HEADER_SIZE_BYTES <= room and size_bytes <= self._max_entry_bytes

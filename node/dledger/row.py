@@ -1,0 +1,270 @@
+"""Entries that follow each other, as one piece: what is appended, written, pushed and cut together.
+
+A batch of a client's is a row, and so is what a leader pushes at once. Its bytes are those of its entries, one behind
+the other as they lie in a file and travel between members, so that nobody who passes them on looks at a single entry.
+Whoever makes a row or takes one from outside goes through it once: what the entries' headers say is verified there,
+and their units of the index are packed there as well. `node.dledger.entry` says what an entry is; it can do the same
+for one entry at a time, which the tests hold against this.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from node.dledger.entry import (
+    BODY_FIELDS,
+    CHAIN,
+    CONFIG_MAGIC,
+    HEAD,
+    HEADER,
+    HEADER_SIZE_BYTES,
+    MAGICS,
+    NORMAL_MAGIC,
+    BadEntry,
+    Entry,
+    entry_at,
+)
+from node.dledger.index import UNIT, UNIT_SIZE_BYTES
+
+__all__ = ["EntryRow", "LogMessage", "encode_row", "parse_rows", "row_of", "scan_row"]
+
+_CHAIN_AT = HEAD.size
+_BODY_FIELDS_AT = _CHAIN_AT + CHAIN.size
+_LARGE_BYTES = 2048
+"""Of a body: from here on a view of it is cheaper than a copy."""
+
+
+class LogMessage(NamedTuple):
+    """An entry as whoever makes something of its body wants it."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of this
+    term: int
+    is_message: bool
+    body_pos: int
+    body: bytes
+    body_crc: int
+    """CRC-32 of the body; verified."""
+
+
+class EntryRow:
+    """At least one entry; each begins where the one before ends, in the same file, and has the next index.
+
+    `ends` says for each where it ends in `raw`; `units` are their units of the index, packed; `term` and `chain_crc`
+    are the last one's, and `changes` are those that change the group. Nothing of a row changes any more.
+    """
+
+    __slots__ = ("chain_crc", "changes", "ends", "first_index", "pos", "raw", "term", "units")
+
+    def __init__(
+        self,
+        first_index: int,
+        pos: int,
+        raw: bytes,
+        ends: Sequence[int],
+        units: bytes,
+        term: int,
+        chain_crc: int,
+        changes: Sequence[Entry] = (),
+    ) -> None:
+        self.first_index = first_index
+        self.pos = pos
+        self.raw = raw
+        self.ends = ends
+        self.units = units
+        self.term = term
+        self.chain_crc = chain_crc
+        self.changes = changes
+
+    @property
+    def last_index(self) -> int:
+        return self.first_index + len(self.ends) - 1
+
+    @property
+    def last_pos(self) -> int:
+        """Position of the last entry's first byte."""
+        ends = self.ends
+        return self.pos + ends[-2] if len(ends) > 1 else self.pos
+
+    @property
+    def end_pos(self) -> int:
+        """Position behind the last byte."""
+        return self.pos + len(self.raw)
+
+    def entry(self, index: int) -> Entry:
+        """One of the entries."""
+        if len(self.ends) == 1:
+            return entry_at(self.raw, 0, len(self.raw))
+        number = index - self.first_index
+        return entry_at(self.raw, self.ends[number - 1] if number else 0, self.ends[number])
+
+    def entries(self) -> list[Entry]:
+        """All of them."""
+        return [self.entry(index) for index in range(self.first_index, self.first_index + len(self.ends))]
+
+    def end_of(self, index: int) -> int:
+        """Position behind an entry."""
+        return self.pos + self.ends[index - self.first_index]
+
+    def term_of(self, index: int) -> int:
+        """Term of an entry."""
+        number = index - self.first_index
+        if number == len(self.ends) - 1:
+            return self.term
+        return int(HEAD.unpack_from(self.raw, self.ends[number - 1] if number else 0)[3])
+
+    def head(self, last_index: int) -> EntryRow:
+        """The entries up to `last_index`, which is one of them."""
+        count = last_index - self.first_index + 1
+        if count == len(self.ends):
+            return self
+        last = self.entry(last_index)
+        return EntryRow(
+            self.first_index, self.pos, self.raw[: self.ends[count - 1]], self.ends[:count],
+            self.units[: count * UNIT_SIZE_BYTES], last.term, last.chain_crc,
+            [entry for entry in self.changes if entry.index <= last_index],
+        )  # fmt: skip
+
+    def tail(self, first_index: int) -> EntryRow:
+        """The entries from `first_index` on, which is one of them."""
+        left = first_index - self.first_index
+        if not left:
+            return self
+        at = self.ends[left - 1]
+        return EntryRow(
+            first_index, self.pos + at, self.raw[at:], [end - at for end in self.ends[left:]],
+            self.units[left * UNIT_SIZE_BYTES :], self.term, self.chain_crc,
+            [entry for entry in self.changes if entry.index >= first_index],
+        )  # fmt: skip
+
+    def messages(self) -> list[LogMessage]:
+        """What each entry holds."""
+        raw, start, pos, found = self.raw, 0, self.pos, []
+        for end in self.ends:
+            magic, _, index, term, _, _, _, body_crc, _ = HEADER.unpack_from(raw, start)
+            body_at = start + HEADER_SIZE_BYTES
+            found.append(LogMessage(index, term, magic == NORMAL_MAGIC, pos + body_at, raw[body_at:end], body_crc))
+            start = end
+        return found
+
+
+def row_of(entry: Entry) -> EntryRow:
+    """A row of one entry."""
+    raw = entry.raw
+    unit = UNIT.pack(entry.magic, entry.pos, len(raw), entry.index, entry.term)
+    changes = (entry,) if entry.magic == CONFIG_MAGIC else ()
+    return EntryRow(entry.index, entry.pos, raw, (len(raw),), unit, entry.term, entry.chain_crc, changes)
+
+
+def encode_row(
+    magic: int, index: int, term: int, pos: int, previous_chain_crc: int, bodies: Sequence[bytes]
+) -> EntryRow:
+    """New entries with these bodies, the first with `index` at `pos`. Arguments as of `encode_entry`."""
+    crc32, pack_head, pack_chain, pack_fields = zlib.crc32, HEAD.pack, CHAIN.pack, BODY_FIELDS.pack
+    pack_unit = UNIT.pack
+    chain_crc, number, at = previous_chain_crc, index, pos
+    pieces: list[bytes] = []
+    units: list[bytes] = []
+    ends: list[int] = []
+    for body in bodies:
+        body_size = len(body)
+        size = HEADER_SIZE_BYTES + body_size
+        head = pack_head(magic, size, number, term, at, 0)
+        fields = pack_fields(crc32(body), body_size)
+        chain_crc = crc32(fields, crc32(head, chain_crc))
+        pieces += (head, pack_chain(chain_crc), fields, body)
+        units.append(pack_unit(magic, at, size, number, term))
+        at += size
+        number += 1
+        ends.append(at - pos)
+    raw = b"".join(pieces)
+    row = EntryRow(index, pos, raw, ends, units[0] if len(units) == 1 else b"".join(units), term, chain_crc)
+    if magic == CONFIG_MAGIC:
+        row.changes = row.entries()
+    return row
+
+
+def parse_rows(data: bytes, previous_chain_crc: int | None = None) -> list[EntryRow]:
+    """The entries that fill `data`, each the successor of the one before in index, position and chain, of a term that
+    is not smaller: one row, or more where files end in between. `previous_chain_crc` as in `parse_entry`. Raises
+    BadEntry."""
+    rows: list[EntryRow] = []
+    offset, chain_crc = 0, previous_chain_crc
+    while offset < len(data):
+        row, problem = scan_row(data, offset, chain_crc)
+        if row is None or problem:
+            raise BadEntry(problem)
+        if rows:
+            before, first = rows[-1], row.entry(row.first_index)
+            if first.index != before.last_index + 1 or first.pos < before.end_pos or first.term < before.term:
+                raise BadEntry(_no_successor(first.index, first.term, before.last_index))
+        rows.append(row)
+        offset, chain_crc = offset + len(row.raw), row.chain_crc
+    return rows
+
+
+def scan_row(
+    data: bytes, offset: int = 0, previous_chain_crc: int | None = None, *, most: int | None = None
+) -> tuple[EntryRow | None, str]:
+    """The row that begins at `offset` of `data`, of at most `most` entries, and what ends it: "" where that is the end
+    of `data`, `most`, or a gap between positions. None where not even the first entry is one.
+
+    Checks everything that the bytes themselves can tell, and with `previous_chain_crc` that the first entry continues
+    the one before.
+    """
+    crc32, unpack, pack_unit = zlib.crc32, HEADER.unpack_from, UNIT.pack
+    size, view = len(data), memoryview(data)
+    start, chain_crc, problem = offset, previous_chain_crc, ""
+    first_index = next_index = next_pos = first_pos = last_term = -1
+    ends: list[int] = []
+    units: list[bytes] = []
+    changes: list[Entry] = []
+    while offset < size and len(ends) != most:
+        if size - offset < HEADER_SIZE_BYTES:
+            problem = f"{size - offset} bytes are no entry header"
+            break
+        magic, entry_size, index, term, pos, channel, own_chain_crc, body_crc, body_size = unpack(data, offset)
+        if magic not in MAGICS:
+            problem = f"magic {magic} is unknown"
+            break
+        if (
+            entry_size != HEADER_SIZE_BYTES + body_size
+            or body_size < 0 or index < 0 or term < 0 or pos < 0 or channel != 0
+        ):  # fmt: skip
+            problem = f"the header contradicts itself (index {index}, size {entry_size}, body {body_size})"
+            break
+        body_at, end = offset + HEADER_SIZE_BYTES, offset + entry_size
+        if end > size:
+            problem = f"entry {index} ends after {size - offset} of {entry_size} bytes"
+            break
+        if ends and (index != next_index or pos != next_pos or term < last_term):
+            if index != next_index or pos < next_pos or term < last_term:
+                problem = _no_successor(index, term, next_index - 1)
+            break
+        if crc32(data[body_at:end] if body_size < _LARGE_BYTES else view[body_at:end]) != body_crc:
+            problem = f"the body of entry {index} does not match its CRC"
+            break
+        if (
+            chain_crc is not None
+            and crc32(
+                data[offset + _BODY_FIELDS_AT : body_at], crc32(data[offset : offset + _CHAIN_AT], chain_crc)
+            ) != own_chain_crc
+        ):  # fmt: skip
+            problem = f"entry {index} does not match its chain CRC"
+            break
+        if not ends:
+            first_index, first_pos = index, pos
+        if magic == CONFIG_MAGIC:
+            changes.append(entry_at(data, offset, end))
+        units.append(pack_unit(magic, pos, entry_size, index, term))
+        ends.append(end - start)
+        chain_crc, last_term, next_index, next_pos, offset = own_chain_crc, term, index + 1, pos + entry_size, end
+    if not ends or chain_crc is None:
+        return None, problem
+    raw = data if not start and offset == size else data[start:offset]
+    return EntryRow(first_index, first_pos, raw, ends, b"".join(units), last_term, chain_crc, changes), problem
+
+
+def _no_successor(index: int, term: int, before_index: int) -> str:
+    return f"entry {index} of term {term} cannot follow entry {before_index}"

@@ -1,0 +1,156 @@
+"""Messages that enter their queues together are the same, to the byte, as one by one; what is special is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import zlib
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from node.broker.delay import delay_source
+from node.broker.dispatcher import Dispatcher
+from node.broker.ledger import LogMessage
+from node.store.queue_store import QueueStore
+from node.store.record import Message, RecordSummary, encode_record
+
+
+class Seen:
+    """A derivation that keeps what it is told, as far as anything can be made of it."""
+
+    def __init__(self) -> None:
+        self.records: list[RecordSummary] = []
+
+    def dispatch(self, record: RecordSummary) -> None:
+        text = record.properties_text
+        is_special = record.prepared_transaction_offset or record.sys_flag & 12 or record.topic.isupper()
+        if is_special or "KEYS" in text or "UNIQ_KEY" in text:
+            self.records.append(record)
+
+    def snapshot(self) -> Any:
+        return {}
+
+    def restore(self, state: Any) -> None:
+        return None
+
+    async def flush(self) -> None:
+        return None
+
+
+messages = st.fixed_dictionaries(
+    {
+        "topic": st.sampled_from(["t", "t", "t", "u", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"]),
+        "queue_id": st.integers(0, 2),
+        "body": st.binary(max_size=20),
+        "properties": st.sampled_from(
+            [{}, {}, {"TAGS": "a"}, {"KEYS": "k l"}, {"UNIQ_KEY": "1", "WAIT": "true"}, {"TAGS": "b", "KEYS": "m"}]
+        ),
+        "sys_flag": st.sampled_from([0, 0, 0, 0, 4, 8, 12]),
+        "born_host": st.sampled_from(["10.0.0.1:5"] * 5 + ["[::1]:5"]),
+        "prepared_transaction_offset": st.sampled_from([0, 0, 0, 0, 0, delay_source(3, 5), 77]),
+        "repeats": st.sampled_from([False] * 8 + [True]),
+        "is_message": st.sampled_from([True] * 8 + [False]),
+    }
+)
+
+
+def fill(ledger: Any, contents: list[dict[str, Any]]) -> None:
+    """A log in which every message has the next number of its queue, or one that is taken where it is to repeat."""
+    numbers: dict[tuple[str, int], int] = {}
+    for at, content in enumerate(contents):
+        fields = dict(content)
+        repeats, is_message = fields.pop("repeats"), fields.pop("is_message")
+        if not is_message:
+            ledger.store.add(1, b"", is_message=False)
+            continue
+        key = (fields["topic"], fields["queue_id"])
+        number = numbers.get(key, 0)
+        has_place = fields["sys_flag"] & 12 in (0, 8)
+        if repeats and number and has_place:
+            number -= 1
+        elif has_place:
+            numbers[key] = number + 1
+        message = Message(
+            **fields, queue_offset=number, physical_offset=ledger.store.end_pos + 48, store_timestamp_ms=1000 + at % 7
+        )
+        ledger.store.add(1, encode_record(message))
+    ledger.store.committed_index = ledger.store.ledger_end_index
+
+
+def read_messages(ledger: Any, first: int, last: int) -> list[LogMessage]:
+    entries = [ledger.store.get(index) for index in range(first, last + 1)]
+    return [
+        LogMessage(each.index, each.term, each.is_message, each.body_pos, each.body, zlib.crc32(each.body))
+        for each in entries
+    ]
+
+
+def derived(parts: Any, until: Any, *, together: bool) -> dict[str, Any]:
+    """What a dispatcher makes of the log."""
+    ledger = parts.ledger
+
+    async def main(directory: str) -> dict[str, Any]:
+        queues = QueueStore(parts.runtime.disk, directory, units_per_file=7)
+        arrived: set[tuple[str, int]] = set()
+        seen = Seen()
+        dispatcher = Dispatcher(
+            ledger.store,
+            queues,
+            on_arrival=arrived.update,
+            derivations={"seen": seen},
+            read_messages=(lambda first, last: read_messages(ledger, first, last)) if together else None,
+        )
+        await dispatcher.start()
+        await until(
+            lambda: dispatcher.dispatched_index == ledger.store.committed_index or dispatcher.failure is not None
+        )
+        found = {
+            key: (queue.read(0, 1000), queue.read_crcs(0, 1000), queue.max_offset) for key, queue in queues.items()
+        }
+        mark = dispatcher._mark
+        await dispatcher.stop()
+        return {
+            "queues": found, "arrived": arrived, "mark": mark, "failure": str(dispatcher.failure),
+            "repeated": dispatcher.repeated_total, "seen": sorted(seen.records),
+        }  # fmt: skip
+
+    with tempfile.TemporaryDirectory() as directory:
+        return asyncio.run(main(f"{directory}/queues"))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    contents=st.lists(messages, min_size=1, max_size=40),
+    damage=st.none() | st.tuples(st.integers(0, 39), st.integers(0, 900)),
+)
+def test_together_and_one_by_one_make_the_same(
+    make_parts: Any, helpers: Any, contents: list[dict[str, Any]], damage: Any
+) -> None:
+    parts = make_parts()
+    fill(parts.ledger, contents)
+    if damage is not None and damage[0] <= parts.ledger.store.ledger_end_index:
+        entry = parts.ledger.store.entries[damage[0]]
+        if entry.body:
+            body = bytearray(entry.body)
+            body[damage[1] % len(body)] ^= 4
+            entry.body = bytes(body)
+    one_by_one = derived(parts, helpers.until, together=False)
+    assert derived(parts, helpers.until, together=True) == one_by_one
+
+
+def test_plain_messages_are_not_looked_at_one_by_one(make_parts: Any, helpers: Any, monkeypatch: Any) -> None:
+    parts = make_parts()
+    plain = {
+        "topic": "t", "body": b"x", "properties": {"KEYS": "k"}, "repeats": False, "is_message": True
+    }  # fmt: skip
+    fill(parts.ledger, [{**plain, "queue_id": number % 2, "sys_flag": 0} for number in range(500)])
+    asked: list[int] = []
+    one_by_one = Dispatcher._dispatch
+    monkeypatch.setattr(
+        Dispatcher, "_dispatch", lambda self, arrived: asked.append(self._mark.index + 1) or one_by_one(self, arrived)
+    )
+    made = derived(parts, helpers.until, together=True)
+    assert asked == [0, 1]  # each queue has to be made first
+    assert made["queues"]["t", 1][2] == 250 and len(made["seen"]) == 500

@@ -1,0 +1,201 @@
+"""Rows: made, parsed, cut and put together, held against the same done entry by entry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.dledger.entry import CONFIG_MAGIC, NORMAL_MAGIC, BadEntry, Entry, encode_entry, parse_entries
+from node.dledger.index import UNIT_SIZE_BYTES, pack_unit
+from node.dledger.newest import NewestRows
+from node.dledger.row import EntryRow, encode_row, parse_rows, row_of, scan_row
+
+bodies = st.lists(st.binary(max_size=40) | st.just(bytes(3000)), min_size=1, max_size=8)
+GAP_BYTES = 1000
+
+
+def entries_of(rows: Sequence[EntryRow]) -> list[Entry]:
+    return [entry for row in rows for entry in row.entries()]
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[Entry]:
+    """Entries that follow each other, of terms that grow, in files that end here and there."""
+    log: list[Entry] = []
+    index, term, pos, chain_crc = draw(st.integers(0, 5)), 1, draw(st.integers(0, 5)), 9
+    for body in draw(bodies):
+        term += draw(st.integers(0, 1))
+        magic = draw(st.sampled_from([1, 1, 2, CONFIG_MAGIC]))
+        pos += draw(st.sampled_from([0, 0, 0, GAP_BYTES]))
+        entry = encode_entry(magic=magic, index=index, term=term, pos=pos, previous_chain_crc=chain_crc, body=body)
+        log.append(entry)
+        index, pos, chain_crc = index + 1, entry.end_pos, entry.chain_crc
+    return log
+
+
+def raw(entries: Sequence[Entry]) -> bytes:
+    return b"".join(entry.raw for entry in entries)
+
+
+@given(bodies, st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.integers(0, (1 << 32) - 1))
+def test_a_row_is_made_of_what_its_entries_are(
+    texts: list[bytes], index: int, term: int, pos: int, chain_crc: int
+) -> None:
+    row = encode_row(NORMAL_MAGIC, index, term, pos, chain_crc, texts)
+    expected: list[Entry] = []
+    at, chain = pos, chain_crc
+    for number, body in enumerate(texts, index):
+        entry = encode_entry(magic=1, index=number, term=term, pos=at, previous_chain_crc=chain, body=body)
+        expected.append(entry)
+        at, chain = entry.end_pos, entry.chain_crc
+    assert row.entries() == expected
+    assert (row.first_index, row.pos, row.raw) == (index, pos, raw(expected))
+    assert row.units == b"".join(map(pack_unit, expected))
+    assert (row.last_index, row.last_pos, row.end_pos) == (expected[-1].index, expected[-1].pos, expected[-1].end_pos)
+    assert (row.term, row.chain_crc) == (term, chain)
+    for entry in expected:
+        assert (row.entry(entry.index), row.end_of(entry.index)) == (entry, entry.end_pos)
+
+
+@given(logs(), st.booleans())
+def test_rows_are_parsed_as_entries_are(log: list[Entry], knows_before: bool) -> None:
+    rows = parse_rows(raw(log), 9 if knows_before else None)
+    assert entries_of(rows) == log
+    assert b"".join(row.units for row in rows) == b"".join(map(pack_unit, log))
+    assert [entry for row in rows for entry in row.changes] == [each for each in log if each.magic == CONFIG_MAGIC]
+    for row in rows:
+        assert [row.term_of(index) for index in range(row.first_index, row.last_index + 1)] == [
+            entry.term for entry in row.entries()
+        ]
+        last = row.entries()[-1]
+        assert (row.term, row.chain_crc) == (last.term, last.chain_crc)
+        for message, entry in zip(row.messages(), row.entries(), strict=True):
+            assert (message.index, message.term, message.is_message) == (entry.index, entry.term, entry.is_message)
+            assert (message.body_pos, message.body) == (entry.body_pos, entry.body)
+            assert message.body_crc == int.from_bytes(entry.raw[40:44], "big")
+    gaps = sum(before.end_pos != after.pos for before, after in zip(log, log[1:], strict=False))
+    assert len(rows) == gaps + 1
+
+
+def outcome(parse: object, data: bytes, before: int | None) -> object:
+    try:
+        parsed = parse(data, before)  # type: ignore[operator]
+    except BadEntry:
+        return BadEntry
+    return entries_of(parsed) if parse is parse_rows else parsed
+
+
+@given(logs(), st.data())
+def test_whatever_is_refused_entry_by_entry_is_refused_in_rows(log: list[Entry], data: st.DataObject) -> None:
+    picked = data.draw(st.lists(st.sampled_from(log), min_size=1, max_size=6) | st.just(log))
+    damaged = bytearray(raw(picked))
+    for _ in range(data.draw(st.integers(0, 2))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    cut = bytes(damaged[: data.draw(st.integers(0, len(damaged)) | st.just(len(damaged)))])
+    before = data.draw(st.sampled_from([None, 9, picked[0].chain_crc]))
+    assert outcome(parse_rows, cut, before) == outcome(parse_entries, cut, before)
+
+
+@given(logs(), st.integers(1, 9))
+def test_what_is_good_before_something_bad_can_be_had(log: list[Entry], most: int) -> None:
+    row, problem = scan_row(raw(log) + bytes(60), most=most)
+    assert row is not None
+    assert row.entries() == log[: len(row.ends)] and len(row.ends) <= most
+    assert ("magic 0 is unknown" in problem) == (len(row.ends) == len(log) < most)
+    assert scan_row(bytes(60), most=most)[0] is None
+
+
+@given(logs(), st.data())
+def test_heads_and_tails_are_rows_themselves(log: list[Entry], data: st.DataObject) -> None:
+    row = parse_rows(raw(log))[0]
+    index = data.draw(st.integers(row.first_index, row.last_index))
+    for part, expected in (
+        (row.head(index), [entry for entry in row.entries() if entry.index <= index]),
+        (row.tail(index), [entry for entry in row.entries() if entry.index >= index]),
+    ):
+        assert part.entries() == expected
+        assert (part.raw, part.pos, part.first_index) == (raw(expected), expected[0].pos, expected[0].index)
+        assert part.units == b"".join(map(pack_unit, expected)) and len(part.units) % UNIT_SIZE_BYTES == 0
+        assert (part.term, part.chain_crc) == (expected[-1].term, expected[-1].chain_crc)
+        assert list(part.changes) == [entry for entry in expected if entry.magic == CONFIG_MAGIC]
+
+
+def test_a_row_of_one_entry_is_that_entry() -> None:
+    entry = encode_entry(magic=CONFIG_MAGIC, index=7, term=3, pos=100, previous_chain_crc=5, body=b"body")
+    row = row_of(entry)
+    assert row.entries() == [entry] == list(row.changes) and row.units == pack_unit(entry)
+    assert encode_row(CONFIG_MAGIC, 7, 3, 100, 5, [b"body"]).changes == [entry]
+
+
+class Model:
+    """The newest rows as a list of entries."""
+
+    def __init__(self) -> None:
+        self.rows = NewestRows()
+        self.log: list[Entry] = []
+
+    def add(self, texts: list[bytes], gap: int) -> None:
+        index, pos, chain = (
+            (self.log[-1].index + 1, self.log[-1].end_pos + gap, self.log[-1].chain_crc) if self.log else (3, 500, 0)
+        )
+        row = encode_row(1, index, 1, pos, chain, texts)
+        self.rows.add(row)
+        self.log += row.entries()
+
+    def check(self) -> None:
+        assert self.rows.size_bytes == sum(len(entry.raw) for entry in self.log)
+        assert self.rows.begin_pos == (self.log[0].pos if self.log else None)
+        for entry in self.log:
+            row = self.rows.find(entry.index)
+            assert row is not None and row.entry(entry.index) == entry
+            assert self.rows.body_at(entry.pos, 1000000) == entry.body
+            assert self.rows.body_at(entry.pos, 2) == entry.body[:2]
+            assert self.rows.body_at(entry.pos + 1, 2) is None
+        if self.log:
+            assert self.rows.find(self.log[0].index - 1) is None
+
+
+@given(st.data())
+def test_the_newest_rows_are_those_that_were_added_and_not_cut_or_trimmed(data: st.DataObject) -> None:
+    model = Model()
+    for _ in range(data.draw(st.integers(1, 10))):
+        step = data.draw(st.sampled_from(["add", "add", "add", "cut", "trim", "collect"]))
+        if step == "add" or not model.log:
+            model.add(data.draw(bodies), data.draw(st.sampled_from([0, 0, GAP_BYTES])))
+        elif step == "cut":
+            end = data.draw(st.integers(model.log[0].index, model.log[-1].index + 1))
+            model.rows.cut(end)
+            model.log = [entry for entry in model.log if entry.index < end]
+        elif step == "trim":
+            written = data.draw(st.integers(model.log[0].index - 1, model.log[-1].index))
+            most = data.draw(st.integers(0, 4000))
+            before = model.rows.size_bytes
+            model.rows.trim(most, written)
+            kept = model.rows.size_bytes
+            while model.log and sum(len(entry.raw) for entry in model.log) > kept:
+                assert model.log.pop(0).index <= written
+            assert before == kept or kept <= before
+        else:
+            first = data.draw(st.integers(model.log[0].index, model.log[-1].index))
+            last = data.draw(st.integers(first, model.log[-1].index))
+            most = data.draw(st.integers(0, 5000))
+            found = entries_of(model.rows.collect(first, last, most))
+            wanted = [entry for entry in model.log if first <= entry.index <= last]
+            assert found == wanted[: len(found)] and found
+            sizes = [len(entry.raw) for entry in wanted]
+            fit = max(count for count in range(1, len(wanted) + 1) if count == 1 or sum(sizes[:count]) <= most)
+            assert len(found) == fit
+        model.check()
+    model.rows.clear()
+    assert (model.rows.begin_pos, model.rows.size_bytes) == (None, 0)
+
+
+def test_an_entry_that_no_row_can_hold_says_why() -> None:
+    (first, second) = (
+        encode_entry(magic=1, index=index, term=1, pos=0, previous_chain_crc=0, body=b"") for index in (0, 2)
+    )
+    with pytest.raises(BadEntry, match="entry 2 of term 1 cannot follow entry 0"):
+        parse_rows(first.raw + second.raw)
