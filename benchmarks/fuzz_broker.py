@@ -22,7 +22,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,9 +34,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 
+from benchmarks._bystander import PAUSE_S, Bystander
 from node.broker.ports import PULL_CODES
 from node.remoting import Command, FrameError, FrameParser, RemotingClient, RequestCode, ResponseCode, encode
-from node.store.record import decode_records
+from node.store.record import Message, decode_records
 
 __all__ = ["MEMORY_SLACK_BYTES", "Subject", "free_port", "fuzz", "main", "mutate"]
 
@@ -324,65 +324,44 @@ def _may_be_held(command: Command) -> bool:
         return False
 
 
-class Bystander:
-    """Another client, in a thread of its own, that must not notice anything."""
+class _Neighbour(Bystander):
+    """Sends and reads back one message after the other."""
 
     def __init__(self, port: int) -> None:
+        super().__init__()
         self._address = f"127.0.0.1:{port}"
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-        self.sent = 0
         self.slowest_s = 0.0
-        self.failure: BaseException | None = None
 
-    def __enter__(self) -> Bystander:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    @staticmethod
-    def _body(number: int) -> bytes:
-        return b"%d " % number + b"b" * (number * 37 % 500)
-
-    async def _takes_messages(self, client: RemotingClient) -> bool:
-        """Whether the broker is master: a member of a group answers clients before its first election."""
+    async def begin(self, client: RemotingClient) -> None:
+        """Until the broker is master: a member of a group answers clients before its first election."""
         request = Command.request(RequestCode.GET_BROKER_RUNTIME_INFO)
-        reply = await client.invoke(self._address, request, timeout_ms=10_000)
-        return bool(json.loads(reply.body)["table"]["takesWrites"] == "true")
+        while True:
+            reply = await client.invoke(self._address, request, timeout_ms=10_000)
+            if json.loads(reply.body)["table"]["takesWrites"] == "true":
+                return
+            await asyncio.sleep(PAUSE_S)
 
-    async def _run(self) -> None:
-        client = RemotingClient()
-        try:
-            while True:
-                if await self._takes_messages(client):
-                    break
-                await asyncio.sleep(0.02)
-            while not self._stop.is_set():
-                began_s = time.monotonic()
-                body = self._body(self.sent)
-                fields = {"b": "bystander", "e": 0, "i": f"KEYS\x01b{self.sent}\x02"}
-                reply = await client.invoke(self._address, Command.request(310, fields, body), timeout_ms=10_000)
-                assert (reply.code, reply.ext_fields.get("queueOffset")) == (0, str(self.sent)), reply
-                pull = {"topic": "bystander", "queueId": 0, "queueOffset": self.sent}
-                reply = await client.invoke(self._address, Command.request(11, pull), timeout_ms=10_000)
-                assert [message.body for message in decode_records(reply.body)] == [body], reply
-                self.sent += 1
-                self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
-                await asyncio.sleep(0.02)
-            offset = 0
-            while offset < self.sent:
-                pull = {"topic": "bystander", "queueId": 0, "queueOffset": offset}
-                reply = await client.invoke(self._address, Command.request(11, pull), timeout_ms=10_000)
-                for message in decode_records(reply.body):
-                    assert message.body == self._body(offset) and message.queue_offset == offset
-                    offset += 1
-        except BaseException as error:
-            self.failure = error
-        finally:
-            await client.close()
+    async def step(self, client: RemotingClient) -> None:
+        began_s = time.monotonic()
+        body = self.body(self.sent)
+        fields = {"b": "bystander", "e": 0, "i": f"KEYS\x01b{self.sent}\x02"}
+        reply = await client.invoke(self._address, Command.request(310, fields, body), timeout_ms=10_000)
+        assert (reply.code, reply.ext_fields.get("queueOffset")) == (0, str(self.sent)), reply
+        assert [message.body for message in await self._pull(client, self.sent)] == [body], body
+        self.sent += 1
+        self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
+
+    async def look_again(self, client: RemotingClient) -> None:
+        offset = 0
+        while offset < self.sent:
+            for message in await self._pull(client, offset):
+                assert message.body == self.body(offset) and message.queue_offset == offset
+                offset += 1
+
+    async def _pull(self, client: RemotingClient, offset: int) -> list[Message]:
+        pull = {"topic": "bystander", "queueId": 0, "queueOffset": offset}
+        reply = await client.invoke(self._address, Command.request(11, pull), timeout_ms=10_000)
+        return decode_records(reply.body)
 
 
 @contextmanager
@@ -405,7 +384,7 @@ def fuzz(frames: int, *, seconds: float = 1e9, seed: int = 1, dledger: bool = Fa
     began_s = time.monotonic()
     memory: list[int] = []
     runner = asyncio.Runner()
-    with _subject(dledger) as subject, Bystander(subject.port) as bystander, runner:
+    with _subject(dledger) as subject, _Neighbour(subject.port) as bystander, runner:
 
         def is_over() -> bool:
             return sum(subject.counts.values()) >= frames or time.monotonic() - began_s > seconds

@@ -22,7 +22,6 @@ import contextlib
 import json
 import random
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks._bystander import Bystander
 from benchmarks.fuzz_broker import MEMORY_SLACK_BYTES, Subject, free_port, mutate
 from node.dledger.entry import NORMAL_MAGIC, encode_entry
 from node.dledger.json_form import to_json
@@ -121,42 +121,19 @@ def forged_frames(rng: random.Random, count: int) -> list[bytes]:
     return [mutate(rng.choice(valid), valid, rng) for _ in range(count)]
 
 
-class Bystander:
+class _Sender(Bystander):
     """Sends one message after the other to whoever leads, and reads all of them in the end."""
 
     def __init__(self, ports: list[int]) -> None:
+        super().__init__()
         self._addresses = [f"127.0.0.1:{port}" for port in ports]
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self.placed: dict[int, bytes] = {}
         """By offset, what was acknowledged."""
         self.failed = 0
         """Requests that no member acknowledged at once."""
-        self.sent = 0
-        self.failure: BaseException | None = None
 
-    def __enter__(self) -> Bystander:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    async def _run(self) -> None:
-        client = RemotingClient()
-        try:
-            while not self._stop.is_set():
-                await self._send(client)
-                await asyncio.sleep(0.02)
-            await self._read_all(client)
-        except BaseException as error:
-            self.failure = error
-        finally:
-            await client.close()
-
-    async def _send(self, client: RemotingClient) -> None:
-        body = b"%d " % self.sent + b"b" * (self.sent * 37 % 500)
+    async def step(self, client: RemotingClient) -> None:
+        body = self.body(self.sent)
         self.sent += 1
         for address in list(self._addresses):
             request = Command.request(310, {"b": "bystander", "e": 0}, body)
@@ -174,7 +151,7 @@ class Bystander:
                 break
         self.failed += 1
 
-    async def _read_all(self, client: RemotingClient) -> None:
+    async def look_again(self, client: RemotingClient) -> None:
         deadline_s = time.monotonic() + RECOVERY_S
         found: dict[int, bytes] = {}
         last = max(self.placed, default=-1)
@@ -254,7 +231,7 @@ def fuzz(frames: int, *, seconds: float = 1e9, seed: int = 1) -> dict[str, Any]:
         asyncio.Runner() as runner,
     ):
         leader = runner.run(_leader_of(subjects))
-        with Bystander([subject.port for subject in subjects]) as bystander:
+        with _Sender([subject.port for subject in subjects]) as bystander:
 
             def round_of(kind: str) -> None:
                 make = strange_frames if kind == "strangers" else forged_frames
