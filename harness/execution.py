@@ -178,7 +178,7 @@ def perform(parts: Parts, store: Store, console: Console) -> tuple[RunDir, dict[
                 **_project_version(),
             }
             results = judge_run(run_dir, test, parts.workload, observed, facts)
-            _finish(run_dir, test, results)
+            _finish(run_dir, test, results, observed)
     finally:
         run_dir.release()
     return run_dir, results
@@ -261,7 +261,7 @@ def judge_run(
     return {**results, **facts}
 
 
-def _finish(run_dir: RunDir, test: Test, results: dict[str, Any]) -> None:
+def _finish(run_dir: RunDir, test: Test, results: dict[str, Any], observed: Observed) -> None:
     run_dir.write_results(results)
     identity = RunIdentity.of(test, run_id=results["run_id"], started_at=datetime.fromisoformat(results["started_at"]))
     try:
@@ -272,6 +272,8 @@ def _finish(run_dir: RunDir, test: Test, results: dict[str, Any]) -> None:
         # The logs stay; the data files of a run that found nothing would only fill the disk.
         for data in (run_dir.path / "nodes").glob("*/data"):
             shutil.rmtree(data, ignore_errors=True)
+    elif observed.leave_files is not None:
+        observed.leave_files()
     run_dir.finish()
 
 

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from harness.clusters.base import Cluster, SeesReplicas
+from harness.clusters.base import Cluster, HoldsFiles, SeesReplicas
 from harness.errors import OperatorError, SystemUnderTestError
 from harness.fail_fast import WatchedRecorder
 from harness.faults.moments import WatchedMoments
@@ -73,6 +73,8 @@ class Observed:
     unexpected_errors: dict[str, int] = field(default_factory=dict)
     system_checks: Mapping[str, CheckOutcome] = field(default_factory=dict)
     system_facts: Mapping[str, Any] = field(default_factory=dict)
+    leave_files: Callable[[], None] | None = None
+    """Puts the hosts' data files into the run's directory, where a cluster has not done that by itself."""
 
 
 @dataclass(slots=True)
@@ -102,7 +104,10 @@ class Run:
 
         Raises SystemUnderTestError or OperatorError when set-up fails: then there is nothing to check.
         """
+        if isinstance(self.cluster, HoldsFiles):
+            self.observed.leave_files = self.cluster.leave_files
         with self._signals():
+            is_through = False
             try:
                 await self._set_up()
                 self.clock.start()
@@ -113,12 +118,15 @@ class Run:
                 await self._phase("waiting for recovery", self._recover)
                 await self._phase("final reads", self._final_reads)
                 await self._phase("waiting for replicas to agree", self._recover)
+                is_through = True
             finally:
                 try:
                     self.writer.flush()
                 finally:
                     self.on_phase("taking the cluster down")
                     await self._tear_down()
+                    if not is_through and self.observed.leave_files is not None:
+                        self.observed.leave_files()  # there will be no verdict that could ask for them
             self.observed.system_checks = await self.system.check(started_wall_ms=started_wall_ms)
             if isinstance(self.cluster, SeesReplicas):
                 self.observed.system_checks = {**self.observed.system_checks, **self.cluster.checks(zero_s=zero_s)}

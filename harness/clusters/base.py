@@ -28,6 +28,7 @@ __all__ = [
     "NAME_SERVER_HOST",
     "Cluster",
     "ClusterUnavailable",
+    "HoldsFiles",
     "HostProcess",
     "Program",
     "SeesReplicas",
@@ -102,6 +103,15 @@ class SeesReplicas(Protocol):
 
     def checks(self, *, zero_s: float) -> Mapping[str, CheckOutcome]:
         """What it found, by check; `zero_s` is the event loop's time at which the history begins."""
+        ...
+
+
+@runtime_checkable
+class HoldsFiles(Protocol):
+    """A cluster whose hosts' files are not in the run's directory unless somebody wants them."""
+
+    def leave_files(self) -> None:
+        """Put them there. The cluster has stopped. Raises OSError."""
         ...
 
 

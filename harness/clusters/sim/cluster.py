@@ -113,6 +113,9 @@ class SimCluster:
         self._network = SimNetwork(loop)
         self._machines: dict[str, SimHost] = {}
         self._log_names: dict[str, str] = {}
+        self._is_stopped = False
+        self._asked_for: dict[tuple[str, str], None] = {}
+        """Paths whose files are to be in the run's directory once the cluster has stopped."""
         self._trace: TraceWriter | None = None
         for host, address in self._addresses.items():
             machine = self._machines[host] = SimHost(loop, self._network, host, address)
@@ -182,18 +185,14 @@ class SimCluster:
         return process is not None and process.is_running
 
     async def stop(self) -> None:
-        """End every process; write the hosts' files and logs to the run's directory. Idempotent."""
+        """End every process; write the hosts' logs, and the files that were asked for, where the run is. Idempotent."""
         self.invariants.stop()
         await self._network.heal_all()
         for machine in self._machines.values():
             machine.kill()
-        for host in self._hosts:
-            disk = self._machines[host].disk
-            for directory in sorted({os.path.dirname(path) for path in disk.paths()}):
-                os.makedirs(self.local_path(host, directory), exist_ok=True)
-            for path in disk.paths():
-                with open(self.local_path(host, path), "wb") as file:
-                    file.write(disk.inode(path).cache)
+        self._is_stopped = True
+        for host, path in self._asked_for:
+            self._write_files(host, path)
         if self._trace is not None:
             self._network.trace = None
             self._trace.close()
@@ -215,8 +214,27 @@ class SimCluster:
         return f"/{host}/data"
 
     def local_path(self, host: str, path: str) -> str:
-        """Where a file of a host is once the cluster has stopped: the same path below the run's directory."""
+        """Where a file or directory of a host is once the cluster has stopped: the same path below the run's directory.
+        Only what was asked for is written there."""
+        self._asked_for[host, path] = None
+        if self._is_stopped:
+            self._write_files(host, path)
         return self._work_dir + path
+
+    def leave_files(self) -> None:
+        """Write every file of the replicas' disks to the run's directory. Raises OSError."""
+        for host in self._hosts:
+            self._write_files(host, "/")
+
+    def _write_files(self, host: str, root: str) -> None:
+        disk = self._machines[host].disk
+        inside = root.rstrip("/") + "/"
+        paths = [path for path in disk.paths() if path == root or path.startswith(inside)]
+        for directory in sorted({os.path.dirname(path) for path in paths}):
+            os.makedirs(self._work_dir + directory, exist_ok=True)
+        for path in paths:
+            with open(self._work_dir + path, "wb") as file:
+                file.write(disk.inode(path).cache)
 
     async def put_file(self, host: str, path: str, content: bytes) -> None:
         """Write a file on a host, durably, creating parent directories."""

@@ -8,7 +8,7 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def name_server(address: str) -> Program:
 
 
 def perform_test(
-    tmp_path: Path, *, nemesis: str, seed: int, workload: str = "register"
+    tmp_path: Path, *, nemesis: str, seed: int, workload: str = "register", settings: Mapping[str, str] | None = None
 ) -> tuple[bytes, dict[str, Any]]:
     """A whole run as `harness run` does it; returns its history and results."""
     choices = tuple(NemesisChoice.parse(word) for word in nemesis.split(",") if word)
@@ -67,6 +67,7 @@ def perform_test(
         concurrency=5,
         rate=50,
         seed=seed,
+        settings=settings or {},
     )
     nemeses = {choice.name: registry.load("nemeses", choice.name) for choice in choices}
     parts = Parts(
@@ -125,6 +126,17 @@ def test_a_run_under_faults_is_valid_and_touches_nothing_real(tmp_path: Path, wo
     assert results["valid"] is True, results
     assert all(results["checks"][name]["valid"] is True for name in ("replicas", "leaders", "invariants"))
     assert history.count(b'"process":"nemesis"') >= 8
+
+
+def test_only_a_run_that_found_something_keeps_the_replicas_files(tmp_path: Path) -> None:
+    def logs() -> list[Path]:
+        return list(tmp_path.glob("store/*/2*/nodes/n*/data/data/dledger/data/0*"))
+
+    _, results = perform_test(tmp_path, nemesis="", seed=1)
+    assert results["valid"] is True and logs() == []
+    _, results = perform_test(tmp_path, nemesis="", seed=1, settings={"mutant": "quorum-off-by-one"})
+    assert results["valid"] is False and len(logs()) >= 5
+    assert list(tmp_path.glob("store/*/2*/nodes/n1/data/broker.toml"))
 
 
 def _history_in_a_process(tmp_path: Path, name: str, hash_seed: str) -> str:
@@ -195,19 +207,29 @@ def test_only_the_node_runs_here(tmp_path: Path) -> None:
     assert "bad.toml: " in (tmp_path / "n1" / "broker.log").read_text()
 
 
-def test_files_of_hosts_come_out_at_the_end(tmp_path: Path) -> None:
-    async def main(cluster: SimCluster) -> str:
+def test_files_of_hosts_come_out_at_the_end_where_they_are_asked_for(tmp_path: Path) -> None:
+    async def main(cluster: SimCluster) -> tuple[SimCluster, str]:
         path = f"{cluster.data_dir('n2')}/x/y"
-        await cluster.put_file("n2", path, b"content")
+        for host in ("n1", "n2"):
+            await cluster.put_file(host, f"{cluster.data_dir(host)}/x/y", b"content")
+            await cluster.put_file(host, f"{cluster.data_dir(host)}/xx", b"beside it")
         assert cluster.address_from("n1", "n2", 9876) == "10.77.0.2:9876"
         with pytest.raises(ValueError, match="not announced"):
             cluster.address_from("n1", "n2", 1)
         with pytest.raises(KeyError):
             cluster.data_dir("n9")
         assert list(cluster.hosts) == ["n1", "n2", "n3"]
-        return cluster.local_path("n2", path)
+        return cluster, cluster.local_path("n2", path)
 
-    assert Path(run(main, tmp_path)).read_bytes() == b"content"
+    def there() -> list[str]:
+        return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+
+    cluster, local_path = run(main, tmp_path)
+    assert Path(local_path).read_bytes() == b"content" and there() == ["n2/data/x/y"]
+    assert Path(cluster.local_path("n1", "/n1/data/x"), "y").read_bytes() == b"content"
+    assert there() == ["n1/data/x/y", "n2/data/x/y"]
+    cluster.leave_files()
+    assert there() == ["n1/data/x/y", "n1/data/xx", "n2/data/x/y", "n2/data/xx"]
 
 
 def test_it_lives_on_a_simulated_loop_only(tmp_path: Path) -> None:
