@@ -18,7 +18,19 @@ from itertools import islice
 from operator import lt
 from typing import Any
 
-__all__ = ["FAIL", "INFO", "NEVER", "OK", "History", "HistoryBuilder", "HistoryError", "Operation", "freeze", "plain"]
+__all__ = [
+    "FAIL",
+    "INFO",
+    "NEVER",
+    "OK",
+    "History",
+    "HistoryBuilder",
+    "HistoryError",
+    "Operation",
+    "columns",
+    "freeze",
+    "plain",
+]
 
 OK = "ok"
 FAIL = "fail"
@@ -231,6 +243,13 @@ class History:
             if operation.key is not None:
                 history.keyed = True
         return history
+
+
+def columns(history: History, rows: Sequence[int], *names: str) -> list[Sequence[Any]]:
+    """Those columns at those rows, without copying where the rows are all there are."""
+    if isinstance(rows, range) and len(rows) == len(history):
+        return [getattr(history, name) for name in names]
+    return [[column[row] for row in rows] for column in (getattr(history, name) for name in names)]
 
 
 class HistoryBuilder:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Iterator
+from operator import call
 from typing import Any
 
 from checker.codecs.jsonl import FormatError
@@ -27,6 +28,8 @@ _NAMED_CHARS = {"newline": "\n", "space": " ", "tab": "\t", "return": "\r"}
 _MAX_REMEMBERED = 1 << 16
 #: Digits of numbers worth remembering: longer ones are times, which never repeat.
 _SHORT_NUMBER = 4
+#: Shapes of lines that are looked for: most histories have two to four, and each one more is tried on every line.
+_MAX_SHAPES = 8
 
 
 class EdnError(ValueError):
@@ -152,12 +155,8 @@ def read_edn_text(text: str, *, source: str = "<edn>", keyed: bool | None = None
     collecting = gc.isenabled()
     gc.disable()
     try:
-        events: list[dict[str, Any]] = []
-        lines: list[int] = []
         try:
-            for event, line in _events(text):
-                events.append(event)
-                lines.append(line)
+            events, lines = _events(text)
         except EdnError as error:
             raise FormatError(source, error.line, error.reason) from error
         if keyed or (keyed is None and _looks_keyed(events)):
@@ -173,27 +172,79 @@ def read_edn_text(text: str, *, source: str = "<edn>", keyed: bool | None = None
             gc.enable()
 
 
-def _events(text: str) -> Iterator[tuple[dict[str, Any], int]]:
-    """Events with the line each ends on.  Flat one-line maps, which most are, take a short way."""
+class _Shape:
+    """Lines that name the same things in the same order, with the same type, and differ in other values only.
+
+    A history has few: matching a whole line at once is several times faster than taking it apart.
+    """
+
+    def __init__(self, body: str, atoms: _Atoms) -> None:
+        names, constants, readers = [], {}, []
+        pattern, end = [r"\s*\{"], 0
+        for pair in _PAIR.finditer(body):
+            name, token = pair.groups()
+            pattern.append(re.escape(body[end : pair.start(2)]))
+            end = pair.end()
+            if name == "type":
+                pattern.append(re.escape(token))
+                constants[name] = atoms[token]
+                continue
+            names.append(name)
+            is_number = name in ("index", "time") and token.isdecimal()
+            pattern.append(r"(\d+)" if is_number else f"({_VALUE})")
+            readers.append(int if is_number else atoms.__getitem__)
+        pattern += [re.escape(body[end:]), r"\}\s*"]
+        if "process" not in names:
+            constants.setdefault("process", 0)
+        self.match = re.compile("".join(pattern)).fullmatch
+        self.constants = constants
+        self._names = tuple(names)
+        self._readers = tuple(readers)
+
+    def event(self, match: re.Match[str]) -> dict[str, Any]:
+        """The event of a line that matches."""
+        return dict(zip(self._names, map(call, self._readers, match.groups()), strict=True), **self.constants)
+
+
+def _events(text: str) -> tuple[list[dict[str, Any]], list[int]]:
+    """Events and the line each ends on.  Lines like one before, and flat one-line maps, take shorter ways."""
     atoms = _Atoms()
     text = _without_outer(text)
+    events: list[dict[str, Any]] = []
+    lines: list[int] = []
+    shapes: list[_Shape] = []
+    add, add_line = events.append, lines.append
     pending: list[str] = []
     pending_line = 1
+
+    def add_forms(of: str, first_line: int) -> None:
+        for form, end in _forms(of, atoms, first_line):
+            line = _line(of, end, first_line)
+            for event in _event(form, line):
+                add(event)
+                add_line(line)
+
     for number, raw in enumerate(text.split("\n"), 1):
+        if not pending:
+            for shape in shapes:
+                match = shape.match(raw)
+                if match is not None:
+                    break
+            else:
+                match = None
+            if match is not None:
+                add(shape.event(match))
+                add_line(number)
+                continue
         line = raw.strip()
         if not pending and line[:1] == "{" and line[-1:] == "}":
             body = line[1:-1]
-            if not _NESTED.search(body):
-                tokens = body.replace(",", " ").split()
-                if len(tokens) % 2 == 0 and ('"' not in body or _whole_strings(tokens, body)):
-                    event = {key[1:]: atoms[token] for key, token in zip(tokens[::2], tokens[1::2], strict=True)}
-                    event.setdefault("process", 0)
-                    yield event, number
-                    continue
-            if _FLAT.fullmatch(body):
-                event = {name: atoms[token] for name, token in _PAIR.findall(body)}
-                event.setdefault("process", 0)
-                yield event, number
+            event = _flat_event(body, atoms)
+            if event is not None:
+                add(event)
+                add_line(number)
+                if len(shapes) < _MAX_SHAPES and _FLAT.fullmatch(body):
+                    shapes.append(_Shape(body, atoms))
                 continue
             try:
                 forms = _forms(line, atoms, number)
@@ -201,7 +252,9 @@ def _events(text: str) -> Iterator[tuple[dict[str, Any], int]]:
                 forms = []
             if forms:
                 for form, _ in forms:
-                    yield from _event(form, number)
+                    for event in _event(form, number):
+                        add(event)
+                        add_line(number)
                 continue
         if not pending:
             if not line or line[0] == ";":
@@ -211,13 +264,25 @@ def _events(text: str) -> Iterator[tuple[dict[str, Any], int]]:
         if line[:1] == "}" or line[-1:] == "}":
             whole = "\n".join(pending)
             if _balanced(whole):
-                for form, end in _forms(whole, atoms, pending_line):
-                    yield from _event(form, _line(whole, end, pending_line))
+                add_forms(whole, pending_line)
                 pending = []
     if pending:
-        whole = "\n".join(pending)
-        for form, end in _forms(whole, atoms, pending_line):
-            yield from _event(form, _line(whole, end, pending_line))
+        add_forms("\n".join(pending), pending_line)
+    return events, lines
+
+
+def _flat_event(body: str, atoms: _Atoms) -> dict[str, Any] | None:
+    """The event between the braces of a line, if its values are atoms, plain strings or vectors of atoms."""
+    event: dict[str, Any] | None = None
+    if not _NESTED.search(body):
+        tokens = body.replace(",", " ").split()
+        if len(tokens) % 2 == 0 and ('"' not in body or _whole_strings(tokens, body)):
+            event = {key[1:]: atoms[token] for key, token in zip(tokens[::2], tokens[1::2], strict=True)}
+    if event is None and _FLAT.fullmatch(body):
+        event = {name: atoms[token] for name, token in _PAIR.findall(body)}
+    if event is not None:
+        event.setdefault("process", 0)
+    return event
 
 
 def _whole_strings(tokens: list[str], body: str) -> bool:
@@ -259,13 +324,13 @@ def _balanced(text: str) -> bool:
     return depth == 0
 
 
-def _event(form: Any, line: int) -> Iterator[tuple[dict[str, Any], int]]:
+def _event(form: Any, line: int) -> Iterator[dict[str, Any]]:
     if isinstance(form, dict):
         form.setdefault("process", 0)
-        yield form, line
+        yield form
     elif isinstance(form, list) and len(form) >= 3 and form[1] in ("invoke", "ok", "fail", "info"):
         process, kind, f = form[:3]
-        yield {"process": process, "type": kind, "f": f, "value": form[3] if len(form) > 3 else None}, line
+        yield {"process": process, "type": kind, "f": f, "value": form[3] if len(form) > 3 else None}
     elif isinstance(form, list):
         for inner in form:
             yield from _event(inner, line)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from checker.history import FAIL, INFO, NEVER, OK, History
+from checker.history import FAIL, INFO, NEVER, OK, History, columns
 from checker.linearizability.outcome import NotApplicable, Violation
-from checker.linearizability.register import BEFORE_ALL, columns, zone_conflict
+from checker.linearizability.register import BEFORE_ALL, zone_conflict
 from checker.models.registers import CASRegister
 
 __all__ = ["check_cas"]

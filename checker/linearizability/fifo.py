@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from checker.history import FAIL, INFO, NEVER, History
+from checker.history import FAIL, INFO, NEVER, History, columns
 from checker.linearizability.outcome import NotApplicable, Violation
-from checker.linearizability.register import columns
 from checker.models.base import Model
 from checker.models.collections import FIFOQueue
 from checker.verdict import Edge

@@ -35,12 +35,13 @@ class Foresight:
     """For one problem; :meth:`of` answers ``None`` where states are too many or crashed operations ambiguous."""
 
     def __init__(self, problem: Problem, needs: dict[int, int], makes: dict[int, list[int]]) -> None:
+        problem.complete()
         self._problem = problem
         self._needs = needs
         self._makes = makes
         self._needs_at: list[list[Need] | None] = [None] * len(problem.return_bit)
         self._makers: dict[int, list[int]] = {}
-        self._starts = [problem.invoked[row] for row, _ in problem.live]
+        self._starts = list(map(problem.invoked.__getitem__, problem.live_rows))
         self._users: dict[int, list[tuple[int, int]]] = {}
         #: A bit that no operation has: stands for those that will need a state but are not open yet.
         self._later = 1 << max(bit.bit_length() for bit in problem.return_bit)
@@ -54,7 +55,7 @@ class Foresight:
         makes_of = [makes.get(id(row), ()) for row in problem.kinds]
         needs_of = [needs.get(id(row)) for row in problem.kinds]
         returned = problem.returned
-        for row, number in problem.live:
+        for row, number in zip(problem.live_rows, problem.live_kinds, strict=True):
             for state in makes_of[number]:
                 self._makers.setdefault(state, []).append(invoked[row])
             needed = needs_of[number]
@@ -172,7 +173,8 @@ class Foresight:
         now = problem.returned[problem.return_row[at]]
         since = -1
         first = bisect_right(self._starts, now)
-        for row, number in islice(problem.live, first, first + MAX_AHEAD):
+        coming = slice(first, first + MAX_AHEAD)
+        for row, number in zip(problem.live_rows[coming], problem.live_kinds[coming], strict=True):
             start = problem.invoked[row]
             if start > position:
                 break

@@ -81,7 +81,7 @@ class Search:
     @property
     def weight(self) -> int:
         """About how many operations each step has to look at."""
-        return 1 + self._problem.open_in_all // (1 + self.returns) + len(self._problem.crashed)
+        return 1 + self._problem.open_at_returns() + len(self._problem.crashed)
 
     def run_until(self, max_steps: int, deadline: float) -> bool | None:
         """:meth:`run`, but no further than ``deadline`` (seconds of ``time.perf_counter``)."""
@@ -265,7 +265,7 @@ class Search:
         needs_at = None if self._foresight is None else self._foresight.needs_at
         hopeless, available_at = self._hopeless, problem.available
         width = 0 if self._foresight is None else self._foresight.width
-        end = len(return_bit)
+        end = problem.ready or problem.more()
         deepest = self._reached
         steps = 0
         worried = EASE_STEPS if self._stuck == 0 else 0
@@ -295,9 +295,11 @@ class Search:
                         mask ^= bit
                         at += 1
                         if at == end:
-                            self.steps += steps
-                            self._reached = end
-                            return True
+                            end = problem.more()
+                            if at == end:
+                                self.steps += steps
+                                self._reached = end
+                                return True
                         for fresh, row in new_pure[at]:
                             if row[state] == state:
                                 mask |= fresh

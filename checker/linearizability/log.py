@@ -13,10 +13,9 @@ from itertools import accumulate, islice
 from operator import itemgetter, lt
 from typing import Any
 
-from checker.history import INFO, NEVER, OK, History
+from checker.history import INFO, NEVER, OK, History, columns
 from checker.linearizability.outcome import NotApplicable, Violation
 from checker.linearizability.ranks import rank_conflict
-from checker.linearizability.register import columns
 from checker.models.logs import Log
 from checker.verdict import Edge
 from checker.words import named_row, short

@@ -9,10 +9,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import count, repeat
 from typing import Any
 
-from checker.history import INFO, NEVER, OK, History, freeze
+from checker.history import FAIL, INFO, NEVER, OK, History, columns, freeze
 from checker.models.base import FAILED, ILLEGAL, UNKNOWN, Model, ModelError
 
 __all__ = ["Problem", "Space", "Transitions", "expected_bytes"]
@@ -22,6 +23,9 @@ BYTES_PER_ROW = 1_000
 BYTES_PER_OPEN = 80
 #: What no machine misses: not worth a closer look.
 _SMALL_BYTES = 16 << 20
+#: Returns compiled at a time, and those looked at to say how many operations are open at each.
+CHUNK_RETURNS = 16
+SAMPLED_RETURNS = 256
 
 
 def expected_bytes(history: History, rows: Sequence[int]) -> int:
@@ -34,16 +38,15 @@ def expected_bytes(history: History, rows: Sequence[int]) -> int:
 
 def _open_at_returns(history: History, rows: Sequence[int]) -> int:
     """How many operations are open at each return, summed."""
-    invoked, returned = history.invoked, history.returned
-    ends = sorted(returned[row] for row in rows if returned[row] != NEVER)
-    return sum(bisect_left(ends, returned[row]) - bisect_left(ends, invoked[row]) for row in rows)
+    invoked, returned = columns(history, rows, "invoked", "returned")
+    ends = sorted(filter(NEVER.__ne__, returned))
+    # As many as were invoked before the return, without those that returned before it.
+    return sum(map(bisect_left, repeat(sorted(invoked)), ends)) - len(ends) * (len(ends) + 1) // 2
 
 
-def _hashable(value: Any) -> Any:
-    """``freeze``, with a short way for the flat pairs that compare-and-sets carry."""
-    if value.__class__ is list and len(value) == 2 and value[0].__class__ is int and value[1].__class__ is int:
-        return value[0], value[1]
-    return freeze(value)
+def _tuples(values: Sequence[Any]) -> list[Any]:
+    """What :func:`freeze` makes of values none of which holds more than a flat list."""
+    return [tuple(value) if value.__class__ is list else value for value in values]
 
 
 class Space:
@@ -76,18 +79,23 @@ class Transitions(dict[int, int]):
     everywhere (see ``foresight``).
     """
 
-    __slots__ = ("blind", "conditional", "kind", "space")
+    blind = False
+    conditional = False
 
     def __init__(self, space: Space, kind: tuple[str, Any, Any]) -> None:
         self.space = space
         self.kind = kind
-        self.conditional = False
-        self.blind = False
 
     def __missing__(self, state: int) -> int:
         space = self.space
         after = space.step(space.states[state], *self.kind)
-        number = -1 if after is ILLEGAL else space.intern(after)
+        if after is ILLEGAL:
+            number = -1
+        else:
+            try:
+                number = space.ids[after]
+            except (KeyError, TypeError):
+                number = space.intern(after)
         self[state] = number
         return number
 
@@ -112,18 +120,56 @@ class Problem:
         *,
         unlimited_crashes: bool = False,
     ) -> None:
-        live, kinds, crashed_kinds = _select(history, rows, model)
+        self.live_rows, self.live_kinds, kinds, crashed_kinds = _select(history, rows, model)
         model = model.specialised(kinds) if starts is None else model
         self.space = space = Space(model)
         self.kinds = [Transitions(space, kind) for kind in kinds]
-        pure = [model.is_pure(*kind) for kind in kinds]
+        self._pure = [model.is_pure(*kind) for kind in kinds]
         self.starts = [space.intern(state) for state in ([model.start()] if starts is None else starts)]
-        self.live = live
         self.invoked, self.returned = history.invoked, history.returned
         #: Whether a crashed operation may have had one of several results.
         self.ambiguous = False
         self._count_crashed(model, kinds, crashed_kinds, unlimited_crashes)
-        self._compile(pure, crashed_kinds)
+        self._prepare(bool(crashed_kinds))
+
+    def _prepare(self, crashed: bool) -> None:
+        """What is known of every return without looking at what is open there."""
+        rows, numbers = self.live_rows, self.live_kinds
+        self._ends = ends = list(map(self.returned.__getitem__, rows))
+        self._order = order = sorted(range(len(ends)), key=ends.__getitem__)
+        if crashed:
+            del order[len(order) - ends.count(NEVER) :]
+        closing = list(map(numbers.__getitem__, order))
+        own = [None if pure else row for pure, row in zip(self._pure, self.kinds, strict=True)]
+        returns = len(order)
+        self.return_row: list[int] = list(map(rows.__getitem__, order))
+        self.own: list[Transitions | None] = list(map(own.__getitem__, closing))
+        self.closing: list[Transitions] = list(map(self.kinds.__getitem__, closing))
+        self.return_bit = [0] * returns
+        self.new_pure: list[Sequence[tuple[int, Transitions]]] = [()] * returns
+        self.open_pure: list[Sequence[tuple[int, Transitions]]] = [()] * returns
+        self.open_mutators: list[Sequence[tuple[int, int, int, Transitions]]] = [()] * returns
+        self.available = [0] * returns
+        #: How many returns are compiled.
+        self.ready = 0
+        # What is left to compile must not know this object: a circle would keep everything past its time.
+        self._chunks = _compiled(
+            numbers=numbers,
+            starts=[*map(self.invoked.__getitem__, rows), NEVER],
+            ends=ends,
+            order=order,
+            pure=self._pure,
+            transitions=list(map(self.kinds.__getitem__, numbers)),
+            unit_of=self._unit_of,
+            out=(self.return_bit, self.new_pure, self.open_pure, self.open_mutators, self.available),
+        )
+
+    def open_at_returns(self) -> int:
+        """About how many operations are open at a return, by a sample of those that are compiled."""
+        apart = self.ready // SAMPLED_RETURNS + 1
+        sampled = range(0, self.ready, apart)
+        opened = sum(len(self.open_pure[at]) + len(self.open_mutators[at]) for at in sampled)
+        return opened // max(1, len(sampled))
 
     def _count_crashed(
         self, model: Model, kinds: list[tuple[str, Any, Any]], crashed_kinds: dict[int, int], unlimited: bool
@@ -133,8 +179,8 @@ class Problem:
         self._unit_of: dict[int, int] = {}
         self.guards = 0
         self.crashed: list[tuple[int, int, int, Transitions]] = []
-        for number, count in crashed_kinds.items():
-            width = count.bit_length()
+        for number, times in crashed_kinds.items():
+            width = times.bit_length()
             self._unit_of[number] = 1 << shift
             f, value, _ = kinds[number]
             for result in model.outcomes(f, value, kinds):
@@ -146,116 +192,163 @@ class Problem:
             self.guards |= 1 << (shift + width)
             shift += width + 1
 
-    def _compile(self, pure: list[bool], crashed_kinds: dict[int, int]) -> None:
-        """One entry per return: its bit, its transitions, and what is open there."""
-        live, row_of, unit_of = self.live, self.kinds, self._unit_of
-        invoked, returned = self.invoked, self.returned
-        order = sorted(
-            [(returned[row], row, number) for row, number in live if not crashed_kinds or returned[row] != NEVER]
-        )
-        #: How many operations are open at each return, summed.
-        self.open_in_all = 0
-        self.return_bit: list[int] = []
-        self.return_row: list[int] = [row for _, row, _ in order]
-        self.own: list[Transitions | None] = []
-        self.closing: list[Transitions] = [row_of[number] for _, _, number in order]
-        self.new_pure: list[Any] = []
-        self.open_pure: list[Any] = []
-        self.open_mutators: list[Any] = []
-        self.available: list[int] = []
-        add_bit, add_own = self.return_bit.append, self.own.append
-        add_new, add_pure = self.new_pure.append, self.open_pure.append
-        add_mutators, add_available = self.open_mutators.append, self.available.append
-        free: list[int] = []
-        next_bit = 1
-        bit_of: dict[int, int] = {}
-        open_pure: dict[int, tuple[int, Transitions]] = {}
-        open_mutators: dict[int, tuple[int, int, int, Transitions]] = {}
-        available = 0
-        at, count = 0, len(live)
-        none: tuple[Any, ...] = ()
-        for position, row, number in order:
+    def more(self) -> int:
+        """Compile some more returns; how many are ready now, the same as before where there are no more."""
+        self.ready = next(self._chunks, self.ready)
+        return self.ready
+
+    def complete(self) -> None:
+        """Compile all returns."""
+        for ready in self._chunks:
+            self.ready = ready
+
+
+def _compiled(
+    *,
+    numbers: Sequence[int],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    order: Sequence[int],
+    pure: Sequence[bool],
+    transitions: Sequence[Transitions],
+    unit_of: dict[int, int],
+    out: tuple[list[int], list[Any], list[Any], list[Any], list[int]],
+) -> Iterator[int]:
+    """Fills in what is open at each return, in time order; yields how many returns are ready, chunk by chunk.
+
+    A violation is often found long before the last return: nothing beyond it is then compiled.
+    """
+    return_bit, new_pure, open_pure, open_mutators, available_at = out
+    none: tuple[Any, ...] = ()
+    entries: list[Any] = [None] * len(numbers)
+    pure_now: list[tuple[int, Transitions]] = []
+    mutators_now: list[tuple[int, int, int, Transitions]] = []
+    pure_then = none
+    mutators_then = none
+    free: list[int] = []
+    next_bit, available, at, ready = 1, 0, 0, 0
+    next_chunk = CHUNK_RETURNS
+    start = starts[0]
+    for index in order:
+        ending = ends[index]
+        if start <= ending:
             new: list[tuple[int, Transitions]] | None = None
-            while at < count:
-                opened, kind = live[at]
-                if invoked[opened] > position:
-                    break
-                at += 1
-                closes = returned[opened]
+            is_changed = False
+            while start <= ending:
+                closes = ends[at]
+                number = numbers[at]
                 if closes == NEVER:
-                    available += unit_of[kind]
-                    continue
-                if free:
-                    bit = free.pop()
+                    available += unit_of[number]
                 else:
-                    bit = next_bit
-                    next_bit <<= 1
-                bit_of[opened] = bit
-                if pure[kind]:
-                    pair = open_pure[bit] = (bit, row_of[kind])
-                    if new is None:
-                        new = [pair]
+                    if free:
+                        bit = free.pop()
                     else:
-                        new.append(pair)
-                else:
-                    open_mutators[bit] = (closes, bit, kind, row_of[kind])
-            bit = bit_of.pop(row)
-            add_bit(bit)
-            add_new(new or none)
-            self.open_in_all += len(open_pure) + len(open_mutators)
-            add_pure(tuple(open_pure.values()) if open_pure else none)
-            add_mutators(tuple(open_mutators.values()) if open_mutators else none)
-            add_available(available)
-            if pure[number]:
-                del open_pure[bit]
-                add_own(None)
-            else:
-                del open_mutators[bit]
-                add_own(row_of[number])
-            free.append(bit)
+                        bit = next_bit
+                        next_bit <<= 1
+                    if pure[number]:
+                        pair = entries[at] = (bit, transitions[at])
+                        pure_now.append(pair)
+                        if new is None:
+                            new = [pair]
+                        else:
+                            new.append(pair)
+                    else:
+                        entry = entries[at] = (closes, bit, number, transitions[at])
+                        mutators_now.append(entry)
+                        is_changed = True
+                at += 1
+                start = starts[at]
+            if new is not None:
+                new_pure[ready] = new
+                pure_then = tuple(pure_now)
+            if is_changed:
+                mutators_then = tuple(mutators_now)
+        if unit_of:
+            available_at[ready] = available
+        open_pure[ready] = pure_then
+        open_mutators[ready] = mutators_then
+        closing = entries[index]
+        if pure[numbers[index]]:
+            return_bit[ready] = bit = closing[0]
+            pure_now.remove(closing)
+            pure_then = tuple(pure_now)
+        else:
+            return_bit[ready] = bit = closing[1]
+            mutators_now.remove(closing)
+            mutators_then = tuple(mutators_now)
+        free.append(bit)
+        ready += 1
+        if ready == next_chunk:
+            yield ready
+            next_chunk = ready + CHUNK_RETURNS
+    yield ready
 
 
 def _select(
     history: History, rows: Sequence[int], model: Model
-) -> tuple[list[tuple[int, int]], list[tuple[str, Any, Any]], dict[int, int]]:
-    """The rows that matter with their kinds, the kinds, and how many crashed operations each kind has."""
-    fs, values, results, statuses = history.f, history.value, history.result, history.status
+) -> tuple[Sequence[int], list[int], list[tuple[str, Any, Any]], dict[int, int]]:
+    """The rows that matter, the kind of each, the kinds, and how many crashed operations each kind has."""
     pure, asserts, functions, errors = model.pure, model.failures_that_assert(), model.functions, history.errors
+    fs, values, results, statuses = columns(history, rows, "f", "value", "result", "status")
+    if FAIL in statuses and (errors or not asserts):
+        rows = [
+            row
+            for row, f, status in zip(rows, fs, statuses, strict=True)
+            if status != FAIL or (f in asserts and row not in errors)
+        ]
+        fs, values, results, statuses = columns(history, rows, "f", "value", "result", "status")
+    # Operations that look alike are of one kind, named by the first of them: found without a step of ours for each.
+    first_alike: dict[Any, int] = {}
+    try:
+        alike = list(map(first_alike.setdefault, zip(fs, values, results, statuses, strict=True), count()))
+    except TypeError:  # a map or a list, as the values of a history may be
+        first_alike = {}
+        asked, told = _tuples(values), _tuples(results)
+        try:
+            alike = list(map(first_alike.setdefault, zip(fs, asked, told, statuses, strict=True), count()))
+        except TypeError:
+            first_alike = {}
+            asked, told = list(map(freeze, asked)), list(map(freeze, told))
+            alike = list(map(first_alike.setdefault, zip(fs, asked, told, statuses, strict=True), count()))
     kinds: list[tuple[str, Any, Any]] = []
     ids: dict[Any, int] = {}
-    live: list[tuple[int, int]] = []
-    crashed: dict[int, int] = {}
-    add = live.append
-    for row in rows:
-        f = fs[row]
-        status = statuses[row]
-        if status is OK or status == OK:
-            kind = (f, values[row], results[row])
+    number_of: dict[int, int] = {}
+    crashed_numbers: dict[int, int] = {}
+    is_complete = True
+    for (f, token, answer, status), first in first_alike.items():
+        result = results[first]
+        number = -1
+        if functions and f not in functions:
+            if status in (OK, INFO) or f in asserts:
+                known = ", ".join(sorted(functions))
+                raise ModelError(f"model {model.name} knows {known}; the history has {f!r} (row {rows[first]})")
         elif status == INFO:
-            if f in pure:
-                continue
-            kind = (f, values[row], UNKNOWN)
+            if f not in pure and not model.is_pure(f, values[first], UNKNOWN):
+                result = answer = UNKNOWN
+                number = 0
+        elif status == OK:
+            number = 0
+        elif f in asserts and status == FAIL:
+            result = answer = FAILED
+            number = 0
+        if number < 0:
+            is_complete = False
         else:
-            if f not in asserts or row in errors:
-                continue
-            kind = (f, values[row], FAILED)
-        try:
-            number = ids.get(kind)
-            token: Any = kind
-        except TypeError:
-            token = (f, _hashable(kind[1]), _hashable(kind[2]))
-            number = ids.get(token)
-        if number is None:
-            if functions and f not in functions:
-                raise ModelError(
-                    f"model {model.name} knows {', '.join(sorted(functions))}; the history has {f!r} (row {row})"
-                )
-            number = ids[token] = len(kinds)
-            kinds.append(kind)
-        if status == INFO:
-            if model.is_pure(*kind):
-                continue
-            crashed[number] = crashed.get(number, 0) + 1
-        add((row, number))
-    return live, kinds, crashed
-
+            name = (f, token, answer)
+            number = ids.setdefault(name, len(kinds))
+            if number == len(kinds):
+                kinds.append((f, values[first], result))
+            if status == INFO:
+                crashed_numbers[first] = number
+        number_of[first] = number
+    numbers = list(map(number_of.__getitem__, alike))
+    crashed: dict[int, int] = {}
+    if crashed_numbers:
+        for first in alike:
+            if first in crashed_numbers:
+                number = crashed_numbers[first]
+                crashed[number] = crashed.get(number, 0) + 1
+    if is_complete:
+        return rows, numbers, kinds, crashed
+    live = [row for row, number in zip(rows, numbers, strict=True) if number >= 0]
+    return live, [number for number in numbers if number >= 0], kinds, crashed

@@ -14,13 +14,13 @@ from collections.abc import Hashable, Sequence
 from itertools import islice
 from typing import Any
 
-from checker.history import FAIL, NEVER, OK, History
+from checker.history import FAIL, NEVER, OK, History, columns
 from checker.linearizability.outcome import NotApplicable, Violation
 from checker.models.registers import Register
 from checker.verdict import Edge
 from checker.words import named_row, short
 
-__all__ = ["check_register", "columns", "impossible_read", "zone_conflict"]
+__all__ = ["check_register", "impossible_read", "zone_conflict"]
 
 #: Position of the write that gave the register its initial value: before every event.
 BEFORE_ALL = -1
@@ -36,13 +36,6 @@ def check_register(history: History, rows: Sequence[int], model: Register) -> Vi
         return _check(history, rows, model.initial, model.reads_of_none_count())
     except TypeError as error:
         raise NotApplicable(f"a value is not hashable ({error})") from error
-
-
-def columns(history: History, rows: Sequence[int], *names: str) -> list[Sequence[Any]]:
-    """Those columns at those rows, without copying where the rows are all there are."""
-    if isinstance(rows, range) and len(rows) == len(history):
-        return [getattr(history, name) for name in names]
-    return [[column[row] for row in rows] for column in (getattr(history, name) for name in names)]
 
 
 def _check(history: History, rows: Sequence[int], initial: Hashable, none_counts: bool) -> Violation | None:

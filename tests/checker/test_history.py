@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from checker import FormatError, History, HistoryError, Operation, read_jsonl
 from checker.codecs import detect_format, read, read_bytes, read_rows
+from checker.codecs.edn import parse_edn, read_edn_text
 
 
 def write(tmp_path: Path, name: str, text: str) -> Path:
@@ -155,3 +158,29 @@ def test_operations_of_equal_time_are_concurrent() -> None:
         ]
     )
     assert history.invoked[1] < history.returned[0]
+
+
+EDN_VALUES = [
+    *("nil", "7", "12345678", "-3", "1.5", ":kw", '"n1"', '"a, b :f c"', '"q\\"q"', "[1 2]", "[:a nil]", "{:a 1}"),
+    *("[[1]]", "#{2}"),
+]
+
+
+@given(st.data())
+def test_edn_lines_of_a_known_shape_read_as_any_other_form(data: st.DataObject) -> None:
+    lines = []
+    for index in range(data.draw(st.integers(1, 12))):
+        pairs = [(":index", str(index)), (":time", data.draw(st.sampled_from(["5", "123456789", "nil"])))]
+        pairs += [(":process", str(index)), (":type", ":invoke"), (":f", data.draw(st.sampled_from([":read", ":add"])))]
+        pairs.append((":value", data.draw(st.sampled_from(EDN_VALUES))))
+        if data.draw(st.booleans()):
+            pairs.append((":node", data.draw(st.sampled_from(EDN_VALUES))))
+        between = data.draw(st.sampled_from([", ", " ", ",  "]))
+        lines.append(data.draw(st.sampled_from(["", " "])) + "{" + between.join(map(" ".join, pairs)) + "}")
+    text = "\n".join(lines)
+    if data.draw(st.booleans()):
+        text = f"[{text}]"
+    events = [event for form in parse_edn(text) for event in (form if isinstance(form, list) else [form])]
+    whole, plainly = read_edn_text(text, keyed=False), History.of(events)
+    for name in ("process", "f", "value", "invoked_ns", "status"):
+        assert getattr(whole, name) == getattr(plainly, name)
