@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -23,6 +24,9 @@ __all__ = ["Record", "fault_rng", "run_schedule"]
 
 Record = Callable[[dict[str, Any]], None]
 """Takes one history event (process, type, f, value); index and time are the recorder's to add."""
+
+PLAN_PATIENCE_S = 1.0
+"""How long a plan may take before healings go ahead of it; where somebody leads it takes milliseconds."""
 
 STEP_TIMEOUT_S = 30.0
 """How long one step of one fault may take. Longer than any step's own deadline, so it ends only hung ones."""
@@ -66,7 +70,9 @@ async def run_schedule(
     driver = _Driver(target=target, nemeses=nemeses, run_key=rng.getrandbits(64), record=record)
     try:
         since_s = begin_s
-        for event in schedule:
+        events = deque(schedule)
+        while events:
+            event = events.popleft()
             wait_s = event.at_s - now_s()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
@@ -75,7 +81,7 @@ async def run_schedule(
             since_s = loop.time()
             if event.action == INJECT:
                 # A plan touches nothing and may be cancelled; once a fault begins, its proof is worth having.
-                injection = await driver.plan(event)
+                injection = await driver.plan_beside(event, events, now_s)
                 await _to_the_end(driver.carry_out(event, driver.inject(injection)))
             else:
                 await _to_the_end(driver.carry_out(event, driver.heal(event.fault_id)))
@@ -124,6 +130,22 @@ class _Driver:
             if moment is not None and (left_s := moment.at_s + word.delay_s - loop.time()) > 0:
                 await asyncio.sleep(left_s)
         self._moments[event.fault_id, event.action] = None if moment is None else str(moment)
+
+    async def plan_beside(self, event: FaultEvent, events: deque[FaultEvent], now_s: Callable[[], float]) -> Injection:
+        """Decide who is hit. Where that takes long, because a leader is waited for, faults whose time to be healed
+        comes meanwhile are healed, and taken off `events`: one of them may be what keeps everybody from leading."""
+        plan = asyncio.ensure_future(self.plan(event))
+        try:
+            await asyncio.wait((plan,), timeout=PLAN_PATIENCE_S)
+            while not plan.done():
+                coming = _next_healing(events, event.fault_id)
+                await asyncio.wait((plan,), timeout=None if coming is None else max(0.0, coming.at_s - now_s()))
+                if coming is not None and not plan.done():
+                    events.remove(coming)
+                    await _to_the_end(self.carry_out(coming, self.heal(coming.fault_id)))
+            return plan.result()
+        finally:
+            plan.cancel()
 
     async def plan(self, event: FaultEvent) -> Injection:
         """Who is hit. A plan that fails becomes an injection with that problem."""
@@ -211,6 +233,16 @@ class _Driver:
             self._record({"process": "nemesis", "type": kind, "f": f, "value": value})
         except Exception as error:
             self._not_recorded = self._not_recorded or error
+
+
+def _next_healing(events: Iterable[FaultEvent], waiting: str) -> FaultEvent | None:
+    """The healing of another fault than the `waiting` one that comes before anything else begins."""
+    for event in events:
+        if event.action == INJECT or event.when is not None:
+            return None
+        if event.fault_id != waiting:
+            return event
+    return None
 
 
 class _Failure(str):

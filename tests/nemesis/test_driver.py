@@ -238,6 +238,39 @@ def test_a_request_waits_beside_the_schedule(cancel_at_s: float | None, make_tar
         assert 5 <= granted_s["f2"] < 6 < 7 <= granted_s["f4"], "f2 once f1 is healed, f4 once f3 is at the end"
 
 
+class Patient(Partition):
+    """A partition whose plan takes until nothing is cut."""
+
+    async def plan(self, target: Any, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
+        while target.fake_network.cuts:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.1)
+        return await super().plan(target, rng, fault_id=fault_id, variant=variant)
+
+
+def test_a_plan_that_waits_does_not_keep_others_from_being_healed(make_target: Any, run_virtual: Run) -> None:
+    target, recorder = make_target(5), Recorder()
+    schedule = Schedule.from_json(
+        [
+            *schedule_of((1, INJECT, "f1", "halves"), (4, HEAL, "f1", "halves")).to_json(),
+            asked(2, INJECT, "f2"),
+            asked(3, HEAL, "f2"),
+        ]
+    )
+    run_virtual(
+        run_schedule(
+            schedule,
+            target=target,
+            nemeses={"partition": PARTITION, "asked": Patient()},
+            rng=random.Random(0),
+            record=recorder,
+        )
+    )
+    assert [step for step in recorder.steps if step[0] == "info"] == [
+        ("info", INJECT, "f1"), ("info", HEAL, "f1"), ("info", INJECT, "f2"), ("info", HEAL, "f2"),
+    ]  # fmt: skip
+    assert all(proof["proven"] for proof in recorder.proofs(INJECT) + recorder.proofs(HEAL))
+
+
 class Broken(Partition):
     """A partition in which one step breaks after it has done half its work."""
 
