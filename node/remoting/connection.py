@@ -126,7 +126,7 @@ class Connection(asyncio.Protocol):
         opaque = command.opaque = waiting.next_opaque()
         frame = encode(command)
         waiting.add(opaque, timeout_ms, then)
-        self._write(frame)
+        self._write(frame, len(waiting.waiting) == 1)
 
     def on_close(self, callback: Callable[[Connection], object]) -> None:
         """Call `callback(connection)` once when the connection is gone; at once (next turn) if it is already."""
@@ -323,31 +323,28 @@ class Connection(asyncio.Protocol):
         else:
             error = future.exception()
             result = future.result() if error is None else self._failure_reply(command, error)
-        self._done(command, size_bytes, result)
+        self.late_reply(command, size_bytes, result)
 
-    def late_reply(self, command: Command, size_bytes: int, reply: Command | bytes) -> None:
-        """A processor's LateReply was given, maybe as the frame of one."""
-        self._done(command, size_bytes, reply)
-
-    def _done(self, command: Command, size_bytes: int, reply: Command | bytes | None) -> None:
+    def late_reply(self, command: Command, size_bytes: int, reply: Command | bytes | None) -> None:
+        """A request is done: its reply was given, maybe as the frame of one, or there is none."""
         self._running_requests -= 1
         self._account_requests(running_change=-size_bytes)
         if reply is not None:
-            self.answer(command, reply)
+            self.answer(command, reply, not self._running_requests)
         if self._pause_reasons & _PAUSED_BY_REQUESTS:
             self.retry_backlog()
         if self._endpoint.waiting_for_room:
             self._endpoint.room_made()
 
-    def answer(self, command: Command, reply: Command | bytes) -> None:
-        """Send the reply to a request, or its whole frame; nothing for a one-way request."""
+    def answer(self, command: Command, reply: Command | bytes, is_alone: bool = False) -> None:
+        """Send the reply to a request, or its whole frame; nothing for a one-way request. `is_alone`: see `_write`."""
         if self._closing or command.flag & FLAG_ONEWAY:
             return
         try:
             frame = reply if isinstance(reply, bytes) else encode(reply)
         except FrameError as error:
             frame = encode(self._failure_reply(command, error))
-        self._write(frame)
+        self._write(frame, is_alone)
 
     def _failure_reply(self, command: Command, error: BaseException) -> Command:
         if isinstance(error, RequestError):
@@ -407,10 +404,13 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
             self._last_activity_s = self._frame_started_s = self.loop.time()
 
-    def _write(self, frame: bytes) -> None:
+    def _write(self, frame: bytes, is_alone: bool = False) -> None:
+        """Queue a frame until the turn is over; at once where no other request is open, so that none may follow."""
         self._outgoing.append(frame)
         self._outgoing_bytes += len(frame)
-        if not self._in_turn and not self._flush_scheduled:
+        if is_alone and not self._in_turn and not self._flush_scheduled:
+            self.flush()
+        elif not self._in_turn and not self._flush_scheduled:
             self._flush_scheduled = True
             self._endpoint.flush_soon(self)
 
