@@ -322,6 +322,13 @@ class ClassicLedger:
         """What `read_barrier` would return at once; None where it would raise or has to wait."""
         return self.store.committed_index
 
+    def ask_barrier(self, mode: ReadMode, then: Callable[[int | DLedgerError], object]) -> bool:
+        """See `Ledger.ask_barrier`."""
+        index = self.read_barrier_now()
+        if index is not None:
+            then(index)
+        return index is not None
+
     async def read_barrier(self, mode: ReadMode) -> int:
         """Nobody else can have written, so what is committed here is all there is."""
         return self.store.committed_index

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from node.broker.classic import ClassicLedger
 from node.broker.dispatcher import Dispatcher, DispatchFailed
@@ -74,11 +75,43 @@ class ReadGate:
             dispatched = self._dispatcher.wait_for(index)
             if dispatched is not None:
                 await asyncio.wait_for(dispatched, DISPATCH_TIMEOUT_S)
+        except (DLedgerError, DispatchFailed, TimeoutError) as error:
+            raise self._refusal(error) from error
+
+    def ask(self, then: Callable[[RequestError | None], object]) -> bool:
+        """As `enter` without a task: `then` is called once, with None or with what `enter` would raise, maybe before
+        this returns. False, and nothing is called, where only `enter` can tell. Raises RequestError."""
+        try:
+            return self._ledger.ask_barrier(self._mode, partial(self._passed, then))
         except DLedgerError as error:
-            if error.code == DLedgerCode.NOT_LEADER:
-                raise self.not_leader() from error
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the read could not be made safe: {error}") from error
+            raise self._refusal(error) from error
+
+    def _passed(self, then: Callable[[RequestError | None], object], outcome: int | DLedgerError) -> None:
+        if isinstance(outcome, DLedgerError):
+            then(self._refusal(outcome))
+            return
+        try:
+            dispatched = self._dispatcher.wait_for(outcome)
         except DispatchFailed as error:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the queues are not served: {error}") from error
-        except TimeoutError as error:
-            raise RequestError(ResponseCode.SYSTEM_ERROR, "dispatch is behind, ask again later") from error
+            then(self._refusal(error))
+            return
+        if dispatched is None:
+            then(None)
+            return
+        timer = asyncio.get_running_loop().call_later(DISPATCH_TIMEOUT_S, dispatched.cancel)
+
+        def done(future: asyncio.Future[None]) -> None:
+            timer.cancel()
+            error = TimeoutError() if future.cancelled() else future.exception()
+            then(None if error is None else self._refusal(error))
+
+        dispatched.add_done_callback(done)
+
+    def _refusal(self, error: BaseException) -> RequestError:
+        if isinstance(error, DLedgerError):
+            if error.code == DLedgerCode.NOT_LEADER:
+                return self.not_leader()
+            return RequestError(ResponseCode.SYSTEM_ERROR, f"the read could not be made safe: {error}")
+        if isinstance(error, TimeoutError):
+            return RequestError(ResponseCode.SYSTEM_ERROR, "dispatch is behind, ask again later")
+        return RequestError(ResponseCode.SYSTEM_ERROR, f"the queues are not served: {error}")

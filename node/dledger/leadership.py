@@ -23,7 +23,10 @@ from node.dledger.peers import PeerClient, PeerError
 from node.dledger.rpc import DLedgerCode, DLedgerError
 from node.runtime import Clock
 
-__all__ = ["Leadership"]
+__all__ = ["ConfirmationTaker", "Leadership", "settle"]
+
+ConfirmationTaker = Callable[[DLedgerError | None], object]
+"""Called once: with None when the lead is confirmed, or with why it is not. Must not raise."""
 
 MAX_WAITING_CONFIRMATIONS = 20_000
 """Reads that may wait for a round; each costs a few hundred bytes."""
@@ -65,7 +68,7 @@ class Leadership:
         self._patience: asyncio.TimerHandle | None = None
         self._answered: dict[str, int] = {}
         self._answered_sent_ns: dict[str, int] = {}
-        self._waiting: deque[tuple[int, asyncio.Future[None], float]] = deque()
+        self._waiting: deque[tuple[int, ConfirmationTaker, float]] = deque()
         """Reads, with the round that each waits for and until when; both only grow."""
         self._expiry: asyncio.TimerHandle | None = None
         self._requests: dict[str, HeartBeatRequest] = {}
@@ -166,24 +169,26 @@ class Leadership:
         return is_confirmed and self._clock.monotonic_ns() - self.quorum_sent_ns() < lease_ns
 
     def confirm(self) -> asyncio.Future[None]:
-        """Done when a quorum has answered a round that begins after this call.
+        """As `confirm_then`; the future fails with what `then` would be told."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.confirm_then(partial(settle, future))
+        return future
 
-        Fails with DLedgerError NOT_LEADER when the lead ends first, TIMEOUT when no quorum has answered within
+    def confirm_then(self, then: ConfirmationTaker) -> None:
+        """Call `then(None)` when a quorum has answered a round that begins after this call.
+
+        It gets a DLedgerError instead: NOT_LEADER when the lead ends first, TIMEOUT when no quorum has answered within
         `barrier_timeout_ms`. Raises DLedgerError LEADER_PENDING_FULL.
         """
         if len(self._waiting) >= MAX_WAITING_CONFIRMATIONS:
-            self._waiting = deque(item for item in self._waiting if not item[1].done())
-            if len(self._waiting) >= MAX_WAITING_CONFIRMATIONS:
-                raise DLedgerError(DLedgerCode.LEADER_PENDING_FULL, "too many reads wait for a confirmation")
+            raise DLedgerError(DLedgerCode.LEADER_PENDING_FULL, "too many reads wait for a confirmation")
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
         due_s = loop.time() + self._config.timing.barrier_timeout_ms / 1000
-        self._waiting.append((self._round + 1, future, due_s))
+        self._waiting.append((self._round + 1, then, due_s))
         if self._expiry is None:  # one timer for all: it is nearly never reached by the read that has set it
             self._expiry = loop.call_at(due_s, self._expire)
         if self._quorum_round() == self._round:
             self._ask_quorum()
-        return future
 
     def _expire(self) -> None:
         """Fail the reads that have waited too long, the oldest first."""
@@ -191,16 +196,13 @@ class Leadership:
         loop = asyncio.get_running_loop()
         waiting = self._waiting
         while waiting:
-            _, future, due_s = waiting[0]
+            _, then, due_s = waiting[0]
             if due_s > loop.time():
                 self._expiry = loop.call_at(due_s, self._expire)
                 return
             waiting.popleft()
-            _fail(
-                future,
-                DLedgerCode.TIMEOUT,
-                f"no quorum has confirmed the leader within {self._config.timing.barrier_timeout_ms / 1000:g} s",
-            )
+            patience_s = self._config.timing.barrier_timeout_ms / 1000
+            then(DLedgerError(DLedgerCode.TIMEOUT, f"no quorum has confirmed the leader within {patience_s:g} s"))
 
     def end(self) -> None:
         """This lead is over: waiting reads fail, and no more heartbeats are sent."""
@@ -212,8 +214,8 @@ class Leadership:
             self._expiry.cancel()
             self._expiry = None
         waiting, self._waiting = self._waiting, deque()
-        for _, future, _ in waiting:
-            _fail(future, DLedgerCode.NOT_LEADER, f"the lead of term {self.term} is over")
+        for _, then, _ in waiting:
+            then(DLedgerError(DLedgerCode.NOT_LEADER, f"the lead of term {self.term} is over"))
 
     def _quorum_round(self) -> int:
         """The newest round that a quorum has answered."""
@@ -255,14 +257,17 @@ class Leadership:
             return
         answered = self._quorum_round()
         while waiting and waiting[0][0] <= answered:
-            future = waiting.popleft()[1]
-            if not future.done():
-                future.set_result(None)
+            waiting.popleft()[1](None)
         if waiting and answered == self._round:
             self._ask_quorum()
 
 
-def _fail(future: asyncio.Future[None], code: DLedgerCode, message: str) -> None:
-    if not future.done():
-        future.set_exception(DLedgerError(code, message))
-        future.exception()  # the reader may have gone away
+def settle(future: asyncio.Future[None], error: DLedgerError | None) -> None:
+    """Hand a confirmation, or why there is none, to a future whose owner may have gone away."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+        future.exception()

@@ -48,7 +48,7 @@ from node.dledger.messages import (
 from node.dledger.peers import PeerClient, RemotingPeerClient, settle
 from node.dledger.pusher import DLedgerEntryPusher
 from node.dledger.quorum import AppendResult
-from node.dledger.reads import ReadBarrier
+from node.dledger.reads import IndexTaker, ReadBarrier
 from node.dledger.rpc import JSON_CODES, DLedgerCode, DLedgerError, DLedgerRequestCode, ReadMode
 from node.dledger.snapshot_manager import SnapshotManager
 from node.dledger.snapshot_transfer import SnapshotReceiver
@@ -207,6 +207,10 @@ class DLedgerServer:
     async def read_barrier(self, mode: ReadMode) -> int:
         """The index up to which the log must be applied before a read may be served; see `node.dledger.reads`."""
         return await self.reads.barrier(mode)
+
+    def ask_barrier(self, mode: ReadMode, then: IndexTaker) -> bool:
+        """The same without a task, where that can be; see `ReadBarrier.ask`."""
+        return self.reads.ask(mode, then)
 
     async def transfer_leadership(self, member: str) -> None:
         """Give the lead to `member`; see `LeadershipTransfer.give`. Raises DLedgerError."""

@@ -192,6 +192,13 @@ class FakeLedger:
             raise DLedgerError(DLedgerCode.NOT_LEADER, "not the leader")
         return self.store.committed_index
 
+    def ask_barrier(self, mode: ReadMode, then: Callable[[int | DLedgerError], object]) -> bool:
+        self.barriers.append(mode)
+        if mode is not ReadMode.UNSAFE and not self.member_state.is_leader:
+            raise DLedgerError(DLedgerCode.NOT_LEADER, "not the leader")
+        then(self.barrier_error or self.store.committed_index)
+        return True
+
 
 class ManualClock:
     def __init__(self) -> None:

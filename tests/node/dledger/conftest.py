@@ -240,6 +240,16 @@ class Group(World):
     async def barrier(self, name: str, mode: Any) -> int:
         return await self.run(name, lambda: self[name].read_barrier(mode))
 
+    async def ask_barrier(self, name: str, mode: Any) -> int:
+        """The same in the form without a task, where there is one."""
+        future: asyncio.Future[Any] = self.loop.create_future()
+        if not self.on(name, lambda: self[name].ask_barrier(mode, future.set_result)):
+            return await self.barrier(name, mode)
+        outcome = await future
+        if isinstance(outcome, int):
+            return outcome
+        raise outcome
+
     def log(self, name: str) -> list[tuple[int, bytes]]:
         """(term, body) of every entry of a member's log, no-ops included, from the beginning."""
         store = self[name].store

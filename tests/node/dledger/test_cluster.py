@@ -10,6 +10,7 @@ import pytest
 from node.dledger import DEFAULT_TIMING, DLedgerCode, DLedgerError, ReadMode, Role
 
 SAFE_MODES = [ReadMode.READ_INDEX, ReadMode.LEASE, ReadMode.LOG]
+BARRIERS = ("barrier", "ask_barrier")
 
 
 async def failure(awaitable: Any) -> DLedgerCode:
@@ -181,19 +182,21 @@ def test_configured_otherwise_a_leader_stays_through_a_stall(simulate: Any) -> N
 
 
 @pytest.mark.row("Leader-only reads/writes")
+@pytest.mark.parametrize("way", BARRIERS)
 @pytest.mark.parametrize("mode", SAFE_MODES)
-def test_reads_see_every_acknowledged_write(simulate: Any, mode: ReadMode) -> None:
+def test_reads_see_every_acknowledged_write(simulate: Any, mode: ReadMode, way: str) -> None:
     async def scenario(group: Any) -> None:
+        barrier = getattr(group, way)
         await group.start()
         for _ in range(3):
             leader = await group.leader()
             for number in range(5):
                 (index,) = await group.append_all(leader, b"%d" % number)
-                assert await group.barrier(leader, mode) >= index
+                assert await barrier(leader, mode) >= index
             for follower in others(group, leader):
                 if follower in group.members:
-                    assert await failure(group.barrier(follower, mode)) is DLedgerCode.NOT_LEADER
-                    assert await group.barrier(follower, ReadMode.UNSAFE) <= index
+                    assert await failure(barrier(follower, mode)) is DLedgerCode.NOT_LEADER
+                    assert await barrier(follower, ReadMode.UNSAFE) <= index
             group.kill(leader)
             await group.leader()
             await group.start(leader)
@@ -201,9 +204,11 @@ def test_reads_see_every_acknowledged_write(simulate: Any, mode: ReadMode) -> No
     simulate(scenario)
 
 
+@pytest.mark.parametrize("way", BARRIERS)
 @pytest.mark.parametrize("mode", SAFE_MODES)
-def test_a_cut_off_leader_serves_no_read_that_misses_a_write(simulate: Any, mode: ReadMode) -> None:
+def test_a_cut_off_leader_serves_no_read_that_misses_a_write(simulate: Any, mode: ReadMode, way: str) -> None:
     async def scenario(group: Any) -> None:
+        barrier = getattr(group, way)
         await group.start()
         old = await group.leader()
         await group.append_all(old, b"first")
@@ -214,7 +219,7 @@ def test_a_cut_off_leader_serves_no_read_that_misses_a_write(simulate: Any, mode
         async def read() -> None:
             while True:
                 try:
-                    index = await group.barrier(old, mode)
+                    index = await barrier(old, mode)
                     answers.append((group.loop.time(), index))
                 except DLedgerError:
                     pass
@@ -226,7 +231,7 @@ def test_a_cut_off_leader_serves_no_read_that_misses_a_write(simulate: Any, mode
         written_s = group.loop.time()
         await asyncio.sleep(3)
         assert [answer for answer in answers if answer[0] > written_s] == []
-        assert await group.barrier(old, ReadMode.UNSAFE) == stale  # what unsafe means
+        assert await barrier(old, ReadMode.UNSAFE) == stale  # what unsafe means
         reading.cancel()
 
     for seed in range(5):

@@ -1,0 +1,114 @@
+"""The gate that reads pass, in both its forms: with a task (`enter`) and by a call (`ask`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from node.broker.ledger import DLedgerCode, DLedgerError, ReadMode, Role
+from node.broker.reads import ReadGate
+from node.remoting import RequestError
+
+WAYS = ("enter", "ask")
+
+
+async def pass_through(gate: ReadGate, way: str) -> RequestError | None:
+    """None once the gate has let a read through, or why it has not."""
+    if way == "enter":
+        try:
+            await gate.enter()
+        except RequestError as error:
+            return error
+        return None
+    passed: asyncio.Future[RequestError | None] = asyncio.get_running_loop().create_future()
+    try:
+        assert gate.ask(passed.set_result)  # which raises when it is called twice
+    except RequestError as error:
+        return error
+    return await asyncio.wait_for(passed, 5)
+
+
+@pytest.fixture(params=WAYS)
+def run(make_parts: Any, request: pytest.FixtureRequest) -> Callable[..., None]:
+    def runner(scenario: Callable[[Any, str], Awaitable[None]], **options: Any) -> None:
+        async def main() -> None:
+            parts = make_parts(**options)
+            await parts.start()
+            try:
+                await scenario(parts, request.param)
+            finally:
+                await parts.stop()
+
+        asyncio.run(main())
+
+    return runner
+
+
+def commit_untold(parts: Any) -> None:
+    """Commit an entry of which the dispatcher does not hear."""
+    parts.ledger.store.add(1, b"", is_message=False)
+    parts.ledger.store.committed_index += 1
+
+
+def test_a_read_passes_when_the_barrier_says_so(run: Any) -> None:
+    async def scenario(parts: Any, way: str) -> None:
+        assert await pass_through(parts.gate, way) is None
+        assert parts.ledger.barriers == [ReadMode.READ_INDEX]
+
+    run(scenario)
+
+
+def test_a_follower_lets_no_read_through(run: Any) -> None:
+    async def scenario(parts: Any, way: str) -> None:
+        parts.ledger.become(Role.FOLLOWER, 2)
+        refusal = await pass_through(parts.gate, way)
+        assert refusal is not None and refusal.remark.startswith("NOT_LEADER")
+
+    run(scenario)
+
+
+def test_a_barrier_that_fails_refuses(run: Any) -> None:
+    async def scenario(parts: Any, way: str) -> None:
+        parts.ledger.barrier_error = DLedgerError(DLedgerCode.TIMEOUT, "no quorum")
+        refusal = await pass_through(parts.gate, way)
+        assert refusal is not None and "could not be made safe" in refusal.remark
+
+    run(scenario)
+
+
+def test_a_read_waits_for_dispatch(run: Any) -> None:
+    async def scenario(parts: Any, way: str) -> None:
+        commit_untold(parts)
+        reading = asyncio.ensure_future(pass_through(parts.gate, way))
+        await asyncio.sleep(0.02)
+        assert not reading.done()
+        parts.dispatcher.notify()
+        assert await reading is None
+
+    run(scenario)
+
+
+def test_dispatch_that_stays_behind_ends_the_wait(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(parts: Any, way: str) -> None:
+        monkeypatch.setattr("node.broker.reads.DISPATCH_TIMEOUT_S", 0.01)
+        commit_untold(parts)
+        refusal = await pass_through(parts.gate, way)
+        assert refusal is not None and "dispatch is behind" in refusal.remark
+
+    run(scenario)
+
+
+def test_dispatch_that_has_ended_refuses(run: Any) -> None:
+    async def scenario(parts: Any, way: str) -> None:
+        commit_untold(parts)
+        reading = asyncio.ensure_future(pass_through(parts.gate, way))
+        await asyncio.sleep(0.02)
+        await parts.dispatcher.stop()
+        early, late = await reading, await pass_through(parts.gate, way)
+        assert early is not None and late is not None
+        assert early.remark.startswith("the queues are not served") and early.remark == late.remark
+
+    run(scenario)
