@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, islice
-from operator import itemgetter, lt
+from itertools import accumulate, compress
 from typing import Any
 
 from checker.history import INFO, NEVER, OK, History, columns
@@ -44,57 +43,73 @@ def _surely_fine(history: History, rows: Sequence[int]) -> bool:
 
     ``False`` only means "look closer".
     """
-    count = len(rows)
-    last_invoke = [-1] * (2 * count + 2)
-    first_return = [NEVER] * (2 * count + 2)
-    log: list[Any] = [_ABSENT] * (count + 1)
-    acked = 0
+    fs, values, results, statuses, invoked, returned = columns(
+        history, rows, "f", "value", "result", "status", "invoked", "returned"
+    )
     crashed: list[Any] = []
+    if statuses.count(OK) != len(statuses):
+        pairs = zip(fs, values, statuses, strict=True)
+        crashed = [value for f, value, status in pairs if f == "append" and status == INFO]
+        is_ok = list(map(OK.__eq__, statuses))
+        fs, values, results, invoked, returned = (
+            list(compress(column, is_ok)) for column in (fs, values, results, invoked, returned)
+        )
+    acked = fs.count("append")
+    room = len(fs) + 2
+    log: list[Any] = [_ABSENT] * room
+    # First return and last invocation of the append at each offset, and of the reads and tails that saw so many.
+    append_begun, append_done, seen_begun, seen_done = [-1] * room, [NEVER] * room, [-1] * room, [NEVER] * room
     reads: list[Any] = []
-    tails: list[int] = []
-    add_read = reads.append
     try:
-        for f, value, result, status, invoked, returned in zip(
-            *columns(history, rows, "f", "value", "result", "status", "invoked", "returned"), strict=True
-        ):
-            if status is not OK and status != OK:
-                if f == "append" and status == INFO:
-                    crashed.append(value)
-            elif f == "append":
-                rank = result[0]
-                log[rank] = value
-                acked += 1
-                rank += rank + 1
-                last_invoke[rank] = invoked
-                first_return[rank] = returned
+        for f, value, result, begun, done in zip(fs, values, results, invoked, returned, strict=True):
+            if f == "append":
+                offset = result[0]
+                if offset < 0:
+                    return False
+                log[offset] = value
+                append_begun[offset] = begun
+                append_done[offset] = done
+                continue
+            if f == "read":
+                tail = result["tail"]
+                messages = result["messages"]
+                if messages:
+                    start = result["offset"]
+                    end = start + len(messages)
+                    # What a read shows was mostly asked for before it; what was not is compared in the end.
+                    if log[start:end] != messages:
+                        reads.append((start, end, messages))
+                    if start < 0 or end > tail:
+                        return False
             else:
-                if f == "read":
-                    add_read(result)
-                    rank = result["tail"]
-                else:
-                    rank = result
-                    tails.append(rank)
-                rank += rank
-                last_invoke[rank] = invoked
-                if returned < first_return[rank]:
-                    first_return[rank] = returned
+                tail = result
+            if tail < 0:
+                return False
+            seen_begun[tail] = begun
+            if done < seen_done[tail]:
+                seen_done[tail] = done
     except IndexError:
         return False
+    # Every offset below ``acked`` must be taken: then none was given twice, and none lies beyond.
     del log[acked:]
     shown = set(log)
     if len(shown) != acked or _ABSENT in shown or not shown.isdisjoint(crashed):
         return False
-    if max(tails, default=0) > acked:
+    if max(seen_begun[acked + 1 :]) >= 0 or any(log[start:end] != messages for start, end, messages in reads):
         return False
-    del last_invoke[2 * acked + 1 :], first_return[2 * acked + 1 :]
-    for messages, start, tail in map(itemgetter("messages", "offset", "tail"), reads):
-        if messages:
-            end = start + len(messages)
-            if log[start:end] != messages or end > tail or start < 0:
-                return False
-        if tail > acked:
+    last = -1
+    for seen_last, seen_first, last_begun, first_done in zip(
+        seen_begun[: acked + 1], seen_done, append_begun, append_done, strict=False
+    ):
+        if seen_first < last:
             return False
-    return not any(map(lt, islice(first_return, 1, None), accumulate(last_invoke, max)))
+        if seen_last > last:
+            last = seen_last
+        if first_done < last:
+            return False
+        if last_begun > last:
+            last = last_begun
+    return True
 
 
 def _check(history: History, rows: Sequence[int]) -> Violation | None:
@@ -132,6 +147,8 @@ def _check(history: History, rows: Sequence[int]) -> Violation | None:
         if returned < get(rank, NEVER):
             first_return[rank] = returned
 
+    if min(last_invoke, default=0) < 0:
+        return _below_zero(history, rows)
     values = set(content.values())
     if len(values) != len(content) or len(crashed) != tails or not values.isdisjoint(crashed):
         raise NotApplicable("two appends append the same value")
@@ -249,6 +266,16 @@ def _append_rows(history: History, rows: Sequence[int], content: dict[int, Any],
         for row in rows
         if history.f[row] == "append" and history.value[row] == value and history.status[row] in (OK, INFO)
     ]
+
+
+def _below_zero(history: History, rows: Sequence[int]) -> Violation:
+    for row in rows:
+        if history.status[row] == OK:
+            f, result = history.f[row], history.result[row]
+            if (result[0] if f == "append" else result["tail"] if f == "read" else result) < 0:
+                text = f"{named_row(history, row)} tells of a place before the first."
+                return Violation(rows=(row,), text=text)
+    raise AssertionError("found a rank below zero, then none")
 
 
 def _two_acks(history: History, rows: Sequence[int]) -> Violation:

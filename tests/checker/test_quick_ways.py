@@ -1,0 +1,119 @@
+"""The quick ways of the near-linear engines, for histories without failures and crashes, against the long ones."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from checker import CASRegister, FIFOQueue, History, Log, Verdict, check
+from checker.history import INFO
+from checker.linearizability import fifo, log, problem
+from checker.linearizability.general import Search
+from checker.testing import random_history
+from checker.testing.large import large_history
+
+HISTORIES = 1_500
+
+
+def longer(name: str, rng: random.Random, crash: float = 0) -> History:
+    return random_history(
+        name,
+        rng,
+        operations=rng.randrange(2, 40),
+        processes=rng.randrange(1, 6),
+        spread=rng.choice([0, 0, 0, 4]),
+        crash=crash,
+        lie=rng.choice([0, 0, 0.05, 0.3]),
+    )
+
+
+def quickly(quick, history: History) -> bool:
+    try:
+        return quick(history, range(len(history)))
+    except (TypeError, KeyError):
+        return False
+
+
+def test_the_quick_way_of_queues_says_what_the_long_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(5)
+    seen: dict[bool, int] = {True: 0, False: 0}
+    for number in range(HISTORIES):
+        history = longer("fifo-queue", rng)
+        fine = quickly(fifo._surely_fine, history)
+        with monkeypatch.context() as patch:
+            patch.setattr(fifo, "_surely_fine", lambda *_: False)
+            verdict = check(history, FIFOQueue(), timeout_s=0.5).verdict
+        whole = "fail" not in history.status and INFO not in history.status
+        put = [value for value in history.value if value is not None]
+        distinct = len(set(put)) == len(put)
+        if whole and distinct and verdict is not Verdict.UNKNOWN:
+            assert fine == (verdict is Verdict.VALID), number
+            seen[fine] += 1
+        assert not fine or verdict is Verdict.VALID, number
+    assert min(seen.values()) > 200
+
+
+def test_one_value_that_stays_for_long_is_left_to_the_long_way() -> None:
+    history = large_history("fifo-queue", 4_000, 5)
+    assert fifo._surely_fine(history, range(4_000))
+    starts, returns = list(range(0, 4_000, 2)), list(range(1, 4_000, 2))
+    gone = [position + 5_000 for position in starts]
+    late = [10_000, *gone[1:]]
+    # The first put never ends before another begins, so nothing overtook it; to see that takes too many looks.
+    assert not fifo._in_order(starts, [9_999, *returns[1:]], late, late)
+
+
+def test_the_quick_way_of_logs_never_says_more_than_the_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(6)
+    fine_ones = refused = 0
+    for number in range(HISTORIES):
+        history = longer("log", rng, crash=rng.choice([0, 0, 0.1]))
+        if rng.random() < 0.1:
+            row = rng.randrange(len(history))
+            if isinstance(history.result[row], int):
+                history.result[row] -= 3
+        fine = quickly(log._surely_fine, history)
+        with monkeypatch.context() as patch:
+            patch.setattr(log, "_surely_fine", lambda *_: False)
+            verdict = check(history, Log(), timeout_s=0.5).verdict
+        assert not fine or verdict is Verdict.VALID, number
+        fine_ones += fine
+        refused += verdict is Verdict.INVALID
+    assert fine_ones > 300 and refused > 100
+
+
+def test_places_before_the_first_are_wrong(done) -> None:
+    for history in (
+        done((0, "append", 1, [-1, 1])),
+        done((0, "append", 1, [-3, 1])),
+        done((0, "append", 1, [0, 1]), (0, "tail", None, -2)),
+        done((0, "append", 1, [0, 1]), (0, "read", None, {"offset": 0, "messages": [], "tail": -1})),
+    ):
+        result = check(history, Log())
+        assert result.verdict is Verdict.INVALID and result.witness is not None
+        assert "before the first" in result.reason
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1_000])
+def test_histories_compiled_piece_by_piece_are_the_same(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    for seed in range(30):
+        history = large_history("cas-register", 80, 2 + seed % 9, seed=seed, crash=0.1 * (seed % 2))
+        if seed % 3 == 0:
+            reads = [row for row in range(80) if history.f[row] == "read" and history.status[row] == "ok"]
+            history.result[reads[seed % len(reads)]] = 9
+        rows = range(len(history))
+        plain = problem.Problem(history, rows, CASRegister())
+        plain.complete()
+        with monkeypatch.context() as patch:
+            patch.setattr(problem, "CHUNK_RETURNS", chunk)
+            pieces = problem.Problem(history, rows, CASRegister())
+            steps = 0
+            while pieces.ready < pieces.more():
+                steps += 1
+            assert steps <= len(plain.return_row) // chunk + 1
+            assert pieces.return_bit == plain.return_bit and pieces.available == plain.available
+            bits = [[entry[:-1] for entry in entries] for entries in pieces.open_mutators]
+            assert bits == [[entry[:-1] for entry in entries] for entries in plain.open_mutators]
+            answer = Search(history, rows, CASRegister()).run(20_000)
+        assert answer == Search(history, rows, CASRegister()).run(20_000)
