@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
-EXECUTOR_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # short-lived: see spark_analysis.session
+SHORT_LIVED_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # see spark_analysis.session
+FEW_PARTITIONS = "spark.sql.shuffle.partitions=2"  # for five small runs: every partition is a task
 READY_TIMEOUT_S = 240.0
 TABLES = ("rates", "anomalies", "outcomes", "availability", "latency", "checks", "problems")
 
@@ -120,10 +121,10 @@ def embedded(small_store: Path) -> dict[str, Any]:
     return report([sys.executable, "-m", "harness"], small_store, {**os.environ})
 
 
-def report(command: list[str], store: Path, environment: dict[str, str], *options: str) -> dict[str, Any]:
+def report(command: list[str], store: Path, environment: dict[str, str]) -> dict[str, Any]:
     out = store.parent / f"out{time.monotonic_ns()}"
     done = subprocess.run(
-        [*command, "report", str(store), "--out", str(out), "--json", "--check", *options],
+        [*command, "report", str(store), "--out", str(out), "--json", "--check", "--conf", FEW_PARTITIONS],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -145,7 +146,8 @@ def test_spark_submit_gives_the_same_tables(
     url, _, environment = cluster
     submit = [
         str(SPARK_HOME / "bin" / "spark-submit"), "--master", url, "--conf", "spark.driver.host=127.0.0.1",
-        "--conf", "spark.executor.memory=512m", "--conf", f"spark.executor.extraJavaOptions={EXECUTOR_JAVA}",
+        "--conf", "spark.executor.memory=512m", "--conf", f"spark.executor.extraJavaOptions={SHORT_LIVED_JAVA}",
+        "--driver-java-options", SHORT_LIVED_JAVA,
         str(ROOT / "harness" / "__main__.py"),
     ]  # fmt: skip
     found = report(submit, small_store, {**environment, "PYTHONPATH": str(ROOT)})
@@ -167,7 +169,7 @@ def test_an_executor_killed_in_the_middle_changes_nothing(
         "    print(text, file=sys.stderr, flush=True)\n"
         "    if text in ('latency', 'checking'): sys.stdin.readline()\n"
         "settings = {'spark.driver.host': '127.0.0.1', 'spark.executor.memory': '512m',\n"
-        f"            'spark.executor.extraJavaOptions': {EXECUTOR_JAVA!r}}}\n"
+        f"            'spark.executor.extraJavaOptions': {SHORT_LIVED_JAVA!r}, 'spark.sql.shuffle.partitions': '2'}}\n"
         "with open_session(master=sys.argv[1], settings=settings) as session:\n"
         "    text = as_json(analyse(session.spark, sys.argv[2], Options(check=CheckPlan()), phase).tables)\n"
         "    open(sys.argv[3], 'w').write(text)\n"
