@@ -29,6 +29,7 @@ from node.broker.consumer_offsets import ConsumerOffsets
 from node.broker.delay import DelayProgress, DelayService
 from node.broker.disk_watch import DiskWatch
 from node.broker.dispatcher import Dispatcher, Queue
+from node.broker.gathered_sends import GatheredSends, register_gathered
 from node.broker.group_tools import GroupTools
 from node.broker.internal_topics import SCHEDULE_TOPIC
 from node.broker.ledger import Ledger
@@ -314,6 +315,7 @@ class BrokerController:
         server = self._server
         for code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
             server.register(code, send)
+        register_gathered(server, GatheredSends(self._sends, is_hooked=lambda: bool(self.send_hooks)))
         server.register(RequestCode.CONSUMER_SEND_MSG_BACK, send_back.process)
         server.register(RequestCode.END_TRANSACTION, end_transaction.process)
         for code in PULL_CODES:

@@ -334,7 +334,7 @@ class Dispatcher:
         rows = self.foretold.take(mark.index, last)
         if not rows or not self._is_in_log(rows[-1].last_index, rows[-1].term) or not append_rows(self._queues, rows):
             return 0
-        arrived.update(dict.fromkeys([row.queue for row in rows]))
+        arrived.update(dict.fromkeys([part.queue for row in rows for part in row.parts]))
         for row in rows:
             for summary in row.summaries:
                 for derive in self._derive:

@@ -14,28 +14,37 @@ from typing import NamedTuple
 from node.store.queue_store import QueueStore
 from node.store.record import RecordSummary
 
-__all__ = ["Foretold", "ForetoldRow", "Queue", "append_rows"]
+__all__ = ["Foretold", "ForetoldPart", "ForetoldRow", "Queue", "append_rows"]
 
 MAX_ROWS = 20_000
 """Rows that wait for their commitment; what is beyond them is read from the log."""
-PORTION_ROWS = 1024
-"""Rows that are taken at once: a millisecond or two of work."""
+PORTION_MESSAGES = 1024
+"""Messages after which no more rows are taken at once: a millisecond or two of work."""
 
 Queue = tuple[str, int]
 """Topic and queue id."""
 
 
-class ForetoldRow(NamedTuple):
-    """Messages of one queue that follow each other in the log, without anything between them."""
+class ForetoldPart(NamedTuple):
+    """The messages of a row that are in one queue, where they follow each other."""
 
-    first_index: int
-    last_index: int
-    term: int
     queue: Queue
     queue_offset: int
     units: bytes
     """One packed unit for each message."""
     crcs: bytes
+
+
+class ForetoldRow(NamedTuple):
+    """Messages that follow each other in the log, without anything between them."""
+
+    first_index: int
+    last_index: int
+    term: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks of this
+    """Messages."""
+    parts: Sequence[ForetoldPart]
+    """One for each queue."""
     store_timestamp_ms: int
     summaries: Sequence[RecordSummary]
     """Of the messages from which more than their unit is derived."""
@@ -65,30 +74,32 @@ class Foretold:
         while rows and rows[0].first_index <= after:
             rows.popleft()
         taken: list[ForetoldRow] = []
-        index = after
-        while rows and len(taken) < PORTION_ROWS:
+        index, count = after, 0
+        while rows and count < PORTION_MESSAGES:
             row = rows[0]
             if row.first_index != index + 1 or row.last_index > last or (taken and row.term != taken[0].term):
                 break
             taken.append(rows.popleft())
             index = row.last_index
+            count += row.count
         return taken
 
 
 def append_rows(queues: QueueStore, rows: Sequence[ForetoldRow]) -> bool:
     """Append rows to their queues; to none, and False, where one does not follow on what its queue holds."""
-    by_queue: dict[Queue, list[ForetoldRow]] = {}
+    by_queue: dict[Queue, list[ForetoldPart]] = {}
     for row in rows:
-        known = by_queue.get(row.queue)
-        if known is None:
-            by_queue[row.queue] = [row]
-        else:
-            known.append(row)
+        for part in row.parts:
+            known = by_queue.get(part.queue)
+            if known is None:
+                by_queue[part.queue] = [part]
+            else:
+                known.append(part)
     for queue, of_queue in by_queue.items():
         held = queues.find(*queue)
         if held is None or held.max_offset != of_queue[0].queue_offset:
             return False
     for queue, of_queue in by_queue.items():
-        units, crcs = b"".join([row.units for row in of_queue]), b"".join([row.crcs for row in of_queue])
+        units, crcs = b"".join([part.units for part in of_queue]), b"".join([part.crcs for part in of_queue])
         queues.append_row(*queue, of_queue[0].queue_offset, units, crcs)
     return True

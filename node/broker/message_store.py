@@ -16,18 +16,18 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from node.broker.foretold import Foretold, ForetoldRow, Queue
+from node.broker.foretold import Foretold, ForetoldPart, ForetoldRow, Queue
 from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, Ledger
 from node.broker.metrics import SLOW_PUT_S, Histogram
 from node.logs import LogLimiter
 from node.runtime import Clock
-from node.store.consume_queue import pack_units
+from node.store.consume_queue import pack_unit, pack_units
 from node.store.properties import KEYS, TAGS, UNIQUE_KEY, property_value
 from node.store.queue_store import QueueStore
 from node.store.record import PreparedRecord, RecordSummary, tag_hash
 from node.store.record_row import RecordMaker, RowMessage
 
-__all__ = ["MessageStore", "NotWritable", "PendingPut", "PutRow"]
+__all__ = ["GroupMessage", "MessageStore", "NotWritable", "PendingPut", "PutRow"]
 
 
 logger = logging.getLogger("node.broker")
@@ -51,6 +51,10 @@ class PutRow(NamedTuple):
 
     queue_offset: int
     positions: Sequence[int]
+
+
+GroupMessage = tuple[RecordMaker, int, bytes, bytes, int, int]
+"""Maker, flag, body, properties (UTF-8), born timestamp and reconsumptions of one message of a group."""
 
 
 class MessageStore:
@@ -83,9 +87,9 @@ class MessageStore:
         self.committed_total = 0
         """Messages whose commit was seen here."""
 
-    def note_put(self, duration_s: float) -> None:
-        """A put was answered after so long; a slow one is logged (S1: above 500 ms)."""
-        self.put_times.observe(duration_s)
+    def note_put(self, duration_s: float, count: int = 1) -> None:
+        """Puts, so many, were answered after so long; slow ones are logged (S1: above 500 ms)."""
+        self.put_times.observe(duration_s, count)
         if duration_s > SLOW_PUT_S:
             self._complaints.warning(logger, "slow", "a message took %.0f ms to be stored", duration_s * 1000)
 
@@ -208,22 +212,81 @@ class MessageStore:
             return PutRow(queue_offset, positions)
         if len(records) == 1 and not texts[0]:
             units, crcs = pack_units(positions, sizes, _NO_TAGS, (zlib.crc32(records[0]),))
-            self._foretold.add(ForetoldRow(*row, key, queue_offset, units, crcs, store_timestamp_ms, ()))
+            part = ForetoldPart(key, queue_offset, units, crcs)
+            self._foretold.add(ForetoldRow(*row, 1, (part,), store_timestamp_ms, ()))
         else:
             units, crcs = pack_units(positions, sizes, [_hash(text) for text in texts], list(map(zlib.crc32, records)))
             summaries = [
-                RecordSummary(*key, queue_offset + number, position, maker.sys_flag, store_timestamp_ms,
-                    property_value(text, TAGS), text, 0)
+                _summary(maker, queue_offset + number, position, store_timestamp_ms, text)
                 for number, (position, text) in enumerate(zip(positions, texts, strict=True))
                 if text and (KEYS in text or UNIQUE_KEY in text)
-            ]  # fmt: skip
-            self._foretold.add(
-                ForetoldRow(*row, key, queue_offset, units, crcs, store_timestamp_ms, summaries)
-            )
+            ]
+            part = ForetoldPart(key, queue_offset, units, crcs)
+            self._foretold.add(ForetoldRow(*row, len(records), (part,), store_timestamp_ms, summaries))
         return PutRow(queue_offset, positions)
+
+    def put_group(
+        self, messages: Sequence[GroupMessage], then: Callable[[Exception | None], object]
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """Append plain messages of any queues, one behind the other, all or none. Returns the number of each in its
+        queue, and where it lies. `then` and errors: as `put_row`."""
+        self._check()
+        next_offsets = self._next_offsets
+        store_timestamp_ms = max(self._last_store_timestamp_ms, self._clock.wall_ms())
+        sizes = [maker.size_of(body, text) for maker, _, body, text, _, _ in messages]
+        places: Sequence[int] = ()
+        offsets: list[int] = []
+        parts: dict[Queue, tuple[list[bytes], list[bytes]]] = {}
+        following: dict[Queue, int] = {}
+
+        def encode(positions: Sequence[int]) -> Sequence[bytes]:
+            nonlocal places
+            places = positions
+            records = []
+            for (maker, flag, body, text, born_ms, again), position in zip(messages, positions, strict=True):
+                queue = maker.queue
+                if queue in parts:
+                    units, crcs = parts[queue]
+                    offset = following[queue]
+                else:
+                    units, crcs = parts[queue] = [], []
+                    offset = next_offsets.get(queue, 0)
+                following[queue] = offset + 1
+                record = maker.make_one((flag, body, text), position, offset, born_ms, store_timestamp_ms, again)
+                tags = tag_hash(property_value(text.decode(), TAGS)) if _TAGS in text else 0
+                unit, crc = pack_unit(position, len(record), tags, zlib.crc32(record))
+                units.append(unit)
+                crcs.append(crc)
+                offsets.append(offset)
+                records.append(record)
+            return records
+
+        row = self._ledger.append_row(sizes, encode, then)
+        next_offsets.update(following)
+        self._last_store_timestamp_ms = store_timestamp_ms
+        self.put_total += len(offsets)
+        if row[0] >= 0:
+            foretold = [
+                ForetoldPart(queue, following[queue] - len(units), b"".join(units), b"".join(crcs))
+                for queue, (units, crcs) in parts.items()
+            ]
+            summaries = [
+                _summary(maker, offset, position, store_timestamp_ms, text.decode())
+                for (maker, _, _, text, _, _), offset, position in zip(messages, offsets, places, strict=True)
+                if text and (_KEYS in text or _UNIQUE_KEY in text)
+            ]
+            self._foretold.add(ForetoldRow(*row, len(offsets), foretold, store_timestamp_ms, summaries))
+        return offsets, places
 
 
 _NO_TAGS = (0,)
+_TAGS, _KEYS, _UNIQUE_KEY = TAGS.encode(), KEYS.encode(), UNIQUE_KEY.encode()
+
+
+def _summary(maker: RecordMaker, offset: int, position: int, stored_ms: int, text: str) -> RecordSummary:
+    return RecordSummary(
+        maker.topic, maker.queue_id, offset, position, maker.sys_flag, stored_ms, property_value(text, TAGS), text, 0
+    )
 
 
 def _hash(text: str) -> int:

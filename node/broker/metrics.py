@@ -34,14 +34,14 @@ class Histogram:
         self.max_s = 0.0
         self.slow_total = 0
 
-    def observe(self, duration_s: float) -> None:
-        """Count one duration in seconds."""
-        self.counts[bisect_left(LATENCY_BOUNDS_S, duration_s)] += 1
-        self.sum_s += duration_s
+    def observe(self, duration_s: float, count: int = 1) -> None:
+        """Count a duration in seconds, that of so many."""
+        self.counts[bisect_left(LATENCY_BOUNDS_S, duration_s)] += count
+        self.sum_s += duration_s * count
         if duration_s > self.max_s:
             self.max_s = duration_s
         if duration_s > SLOW_PUT_S:
-            self.slow_total += 1
+            self.slow_total += count
 
     def lines(self, name: str) -> list[str]:
         """In the text format; buckets are cumulative."""

@@ -19,7 +19,7 @@ from node.broker.internal_topics import is_internal
 from node.broker.ledger import DLedgerError, StoredInPart
 from node.broker.message_store import NotWritable
 from node.broker.send import SendProcessor
-from node.broker.send_request import split_batch
+from node.broker.send_request import names_of, split_batch
 from node.config import TopicConfig
 from node.remoting import Command, Connection, LateReply, ReplyForm, RequestCode, RequestError, ResponseCode
 from node.store.properties import DELAY_LEVEL, TRANSACTION_PREPARED, UNIQUE_KEY, WAIT_STORE, property_value
@@ -31,7 +31,7 @@ from node.store.record import (
 )
 from node.store.record_row import RecordMaker, RowMessage, record_maker
 
-__all__ = ["PlainSends"]
+__all__ = ["MAX_PLANS", "REPLY_NAMES", "PlainSends", "SendPlan"]
 
 MAX_PLANS = 1024
 """Kinds of requests remembered for one connection: a sender uses as many as it has queues. All are forgotten when there
@@ -43,10 +43,11 @@ _STATE_KEY = "send_plans"
 _WAITS = f"{WAIT_STORE}\x01"
 _WAITS_INDEED = f"{WAIT_STORE}\x01true\x02"
 
-_Key = tuple[int, str | None, str | None, str | None, str | None, str | None, str | None]
+_JUDGED = ("topic", "queueId", "sysFlag", "flag", "reconsumeTimes", "batch")
+_Key = tuple[int | str | None, ...]
 
 
-class _Plan(NamedTuple):
+class SendPlan(NamedTuple):
     """What is done with requests of one kind."""
 
     topic: TopicConfig
@@ -61,10 +62,10 @@ class PlainSends:
 
     def __init__(self, sends: SendProcessor) -> None:
         self._sends = sends
-        self._store = sends.store
-        self._topics = sends.topics
+        self.store = self._store = sends.store
+        self.topics = self._topics = sends.topics
         self._store_host = sends.store_host
-        self._max_message_size_bytes = sends.max_message_size_bytes
+        self.max_message_size_bytes = self._max_message_size_bytes = sends.max_message_size_bytes
         self.host_text = message_id(sends.store_host, 0)[:-16]
         """How the id of every message stored here begins; its position follows in 16 digits."""
         self.told = sends.told
@@ -72,6 +73,11 @@ class PlainSends:
         self.now_s = asyncio.get_running_loop().time
         self._under_way = 0
         self._all_answered: asyncio.Future[None] | None = None
+
+    @property
+    def takes_now(self) -> bool:
+        """Whether the time has come from which on messages are taken."""
+        return self._sends.takes_now
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until every message under way is answered, at most `timeout_s` seconds."""
@@ -89,19 +95,20 @@ class PlainSends:
         fields = command.ext_fields
         get = fields.get
         code = command.code
-        key = (code, get("b"), get("e"), get("f"), get("h"), get("j"), get("m"))
-        plans: dict[_Key, _Plan] | None = connection.state.get(_STATE_KEY)
+        names = names_of(command)
+        key = (code, *map(get, map(names.__getitem__, _JUDGED)))
+        plans: dict[_Key, SendPlan] | None = connection.state.get(_STATE_KEY)
         if plans is None:
             plans = connection.state[_STATE_KEY] = {}
         plan = plans.get(key)
         if plan is None or self._topics.get(plan.topic.name) is not plan.topic:
-            plan = self._plan(command, connection.remote_address)
+            plan = self.plan(command, connection.remote_address)
             if plan is None:
                 return None
             if len(plans) >= MAX_PLANS:
                 plans.clear()
             plans[key] = plan
-        text = get("i", "")
+        text = get(names["properties"], "")
         body = command.body
         if (
             not self._sends.takes_now
@@ -128,29 +135,30 @@ class PlainSends:
                 plan.maker,
                 messages,
                 texts,
-                born_timestamp_ms=command.get_int("g", 0),
+                born_timestamp_ms=command.get_int(names["bornTimestamp"], 0),
                 reconsume_times=plan.reconsume_times,
                 then=reply.stored,
             )
         except (RequestError, ValueError, struct.error, NotWritable, DLedgerError):
             return None  # nothing was stored; whoever looks closely says why
         reply.queue_id = plan.maker.queue_id
-        self._under_way += 1
+        self.taken()
         reply.go_on()
         return reply
 
-    def _plan(self, command: Command, born_host: str) -> _Plan | None:
-        fields = command.ext_fields
-        name = fields.get("b")
+    def plan(self, command: Command, born_host: str) -> SendPlan | None:
+        """What is done with plain messages like this one; None where they are not plain."""
+        names = names_of(command)
+        name = command.ext_fields.get(names["topic"])
         topic = self._topics.get(name) if name else None
         if topic is None or not topic.writable or is_internal(topic.name):
             return None
         try:
-            queue_id = command.get_int("e")
-            sys_flag = command.get_int("f", 0)
-            flag = command.get_int("h", 0)
-            reconsume_times = command.get_int("j", 0)
-            is_batch = command.get_bool("m") or command.code == RequestCode.SEND_BATCH_MESSAGE
+            queue_id = command.get_int(names["queueId"])
+            sys_flag = command.get_int(names["sysFlag"], 0)
+            flag = command.get_int(names["flag"], 0)
+            reconsume_times = command.get_int(names["reconsumeTimes"], 0)
+            is_batch = command.get_bool(names["batch"]) or command.code == RequestCode.SEND_BATCH_MESSAGE
             if sys_flag & SYS_FLAG_TRANSACTION_MASK or not 0 <= queue_id < topic.all_queues:
                 return None
             if reconsume_times > 0:
@@ -158,7 +166,11 @@ class PlainSends:
             maker = record_maker(topic.name, queue_id, sys_flag, born_host, self._store_host)
         except (RequestError, RecordError):
             return None
-        return _Plan(topic, maker, flag, reconsume_times, is_batch)
+        return SendPlan(topic, maker, flag, reconsume_times, is_batch)
+
+    def taken(self) -> None:
+        """A reply will be given, or several at once; `answered` is called then."""
+        self._under_way += 1
 
     def answered(self) -> None:
         """One of the replies was given."""
@@ -166,10 +178,10 @@ class PlainSends:
         if self._all_answered is not None and not self._under_way and not self._all_answered.done():
             self._all_answered.set_result(None)
 
-    def note(self, count: int, duration_s: float) -> None:
-        """So many messages were stored in this time."""
+    def note(self, count: int, duration_s: float, *, requests: int = 1) -> None:
+        """So many messages, of so many requests, were stored in this time."""
         self._store.committed_total += count
-        self._store.note_put(duration_s)
+        self._store.note_put(duration_s, requests)
 
 
 def _is_special(text: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from node.config import BrokerConfig, split_address
-from node.remoting import Command, Connection, Processor, RemotingServer, RequestCode, ServerLimits
+from node.remoting import Command, Connection, Gatherer, Places, Processor, RemotingServer, RequestCode, ServerLimits
 
 __all__ = ["FAST_PORT_BELOW", "PULL_CODES", "Ports"]
 
@@ -53,6 +53,11 @@ class Ports:
         """Answer requests of this code."""
         for server in self._servers[: 1 if code in PULL_CODES else None]:
             server.register(code, processor)
+
+    def register_form(self, code: int, places: Places, gatherer: Gatherer | None) -> None:
+        """Read requests of this code by their form and let `gatherer` take those that come together."""
+        for server in self._servers:
+            server.register_form(code, places, gatherer)
 
     def register_default(self, processor: Processor) -> None:
         """Answer requests of every other code."""

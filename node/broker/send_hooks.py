@@ -54,6 +54,9 @@ class SendHooks:
         """Have `hook` called from the next request on."""
         self._hooks.append(hook)
 
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
     def around(
         self,
         process: Callable[[Command, Connection], Answer],

@@ -6,7 +6,7 @@ from node.remoting.client import RemotingClient
 from node.remoting.codec import FrameParser, decode, encode
 from node.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from node.remoting.command import Command, FieldValue
-from node.remoting.connection import Connection, Processor
+from node.remoting.connection import Connection
 from node.remoting.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -16,8 +16,10 @@ from node.remoting.errors import (
     RequestError,
     RequestTimeout,
 )
-from node.remoting.late_reply import LateReply
+from node.remoting.header_form import FormedRequest, HeaderForm, Places
+from node.remoting.late_reply import LateReplies, LateReply
 from node.remoting.limits import ClientLimits, ServerLimits
+from node.remoting.processing import Gatherer, Processor
 from node.remoting.reply_form import ReplyForm
 from node.remoting.server import RemotingServer
 from node.remoting.signature import Credentials
@@ -30,11 +32,16 @@ __all__ = [
     "ConnectionLost",
     "Credentials",
     "FieldValue",
+    "FormedRequest",
     "FrameError",
     "FrameParser",
+    "Gatherer",
+    "HeaderForm",
     "LanguageCode",
+    "LateReplies",
     "LateReply",
     "PeerOverloaded",
+    "Places",
     "Processor",
     "RemotingClient",
     "RemotingError",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from json.decoder import JSONDecoder
 from json.encoder import encode_basestring_ascii as _quote
 from struct import Struct
@@ -17,6 +18,7 @@ from typing import Any, Final
 from node.remoting.codes import PROTOCOL_VERSION, LanguageCode
 from node.remoting.command import Command
 from node.remoting.errors import FrameError
+from node.remoting.header_form import FormedRequest, HeaderForm, Places, make_form
 
 __all__ = ["MAX_FRAME_BYTES", "MAX_HEADER_BYTES", "FrameParser", "decode", "encode"]
 
@@ -41,6 +43,12 @@ _I32_MIN: Final = -(2**31)
 _I32_MAX: Final = 2**31 - 1
 
 _BARE_BODY_BYTES: Final = MAX_FRAME_BYTES - 4 - _BARE_HEADER.size
+
+MAX_FORMS: Final = 8
+"""Forms of headers that one parser knows: a client uses one or two. The oldest goes when there are more."""
+LEARN_AT: Final = frozenset(2**power for power in range(1, 20))
+"""A form is made of the header that is the second, fourth, eighth ... to be read the long way: making one costs as much
+as reading hundreds, and must not cost much with a client whose headers have no form."""
 
 _scan = JSONDecoder().scan_once  # type: ignore[attr-defined]
 _language_names: Final = {int(code): code.name for code in LanguageCode}
@@ -257,13 +265,23 @@ class FrameParser:
 
     It holds at most one unfinished frame, and of that only the bytes that really arrived: a length word
     reserves nothing. Lengths are judged as soon as they are there, before the frame is complete.
+
+    Of requests whose codes are among `places` it learns the form, see `header_form`; they come as FormedRequests.
     """
 
-    __slots__ = ("_max_frame_bytes", "_max_header_bytes", "_needed_bytes", "pending")
+    __slots__ = ("_forms", "_max_frame_bytes", "_max_header_bytes", "_needed_bytes", "_places", "_unformed", "pending")
 
-    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
+    def __init__(
+        self,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_header_bytes: int = MAX_HEADER_BYTES,
+        places: Mapping[int, Places] | None = None,
+    ) -> None:
         self._max_frame_bytes = max_frame_bytes
         self._max_header_bytes = max_header_bytes
+        self._places: Mapping[int, Places] = {} if places is None else places
+        self._forms: list[HeaderForm] = []
+        self._unformed = 0
         self.pending = bytearray()
         """What there is of a frame that is not complete yet; for looking at only."""
         self._needed_bytes = 0
@@ -306,6 +324,15 @@ class FrameParser:
                 if end > size:
                     break
                 body_at = at + 8 + header_size
+                if self._forms:
+                    for form in self._forms:
+                        read = form.read(data, at + 8, body_at)
+                        if read is not None:
+                            commands.append(FormedRequest(form, *read, data[body_at:end]))
+                            break
+                    if read is not None:
+                        at = end
+                        continue
                 if word == _BARE_WORD:
                     code, language, version, opaque, flag, remark_size, fields_size = _BARE_HEADER.unpack_from(
                         data, at + 8
@@ -315,7 +342,10 @@ class FrameParser:
                         commands.append(Command(code, {}, body, opaque, flag, None, language, version, "binary"))
                         at = end
                         continue
-                commands.append(_decode_header(serializer, data[at + 8 : body_at], data[body_at:end]))
+                command = _decode_header(serializer, data[at + 8 : body_at], data[body_at:end])
+                commands.append(command)
+                if command.code in self._places:
+                    self._learn(serializer, data[at + 8 : body_at], command)
                 at = end
             if at < size:
                 self._keep(data, at, size)
@@ -323,6 +353,14 @@ class FrameParser:
             error.commands = commands
             raise
         return commands
+
+    def _learn(self, serializer: int, header: bytes, command: Command) -> None:
+        self._unformed += 1
+        if self._unformed in LEARN_AT:
+            places = self._places[command.code]
+            form = make_form(header, command, places, lambda other: _decode_header(serializer, other, b""))
+            if form is not None:
+                self._forms = [form, *self._forms[: MAX_FORMS - 1]]
 
     def _keep(self, data: bytes, at: int, size: int) -> None:
         rest = size - at

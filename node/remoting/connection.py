@@ -14,27 +14,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from node.remoting.codec import FrameParser, encode
 from node.remoting.codes import ResponseCode
 from node.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, Command
-from node.remoting.errors import ConnectionLost, FrameError, PeerOverloaded, RequestError
+from node.remoting.errors import ConnectionLost, FrameError, PeerOverloaded
+from node.remoting.frame_watch import FrameWatch
+from node.remoting.header_form import FormedRequest
 from node.remoting.late_reply import LateReply
 from node.remoting.outstanding import OutcomeTaker, Outstanding, settle
+from node.remoting.processing import failure_reply, size_of
 
 if TYPE_CHECKING:
     from node.remoting.endpoint import Endpoint
 
-__all__ = ["Connection", "Guard", "Processor"]
-
-_MAX_REMARK_CHARS = 256
-"""Length of the remark made of an exception: enough for its sentence, too little to leak a data dump."""
-
-_REQUEST_OVERHEAD_BYTES = 512
-"""What a request costs beside its text and body: the objects that hold it."""
+__all__ = ["Connection"]
 
 _PAUSED_BY_REQUESTS, _PAUSED_BY_WRITES, _PAUSED_BY_TURN = 1, 2, 4
 
@@ -51,7 +48,7 @@ class Connection(asyncio.Protocol):
         self._processors = endpoint.processors
         self.loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._parser = FrameParser(self._limits.max_frame_bytes, self._limits.max_header_bytes)
+        self._parser = FrameParser(self._limits.max_frame_bytes, self._limits.max_header_bytes, endpoint.places)
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
         self._flush_scheduled = False
@@ -65,10 +62,8 @@ class Connection(asyncio.Protocol):
         self._waiting = Outstanding(self.loop, lambda: self.remote_address, self._timed_out)
         self._silent_timeouts = 0
         self._last_activity_s = self.loop.time()
-        self._frame_started_s = 0.0
-        self._has_unfinished = False
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._frame_timer: asyncio.TimerHandle | None = None
+        self._frames = FrameWatch(self, endpoint)
         self._stall_timer: asyncio.TimerHandle | None = None
         self._close_callbacks: list[Callable[[Connection], object]] = []
         self._close_reason = ""
@@ -88,6 +83,16 @@ class Connection(asyncio.Protocol):
     def outstanding_requests(self) -> int:
         """Requests sent over this connection and not answered yet."""
         return len(self._waiting.waiting)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes held of a frame that is not complete yet."""
+        return self._parser.pending_bytes
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether we do not read what the peer sends."""
+        return self._pause_reasons != 0
 
     @property
     def last_activity_s(self) -> float:
@@ -197,8 +202,8 @@ class Connection(asyncio.Protocol):
             self._endpoint.complaints.warn("frame", f"closing {self.remote_address}: {failure}")
             self._close_reason = str(failure)
             self.close()
-        elif self._parser.pending or self._has_unfinished:
-            self._watch_frame(bool(commands))
+        elif self._parser.pending or self._frames.is_unfinished:
+            self._frames.look(bool(commands))
 
     def eof_received(self) -> bool:
         """The peer sends no more: in this protocol it wants no answers either, so the transport may close."""
@@ -213,7 +218,7 @@ class Connection(asyncio.Protocol):
         if self._stall_timer is None:
             self._stall_timer = self.loop.call_later(
                 self._limits.write_stall_timeout_s,
-                self._give_up,
+                self.give_up,
                 f"the peer has not read for {self._limits.write_stall_timeout_s:g} s",
             )
         self._check_unsent()
@@ -230,14 +235,13 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
         self._transport = None
-        for timer in (self._idle_timer, self._frame_timer, self._stall_timer):
-            if timer is not None:
-                timer.cancel()
-        self._idle_timer = self._frame_timer = self._stall_timer = None
+        for timer in filter(None, (self._idle_timer, self._stall_timer)):
+            timer.cancel()
+        self._idle_timer = self._stall_timer = None
+        self._frames.end()
         self._outgoing.clear()
         self._backlog.clear()
         self._account_requests(backlog_change=-self._backlog_bytes)
-        self._endpoint.unfinished.set(self, 0)
         self._endpoint.unsent.set(self, 0)
         reason = self._close_reason or (str(exc) if exc is not None else "closed by the peer")
         self._waiting.fail_all(lambda: ConnectionLost(f"connection to {self.remote_address} lost: {reason}"))
@@ -253,17 +257,26 @@ class Connection(asyncio.Protocol):
 
     def _dispatch_all(self, commands: list[Command]) -> None:
         left = self._limits.max_turn_requests
-        for command in commands:
+        at = gather_at = 0
+        alone = 1
+        while at < len(commands):
+            command = commands[at]
+            count = 1
             if self._closing:
                 return
             if command.flag & FLAG_RESPONSE:
                 self._waiting.answered(command)
             elif not left or self._backlog or self._pause_reasons or (self._running_requests and not self._has_room()):
                 self._backlog.append(command)
-                self._account_requests(backlog_change=_size_of(command))
+                self._account_requests(backlog_change=size_of(command))
             else:
-                left -= 1
-                self._dispatch(command)
+                if command.__class__ is not FormedRequest or at < gather_at:
+                    self._dispatch(command)
+                elif not (count := self._gather(commands, at, left)):
+                    gather_at, alone, count = at + alone, 2 * alone, 1  # not to be asked in vain for each
+                    self._dispatch(command)
+                left -= count
+            at += count
         if self._backlog and not self._pause_reasons:
             self._pause_for_room(bool(left))
 
@@ -275,6 +288,22 @@ class Connection(asyncio.Protocol):
             # Each connection may always run one, so that a few greedy peers cannot shut out the others.
             and (self._endpoint.running_bytes < limits.max_total_running_bytes or not self._running_requests)
         )
+
+    def _gather(self, commands: list[Command], at: int, left: int) -> int:
+        """Let requests that came together, from `at` on and at most `left`, be processed together; returns how many."""
+        endpoint = self._endpoint
+        gatherer = endpoint.gatherers.get(commands[at].code)
+        if gatherer is None or endpoint.guard is not None:
+            return 0
+        room = max(self._limits.max_running_requests - self._running_requests, 1)
+        replies = gatherer(commands, at, min(len(commands), at + min(left, room)), self)
+        if replies is None:
+            return 0
+        size_bytes = replies.begin(self)
+        if size_bytes:
+            self._running_requests += replies.count
+            self._account_requests(running_change=size_bytes)
+        return replies.count
 
     def _dispatch(self, command: Command) -> None:
         processor = self._processors.get(command.code)
@@ -293,7 +322,7 @@ class Connection(asyncio.Protocol):
             if self._outgoing_bytes > self._limits.write_high_water_bytes:
                 self.flush()  # which pauses us where the peer takes replies more slowly than we make them
             return
-        size_bytes = _size_of(command)
+        size_bytes = size_of(command)
         if isinstance(result, LateReply):
             if result.begin(self, command, size_bytes):
                 return  # given already
@@ -314,7 +343,7 @@ class Connection(asyncio.Protocol):
         if held.total_bytes > self._limits.max_total_held_bytes:
             greediest = held.greediest()
             if greediest is not None and not greediest._closing:
-                greediest._give_up("too many bytes of unanswered requests, most of them here")
+                greediest.give_up("too many bytes of unanswered requests, most of them here")
 
     def _finish(self, command: Command, size_bytes: int, future: asyncio.Future[Command | None]) -> None:
         self._endpoint.finished(future)
@@ -331,10 +360,25 @@ class Connection(asyncio.Protocol):
         self._account_requests(running_change=-size_bytes)
         if reply is not None:
             self.answer(command, reply, not self._running_requests)
+        self._has_ended()
+
+    def late_replies(self, count: int, size_bytes: int, frames: bytes) -> None:
+        """Requests that were processed together are done: the whole frames of their replies."""
+        self._running_requests -= count
+        self._account_requests(running_change=-size_bytes)
+        self.send_frames(frames)
+        self._has_ended()
+
+    def _has_ended(self) -> None:
         if self._pause_reasons & _PAUSED_BY_REQUESTS:
             self.retry_backlog()
         if self._endpoint.waiting_for_room:
             self._endpoint.room_made()
+
+    def send_frames(self, frames: bytes) -> None:
+        """Send whole frames of replies; nothing where the peer is gone."""
+        if not self._closing:
+            self._write(frames, not self._running_requests)
 
     def answer(self, command: Command, reply: Command | bytes, is_alone: bool = False) -> None:
         """Send the reply to a request, or its whole frame; nothing for a one-way request. `is_alone`: see `_write`."""
@@ -347,13 +391,7 @@ class Connection(asyncio.Protocol):
         self._write(frame, is_alone)
 
     def _failure_reply(self, command: Command, error: BaseException) -> Command:
-        if isinstance(error, RequestError):
-            return command.reply(error.code, remark=error.remark)
-        summary = f"{type(error).__name__}: {error}"[:_MAX_REMARK_CHARS]
-        self._endpoint.complaints.warn(
-            "processor", f"request {command.code} from {self.remote_address} failed: {summary}", error=error
-        )
-        return command.reply(ResponseCode.SYSTEM_ERROR, remark=summary)
+        return failure_reply(command, error, self.remote_address, self._endpoint.complaints)
 
     def _timed_out(self, count: int) -> None:
         self._silent_timeouts += count
@@ -398,11 +436,12 @@ class Connection(asyncio.Protocol):
                 return
             left -= 1
             command = backlog.popleft()
-            self._account_requests(backlog_change=-_size_of(command))
+            self._account_requests(backlog_change=-size_of(command))
             self._dispatch(command)
         if not self._pause_reasons and self._transport is not None and not self._closing:
             self._transport.resume_reading()
-            self._last_activity_s = self._frame_started_s = self.loop.time()
+            self._last_activity_s = self.loop.time()
+            self._frames.begin_again()
 
     def _write(self, frame: bytes, is_alone: bool = False) -> None:
         """Queue a frame until the turn is over; at once where no other request is open, so that none may follow."""
@@ -435,51 +474,20 @@ class Connection(asyncio.Protocol):
     def _check_unsent(self) -> None:
         unsent_bytes = self._unsent_bytes()
         if unsent_bytes > self._limits.max_unsent_bytes:
-            self._give_up(f"{unsent_bytes} bytes are unsent and the peer does not read")
+            self.give_up(f"{unsent_bytes} bytes are unsent and the peer does not read")
             return
         self._endpoint.unsent.set(self, unsent_bytes)
         if self._endpoint.unsent.total_bytes > self._limits.max_total_unsent_bytes:
             greediest = self._endpoint.unsent.greediest()
             if greediest is not None:
-                greediest._give_up("too many bytes are unsent over all connections, most of them here")
+                greediest.give_up("too many bytes are unsent over all connections, most of them here")
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
+        """Close at once, and say why in the node's log."""
         self._endpoint.complaints.warn("closed", f"closing {self.remote_address}: {reason}")
         self.abort(reason)
 
     # Timers
-
-    def _watch_frame(self, frame_completed: bool) -> None:
-        """Keep the account and the timer of the unfinished frame after new bytes have come."""
-        pending_bytes = self._parser.pending_bytes
-        endpoint = self._endpoint
-        if frame_completed or not self._has_unfinished:
-            self._frame_started_s = self._last_activity_s
-        self._has_unfinished = pending_bytes > 0
-        endpoint.unfinished.set(self, pending_bytes)
-        if endpoint.unfinished.total_bytes > self._limits.max_total_unfinished_bytes:
-            greediest = endpoint.unfinished.greediest()
-            if greediest is not None:
-                greediest._give_up("too many bytes of unfinished frames, most of them here")
-        if self._closing:
-            return
-        if pending_bytes and self._frame_timer is None:
-            self._frame_timer = self.loop.call_later(self._limits.frame_timeout_s, self._check_frame)
-
-    def _check_frame(self) -> None:
-        self._frame_timer = None
-        pending_bytes = self._parser.pending_bytes
-        if not pending_bytes or self._closing:
-            return
-        now_s = self.loop.time()
-        allowed_s = self._limits.frame_timeout_s + pending_bytes / self._limits.frame_min_bytes_per_s
-        left_s = self._frame_started_s + allowed_s - now_s
-        if self._pause_reasons:  # it is we who do not read
-            left_s = self._limits.frame_timeout_s
-        if left_s <= 0:
-            self._give_up(f"a frame was begun {now_s - self._frame_started_s:.1f} s ago and is not complete")
-            return
-        self._frame_timer = self.loop.call_later(left_s, self._check_frame)
 
     def _check_idle(self) -> None:
         left_s = self._last_activity_s + self._limits.idle_timeout_s - self.loop.time()
@@ -490,10 +498,3 @@ class Connection(asyncio.Protocol):
         self.close()
 
 
-def _size_of(command: Command) -> int:
-    return len(command.body) + sum(map(len, command.ext_fields.values())) + _REQUEST_OVERHEAD_BYTES
-
-
-Processor = Callable[[Command, Connection], Command | Awaitable[Command | None] | LateReply | None]
-Guard = Callable[[Command, Connection], None]
-"""Raises a RequestError where a request may not be processed."""

@@ -12,8 +12,10 @@ from node.remoting.accounting import ByteAccount
 from node.remoting.codes import ResponseCode
 from node.remoting.command import Command
 from node.remoting.complaints import Complaints
-from node.remoting.connection import Connection, Guard, Processor
+from node.remoting.connection import Connection
+from node.remoting.header_form import Places
 from node.remoting.limits import ConnectionLimits
+from node.remoting.processing import Gatherer, Guard, Processor
 
 __all__ = ["Endpoint", "tls_options"]
 
@@ -46,6 +48,8 @@ class Endpoint:
         self.limits = limits
         self.processors: dict[int, Processor] = {}
         self.default_processor: Processor = _not_supported
+        self.gatherers: dict[int, Gatherer] = {}
+        self.places: dict[int, Places] = {}
         self.guard: Guard | None = None
         self.complaints = Complaints(
             logging.getLogger(f"node.remoting.{name}"), lambda: asyncio.get_running_loop().time()
@@ -65,6 +69,13 @@ class Endpoint:
     def register_default(self, processor: Processor) -> None:
         """Answer requests of every other code with `processor` instead of REQUEST_CODE_NOT_SUPPORTED."""
         self.default_processor = processor
+
+    def register_form(self, code: int, places: Places, gatherer: Gatherer | None = None) -> None:
+        """Read requests of `code` by their form, and let `gatherer` take those that come together before `processor`
+        sees one of them; not where there is a guard, which looks at each."""
+        self.places[int(code)] = places
+        if gatherer is not None:
+            self.gatherers[int(code)] = gatherer
 
     def register_guard(self, guard: Guard) -> None:
         """Let `guard` look at every request before its processor does; what it raises is the answer."""

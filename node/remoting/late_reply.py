@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from node.remoting.command import Command
     from node.remoting.connection import Connection
 
-__all__ = ["LateReply"]
+__all__ = ["LateReplies", "LateReply"]
 
 
 class LateReply:
@@ -38,3 +38,31 @@ class LateReply:
             return True
         self._connection, self._command, self._size_bytes = connection, command, size_bytes
         return False
+
+
+class LateReplies:
+    """The same for `count` requests of one connection that are answered together."""
+
+    __slots__ = ("_connection", "_frames", "_size_bytes", "count")
+
+    def __init__(self, count: int, size_bytes: int) -> None:
+        self.count = count
+        self._size_bytes = size_bytes
+        self._connection: Connection | None = None
+        self._frames: bytes | None = None
+
+    def give(self, frames: bytes) -> None:
+        """Send the whole frames of all replies. Must be called exactly once."""
+        if self._connection is None:
+            self._frames = frames
+        else:
+            self._connection.late_replies(self.count, self._size_bytes, frames)
+
+    def begin(self, connection: Connection) -> int:
+        """Called by the connection that has handed the requests over: bytes that they are counted for until the replies
+        are given; 0 when these were given before."""
+        if self._frames is not None:
+            connection.send_frames(self._frames)
+            return 0
+        self._connection = connection
+        return self._size_bytes

@@ -31,13 +31,18 @@ from node.runtime import Disk
 from node.store.file_cache import FileCache
 from node.store.unit_row import UnitRow
 
-__all__ = ["CRC_SIZE_BYTES", "UNIT_SIZE_BYTES", "ConsumeQueue", "QueueGap", "Unit", "pack_units"]
+__all__ = ["CRC_SIZE_BYTES", "UNIT_SIZE_BYTES", "ConsumeQueue", "QueueGap", "Unit", "pack_unit", "pack_units"]
 
 UNIT_SIZE_BYTES = 20
 CRC_SIZE_BYTES = 4
 
 _UNIT = struct.Struct(">qiq")
 _CRC = struct.Struct(">I")
+
+
+def pack_unit(position: int, size_bytes: int, tag_hash: int, crc: int) -> tuple[bytes, bytes]:
+    """The unit of one message, and the CRC of its record, as files have them."""
+    return _UNIT.pack(position, size_bytes, tag_hash), _CRC.pack(crc)
 
 
 def pack_units(

@@ -36,11 +36,12 @@ def _head(born_size: int, store_size: int) -> Struct:
 class RecordMaker:
     """Makes the records of one queue and sender. Made by `record_maker`."""
 
-    __slots__ = ("_born", "_fixed_bytes", "_pack", "_store", "_topic", "queue_id", "sys_flag", "topic")
+    __slots__ = ("_born", "_fixed_bytes", "_pack", "_store", "_topic", "queue", "queue_id", "sys_flag", "topic")
 
     def __init__(self, topic: str, queue_id: int, sys_flag: int, born_host: str, store_host: str) -> None:
         self.topic = topic
         self.queue_id = queue_id
+        self.queue = topic, queue_id
         topic_bytes, self._born, self._store, self.sys_flag = record_parts(topic, sys_flag, born_host, store_host)
         head = _head(len(self._born), len(self._store))
         self._pack = head.pack

@@ -1,0 +1,176 @@
+"""Plain messages that came together are stored together: one append, one word of the log, one write of all answers.
+
+A connection hands over the sends that it has read in one turn of the loop, read by the form of their headers. As many
+of them, from the first on, as are plain single messages (see `plain_send`) go into the log as one row, each with its
+place in its own queue. The first that is not is left to the processor, as all are when the log refuses them. What is
+stored and answered is the same as one by one, byte for byte; the tests hold both against each other.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+from node.broker.ledger import DLedgerError, StoredInPart
+from node.broker.message_store import GroupMessage, NotWritable
+from node.broker.plain_send import MAX_PLANS, REPLY_NAMES, PlainSends, SendPlan
+from node.broker.ports import Ports
+from node.remoting import (
+    Command,
+    Connection,
+    FormedRequest,
+    HeaderForm,
+    LateReplies,
+    Places,
+    RequestCode,
+    ResponseCode,
+    encode,
+)
+from node.store.properties import DELAY_LEVEL, TRANSACTION_PREPARED, UNIQUE_KEY, WAIT_STORE, property_value
+from node.store.record import MAX_PROPERTIES_SIZE_BYTES
+
+__all__ = ["GatheredSends", "register_gathered"]
+
+PLACES = {
+    RequestCode.SEND_MESSAGE_V2: Places(("e", "g"), ("b", "i")),
+    RequestCode.SEND_BATCH_MESSAGE: Places(("e", "g"), ("b", "i")),
+    RequestCode.SEND_MESSAGE: Places(("queueId", "bornTimestamp"), ("topic", "properties")),
+}
+"""What differs between the sends of a client: queue, born timestamp, topic and properties."""
+
+_STATE_KEY = "gathered_plans"
+_HARMLESS = frozenset((b"", f"{WAIT_STORE}\x01true\x02".encode()))
+_PREPARED = TRANSACTION_PREPARED.encode()
+_DELAY = DELAY_LEVEL.encode()
+_WAITS = f"{WAIT_STORE}\x01".encode()
+_WAITS_INDEED = f"{WAIT_STORE}\x01true\x02".encode()
+_KEY = UNIQUE_KEY.encode()
+
+_PlanKey = tuple[HeaderForm, bytes | None, bytes | None]
+
+
+def _is_special(text: bytes) -> bool:
+    """Whether the processor is to look at a message with these properties."""
+    return (
+        _PREPARED in text
+        or _DELAY in text
+        or (_WAITS in text and (text.count(_WAITS) > 1 or _WAITS_INDEED not in text))
+        or len(text) > MAX_PROPERTIES_SIZE_BYTES
+    )
+
+
+def register_gathered(ports: Ports, sends: GatheredSends) -> None:
+    """Have sends read by the form of their headers, and single messages gathered."""
+    for code, places in PLACES.items():
+        ports.register_form(code, places, sends.take if code != RequestCode.SEND_BATCH_MESSAGE else None)
+
+
+class GatheredSends:
+    """Takes sends that came together; `is_hooked` says whether each is to be looked at by a hook."""
+
+    def __init__(self, plain: PlainSends, *, is_hooked: Callable[[], bool]) -> None:
+        self._plain = plain
+        self._is_hooked = is_hooked
+        self._store = plain.store
+        self._topics = plain.topics
+        self._max_message_size_bytes = plain.max_message_size_bytes
+
+    def take(
+        self, requests: Sequence[Command], start: int, stop: int, connection: Connection
+    ) -> LateReplies | None:
+        """Store the plain ones among `requests[start:stop]`, from the first on, up to one that is not. None, and
+        nothing is changed, where there are none or they are refused."""
+        plain = self._plain
+        if self._is_hooked() or not plain.takes_now:
+            return None
+        plans: dict[_PlanKey, SendPlan] | None = connection.state.get(_STATE_KEY)
+        if plans is None:
+            plans = connection.state[_STATE_KEY] = {}
+        topics, max_bytes = self._topics, self._max_message_size_bytes
+        messages: list[GroupMessage] = []
+        size_bytes = 0
+        for at in range(start, stop):
+            request = requests[at]
+            if request.__class__ is not FormedRequest:
+                break
+            queue, born, topic, text = request.values
+            key = request.form, topic, queue
+            plan = plans.get(key)
+            if plan is None or topics.get(plan.topic.name) is not plan.topic:
+                plan = plain.plan(request, connection.remote_address)
+                if plan is None or plan.is_batch:
+                    break
+                if len(plans) >= MAX_PLANS:
+                    plans.clear()
+                plans[key] = plan
+            body = request.body
+            text = text or b""
+            if len(body) > max_bytes or (text not in _HARMLESS and _is_special(text)):
+                break
+            messages.append((plan.maker, plan.flag, body, text, int(born) if born else 0, plan.reconsume_times))
+            size_bytes += request.size_bytes
+        if not messages:
+            return None
+        group = _Group(plain, requests[start : start + len(messages)], messages, size_bytes)
+        try:
+            group.offsets, group.positions = self._store.put_group(messages, group.stored)
+        except (ValueError, struct.error, NotWritable, DLedgerError):
+            return None  # nothing was stored; whoever looks closely says why
+        plain.taken()
+        group.go_on()
+        return group
+
+
+_UNKNOWN = object()
+
+
+class _Group(LateReplies):
+    """The replies to requests whose messages are stored together."""
+
+    __slots__ = ("_began_s", "_messages", "_outcome", "_plain", "_requests", "offsets", "positions")
+
+    def __init__(
+        self, plain: PlainSends, requests: Sequence[Command], messages: Sequence[GroupMessage], size_bytes: int
+    ) -> None:
+        super().__init__(len(requests), size_bytes)
+        self._plain = plain
+        self._requests = requests
+        self._messages = messages
+        self._began_s = plain.now_s()
+        self._outcome: Exception | object | None = _UNKNOWN
+        self.offsets: Sequence[int] = ()
+        self.positions: Sequence[int] = ()
+
+    def stored(self, error: Exception | None) -> None:
+        """What became of the messages; before `go_on` it is only noted."""
+        if not self.positions:
+            self._outcome = error
+            return
+        plain = self._plain
+        plain.answered()
+        frames: list[bytes] = []
+        if error is None or isinstance(error, StoredInPart):
+            plain.note(len(self._requests), plain.now_s() - self._began_s, requests=len(self._requests))
+            host, frame = plain.host_text, plain.form.frame
+            for request, message, offset, position in zip(
+                self._requests, self._messages, self.offsets, self.positions, strict=True
+            ):
+                text = message[3]
+                key = (property_value(text.decode(), UNIQUE_KEY) or "") if _KEY in text else ""
+                values = f"{host}{position:016X}", str(message[0].queue_id), str(offset), key
+                if error is None:
+                    frames.append(frame(request, values))
+                else:
+                    told = {**dict(zip(REPLY_NAMES, values, strict=True)), **plain.told}
+                    frames.append(encode(request.reply(error.code, remark=str(error), fields=told)))
+        else:
+            remark = f"the outcome is unknown: {error}"
+            for request in self._requests:
+                frames.append(encode(request.reply(ResponseCode.SYSTEM_ERROR, remark=remark, fields=plain.told)))
+        self.give(b"".join(frames))
+
+    def go_on(self) -> None:
+        """The messages are in the log, and it is known where."""
+        if self._outcome is not _UNKNOWN:
+            assert self._outcome is None or isinstance(self._outcome, Exception)
+            self.stored(self._outcome)

@@ -1,0 +1,48 @@
+"""What processes requests, and what a request costs while it is processed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from node.remoting.codes import ResponseCode
+from node.remoting.command import Command
+from node.remoting.complaints import Complaints
+from node.remoting.errors import RequestError
+from node.remoting.header_form import FormedRequest
+from node.remoting.late_reply import LateReplies, LateReply
+
+if TYPE_CHECKING:
+    from node.remoting.connection import Connection
+
+__all__ = ["Gatherer", "Guard", "Processor", "failure_reply", "size_of"]
+
+_MAX_REMARK_CHARS = 256
+"""Length of the remark made of an exception: enough for its sentence, too little to leak a data dump."""
+
+_REQUEST_OVERHEAD_BYTES = 512
+"""What a request costs beside its text and body: the objects that hold it."""
+
+Processor = Callable[[Command, "Connection"], Command | Awaitable[Command | None] | LateReply | None]
+Guard = Callable[[Command, "Connection"], None]
+"""Raises a RequestError where a request may not be processed."""
+Gatherer = Callable[[Sequence[Command], int, int, "Connection"], LateReplies | None]
+"""Takes, of the requests from one place to another in a sequence, the first ones together; None where even the first
+one is to be processed alone."""
+
+
+def size_of(command: Command) -> int:
+    """About how many bytes a request holds."""
+    if command.__class__ is FormedRequest:
+        return command.size_bytes
+    return len(command.body) + sum(map(len, command.ext_fields.values())) + _REQUEST_OVERHEAD_BYTES
+
+
+def failure_reply(command: Command, error: BaseException, peer: str, complaints: Complaints) -> Command:
+    """The answer to the request of a peer whose processor raised `error`; what it was not meant to raise is complained
+    of."""
+    if isinstance(error, RequestError):
+        return command.reply(error.code, remark=error.remark)
+    summary = f"{type(error).__name__}: {error}"[:_MAX_REMARK_CHARS]
+    complaints.warn("processor", f"request {command.code} from {peer} failed: {summary}", error=error)
+    return command.reply(ResponseCode.SYSTEM_ERROR, remark=summary)

@@ -1,0 +1,185 @@
+"""Headers read by their form: what is read so is what the long way reads, whatever comes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.remoting import Command, FrameError, FrameParser, decode, encode
+from node.remoting.header_form import FormedRequest, Places
+
+PLACES = {310: Places(("e", "g"), ("b", "i")), 10: Places(("queueId", "bornTimestamp"), ("topic", "properties"))}
+MADE = {
+    310: {"a": "group", "b": "topic", "c": "TBW102", "d": 4, "e": 1, "f": 0, "g": 1700000000000, "h": 0,
+        "i": "WAIT\x01true\x02", "j": 0, "k": False, "m": False},
+    10: {"producerGroup": "group", "topic": "topic", "queueId": 1, "bornTimestamp": 17, "properties": "", "sysFlag": 0},
+}  # fmt: skip
+
+
+def frame(header: bytes, body: bytes = b"body", serializer: int = 0) -> bytes:
+    word = serializer << 24 | len(header)
+    return (4 + len(header) + len(body)).to_bytes(4, "big") + word.to_bytes(4, "big") + header + body
+
+
+def seen(command: Command) -> tuple[Any, ...]:
+    return (
+        command.code, dict(command.ext_fields), command.body, command.opaque, command.flag, command.remark,
+        command.language, command.version, command.serializer,
+    )  # fmt: skip
+
+
+def outcome(data: bytes, parser: FrameParser) -> list[tuple[Any, ...]] | str:
+    try:
+        return [seen(command) for command in parser.feed(data)]
+    except FrameError as error:
+        return str(error)
+
+
+def taught(samples: list[bytes]) -> FrameParser:
+    """A parser that has read each sample often enough to know its form, if it has one."""
+    parser = FrameParser(places=PLACES)
+    for sample in samples:
+        for _ in range(70):
+            parser.feed(sample)
+    return parser
+
+
+TEXTS = st.one_of(
+    st.sampled_from(["", "topic", "WAIT\x01true\x02", 'a"b', "back\\slash", "\\u0001", "é", "\ud800", "\x00", "\x7f"]),
+    st.lists(st.sampled_from(["KEY", "\x01", "\x02", "v", '"', "\\", "u0001", "\n", ",", ":", "}"])).map("".join),
+    st.text(max_size=10),
+)
+NUMBERS = st.one_of(
+    st.integers(-5, 10**20).map(str), st.sampled_from(["", "00", "007", " 1", "1_0", "x", "-0", "1" * 18, "1" * 19])
+)
+OPAQUES = st.one_of(st.integers(0, 20), st.integers(-(2**31), 2**31 - 1))
+
+
+@st.composite
+def commands(draw: Any) -> Command:
+    code = draw(st.sampled_from([310, 310, 10]))
+    places = PLACES[code]
+    fields: dict[str, Any] = dict(MADE[code])
+    for name in places.numbers:
+        fields[name] = draw(NUMBERS)
+    for name in places.texts:
+        fields[name] = draw(TEXTS)
+    if draw(st.integers(0, 5)) == 0:
+        fields.pop(draw(st.sampled_from(sorted(fields))))
+    if draw(st.integers(0, 5)) == 0:
+        fields[draw(st.sampled_from(["k", "x"]))] = draw(TEXTS)
+    command = Command.request(code, fields, draw(st.binary(max_size=5)))
+    command.opaque = draw(OPAQUES)
+    command.serializer = draw(st.sampled_from(["json", "binary"]))
+    return command
+
+
+def sample(code: int, serializer: str, without: str = "") -> bytes:
+    fields: dict[str, Any] = {name: value for name, value in MADE[code].items() if name != without}
+    command = Command.request(code, fields, b"x")
+    command.serializer = serializer  # type: ignore[assignment]
+    return encode(command)
+
+
+KNOWN = taught([sample(code, serializer) for code in (310, 10) for serializer in ("json", "binary")])
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(commands(), min_size=1, max_size=5))
+def test_forms_read_what_the_long_way_reads(sent: list[Command]) -> None:
+    stream = b"".join(map(encode, sent))
+    assert outcome(stream, KNOWN) == outcome(stream, FrameParser())
+
+
+PIECES = [b"", b'"', b"\\", b"\\u0001", b"0", b"-", b",", b"\x00", b"\x80", b" ", b'":"']
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.sampled_from([310, 10]), st.sampled_from(["json", "binary"]), st.data())
+def test_forms_read_damaged_headers_as_the_long_way_does(code: int, serializer: str, data: st.DataObject) -> None:
+    whole = bytearray(sample(code, serializer))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(8, len(whole) - 1))
+        piece = data.draw(st.sampled_from(PIECES))
+        whole[at : at + data.draw(st.integers(0, 3))] = piece
+    header_size = max(int.from_bytes(whole[4:8], "big") & 0xFFFFFF, 0) + len(whole) - len(sample(code, serializer))
+    whole[:8] = frame(bytes(max(header_size, 0)), bytes(len(whole) - 8 - header_size), serializer == "binary")[:8]
+    assert outcome(bytes(whole), KNOWN) == outcome(bytes(whole), FrameParser())
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(commands(), min_size=1, max_size=3), st.lists(commands(), min_size=1, max_size=4))
+def test_whatever_a_parser_has_learned_it_reads_as_the_long_way_does(
+    taught_by: list[Command], sent: list[Command]
+) -> None:
+    parser = FrameParser(places=PLACES)
+    for command in taught_by:
+        for _ in range(4):
+            outcome(encode(command), parser)
+    stream = b"".join(map(encode, sent))
+    assert outcome(stream, parser) == outcome(stream, FrameParser())
+
+
+HOSTILE = [
+    b'{"code":310,"opaque":5,"extFields":{"x\\"e":"5","e":"6"}}',
+    b'{"code":310,"opaque":5,"opaque":6,"extFields":{"e":"6"}}',
+    b'{"code":310,"opaque":5,"extFields":{"e":"5","e":"6","b":"t"}}',
+    b'{"code":310,"e":"5","opaque":5,"extFields":{"e":"6"}}',
+    b'{"code":310,"extFields":{"e":5,"g":0,"b":"t","i":""},"opaque":0}',
+    b'{"code":310,"extFields":{"e":5.5,"b":"\\"opaque\\":5"},"opaque":0}',
+    b'{"code":310,"extFields":{"b":"x","i":"\\"b\\":\\"y\\""},"opaque":3}',
+    b' {"code" : 310 , "opaque" : 12 , "extFields" : {"e" : "1" , "b" : "t"} } ',
+    b'{"code":310,"opaque":5,"extFields":{"e":"6"},"remark":"r"}',
+    b'{"code":310,"opaque":5,"flag":2,"extFields":{"e":"6"}}',
+    b'{"code":"310","opaque":5,"extFields":{"e":"6","nested":{"e":"7"}}}',
+]
+
+
+@pytest.mark.parametrize("header", HOSTILE)
+def test_forms_of_hostile_headers_change_nothing(header: bytes) -> None:
+    parser = taught([frame(header)])
+    variants = [header, header.replace(b"5", b"77"), header.replace(b'"6"', b'"0"'), header.replace(b'"t"', b'"\\""')]
+    variants += [header.replace(b"6", b"6\\u0002"), header.replace(b"3", b"03"), header.replace(b"0}", b"00}")]
+    for variant in variants:
+        assert outcome(frame(variant), parser) == outcome(frame(variant), FrameParser()), variant
+
+
+def test_the_headers_of_clients_have_a_form() -> None:
+    stamp = 1700000000001
+    for code in (310, 10):
+        for serializer in ("json", "binary"):
+            numbers, texts = PLACES[code]
+            fields: dict[str, Any] = {**MADE[code], numbers[0]: 77, numbers[1]: stamp, texts[1]: "UNIQ_KEY\x01A0\x02"}
+            command = Command.request(code, fields, b"y")
+            command.opaque, command.serializer = 123456, serializer  # type: ignore[assignment]
+            (read,) = KNOWN.feed(encode(command))
+            assert isinstance(read, FormedRequest)
+            assert read.values == [b"77", str(stamp).encode(), b"topic", b"UNIQ_KEY\x01A0\x02"] or read.values == (
+                b"77", str(stamp).encode(), b"topic", b"UNIQ_KEY\x01A0\x02"
+            )  # fmt: skip
+            assert seen(read) == seen(decode(encode(command)[4:]))
+    as_fastjson = json.dumps(
+        {"code": 310, "extFields": {**MADE[310], "e": "3"}, "flag": 0, "language": "JAVA", "opaque": 9, "version": 401}
+    ).encode()
+    parser = taught([frame(as_fastjson)])
+    assert isinstance(parser.feed(frame(as_fastjson.replace(b": 9", b": 10")))[0], FormedRequest)
+
+
+def test_a_form_may_lack_places() -> None:
+    for serializer in ("json", "binary"):
+        data = sample(310, serializer, without="g")
+        parser = taught([data])
+        (read,) = parser.feed(data)
+        assert isinstance(read, FormedRequest) and read.values[1] is None
+        assert seen(read) == seen(decode(data[4:]))
+
+
+def test_other_codes_have_no_form() -> None:
+    parser = FrameParser(places=PLACES)
+    for _ in range(70):
+        (read,) = parser.feed(encode(Command.request(11, {"e": 1})))
+        assert type(read) is Command
