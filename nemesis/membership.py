@@ -17,6 +17,9 @@ from nemesis.target import ReplicaView, Target
 
 __all__ = ["MEMBERS", "Members"]
 
+LEAST_MEMBERS = 3
+"""What is left of two is a group of one, which replicates nothing."""
+
 
 class Members(FormNemesis):
     """Takes one replica out of the group at a time."""
@@ -33,15 +36,19 @@ class Members(FormNemesis):
         )
     }
 
+    def requires(self, target: Target, variant: str | None = None) -> list[str]:
+        """As every nemesis with forms, and a member that can be spared."""
+        problems = super().requires(target, variant)
+        if len(target.hosts) < LEAST_MEMBERS:
+            problems.append(f"{self.name}: a group of {len(target.hosts)} needs all of its members")
+        return problems
+
     async def plan(self, target: Target, rng: random.Random, *, fault_id: str, variant: str) -> Injection:
         """Choose one replica."""
         chosen = await super().plan(target, rng, fault_id=fault_id, variant=variant)
         hosts: Sequence[str] = chosen.value["hosts"]
-        problem = chosen.problem
-        if problem is None and len(target.hosts) < 3:
-            problem = f"a group of {len(target.hosts)} needs all of its members"
         value = {**chosen.value, "hosts": [rng.choice(hosts)] if hosts else []}
-        return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=value, problem=problem)
+        return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=value, problem=chosen.problem)
 
     async def inject(self, target: Target, injection: Injection) -> None:
         """Ask the leader to remove the victim, again and again while that is refused. Raises RuntimeError."""

@@ -180,7 +180,7 @@ def test_a_change_counts_when_it_is_committed_and_known(
         target.operator.ignorant = {"n4"}
         assert not (await MEMBERS.prove_healed(target, injection)).proven
         small = make_operated(2, leader="n1")
-        assert (await plan_fault(MEMBERS, small, "remove@n2")).problem == "a group of 2 needs all of its members"
+        assert MEMBERS.requires(small, "remove@n2") == ["members: a group of 2 needs all of its members"]
 
     run_virtual(scenario())
 
