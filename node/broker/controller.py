@@ -112,7 +112,7 @@ class BrokerController:
             is_in_log=self.ledger.store.holds if isinstance(self.ledger, ClassicLedger) else None,
             durable_index=self._durable_index,
             index_timestamp_ms=lambda: self.index.last_update[0],
-            read_messages=self.basis.ledger.store.read_messages if self.basis.ledger is not None else None,
+            read_rows=self.basis.ledger.store.read_committed if self.basis.ledger is not None else None,
         )
         self._disk_watch = DiskWatch(
             runtime.disk,

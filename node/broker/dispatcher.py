@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from node.broker.foretold import Foretold, Queue, append_rows
 from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC
-from node.broker.ledger import LedgerStore, LogMessage
+from node.broker.ledger import EntryRow, LedgerStore
 from node.broker.row_dispatch import gather
 from node.config import check_topic_name
 from node.logs import LogLimiter
@@ -104,8 +104,8 @@ class Dispatcher:
     `derivations` see every message after it entered its queue. `is_in_log(index, term)` says whether the log has
     this very entry; a log whose indices are not consecutive brings its own. `durable_index()` says how far the log
     survives a power cut, `index_timestamp_ms()` how far the key index goes: the checkpoint notes both.
-    `read_messages(first, last)` gives what committed entries hold, as many of them as it likes; without it they are
-    taken out of the log one by one.
+    `read_rows(first, last)` gives committed entries, as many as it likes; without it they are taken out of the log one
+    by one.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class Dispatcher:
         is_in_log: Callable[[int, int], bool] | None = None,
         durable_index: Callable[[], int] | None = None,
         index_timestamp_ms: Callable[[], int] = lambda: 0,
-        read_messages: Callable[[int, int], Sequence[LogMessage]] | None = None,
+        read_rows: Callable[[int, int], Sequence[EntryRow]] | None = None,
     ) -> None:
         self._durable_index = durable_index or (lambda: log.committed_index)
         self._index_timestamp_ms = index_timestamp_ms
-        self._read_messages = read_messages
+        self._read_rows = read_rows
         self._dispatched: deque[tuple[int, int]] = deque(maxlen=MAX_NOTED_MARKS)
         self._durable_ms = 0
         self._is_in_log = is_in_log or self._has_entry
@@ -347,23 +347,23 @@ class Dispatcher:
     def _dispatch_next(self, last: int, arrived: dict[Queue, None]) -> int:
         """Dispatch the next entries as the log has them; returns their number."""
         first = self._mark.index + 1
-        if self._read_messages is None or last - first + 1 < LEAST_TOGETHER:
+        if self._read_rows is None or last - first + 1 < LEAST_TOGETHER:
             return self._dispatch(arrived)
-        messages = self._read_messages(first, min(last, first + PORTION_MESSAGES - 1))
-        at = 0
-        while at < len(messages):
-            gathered = gather(messages, at, self._queues)
-            if gathered.count:
-                at += gathered.count
-                arrived.update(dict.fromkeys(gathered.append_to(self._queues)))
-                for summary in gathered.summaries:
-                    for derive in self._derive:
-                        derive(summary)
-                stored_ms = max(self._mark.store_timestamp_ms, gathered.store_timestamp_ms)
-                self._mark = DispatchMark(messages[at - 1].index, messages[at - 1].term, stored_ms)
-            if at < len(messages):
-                at += self._dispatch(arrived)
-        return at or self._dispatch(arrived)
+        index = first
+        for row in self._read_rows(first, min(last, first + PORTION_MESSAGES - 1)):
+            while index <= row.last_index:
+                gathered = gather(row, index, self._queues)
+                if gathered.count:
+                    index += gathered.count
+                    arrived.update(dict.fromkeys(gathered.append_to(self._queues)))
+                    for summary in gathered.summaries:
+                        for derive in self._derive:
+                            derive(summary)
+                    stored_ms = max(self._mark.store_timestamp_ms, gathered.store_timestamp_ms)
+                    self._mark = DispatchMark(index - 1, row.term_of(index - 1), stored_ms)
+                if index <= row.last_index:
+                    index += self._dispatch(arrived)
+        return index - first or self._dispatch(arrived)
 
     def _dispatch(self, arrived: dict[Queue, None]) -> int:
         """Dispatch the next entry as the log has it; returns the number of entries: 1."""

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from node.dledger.quorum import AppendResult
-from node.dledger.row import LogMessage
+from node.dledger.row import EntryRow
 from node.dledger.rpc import DLedgerCode, DLedgerError, ReadMode, Role
 
 __all__ = [
     "AppendResult",
     "DLedgerCode",
     "DLedgerError",
+    "EntryRow",
     "Ledger",
     "LedgerEntry",
     "LedgerStore",
-    "LogMessage",
     "MemberState",
     "ReadMode",
     "Role",

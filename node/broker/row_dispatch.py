@@ -10,12 +10,13 @@ would decide otherwise, which the tests hold against each other.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from struct import Struct
 
 from node.broker.foretold import Queue
 from node.broker.internal_topics import is_internal
-from node.broker.ledger import LogMessage
+from node.broker.ledger import EntryRow
+from node.dledger.entry import HEADER, HEADER_SIZE_BYTES, NORMAL_MAGIC
+from node.dledger.row import BODY_PREFIX
 from node.store.consume_queue import pack_units
 from node.store.properties import KEYS, TAGS, UNIQUE_KEY, property_value
 from node.store.queue_store import QueueStore
@@ -32,9 +33,11 @@ from node.store.record import (
 
 __all__ = ["Gathered", "gather"]
 
-_HEAD = Struct(">IIIi4xqqi16xq8x4xqi")
-"""What is wanted of everything before the body of a record with IPv4 hosts; see `node.store.record`."""
+_HEAD = Struct(f">{BODY_PREFIX}IIIi4xqqi16xq8x4xqi")
+"""An entry's header, and what is wanted of everything before the body of a record with IPv4 hosts; see
+`node.store.record`."""
 _SECOND_LOOK = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6 | SYS_FLAG_TRANSACTION_MASK
+_LEAST_BYTES = HEADER_SIZE_BYTES + FIXED_SIZE_BYTES
 
 MAX_TOPICS = 4096
 """Names of topics held decoded."""
@@ -76,66 +79,74 @@ class Gathered:
         return [each.queue for each in self.of_queues.values()]
 
 
-def gather(messages: Sequence[LogMessage], start: int, queues: QueueStore) -> Gathered:
-    """The messages from number `start` on, up to the first one that needs a second look. Changes nothing."""
+def gather(row: EntryRow, first_index: int, queues: QueueStore) -> Gathered:
+    """The messages from entry `first_index` on, up to the first one that needs a second look. Changes nothing."""
     found = Gathered()
     of_queues, unpack, crc32, head_size = found.of_queues, _HEAD.unpack_from, zlib.crc32, _HEAD.size
-    newest_ms = 0
-    number = start - 1
-    for number in range(start, len(messages)):
-        _, _, is_message, place, body, crc = messages[number]
-        if not is_message:
-            continue
-        size = len(body)
-        if size < FIXED_SIZE_BYTES:
-            break
-        total, magic, body_crc, queue_id, offset, position, sys_flag, stored_ms, prepared, body_size = unpack(body)
-        size_at = head_size + body_size
-        if (
-            total != size or magic != RECORD_MAGIC or sys_flag & _SECOND_LOOK or prepared or position != place
-            or body_size < 0 or size_at + 3 > size
-        ):  # fmt: skip
-            break
-        end = size_at + 1 + body[size_at]
-        text_at = end + 2
-        if (
-            text_at > size or end - size_at > MAX_TOPIC_SIZE_BYTES + 1
-            or int.from_bytes(body[end:text_at], "big") != size - text_at
-            or crc32(body[head_size:size_at]) & 0x7FFFFFFF != body_crc
-        ):  # fmt: skip
-            break
-        topic = body[size_at + 1 : end]
-        key = (topic, queue_id)
-        row = of_queues.get(key)
-        if row is None:
-            row = _of_queue(topic, queue_id, queues)
-            if row is None:
+    raw, shift, newest_ms = row.raw, row.pos + HEADER_SIZE_BYTES, 0
+    number = first_index - row.first_index
+    ends = row.ends[number:] if number else row.ends
+    start = row.ends[number - 1] if number else 0
+    of_queue, known_topic, known_id, count = None, b"", -1, 0
+    for end in ends:
+        if end - start < _LEAST_BYTES:
+            if HEADER.unpack_from(raw, start)[0] == NORMAL_MAGIC:
                 break
-            if row.first == offset:
-                of_queues[key] = row
-        if offset != row.first + len(row.sizes):
+            start, count = end, count + 1
+            continue
+        (
+            entry_magic, crc, size, magic, body_crc, queue_id, offset, position, sys_flag, stored_ms, prepared,
+            body_size,
+        ) = unpack(raw, start)  # fmt: skip
+        if entry_magic != NORMAL_MAGIC:
+            start, count = end, count + 1
+            continue
+        body_at = start + head_size
+        size_at = body_at + body_size
+        if (
+            position != start + shift or size != end - start - HEADER_SIZE_BYTES or magic != RECORD_MAGIC
+            or sys_flag & _SECOND_LOOK or prepared or body_size < 0 or size_at + 3 > end
+        ):  # fmt: skip
+            break
+        text_at = size_at + raw[size_at] + 3
+        if (
+            text_at > end or raw[size_at] > MAX_TOPIC_SIZE_BYTES
+            or raw[text_at - 2] << 8 | raw[text_at - 1] != end - text_at
+            or crc32(raw[body_at:size_at]) & 0x7FFFFFFF != body_crc
+        ):  # fmt: skip
+            break
+        topic = raw[size_at + 1 : text_at - 2]
+        if queue_id != known_id or topic != known_topic:
+            of_queue = of_queues.get((topic, queue_id))
+            if of_queue is None:
+                of_queue = _of_queue(topic, queue_id, queues)
+                if of_queue is None or of_queue.first != offset:
+                    break
+                of_queues[topic, queue_id] = of_queue
+            known_topic, known_id = topic, queue_id
+        assert of_queue is not None
+        if offset != of_queue.first + len(of_queue.sizes):
             break
         tag = 0
-        if text_at < size:
+        if text_at < end:
             try:
-                text = body[text_at:].decode()
+                text = raw[text_at:end].decode()
             except UnicodeDecodeError:
                 break
             tags = property_value(text, TAGS) if TAGS in text else None
             tag = tag_hash(tags)
             if KEYS in text or UNIQUE_KEY in text:
                 found.summaries.append(
-                    RecordSummary(*row.queue, offset, position, sys_flag, stored_ms, tags, text, prepared)
+                    RecordSummary(*of_queue.queue, offset, position, sys_flag, stored_ms, tags, text, prepared)
                 )
-        row.positions.append(position)
-        row.sizes.append(size)
-        row.tags.append(tag)
-        row.crcs.append(crc)
+        of_queue.positions.append(position)
+        of_queue.sizes.append(size)
+        of_queue.tags.append(tag)
+        of_queue.crcs.append(crc)
         if stored_ms > newest_ms:
             newest_ms = stored_ms
-    else:
-        number += 1
-    found.count = number - start
+        start, count = end, count + 1
+    found.count = count
     found.store_timestamp_ms = newest_ms
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 from node.dledger.entry import HEADER_SIZE_BYTES
-from node.dledger.row import EntryRow
+from node.dledger.row import EntryRow, join_rows
 
 __all__ = ["NewestRows"]
 
@@ -58,6 +58,25 @@ class NewestRows:
             left_bytes -= len(row.raw)
             found.append(row)
         return found
+
+    def join(self, first_index: int, last_index: int, max_bytes: int) -> None:
+        """Make one row of those that lie between two entries, as far as they follow each other in one file and have no
+        more than so many bytes: what several want is put together once, and many small rows are not kept for long."""
+        rows = self._rows
+        first = number = bisect_left(self._indices, first_index)
+        left_bytes = max_bytes
+        while number < len(rows):
+            row = rows[number]
+            left_bytes -= len(row.raw)
+            if left_bytes < 0 or row.last_index > last_index:
+                break
+            if number > first and row.pos != rows[number - 1].end_pos:
+                break
+            number += 1
+        if number - first > 1:
+            rows[first:number] = [join_rows(rows[first:number])]
+            del self._indices[first + 1 : number]
+            del self._positions[first + 1 : number]
 
     def body_at(self, pos: int, size_bytes: int) -> bytes | None:
         """The first bytes of the body of the entry at `pos`, which is here; None where no entry begins there."""

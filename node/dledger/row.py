@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from node.dledger.entry import (
     BODY_FIELDS,
@@ -21,31 +20,22 @@ from node.dledger.entry import (
     HEADER,
     HEADER_SIZE_BYTES,
     MAGICS,
-    NORMAL_MAGIC,
     BadEntry,
     Entry,
     entry_at,
 )
 from node.dledger.index import UNIT, UNIT_SIZE_BYTES
 
-__all__ = ["EntryRow", "LogMessage", "encode_row", "parse_rows", "row_of", "scan_row"]
+__all__ = ["BODY_PREFIX", "EntryRow", "encode_row", "join_rows", "parse_rows", "row_of", "scan_row"]
+
+BODY_PREFIX = "i36xI4x"
+"""A header, big-endian, for the `struct` of whoever reads it and the body behind it in one go: the entry's magic, and
+the CRC-32 of its body."""
 
 _CHAIN_AT = HEAD.size
 _BODY_FIELDS_AT = _CHAIN_AT + CHAIN.size
 _LARGE_BYTES = 2048
 """Of a body: from here on a view of it is cheaper than a copy."""
-
-
-class LogMessage(NamedTuple):
-    """An entry as whoever makes something of its body wants it."""
-
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of this
-    term: int
-    is_message: bool
-    body_pos: int
-    body: bytes
-    body_crc: int
-    """CRC-32 of the body; verified."""
 
 
 class EntryRow:
@@ -138,16 +128,6 @@ class EntryRow:
             [entry for entry in self.changes if entry.index >= first_index],
         )  # fmt: skip
 
-    def messages(self) -> list[LogMessage]:
-        """What each entry holds."""
-        raw, start, pos, found = self.raw, 0, self.pos, []
-        for end in self.ends:
-            magic, _, index, term, _, _, _, body_crc, _ = HEADER.unpack_from(raw, start)
-            body_at = start + HEADER_SIZE_BYTES
-            found.append(LogMessage(index, term, magic == NORMAL_MAGIC, pos + body_at, raw[body_at:end], body_crc))
-            start = end
-        return found
-
 
 def row_of(entry: Entry) -> EntryRow:
     """A row of one entry."""
@@ -155,6 +135,23 @@ def row_of(entry: Entry) -> EntryRow:
     unit = UNIT.pack(entry.magic, entry.pos, len(raw), entry.index, entry.term)
     changes = (entry,) if entry.magic == CONFIG_MAGIC else ()
     return EntryRow(entry.index, entry.pos, raw, (len(raw),), unit, entry.term, entry.chain_crc, changes)
+
+
+def join_rows(rows: Sequence[EntryRow]) -> EntryRow:
+    """One row of several that follow each other in one file."""
+    first, last = rows[0], rows[-1]
+    ends: list[int] = []
+    changes: list[Entry] = []
+    for row in rows:
+        before = row.pos - first.pos
+        if len(row.ends) == 1:
+            ends.append(before + row.ends[0])
+        else:
+            ends += [before + end for end in row.ends]
+        if row.changes:
+            changes += row.changes
+    raw, units = b"".join([row.raw for row in rows]), b"".join([row.units for row in rows])
+    return EntryRow(first.first_index, first.pos, raw, ends, units, last.term, last.chain_crc, changes)
 
 
 def encode_row(
@@ -179,7 +176,10 @@ def encode_row(
         number += 1
         ends.append(at - pos)
     raw = b"".join(pieces)
-    row = EntryRow(index, pos, raw, ends, units[0] if len(units) == 1 else b"".join(units), term, chain_crc)
+    if len(ends) == 1:
+        row = EntryRow(index, pos, raw, (len(raw),), units[0], term, chain_crc)  # what holds only numbers costs no GC
+    else:
+        row = EntryRow(index, pos, raw, ends, b"".join(units), term, chain_crc)
     if magic == CONFIG_MAGIC:
         row.changes = row.entries()
     return row
@@ -216,45 +216,36 @@ def scan_row(
     crc32, unpack, pack_unit = zlib.crc32, HEADER.unpack_from, UNIT.pack
     size, view = len(data), memoryview(data)
     start, chain_crc, problem = offset, previous_chain_crc, ""
-    first_index = next_index = next_pos = first_pos = last_term = -1
+    first_index = next_index = first_pos = next_pos = last_term = 0
     ends: list[int] = []
     units: list[bytes] = []
     changes: list[Entry] = []
     while offset < size and len(ends) != most:
-        if size - offset < HEADER_SIZE_BYTES:
+        body_at = offset + HEADER_SIZE_BYTES
+        if body_at > size:
             problem = f"{size - offset} bytes are no entry header"
             break
         magic, entry_size, index, term, pos, channel, own_chain_crc, body_crc, body_size = unpack(data, offset)
-        if magic not in MAGICS:
-            problem = f"magic {magic} is unknown"
-            break
+        if not ends:
+            first_index, first_pos, next_index, next_pos = index, pos, max(index, 0), max(pos, 0)
+        end = body_at + body_size
         if (
-            entry_size != HEADER_SIZE_BYTES + body_size
-            or body_size < 0 or index < 0 or term < 0 or pos < 0 or channel != 0
+            index != next_index or pos != next_pos or term < last_term or end > size or body_size < 0 or channel
+            or entry_size - body_size != HEADER_SIZE_BYTES or magic not in MAGICS
         ):  # fmt: skip
-            problem = f"the header contradicts itself (index {index}, size {entry_size}, body {body_size})"
-            break
-        body_at, end = offset + HEADER_SIZE_BYTES, offset + entry_size
-        if end > size:
-            problem = f"entry {index} ends after {size - offset} of {entry_size} bytes"
-            break
-        if ends and (index != next_index or pos != next_pos or term < last_term):
-            if index != next_index or pos < next_pos or term < last_term:
+            problem = _problem(data, offset)
+            is_next = index == next_index and pos > next_pos and term >= last_term
+            if not problem and not is_next:
                 problem = _no_successor(index, term, next_index - 1)
             break
         if crc32(data[body_at:end] if body_size < _LARGE_BYTES else view[body_at:end]) != body_crc:
             problem = f"the body of entry {index} does not match its CRC"
             break
-        if (
-            chain_crc is not None
-            and crc32(
-                data[offset + _BODY_FIELDS_AT : body_at], crc32(data[offset : offset + _CHAIN_AT], chain_crc)
-            ) != own_chain_crc
-        ):  # fmt: skip
-            problem = f"entry {index} does not match its chain CRC"
-            break
-        if not ends:
-            first_index, first_pos = index, pos
+        if chain_crc is not None:
+            head_crc = crc32(data[offset : offset + _CHAIN_AT], chain_crc)
+            if crc32(data[offset + _BODY_FIELDS_AT : body_at], head_crc) != own_chain_crc:
+                problem = f"entry {index} does not match its chain CRC"
+                break
         if magic == CONFIG_MAGIC:
             changes.append(entry_at(data, offset, end))
         units.append(pack_unit(magic, pos, entry_size, index, term))
@@ -264,6 +255,18 @@ def scan_row(
         return None, problem
     raw = data if not start and offset == size else data[start:offset]
     return EntryRow(first_index, first_pos, raw, ends, b"".join(units), last_term, chain_crc, changes), problem
+
+
+def _problem(data: bytes, offset: int) -> str:
+    """What is wrong with the header of an entry at `offset`; "" where nothing is."""
+    magic, size, index, term, pos, channel, _, _, body_size = HEADER.unpack_from(data, offset)
+    if magic not in MAGICS:
+        return f"magic {magic} is unknown"
+    if size != HEADER_SIZE_BYTES + body_size or body_size < 0 or index < 0 or term < 0 or pos < 0 or channel != 0:
+        return f"the header contradicts itself (index {index}, size {size}, body {body_size})"
+    if len(data) - offset < size:
+        return f"entry {index} ends after {len(data) - offset} of {size} bytes"
+    return ""
 
 
 def _no_successor(index: int, term: int, before_index: int) -> str:

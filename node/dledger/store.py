@@ -31,7 +31,7 @@ from node.dledger.membership import Membership, check_members
 from node.dledger.newest import NewestRows
 from node.dledger.places import Places
 from node.dledger.recovery import Recovered, recover
-from node.dledger.row import EntryRow, LogMessage, encode_row, row_of, scan_row
+from node.dledger.row import EntryRow, encode_row, row_of, scan_row
 from node.dledger.rpc import DLedgerCode, DLedgerError
 from node.dledger.writer import LogWriter
 from node.remoting.complaints import Complaints
@@ -41,8 +41,8 @@ __all__ = ["DLedgerStore"]
 
 logger = logging.getLogger("node.dledger.store")
 
-MAX_MESSAGES_BYTES = 256 * 1024
-"""Of entries that are taken out of the log at once for whoever makes something of them: a few milliseconds of work."""
+MAX_COMMITTED_BYTES = 256 * 1024
+"""Of entries that are taken out of the log at once for whoever makes something of them."""
 
 INDEX_WRITE_BYTES = 1024 * 1024
 """Units of the index in memory at which they are written before the next checkpoint: 32,000 entries."""
@@ -175,6 +175,7 @@ class DLedgerStore:
         newest = self._newest
         last_index = min(first_index + max_entries - 1, self._end_index)
         if newest.find(first_index) is not None:
+            newest.join(first_index, last_index, max_bytes)
             return newest.collect(first_index, last_index, max_bytes)
         row = self._read_row(first_index, last_index - first_index + 1, max_bytes)
         return [row.head(min(row.last_index, last_index))]
@@ -184,12 +185,11 @@ class DLedgerStore:
         rows = self.read_rows(first_index, max_entries=max_entries, max_bytes=max_bytes)
         return [entry for row in rows for entry in row.entries()]
 
-    def read_messages(self, first_index: int, last_index: int) -> list[LogMessage]:
-        """What committed entries hold, from `first_index` on and to `last_index` at most; none where the log does not
-        hold the first. Raises LedgerCorrupt, OSError."""
+    def read_committed(self, first_index: int, last_index: int) -> list[EntryRow]:
+        """Committed entries from `first_index` on and to `last_index` at most, as many as make a few milliseconds of
+        work; none where the log does not hold the first. Raises LedgerCorrupt, OSError."""
         count = min(last_index, self._committed_index) - first_index + 1
-        rows = self.read_rows(first_index, max_entries=count, max_bytes=MAX_MESSAGES_BYTES) if count > 0 else []
-        return rows[0].messages() if len(rows) == 1 else [each for row in rows for each in row.messages()]
+        return self.read_rows(first_index, max_entries=count, max_bytes=MAX_COMMITTED_BYTES) if count > 0 else []
 
     def read_bytes(self, position: int, size_bytes: int) -> bytes:
         """The first `size_bytes` of the entry body that begins at `position`, from memory or disk.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import zlib
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +11,9 @@ from hypothesis import strategies as st
 
 from node.broker.delay import delay_source
 from node.broker.dispatcher import Dispatcher
-from node.broker.ledger import LogMessage
+from node.broker.ledger import EntryRow
+from node.dledger.entry import encode_entry
+from node.dledger.row import parse_rows
 from node.store.queue_store import QueueStore
 from node.store.record import Message, RecordSummary, encode_record
 
@@ -79,12 +80,20 @@ def fill(ledger: Any, contents: list[dict[str, Any]]) -> None:
     ledger.store.committed_index = ledger.store.ledger_end_index
 
 
-def read_messages(ledger: Any, first: int, last: int) -> list[LogMessage]:
-    entries = [ledger.store.get(index) for index in range(first, last + 1)]
-    return [
-        LogMessage(each.index, each.term, each.is_message, each.body_pos, each.body, zlib.crc32(each.body))
-        for each in entries
-    ]
+def read_rows(ledger: Any, first: int, last: int) -> list[EntryRow]:
+    raw, chain_crc = b"", 0
+    for index in range(first, last + 1):
+        each = ledger.store.get(index)
+        entry = encode_entry(
+            magic=1 if each.is_message else 2,
+            index=index,
+            term=each.term,
+            pos=each.body_pos - 48,
+            previous_chain_crc=chain_crc,
+            body=each.body,
+        )
+        raw, chain_crc = raw + entry.raw, entry.chain_crc
+    return parse_rows(raw)
 
 
 def derived(parts: Any, until: Any, *, together: bool) -> dict[str, Any]:
@@ -100,7 +109,7 @@ def derived(parts: Any, until: Any, *, together: bool) -> dict[str, Any]:
             queues,
             on_arrival=arrived.update,
             derivations={"seen": seen},
-            read_messages=(lambda first, last: read_messages(ledger, first, last)) if together else None,
+            read_rows=(lambda first, last: read_rows(ledger, first, last)) if together else None,
         )
         await dispatcher.start()
         await until(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import struct
+import zlib
 from collections.abc import Sequence
 
 import pytest
@@ -11,9 +14,9 @@ from hypothesis import strategies as st
 from node.dledger.entry import CONFIG_MAGIC, NORMAL_MAGIC, BadEntry, Entry, encode_entry, parse_entries
 from node.dledger.index import UNIT_SIZE_BYTES, pack_unit
 from node.dledger.newest import NewestRows
-from node.dledger.row import EntryRow, encode_row, parse_rows, row_of, scan_row
+from node.dledger.row import BODY_PREFIX, EntryRow, encode_row, parse_rows, row_of, scan_row
 
-bodies = st.lists(st.binary(max_size=40) | st.just(bytes(3000)), min_size=1, max_size=8)
+bodies = st.lists(st.binary(max_size=40) | st.just(bytes(2100)), min_size=1, max_size=8)
 GAP_BYTES = 1000
 
 
@@ -72,11 +75,7 @@ def test_rows_are_parsed_as_entries_are(log: list[Entry], knows_before: bool) ->
         ]
         last = row.entries()[-1]
         assert (row.term, row.chain_crc) == (last.term, last.chain_crc)
-        for message, entry in zip(row.messages(), row.entries(), strict=True):
-            assert (message.index, message.term, message.is_message) == (entry.index, entry.term, entry.is_message)
-            assert (message.body_pos, message.body) == (entry.body_pos, entry.body)
-            assert message.body_crc == int.from_bytes(entry.raw[40:44], "big")
-    gaps = sum(before.end_pos != after.pos for before, after in zip(log, log[1:], strict=False))
+    gaps = sum(before.end_pos != after.pos for before, after in itertools.pairwise(log))
     assert len(rows) == gaps + 1
 
 
@@ -111,6 +110,10 @@ def test_what_is_good_before_something_bad_can_be_had(log: list[Entry], most: in
 @given(logs(), st.data())
 def test_heads_and_tails_are_rows_themselves(log: list[Entry], data: st.DataObject) -> None:
     row = parse_rows(raw(log))[0]
+    at = 0
+    for entry in row.entries():
+        assert struct.unpack_from(f">{BODY_PREFIX}", row.raw, at) == (entry.magic, zlib.crc32(entry.body))
+        at += entry.size_bytes
     index = data.draw(st.integers(row.first_index, row.last_index))
     for part, expected in (
         (row.head(index), [entry for entry in row.entries() if entry.index <= index]),
@@ -162,7 +165,7 @@ class Model:
 def test_the_newest_rows_are_those_that_were_added_and_not_cut_or_trimmed(data: st.DataObject) -> None:
     model = Model()
     for _ in range(data.draw(st.integers(1, 10))):
-        step = data.draw(st.sampled_from(["add", "add", "add", "cut", "trim", "collect"]))
+        step = data.draw(st.sampled_from(["add", "add", "add", "cut", "trim", "collect", "join"]))
         if step == "add" or not model.log:
             model.add(data.draw(bodies), data.draw(st.sampled_from([0, 0, GAP_BYTES])))
         elif step == "cut":
@@ -182,6 +185,8 @@ def test_the_newest_rows_are_those_that_were_added_and_not_cut_or_trimmed(data: 
             first = data.draw(st.integers(model.log[0].index, model.log[-1].index))
             last = data.draw(st.integers(first, model.log[-1].index))
             most = data.draw(st.integers(0, 5000))
+            if step == "join":
+                model.rows.join(first, last, most)
             found = entries_of(model.rows.collect(first, last, most))
             wanted = [entry for entry in model.log if first <= entry.index <= last]
             assert found == wanted[: len(found)] and found
@@ -189,6 +194,14 @@ def test_the_newest_rows_are_those_that_were_added_and_not_cut_or_trimmed(data: 
             fit = max(count for count in range(1, len(wanted) + 1) if count == 1 or sum(sizes[:count]) <= most)
             assert len(found) == fit
         model.check()
+    if model.log:
+        begins = [after.index for before, after in itertools.pairwise(model.log) if before.end_pos != after.pos]
+        for index in (model.log[0].index, *begins):
+            model.rows.join(index, 1 << 40, 1 << 40)
+        model.check()
+        joined = model.rows.collect(model.log[0].index, model.log[-1].index, 1 << 40)
+        assert len(joined) == len(begins) + 1 and entries_of(joined) == model.log
+        assert b"".join(row.units for row in joined) == b"".join(map(pack_unit, model.log))
     model.rows.clear()
     assert (model.rows.begin_pos, model.rows.size_bytes) == (None, 0)
 
