@@ -44,23 +44,24 @@ class Foresight:
         self._starts = list(map(problem.invoked.__getitem__, problem.live_rows))
         self._users: dict[int, list[tuple[int, int]]] = {}
         #: A bit that no operation has: stands for those that will need a state but are not open yet.
-        self._later = 1 << max(bit.bit_length() for bit in problem.return_bit)
+        self._later = 1 << max(problem.return_bit).bit_length()
         #: How far the bits of open operations are moved to stand for "may have taken effect unseen" (see ``hidden``).
         self.width = self._later.bit_length()
         self._blind_at: list[int | None] = [None] * len(problem.return_bit)
         self._turns: dict[int, list[int]] = {}
-        for at, bit in enumerate(problem.return_bit):
-            self._turns.setdefault(bit, []).append(at)
-        invoked = problem.invoked
-        makes_of = [makes.get(id(row), ()) for row in problem.kinds]
-        needs_of = [needs.get(id(row)) for row in problem.kinds]
-        returned = problem.returned
-        for row, number in zip(problem.live_rows, problem.live_kinds, strict=True):
-            for state in makes_of[number]:
-                self._makers.setdefault(state, []).append(invoked[row])
-            needed = needs_of[number]
-            if needed is not None and returned[row] != NEVER:
-                self._users.setdefault(needed, []).append((invoked[row], returned[row]))
+        makers: list[list[list[int]]] = []
+        users: list[list[tuple[int, int]] | None] = []
+        for kind in problem.kinds:
+            makers.append([self._makers.setdefault(state, []) for state in makes.get(id(kind), ())])
+            needed = needs.get(id(kind))
+            users.append(None if needed is None else self._users.setdefault(needed, []))
+        ends = map(problem.returned.__getitem__, problem.live_rows)
+        for start, end, number in zip(self._starts, ends, problem.live_kinds, strict=True):
+            for starts in makers[number]:
+                starts.append(start)
+            user = users[number]
+            if user is not None and end != NEVER:
+                user.append((start, end))
 
     @classmethod
     def of(cls, problem: Problem) -> Foresight | None:
@@ -75,6 +76,8 @@ class Foresight:
                 return None
             for row in kinds:
                 row[done]
+                if len(states) > MAX_STATES:
+                    return None
             done += 1
         needs: dict[int, int] = {}
         makes: dict[int, list[int]] = {}
@@ -150,6 +153,9 @@ class Foresight:
 
     def _returns(self, bit: int, at: int) -> int:
         """Where the operation that has this bit at a return returns itself."""
+        if not self._turns:
+            for turn, taken in enumerate(self._problem.return_bit):
+                self._turns.setdefault(taken, []).append(turn)
         turns = self._turns[bit]
         return self._problem.returned[self._problem.return_row[turns[bisect_left(turns, at)]]]
 

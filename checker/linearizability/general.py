@@ -70,6 +70,7 @@ class Search:
         self._roots: list[Entry] = [(0, state, 0, 0, _ROOT) for state in reversed(problem.starts)]
         self._stack: list[Entry] = list(self._roots)
         self._candidates: list[list[tuple[int, Transitions, int]] | None] = [None] * len(problem.return_bit)
+        self._rivals: list[list[tuple[int, Transitions]] | None] = [None] * len(problem.return_bit)
         self._seen: list[Any] = [None] * len(problem.return_bit)
         self._shuffle: random.Random | None = None
         self._foresight: Foresight | None = None
@@ -242,6 +243,14 @@ class Search:
             number += 1
         return None
 
+    def _has_rival(self, at: int, state: int, mask: int) -> bool:
+        """Whether an open operation that only some states allow fits: those go before one that fits everywhere."""
+        rivals = self._rivals[at]
+        if rivals is None:
+            opened = self._problem.open_mutators[at]
+            rivals = self._rivals[at] = [(bit, row) for _, bit, _, row in opened if row.conditional]
+        return bool(rivals) and any(not mask & bit and row[state] >= 0 for bit, row in rivals)
+
     @staticmethod
     def _hopeless(needs: list[Need], state: int, mask: int, used: int, available: int, width: int) -> bool:
         """Whether some operation, open or later, needs a state that nothing left can bring about in time.
@@ -263,7 +272,7 @@ class Search:
         guards, own_row = problem.guards, problem.own
         return_bit, new_pure, open_pure = problem.return_bit, problem.new_pure, problem.open_pure
         needs_at = None if self._foresight is None else self._foresight.needs_at
-        hopeless, available_at = self._hopeless, problem.available
+        hopeless, has_rival, available_at = self._hopeless, self._has_rival, problem.available
         width = 0 if self._foresight is None else self._foresight.width
         end = problem.ready or problem.more()
         deepest = self._reached
@@ -345,14 +354,17 @@ class Search:
                         self._reached = deepest
                         return None
                     choice = _FRESH
-                if needs_at is not None:
-                    if steps > worried and hopeless(needs_at(at), state, mask, used, available_at[at], width):
-                        break
-                elif choice == _FRESH:
+                if (
+                    needs_at is not None
+                    and steps > worried
+                    and hopeless(needs_at(at), state, mask, used, available_at[at], width)
+                ):
+                    break
+                if choice == _FRESH and not self._hiding:
                     own = own_row[at]
                     if own is not None:
                         after = own[state]
-                        if after >= 0:
+                        if after >= 0 and (needs_at is None or own.conditional or not has_rival(at, state, mask)):
                             push((at, state, mask, used, _OWN_TAKEN))
                             mask |= return_bit[at]
                             state = after

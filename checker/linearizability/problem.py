@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import count, repeat
+from itertools import compress, count, repeat
 from typing import Any
 
 from checker.history import FAIL, INFO, NEVER, OK, History, columns, freeze
@@ -225,6 +225,7 @@ def _compiled(
     mutators_now: list[tuple[int, int, int, Transitions]] = []
     pure_then = none
     mutators_then = none
+    pure_changed = mutators_changed = False
     free: list[int] = []
     next_bit, available, at, ready = 1, 0, 0, 0
     next_chunk = CHUNK_RETURNS
@@ -233,7 +234,6 @@ def _compiled(
         ending = ends[index]
         if start <= ending:
             new: list[tuple[int, Transitions]] | None = None
-            is_changed = False
             while start <= ending:
                 closes = ends[at]
                 number = numbers[at]
@@ -255,27 +255,31 @@ def _compiled(
                     else:
                         entry = entries[at] = (closes, bit, number, transitions[at])
                         mutators_now.append(entry)
-                        is_changed = True
+                        mutators_changed = True
                 at += 1
                 start = starts[at]
             if new is not None:
                 new_pure[ready] = new
-                pure_then = tuple(pure_now)
-            if is_changed:
-                mutators_then = tuple(mutators_now)
+                pure_changed = True
         if unit_of:
             available_at[ready] = available
+        if pure_changed:
+            pure_then = tuple(pure_now)
+            pure_changed = False
+        if mutators_changed:
+            mutators_then = tuple(mutators_now)
+            mutators_changed = False
         open_pure[ready] = pure_then
         open_mutators[ready] = mutators_then
         closing = entries[index]
         if pure[numbers[index]]:
             return_bit[ready] = bit = closing[0]
             pure_now.remove(closing)
-            pure_then = tuple(pure_now)
+            pure_changed = True
         else:
             return_bit[ready] = bit = closing[1]
             mutators_now.remove(closing)
-            mutators_then = tuple(mutators_now)
+            mutators_changed = True
         free.append(bit)
         ready += 1
         if ready == next_chunk:
@@ -291,12 +295,13 @@ def _select(
     pure, asserts, functions, errors = model.pure, model.failures_that_assert(), model.functions, history.errors
     fs, values, results, statuses = columns(history, rows, "f", "value", "result", "status")
     if FAIL in statuses and (errors or not asserts):
-        rows = [
-            row
-            for row, f, status in zip(rows, fs, statuses, strict=True)
-            if status != FAIL or (f in asserts and row not in errors)
-        ]
-        fs, values, results, statuses = columns(history, rows, "f", "value", "result", "status")
+        kept = list(map(FAIL.__ne__, statuses))
+        if asserts:
+            pairs = zip(rows, fs, kept, strict=True)
+            kept = [keep or (f in asserts and row not in errors) for row, f, keep in pairs]
+        rows, fs, values, results, statuses = (
+            list(compress(column, kept)) for column in (rows, fs, values, results, statuses)
+        )
     # Operations that look alike are of one kind, named by the first of them: found without a step of ours for each.
     first_alike: dict[Any, int] = {}
     try:

@@ -96,20 +96,18 @@ def impossible_read(history: History, rows: Sequence[int], model: Register) -> V
 
     Holds for values written any number of times, by writes or compare-and-sets.  Linear time.
     """
+    fs, values, results, statuses, invoked, returned = columns(
+        history, rows, "f", "value", "result", "status", "invoked", "returned"
+    )
+    none_counts = model.reads_of_none_count()
     earliest: dict[Any, int] = {model.initial: BEFORE_ALL}
     try:
-        for row in rows:
-            f, value = history.f[row], history.value[row]
-            if f == "read" or history.status[row] == FAIL:
-                continue
-            earliest.setdefault(value[1] if f == "cas" else value, history.invoked[row])
-        for row in rows:
-            if history.f[row] != "read" or history.status[row] != OK:
-                continue
-            seen = history.result[row]
-            if seen is None and not model.reads_of_none_count():
-                continue
-            if earliest.get(seen, NEVER) > history.returned[row]:
+        for f, value, status, begun in zip(fs, values, statuses, invoked, strict=True):
+            if f != "read" and status != FAIL:
+                earliest.setdefault(value[1] if f == "cas" else value, begun)
+        begins = earliest.get
+        for row, f, seen, status, done in zip(rows, fs, results, statuses, returned, strict=True):
+            if f == "read" and status == OK and begins(seen, NEVER) > done and (none_counts or seen is not None):
                 text = f"{named_row(history, row)} returned {short(seen)}, which nobody had asked to write by then."
                 later = [r for r in rows if history.status[r] != FAIL and _writes(history, r, seen)]
                 return Violation(rows=(row, *later[:1]), text=text)
