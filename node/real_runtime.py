@@ -1,7 +1,7 @@
 """The world as a node process meets it: the machine's clocks, its files, and a few threads to wait for the disk.
 
 Whatever may wait for a disk runs in a small pool of threads, so that a stalled disk leaves the event loop free. Writes
-that are not synced nearly always only copy into the page cache: the loop waits for them, never for long (`brief_wait`).
+that are not synced nearly always only copy into the page cache: the loop waits for them, a little (`disk_thread`).
 Reads need no thread: they come from the page cache in all but rare cases. What has to survive a power cut is synced
 with fdatasync, which also makes a file's new length durable; creations, renames and removals additionally sync
 the directory, without which a file's name may be gone after the cut.
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from node.brief_wait import BriefWait
+from node.disk_thread import DiskThread
 from node.runtime import DiskUsage, Runtime
 
 __all__ = ["DISK_THREADS", "RealClock", "RealDisk", "RealFile", "real_runtime"]
@@ -45,10 +45,10 @@ class RealClock:
 class RealFile:
     """A file of the machine, positioned reads inline, everything that may wait in the disk's threads."""
 
-    def __init__(self, path: str, pool: ThreadPoolExecutor, brief: BriefWait) -> None:
+    def __init__(self, path: str, pool: ThreadPoolExecutor, own: DiskThread) -> None:
         self._path = path
         self._pool = pool
-        self._brief = brief
+        self._own = own
         self._length_was_cut = False
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
@@ -74,10 +74,16 @@ class RealFile:
         return b"".join(pieces)
 
     async def write(self, offset: int, data: bytes, *, sync: bool = False) -> None:
-        if sync or not self._brief.is_ready:
-            await _in_pool(self._pool, lambda: self._write(offset, data, sync))
-        elif not self._brief.run(lambda: self._write(offset, data, False)):
-            await _in_pool(self._pool, self._brief.wait)
+        def write() -> None:
+            self._write(offset, data, sync)
+
+        own = self._own
+        if sync and own.is_free:
+            await own.run(write)
+        elif sync or not own.is_quick:
+            await _in_pool(self._pool, write)
+        elif not own.stand_still(write):
+            await _in_pool(self._pool, own.wait)
 
     async def sync(self) -> None:
         await _in_pool(self._pool, self._sync)
@@ -116,17 +122,17 @@ class RealDisk:
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
-        self._brief = BriefWait()
+        self._own = DiskThread()
 
     def open(self, path: str) -> RealFile:
-        return RealFile(path, self._pool, self._brief)
+        return RealFile(path, self._pool, self._own)
 
     async def create(self, path: str) -> RealFile:
         def create() -> RealFile:
             directory = os.path.dirname(path)
             if not os.path.isdir(directory):
                 self.make_dirs(directory)
-            file = RealFile(path, self._pool, self._brief)
+            file = RealFile(path, self._pool, self._own)
             try:
                 _sync_directory(directory)
             except OSError:
@@ -194,7 +200,7 @@ class RealDisk:
     def close(self) -> None:
         """Wait for operations under way and end the threads. Nothing but reads works afterwards."""
         self._pool.shutdown()
-        self._brief.close()
+        self._own.close()
 
 
 async def _in_pool(pool: ThreadPoolExecutor, operation: Callable[[], T]) -> T:

@@ -109,7 +109,7 @@ NOT_IN_THE_NODE = {
     "multiprocessing": "a node has one process",
     "subprocess": "a node starts nothing",
 }
-REAL_WORLD = {"real_runtime.py", "__main__.py"}
+REAL_WORLD = {"real_runtime.py", "disk_thread.py", "__main__.py"}
 """The only files of the node that know the real clock, disk and threads."""
 
 

@@ -1,0 +1,129 @@
+"""The disk's own thread: what is quick is done on return, what is not leaves the loop free."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from node.disk_thread import DiskThread
+from node.real_runtime import RealDisk
+
+
+def _wait(release: threading.Event) -> None:
+    assert release.wait(20)
+
+
+def test_what_is_quick_is_done_in_the_thread_before_the_call_returns() -> None:
+    thread = DiskThread()
+    ran_in: list[int] = []
+    try:
+        while not thread.stand_still(lambda: ran_in.append(threading.get_ident())):
+            thread.wait()  # on a busy machine nothing is quick
+        assert ran_in and threading.get_ident() not in ran_in
+    finally:
+        thread.close()
+
+
+def test_errors_are_those_of_the_operation() -> None:
+    thread = DiskThread()
+
+    def fail() -> None:
+        raise OSError(28, "full")
+
+    try:
+        for _ in range(3):
+            with pytest.raises(OSError, match="full"):
+                if not thread.stand_still(fail):
+                    thread.wait()
+    finally:
+        thread.close()
+
+
+def test_a_stalled_write_leaves_the_loop_free_and_others_go_through_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, release = threading.Event(), threading.Event()
+    real_pwrite = os.pwrite
+    threads: list[str] = []
+
+    def stall(descriptor: int, data: bytes, offset: int) -> int:
+        threads.append(threading.current_thread().name)
+        if offset == 0:
+            started.set()
+            assert release.wait(20)
+        return real_pwrite(descriptor, data, offset)
+
+    async def main() -> None:
+        disk = RealDisk()
+        file = await disk.create(str(tmp_path / "file"))
+        monkeypatch.setattr(os, "pwrite", stall)
+        stalled = asyncio.ensure_future(file.write(0, b"a"))
+        assert await asyncio.to_thread(started.wait, 20)
+        await file.write(1, b"b")
+        assert not stalled.done()
+        assert threads[0] == "disk-own" and threads[1].startswith("disk_")
+        release.set()
+        await stalled
+        assert file.read(0, 2) == b"ab"
+        file.close()
+        disk.close()
+
+    asyncio.run(main())
+
+
+def test_the_loop_does_not_wait_again_at_once() -> None:
+    thread = DiskThread()
+    release = threading.Event()
+    try:
+        assert not thread.stand_still(lambda: _wait(release))
+        assert not thread.is_quick
+        release.set()
+        thread.wait()
+        assert not thread.is_quick  # it rests
+    finally:
+        thread.close()
+
+
+def test_a_sync_leaves_the_loop_free_and_raises_what_it_raised() -> None:
+    async def main() -> None:
+        thread = DiskThread()
+        release = threading.Event()
+        running = asyncio.ensure_future(thread.run(lambda: _wait(release)))
+        await asyncio.sleep(0)
+        assert not thread.is_free and not running.done()
+        release.set()
+        await running
+        assert thread.is_free
+
+        def fail() -> None:
+            raise OSError(5, "broken")
+
+        with pytest.raises(OSError, match="broken"):
+            await thread.run(fail)
+        assert thread.is_free
+        thread.close()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_waiter_waits_for_the_end() -> None:
+    async def main() -> None:
+        thread = DiskThread()
+        release = threading.Event()
+        running = asyncio.ensure_future(thread.run(lambda: _wait(release)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            running.cancel()
+        await asyncio.sleep(0)
+        assert not running.done()
+        release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert thread.is_free
+        thread.close()
+
+    asyncio.run(main())
