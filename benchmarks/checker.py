@@ -6,6 +6,9 @@ Times are processor time of ``check`` alone (everything after parsing, without e
 otherwise, one process, best of several runs: on an idle machine that is the time it takes, and on a busy one nearly
 so.  Each large row runs in a process of its own, so that its peak memory is its own.
 
+Beside every row stands the calibration: what a fixed small piece of pure Python took right before and right after it.
+Machines differ, and some change their speed from minute to minute: figures are to be compared by their ratio to it.
+
 ``--quick`` divides the large sizes, and their bars, by ten.
 """
 
@@ -20,7 +23,8 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +59,8 @@ MODELS: dict[str, Model] = {
     "stack": Stack(),
     "priority-queue": PriorityQueue(),
 }
+#: What is told of a row, what was seen, the bar, and whether it holds.
+Row = tuple[str, str, str, bool]
 #: Seeds of the row that depends most on luck.
 SEEDS = range(1, 61)
 
@@ -78,9 +84,29 @@ def search_ms(history: Any, model: Model, runs: int = 3) -> tuple[float, Any]:
     return min(times) * 1000, result.valid
 
 
-def corpus_rows(corpora: Path) -> list[tuple[str, str, str, bool]]:
+def calibration_ms() -> float:
+    """Processor time of 300,000 steps of a loop over a small dict, best of three."""
+    times = []
+    for _ in range(3):
+        begun = time.process_time()
+        sums: dict[int, int] = {}
+        for number in range(300_000):
+            sums[number % 977] = sums.get(number % 977, 0) + number
+        times.append(time.process_time() - begun)
+    return min(times) * 1000
+
+
+def calibrated(rows: Iterable[Row]) -> Iterator[tuple[Row, float, float]]:
+    """Each row with the calibration before and after it."""
+    before = calibration_ms()
+    for row in rows:
+        after = calibration_ms()
+        yield row, before, after
+        before = after
+
+
+def corpus_rows(corpora: Path) -> Iterator[Row]:
     """Totals over the recorded histories, with every verdict compared."""
-    rows = []
     for title, folder, chosen, bar_ms, most_ms in (
         ("52 etcd logs", "porcupine", "jepsen/", 13.0, 3.0),
         ("61 Knossos histories", "knossos", "", 20.0, None),
@@ -98,8 +124,7 @@ def corpus_rows(corpora: Path) -> list[tuple[str, str, str, bool]]:
         total, most = sum(times), max(times)
         fine = not wrong and (bar_ms is None or total <= bar_ms) and (most_ms is None or most <= most_ms)
         bar = "-" if bar_ms is None else f"{bar_ms:.0f} ms" + (f", each {most_ms:.0f}" if most_ms else "")
-        rows.append((title, f"{total:.1f} ms, max {most:.2f}, {wrong} wrong", bar, fine))
-    return rows
+        yield title, f"{total:.1f} ms, max {most:.2f}, {wrong} wrong", bar, fine
 
 
 def _large(kind: str, operations: int, clients: int) -> dict[str, Any]:
@@ -183,9 +208,8 @@ def alone(function: Callable[..., Any], *arguments: Any) -> Any:
         return pool.apply(function, arguments)
 
 
-def large_rows(scale: int) -> list[tuple[str, str, str, bool]]:
+def large_rows(scale: int) -> Iterator[Row]:
     """Random valid histories of growing size."""
-    rows = []
     for kind, operations, clients, bar_s in (
         ("cas-register", 10_000, 5, 0.035),
         ("cas-register", 10_000, 10, 0.060),
@@ -205,11 +229,11 @@ def large_rows(scale: int) -> list[tuple[str, str, str, bool]]:
         fine = out["verdict"] == "valid" and (bar is None or out["s"] <= bar) and out["peak_mib"] <= 1024
         told = f"{out['s'] * 1000:.0f} ms, {out['verdict']}, peak {out['peak_mib']:.0f} MiB, {out['engine']}"
         limit = "- " if bar is None else f"{bar * 1000:.0f} ms"
-        rows.append((f"{kind}, {size:,} operations, {clients} clients", told, f"{limit}, 1024 MiB", fine))
+        yield f"{kind}, {size:,} operations, {clients} clients", told, f"{limit}, 1024 MiB", fine
     times = alone(_seeds, 1_000, 50)
     middle, most = times[len(times) // 2], times[len(times) * 9 // 10]
     told = f"median {middle:.1f} ms, nine of ten {most:.1f}, worst {times[-1]:.0f} of {len(times)} seeds"
-    rows.append(("cas-register, 1,000 operations, 50 clients", told, "30 ms, nine of ten", most <= 30))
+    yield "cas-register, 1,000 operations, 50 clients", told, "30 ms, nine of ten", most <= 30
     for what, how, seeds in (
         ("a read of what nobody wrote", "unwritten", 4),
         ("a stale read at the end", "stale", 4),
@@ -220,12 +244,11 @@ def large_rows(scale: int) -> list[tuple[str, str, str, bool]]:
         fine = out["took"][-1] <= 5 and out["peak_mib"] <= 1024 and (how == "flipped" or decided == seeds)
         told = f"{decided} of {seeds} decided, median {out['took'][seeds // 2]:.2f} s, longest {out['took'][-1]:.2f} s"
         told += f", peak {out['peak_mib']:.0f} MiB"
-        rows.append((f"CAS, 10,000 operations, 10 clients, 1 % crashed, {what}", told, "4 s and 900 MiB kept", fine))
+        yield f"CAS, 10,000 operations, 10 clients, 1 % crashed, {what}", told, "4 s and 900 MiB kept", fine
     out = alone(_all_open, 20_000)
     told = f"{out['verdict']} after {out['s']:.1f} s, {out['grown_mib']:.0f} MiB more"
     fine = out["s"] <= 6 and out["grown_mib"] <= 200
-    rows.append(("register, 20,000 operations all open at once", told, "5 s and 200 MiB kept", fine))
-    return rows
+    yield "register, 20,000 operations all open at once", told, "5 s and 200 MiB kept", fine
 
 
 def _write_jsonl(path: str, operations: int) -> None:
@@ -254,9 +277,8 @@ def _parse(path: str) -> float:
     return 2 * len(history) / (time.process_time() - begun)
 
 
-def end_to_end_rows(scale: int, corpora: Path) -> list[tuple[str, str, str, bool]]:
+def end_to_end_rows(scale: int, corpora: Path) -> Iterator[Row]:
     """The command on a large file, and parsing alone."""
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "history.jsonl")
         operations = 1_000_000 // scale
@@ -264,15 +286,14 @@ def end_to_end_rows(scale: int, corpora: Path) -> list[tuple[str, str, str, bool
         took, wall, peak, status = alone(_command, path)
         told = f"{wall:.2f} s by the clock, {took:.2f} s of processor, peak {peak:.0f} MiB, status {status}"
         fine = wall <= 6 and peak <= 1536 and status == 0
-        rows.append((f"harness check, register, {operations:,} operations of JSONL", told, "6 s, 1536 MiB", fine))
+        yield f"harness check, register, {operations:,} operations of JSONL", told, "6 s, 1536 MiB", fine
         speed = max(alone(_parse, path) for _ in range(2))
-        rows.append(("parsing JSONL", f"{speed:,.0f} events/s", "400,000 events/s", speed >= 400_000))
+        yield "parsing JSONL", f"{speed:,.0f} events/s", "400,000 events/s", speed >= 400_000
     if corpora.is_dir():
         edn = corpora / "redis-sentinel-jepsen"
         largest = max(edn.rglob("*.edn"), key=lambda file: file.stat().st_size)
         speed = max(_parse(str(largest)) for _ in range(5))
-        rows.append(("parsing EDN", f"{speed:,.0f} events/s", "150,000 events/s", speed >= 150_000))
-    return rows
+        yield "parsing EDN", f"{speed:,.0f} events/s", "150,000 events/s", speed >= 150_000
 
 
 def main() -> int:
@@ -282,15 +303,17 @@ def main() -> int:
     parser.add_argument("--corpora", type=Path, default=CORPORA, help="folder of recorded histories")
     options = parser.parse_args()
     scale = 10 if options.quick else 1
-    rows = corpus_rows(options.corpora) if options.corpora.is_dir() else []
-    if not rows:
+    corpus = options.corpora.is_dir()
+    if not corpus:
         print(f"no recorded histories at {options.corpora}: those rows are left out")
-    rows += large_rows(scale)
-    rows += end_to_end_rows(scale, options.corpora)
-    width = max(len(row[0]) for row in rows)
-    for what, seen, bar, fine in rows:
-        print(f"{'ok  ' if fine else 'MISS'}  {what:<{width}}  {seen}  (bar: {bar})")
-    return 0 if all(row[3] for row in rows) else 1
+    parts = [corpus_rows(options.corpora)] if corpus else []
+    parts += [large_rows(scale), end_to_end_rows(scale, options.corpora)]
+    rows = list(calibrated(chain.from_iterable(parts)))
+    width = max(len(row[0]) for row, _, _ in rows)
+    for (what, seen, bar, fine), before, after in rows:
+        told = f"calibration {before:.0f}, {after:.0f} ms"
+        print(f"{'ok  ' if fine else 'MISS'}  {what:<{width}}  {seen}  (bar: {bar}; {told})")
+    return 0 if all(row[3] for row, _, _ in rows) else 1
 
 
 if __name__ == "__main__":
