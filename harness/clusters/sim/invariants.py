@@ -79,6 +79,10 @@ class _Member:
     log: dict[int, _Seen] = field(default_factory=dict)
     """The newest of its durable entries."""
 
+    def entry(self, index: int) -> _Seen | None:
+        """An entry, as it was when it became durable, or as its owner would read it; None when it has none."""
+        return self.log.get(index) or _entry_of(self.ledger, index)
+
 
 class Invariants:
     """Judges everything that a ReplicaWatch tells. `now_s` gives the run's time; `is_running(host)` whether the
@@ -285,7 +289,7 @@ class Invariants:
             self._broken("end", f"{host} has committed {member.committed} and now {store.committed_index}")
         first = max(member.committed, self._last_committed, store.ledger_begin_index - 1) + 1
         for index in range(first, store.committed_index + 1):
-            seen = _entry_of(member.ledger, index)
+            seen = member.entry(index)
             if seen is not None:
                 self._committed[index] = seen
                 self._committed_by[index] = host
@@ -307,7 +311,7 @@ class Invariants:
     def _check_committed(self, host: str, member: _Member) -> bool:
         """Whether a member's last committed entry is the one that others have committed."""
         seen = self._committed.get(member.committed)
-        own = _entry_of(member.ledger, member.committed) if seen is not None else None
+        own = member.entry(member.committed) if seen is not None else None
         if seen is None or own == seen:
             return True
         what = f"of term {own.term}" if own is not None else "nothing"
@@ -325,9 +329,7 @@ class Invariants:
         holders = [
             name
             for name, member in self._members.items()
-            if name in group.ids
-            and member.ledger.store.durable_index >= index
-            and _entry_of(member.ledger, index) == seen
+            if name in group.ids and member.ledger.store.durable_index >= index and member.entry(index) == seen
         ]
         if len(holders) < group.quorum_size:
             self._broken(

@@ -48,12 +48,14 @@ async def _and_nothing_else(main: Coroutine[Any, Any, _T]) -> _T:
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
     """Look for cycles of garbage more rarely: a run holds the memory of all its nodes, which each look goes through,
-    and makes few cycles."""
+    and makes few cycles. What was there before the run (modules, mostly) is not looked through again."""
     before = gc.get_threshold()
     gc.set_threshold(*GC_THRESHOLDS)
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         gc.set_threshold(*before)
 
 
