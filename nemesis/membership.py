@@ -78,6 +78,8 @@ class Members(FormNemesis):
         if injection.problem is not None:
             return Proof(proven=True, detail="nothing was changed")
         [victim] = injection.value["hosts"]
+        if victim in hosts_of([fault for fault in in_force if fault.nemesis == self.name]):
+            return Proof(proven=True, detail=f"another fault keeps {victim} out")
         view = await _committed_view(target, lambda view: victim in view.members)
         if view is None:
             return Proof(proven=False, detail=f"nobody leads a group with {victim}", checked=len(target.hosts))

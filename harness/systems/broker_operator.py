@@ -116,9 +116,11 @@ class BrokerOperator:
         await self._change(host, belongs=False)
 
     async def let_in(self, fault_id: str) -> None:
-        """Have those that a fault removed belong to the group again. Raises RuntimeError."""
+        """Have those that a fault removed, and no other fault keeps out, belong to the group again. Raises
+        RuntimeError."""
         for host in list(self._removed.get(fault_id, ())):
-            await self._change(host, belongs=True)
+            if not any(host in hosts for other, hosts in self._removed.items() if other != fault_id):
+                await self._change(host, belongs=True)
             self._removed[fault_id].remove(host)
         self._removed.pop(fault_id, None)
 

@@ -47,6 +47,21 @@ def test_a_group_changes_its_leader_and_members_and_restarts(nodes: int) -> None
     assert run.valid is True, run.reason
 
 
+@pytest.mark.parametrize("first_healed", ["a", "b"])
+def test_whom_two_faults_keep_out_is_let_in_by_the_last_of_them(first_healed: str) -> None:
+    last_healed = "b" if first_healed == "a" else "a"
+    events = [
+        {"at_s": 1.0, "action": "inject", "id": "a", "nemesis": "members", "variant": "remove@n2"},
+        {"at_s": 2.0, "action": "inject", "id": "b", "nemesis": "members", "variant": "remove@n2"},
+        {"at_s": 3.0, "action": "heal", "id": first_healed},
+        {"at_s": 4.0, "action": "inject", "id": "c", "nemesis": "members", "variant": "remove@n2"},
+        {"at_s": 5.0, "action": "heal", "id": "c"},
+        {"at_s": 6.0, "action": "heal", "id": last_healed},
+    ]
+    run = rehearse_test(make_test(nodes=5), Schedule.from_json(events))
+    assert run.valid is True and run.faults == 3, run.reason
+
+
 def test_two_removals_at_once_and_a_crash_in_between() -> None:
     events = [
         {"at_s": 1.0, "action": "inject", "id": "a", "nemesis": "members", "variant": "remove@leader"},

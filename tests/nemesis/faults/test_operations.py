@@ -162,6 +162,21 @@ def test_a_member_is_removed_and_let_in_again(
     run_virtual(scenario())
 
 
+def test_who_is_kept_out_by_another_fault_need_not_be_back(
+    make_operated: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def scenario() -> None:
+        target = make_operated(5, leader="n2")
+        injection = await plan_fault(MEMBERS, target, "remove@n4")
+        other = await plan_fault(MEMBERS, target, "remove@n4", fault_id="f2")
+        elsewhere = await plan_fault(MEMBERS, target, "remove@n5", fault_id="f3")
+        await MEMBERS.inject(target, injection)
+        assert (await MEMBERS.prove_healed(target, injection, in_force=(other,))).proven
+        assert not (await MEMBERS.prove_healed(target, injection, in_force=(elsewhere,))).proven
+
+    run_virtual(scenario())
+
+
 def test_a_change_counts_when_it_is_committed_and_known(
     make_operated: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
