@@ -215,8 +215,10 @@ class MessageStore:
             part = ForetoldPart(key, queue_offset, units, crcs)
             self._foretold.add(ForetoldRow(*row, 1, (part,), store_timestamp_ms, ()))
         else:
-            units, crcs = pack_units(positions, sizes, [_hash(text) for text in texts], list(map(zlib.crc32, records)))
-            summaries = [
+            has_texts = any(texts)
+            hashes = [_hash(text) for text in texts] if has_texts else (0,) * len(texts)
+            units, crcs = pack_units(positions, sizes, hashes, list(map(zlib.crc32, records)))
+            summaries = [] if not has_texts else [
                 _summary(maker, queue_offset + number, position, store_timestamp_ms, text)
                 for number, (position, text) in enumerate(zip(positions, texts, strict=True))
                 if text and (KEYS in text or UNIQUE_KEY in text)

@@ -124,7 +124,7 @@ class PlainSends:
             if plan.is_batch:
                 parts = split_batch(body)
                 texts = [own for _, _, own in parts]
-                if any(map(_is_special, texts)):
+                if any(map(_is_special, filter(None, texts))):
                     return None
                 messages = [(flag, own_body, own.encode()) for flag, own_body, own in parts]
             else:

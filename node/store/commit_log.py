@@ -87,7 +87,7 @@ class CommitLog:
         self._pending_bytes = 0
         self.recent: dict[int, bytes] = {}
         """The newest records by position; for looking at only."""
-        self._recent_begin = 0
+        self._recent_rows: deque[tuple[Sequence[int], int]] = deque()
         self._recent_bytes = 0
         self._waiters: deque[tuple[int, float, Told]] = deque()
         self._late_timer: asyncio.TimerHandle | None = None
@@ -288,15 +288,14 @@ class CommitLog:
         self._pending += records
         self._pending_bytes += size_bytes
         self.end_position += size_bytes
-        recent = self.recent
-        if not recent:
-            self._recent_begin = positions[0]
+        recent, rows = self.recent, self._recent_rows
         recent.update(zip(positions, records, strict=True))
+        rows.append((positions, size_bytes))
         self._recent_bytes += size_bytes
-        while self._recent_bytes > RECENT_BYTES and len(recent) > 1:
-            # The oldest is known: asking the dict for its first key takes the longer the more went from its front.
-            oldest_bytes = len(recent.pop(self._recent_begin))
-            self._recent_begin += oldest_bytes
+        while self._recent_bytes > RECENT_BYTES and len(rows) > 1:
+            oldest, oldest_bytes = rows.popleft()
+            for position in oldest:
+                del recent[position]
             self._recent_bytes -= oldest_bytes
 
     async def _write_forever(self) -> None:
@@ -469,6 +468,7 @@ class CommitLog:
                 await rows.reset(position)
             self.end_position = self.committed_position = position
             self.recent.clear()
+            self._recent_rows.clear()
             self._recent_bytes = 0
 
     async def remove_before(self, position: int) -> None:

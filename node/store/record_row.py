@@ -22,6 +22,8 @@ MAKER_CACHE_ENTRIES = 4096
 """One for each queue and connection that sends; a few hundred bytes each."""
 
 _INT16 = Struct(">h")
+WHOLE_STRUCTS = 256
+"""Sizes of records remembered that batches consist of."""
 _structs: dict[tuple[int, int], Struct] = {}
 
 
@@ -31,6 +33,12 @@ def _head(born_size: int, store_size: int) -> Struct:
     if known is None:
         known = _structs[born_size, store_size] = Struct(f">IIIiiqqiq{born_size}sq{store_size}siqi")
     return known
+
+
+@lru_cache(maxsize=WHOLE_STRUCTS)
+def _whole(born_size: int, store_size: int, size: int, topic_size: int, properties_size: int) -> Struct:
+    """Whole records of these sizes: for a batch of many alike."""
+    return Struct(f"{_head(born_size, store_size).format}{size}s{topic_size}sh{properties_size}s")
 
 
 class RecordMaker:
@@ -93,10 +101,24 @@ class RecordMaker:
         pack, crc32, queue_id = self._pack, zlib.crc32, self.queue_id
         sys_flag, born, store, topic, fixed = self.sys_flag, self._born, self._store, self._topic, self._fixed_bytes
         records = []
+        whole, whole_size, whole_properties = None, -1, -1
         for number, (position, (flag, body, properties)) in enumerate(
             zip(positions, messages, strict=True), queue_offset
         ):
             size = len(body)
+            if size == whole_size and len(properties) == whole_properties:  # of the sizes of the one before
+                if whole is None:
+                    whole = _whole(len(born), len(store), size, len(topic), whole_properties).pack
+                    total = fixed + size + whole_properties
+                records.append(
+                    whole(
+                        total, RECORD_MAGIC, crc32(body) & 0x7FFFFFFF, queue_id, flag, number, position, sys_flag,
+                        born_timestamp_ms, born, store_timestamp_ms, store, reconsume_times, 0, size, body, topic,
+                        whole_properties, properties,
+                    )
+                )  # fmt: skip
+                continue
+            whole, whole_size, whole_properties = None, size, len(properties)
             head = pack(
                 fixed + size + len(properties), RECORD_MAGIC, crc32(body) & 0x7FFFFFFF, queue_id, flag, number,
                 position, sys_flag, born_timestamp_ms, born, store_timestamp_ms, store, reconsume_times, 0, size,

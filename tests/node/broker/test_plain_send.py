@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from node.broker import send_request
 from node.broker.ledger import DLedgerCode, Role
 from node.broker.plain_send import PlainSends
 from node.broker.send import SendProcessor
 from node.broker.send_back import RetryTopics
-from node.remoting import Command, LateReply, decode, encode
+from node.remoting import Command, LateReply, RequestError, decode, encode
 from node.store.record import prepare_record
 from node.store.record_row import record_maker
 
@@ -257,3 +258,29 @@ def test_a_row_of_records_is_the_records_one_by_one(
     numbers = zip(row, positions, strict=True)
     assert made == [maker.make_one(one, at, offset + n, 7, 9, 3) for n, (one, at) in enumerate(numbers)]
     assert maker.sizes(row) == [len(record) for record in singly]
+
+
+EVEN = st.builds(
+    lambda size, text, flags: batch([(flag, bytes([flag & 255]) * size, text) for flag in flags]),
+    st.integers(0, 5), st.sampled_from([b"", b"A\x01b\x02", b"\xc3\xa9", b"\xff"]),
+    st.lists(st.integers(-5, 5), min_size=1, max_size=5),
+)  # fmt: skip
+
+
+def split(body: bytes) -> list[tuple[int, bytes, str]] | str:
+    try:
+        return send_request.split_batch(body)
+    except RequestError as error:
+        return str(error)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.one_of(EVEN, BODIES), st.data())
+def test_batches_of_messages_of_one_size_are_split_as_others(body: bytes, data: st.DataObject) -> None:
+    if body and data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(body) - 1))
+        body = body[:at] + data.draw(st.sampled_from([b"", b"\0", b"\1", b"\xff"])) + body[at + 1 :]
+    with pytest.MonkeyPatch.context() as patch:
+        quick = split(body)
+        patch.setattr(send_request, "_split_even", lambda body: None)
+        assert quick == split(body)
