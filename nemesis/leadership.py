@@ -15,6 +15,7 @@ from nemesis.forms import Form, FormNemesis
 from nemesis.operator import find_view, insist, operator_of, views_of
 from nemesis.protocol import Injection, Proof
 from nemesis.target import Target
+from nemesis.victims import LEADER_TIMEOUT_S
 
 __all__ = ["TRANSFER", "Transfer"]
 
@@ -39,8 +40,9 @@ class Transfer(FormNemesis):
         chosen = await super().plan(target, rng, fault_id=fault_id, variant=variant)
         candidates = list(chosen.value["hosts"])
         rng.shuffle(candidates)
+        leader = await find_view(target, lambda view: view.leads, timeout_s=LEADER_TIMEOUT_S)
         leading = [view for view in await views_of(target) if view.leads]
-        leader = max(leading, key=lambda view: view.term, default=None)
+        leader = max(leading, key=lambda view: view.term, default=leader)
         value: dict[str, Any] = {name: item for name, item in chosen.value.items() if name != "hosts"}
         value["candidates"] = [host for host in candidates if leader is None or host != leader.host]
         problem = chosen.problem

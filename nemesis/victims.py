@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from nemesis.shapes import majority_of
 from nemesis.target import Target
 
-__all__ = ["TARGETS", "Victims", "choose_victims", "find_leader", "target_problem"]
+__all__ = ["LEADER_TIMEOUT_S", "TARGETS", "Victims", "choose_victims", "find_leader", "target_problem"]
 
 LEADER_TIMEOUT_S = 5.0
 """How long a plan waits for somebody to lead: many elections of the fast profile, one of the default one."""

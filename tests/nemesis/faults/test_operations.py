@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -115,6 +116,16 @@ def test_the_lead_goes_to_one_that_can_take_it(make_operated: Any, plan_fault: A
         assert proof.proven and proof.detail == "n3 leads term 4, n2 led term 3"
         await TRANSFER.heal(target, injection)
         assert (await TRANSFER.prove_healed(target, injection)).proven
+
+    run_virtual(scenario())
+
+
+def test_a_leader_is_waited_for(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
+    async def scenario() -> None:
+        target = make_operated(3)
+        asyncio.get_running_loop().call_later(2.0, setattr, target, "leader", "n3")
+        injection = await plan_fault(TRANSFER, target, "to@n1")
+        assert injection.problem is None and injection.value["leader"] == "n3"
 
     run_virtual(scenario())
 
