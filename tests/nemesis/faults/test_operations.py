@@ -122,7 +122,7 @@ def test_the_lead_goes_to_one_that_can_take_it(make_operated: Any, plan_fault: A
 
 def test_a_leader_is_waited_for(make_operated: Any, plan_fault: Any, run_virtual: Run) -> None:
     async def scenario() -> None:
-        target = make_operated(3)
+        target = make_operated(3, leader=None)
         asyncio.get_running_loop().call_later(2.0, setattr, target, "leader", "n3")
         injection = await plan_fault(TRANSFER, target, "to@n1")
         assert injection.problem is None and injection.value["leader"] == "n3"
