@@ -70,11 +70,12 @@ class Foresight:
             return None
         states = problem.space.states
         kinds = problem.kinds
+        mutators = [row for row, is_pure in zip(kinds, problem.pure, strict=True) if not is_pure]
         done = 0
         while done < len(states):
             if len(states) > MAX_STATES or (done + 1) * len(kinds) > MAX_STEPS:
                 return None
-            for row in kinds:
+            for row in mutators:  # nothing else leads to another state
                 row[done]
                 if len(states) > MAX_STATES:
                     return None

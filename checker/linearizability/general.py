@@ -148,7 +148,10 @@ class Search:
                 continue
             key = mask << _STATE_BITS | state
             if not guards:
-                known.discard(key)
+                if known.__class__ is int:
+                    self._seen[at] = None if known == key else known
+                else:
+                    known.discard(key)
             elif known.get(key) == used:
                 del known[key]
             elif isinstance(known.get(key), list) and used in known[key]:
@@ -221,7 +224,7 @@ class Search:
                 (first if not foreseeing or row.conditional else third).append(entry)
             else:
                 (second if foreseeing and row.conditional else last).append(entry)
-        if problem.guards:
+        if problem.guards and problem.available[at] != used:
             last.append((at, state, mask, used, _CRASHED))
         if hiding is not None and mask >> hiding.width & own_bit:
             # It may have taken effect unseen: nothing more has to happen for it to return.
@@ -343,7 +346,11 @@ class Search:
                                 if other is not None:
                                     break
                     elif known is None:
-                        seen[at] = {key}
+                        seen[at] = key
+                    elif known.__class__ is int:
+                        if known == key:
+                            break
+                        seen[at] = {known, key}
                     elif key in known:
                         break
                     else:

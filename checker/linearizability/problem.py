@@ -39,9 +39,13 @@ def expected_bytes(history: History, rows: Sequence[int]) -> int:
 def _open_at_returns(history: History, rows: Sequence[int]) -> int:
     """How many operations are open at each return, summed."""
     invoked, returned = columns(history, rows, "invoked", "returned")
-    ends = sorted(filter(NEVER.__ne__, returned))
-    # As many as were invoked before the return, without those that returned before it.
-    return sum(map(bisect_left, repeat(sorted(invoked)), ends)) - len(ends) * (len(ends) + 1) // 2
+    ends = list(filter(NEVER.__ne__, returned))
+    count_ends = len(ends)
+    # As many as were invoked before each return, without those that had returned before it, and without itself.
+    if len(rows) == len(history) and max(max(ends, default=0), invoked[-1]) == len(rows) + count_ends - 1:
+        return int(sum(ends)) - count_ends * count_ends  # every position is an event of these rows
+    ends.sort()
+    return sum(map(bisect_left, repeat(sorted(invoked)), ends)) - count_ends * (count_ends + 1) // 2
 
 
 def _tuples(values: Sequence[Any]) -> list[Any]:
@@ -124,7 +128,7 @@ class Problem:
         model = model.specialised(kinds) if starts is None else model
         self.space = space = Space(model)
         self.kinds = [Transitions(space, kind) for kind in kinds]
-        self._pure = [model.is_pure(*kind) for kind in kinds]
+        self.pure = [model.is_pure(*kind) for kind in kinds]
         self.starts = [space.intern(state) for state in ([model.start()] if starts is None else starts)]
         self.invoked, self.returned = history.invoked, history.returned
         #: Whether a crashed operation may have had one of several results.
@@ -140,7 +144,7 @@ class Problem:
         if crashed:
             del order[len(order) - ends.count(NEVER) :]
         closing = list(map(numbers.__getitem__, order))
-        own = [None if pure else row for pure, row in zip(self._pure, self.kinds, strict=True)]
+        own = [None if pure else row for pure, row in zip(self.pure, self.kinds, strict=True)]
         returns = len(order)
         self.return_row: list[int] = list(map(rows.__getitem__, order))
         self.own: list[Transitions | None] = list(map(own.__getitem__, closing))
@@ -158,7 +162,7 @@ class Problem:
             starts=[*map(self.invoked.__getitem__, rows), NEVER],
             ends=ends,
             order=order,
-            pure=self._pure,
+            pure=self.pure,
             transitions=list(map(self.kinds.__getitem__, numbers)),
             unit_of=self._unit_of,
             out=(self.return_bit, self.new_pure, self.open_pure, self.open_mutators, self.available),

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from checker import CASRegister, FIFOQueue, History, Log, Verdict, check
-from checker.history import INFO
+from checker.history import INFO, NEVER
 from checker.linearizability import fifo, log, problem
 from checker.linearizability.general import Search
 from checker.testing import random_history
@@ -117,3 +117,13 @@ def test_histories_compiled_piece_by_piece_are_the_same(monkeypatch: pytest.Monk
             assert bits == [[entry[:-1] for entry in entries] for entries in plain.open_mutators]
             answer = Search(history, rows, CASRegister()).run(20_000)
         assert answer == Search(history, rows, CASRegister()).run(20_000)
+
+
+@pytest.mark.parametrize("crash", [0, 0.2])
+def test_operations_open_at_returns_are_counted(crash: float) -> None:
+    for seed in range(20):
+        history = large_history("cas-register", 40, 1 + seed % 7, seed=seed, crash=crash)
+        for rows in (range(40), range(0, 40, 3)):
+            spans = [(history.invoked[row], history.returned[row]) for row in rows]
+            counted = sum(begun < end < done for _, end in spans if end != NEVER for begun, done in spans)
+            assert problem._open_at_returns(history, rows) == counted
