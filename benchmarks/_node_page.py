@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["main", "page", "ratios"]
+__all__ = ["main", "page", "ratios", "share_of_bare"]
 
 NAMES = {"single": "one broker", "async": "ASYNC_MASTER", "sync": "SYNC_MASTER", "dledger": "DLedger"}
 PUBLISHED = (
@@ -73,6 +73,23 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def share_of_bare(rows: Sequence[Mapping[str, Any]], bare: Sequence[float]) -> list[str]:
+    """What a bare server took under the first load of the rows, and the share of it that a single broker takes."""
+    if not bare:
+        return []
+    mean = sum(bare) / len(bare)
+    shares = []
+    for flush in ("async", "sync"):
+        rates = [row["messages_per_s"] for row in rows if (row["replication"], row["flush_mode"]) == ("single", flush)]
+        if rates:
+            shares.append(f"{rates[0] / mean:.2f} of that with flush {flush}")
+    return [
+        "A bare server, which parses the frame, packs the record and appends it, takes"
+        f" {' and '.join(map(_number, bare))} messages/s of 64 senders one by one here and now; one broker takes"
+        f" {', '.join(shares)}."
+    ]
+
+
 def page(figures: Mapping[str, Any]) -> str:
     """The whole page, in Markdown."""
     conditions, reading = figures["conditions"], figures["reading"]
@@ -94,6 +111,8 @@ def page(figures: Mapping[str, Any]) -> str:
         *ratios(figures["throughput"]),
         "",
     ]
+    if figures["bare"]:
+        lines += [*share_of_bare(figures["throughput"], figures["bare"]), ""]
     if reading:
         pull, wake = reading["pull"], reading["wake"]
         lines += [

@@ -7,10 +7,9 @@ SYNC_MASTER; DLedger) and flush mode: acknowledged messages of 128 bytes a secon
 one by one and in batches of 32, from 64 senders and from one, every sender waiting for its answer before it sends the
 next. The generator is lean (`benchmarks/_load.py`): its frames are made beforehand. Rows named `client` are made with
 this project's own remoting client instead. Beside each row: what the master's process used of CPU for a message, and
-how many messages shared an fsync and a push to a follower. Then the ratios; pulls and the wake-up of a held pull on
-the single broker; and the time from kill -9 of the leader to the first message acknowledged by another.
-
-Everything shares the machine, so the figures say what a machine does as a whole.
+how many messages shared an fsync and a push to a follower. Then the ratios, and the share of a bare server
+(`benchmarks/_bare_server.py`); pulls and the wake-up of a held pull on the single broker; and the time from kill -9
+of the leader to the first message acknowledged by another. Everything shares the machine.
 """
 
 from __future__ import annotations
@@ -36,7 +35,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks._node_page import ratios
+from benchmarks import _bare_server
+from benchmarks._node_page import ratios, share_of_bare
 from node.remoting import ClientLimits, Command, RemotingClient, RemotingError
 
 __all__ = ["Failover", "Load", "Throughput", "main", "measure_failover", "measure_reading", "measure_throughput"]
@@ -48,6 +48,10 @@ SETTLE_S = 1.0
 """Until slaves have connected, or what was sent is dispatched."""
 SEND_TIMEOUT_MS = 5000
 WARM_UP_S = 1.0
+
+
+def _send(number: int) -> Command:
+    return Command.request(310, {"a": "bench", "b": "bench", "e": number % QUEUES}, b"x" * BODY_SIZE_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +185,6 @@ def _free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
-
-
-def _send(number: int) -> Command:
-    return Command.request(310, {"a": "bench", "b": "bench", "e": number % QUEUES}, b"x" * BODY_SIZE_BYTES)
 
 
 async def _find_master(client: RemotingClient, group: Group, *, timeout_s: float) -> str:
@@ -362,15 +362,11 @@ def _line(row: Throughput) -> str:
     load = (row.replication, row.flush_mode, row.generator, str(row.senders), str(row.batch))
     words = (*load, f"{row.messages_per_s:.0f}")
     times = (row.p50_ms, row.p90_ms, row.p99_ms, row.p999_ms, row.max_ms)
-    shares = (row.cpu_us, row.per_fsync, row.per_push)
+    shares = ("-" if math.isnan(share) else f"{share:.1f}" for share in (row.cpu_us, row.per_fsync, row.per_push))
     return " ".join(
         f"{word:>8}"
-        for word in (*words, *(f"{time_ms:.2f}" for time_ms in times), str(row.errors), *map(_share_text, shares))
+        for word in (*words, *(f"{time_ms:.2f}" for time_ms in times), str(row.errors), *shares)
     )
-
-
-def _share_text(share: float) -> str:
-    return "-" if math.isnan(share) else f"{share:.1f}"
 
 
 async def _kill_and_wait(group: Group, client: RemotingClient, number: int) -> float:
@@ -461,11 +457,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{options.nodes} nodes on this machine ({os.cpu_count()} CPUs), messages of {BODY_SIZE_BYTES} bytes")
     print(" ".join(f"{name:>8}" for name in COLUMNS))
     rows: list[Throughput] = []
+    bare: list[float] = []
     for replication, flush_mode in itertools.product(options.replication.split(","), options.flush.split(",")):
+        if replication == "single":
+            bare.append(_bare_server.measure(options.seconds))
         rows += measure_throughput(
             nodes=options.nodes, flush_mode=flush_mode, loads=LOADS, duration_s=options.seconds, replication=replication
         )
-    print("\n".join(ratios([asdict(row) for row in rows])))
+    print("\n".join([*ratios([asdict(row) for row in rows]), *share_of_bare([asdict(row) for row in rows], bare)]))
     reading = measure_reading(duration_s=options.seconds) if options.reading else {}
     if reading:
         pull, wake = reading["pull"], reading["wake"]
@@ -488,6 +487,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 **{"loop": "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"},
                 **{"nodes": options.nodes, "seconds": options.seconds},
             },
+            "bare": bare,
             "reading": reading,
             "throughput": [asdict(row) for row in rows],
             "failover": [asdict(each) for each in failovers],
