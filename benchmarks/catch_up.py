@@ -1,6 +1,7 @@
 """What a follower that is far behind costs: how fast it may catch up, and how much slower the senders are meanwhile.
 
-    python -m benchmarks.catch_up [behind] [joins] [--behind-mb 410] [--log-mb 1000] [--seconds 10] [--directory DIR]
+    python -m benchmarks.catch_up [behind] [fresh] [joins] [--behind-mb 410] [--log-mb 1000] [--seconds 10]
+                                  [--directory DIR]
 
 Real brokers of a DLedger group on loopback, fsync before each acknowledgement, default timings. Load generator and all
 brokers share the machine. With a directory, which is kept, logs that lie there already are not made again, so that
@@ -9,8 +10,13 @@ they can be made while the machine is busy: `--fill` makes them and measures not
 `behind`: two of three get so many megabytes (10 KB a message, batches of 16), then the third one starts; how far its
 log has come is asked every 50 ms. The leader's quota holds for as long as it is more than 300 MB behind.
 
-`joins`: three brokers hold a log of so many megabytes, 16 senders send 128 bytes one by one; then a fresh fourth one is
-added to the group, and they go on: at once, which is while it catches up, and once it has.
+`fresh`: two of three hold a log of so many megabytes, 16 senders send 128 bytes one by one; then the third one starts
+with nothing, and they go on: at once, which is while it catches up, and once it has. Two members acknowledge all the
+while.
+
+`joins`: the same of three brokers and a fresh fourth one, which is added to the group. From then on three of four have
+to acknowledge. All members share one machine and one disk, so that a member more costs senders something for good: what
+catching up costs is what they have less than once it is over.
 """
 
 from __future__ import annotations
@@ -40,6 +46,8 @@ FILLERS = 4
 SAMPLE_S = 0.05
 FIRST_MB = 100
 WAIT_S = 600
+SETTLE_S = 2.0
+"""Until the newcomer has written its queues."""
 
 
 class _Growing(Group):
@@ -158,7 +166,7 @@ async def _load(address: str, seconds: float) -> dict[str, float]:
     return result
 
 
-async def _joins(group: _Growing, options: argparse.Namespace) -> dict[str, Any]:
+async def _joins(group: Group, newcomer: str, options: argparse.Namespace) -> dict[str, Any]:
     client = RemotingClient(name="bench")
     master, end = await _filled(client, group, options.log_mb * MB)
     address = group.addresses[master]
@@ -166,16 +174,18 @@ async def _joins(group: _Growing, options: argparse.Namespace) -> dict[str, Any]
         await client.close()
         return {"log_mb": end / MB}
     before = await _load(address, options.seconds)
-    group.start("n4")
-    await _wait(client, group.addresses["n4"], lambda table: True)
-    await asyncio.to_thread(group.add, "n4")
+    group.start(newcomer)
+    await _wait(client, group.addresses[newcomer], lambda table: True)
+    if isinstance(group, _Growing):
+        await asyncio.to_thread(group.add, newcomer)
     began_s = time.perf_counter()
-    caught_up = asyncio.create_task(_wait(client, group.addresses["n4"], lambda table: _position(table) >= end))
+    caught_up = asyncio.create_task(_wait(client, group.addresses[newcomer], lambda table: _position(table) >= end))
     rounds = []
     while not caught_up.done():
         rounds.append(await _load(address, min(options.seconds, 5.0)))
     took_s = await caught_up - began_s
     whole = [each for number, each in enumerate(rounds) if number < len(rounds) - 1 or len(rounds) == 1]
+    await asyncio.sleep(SETTLE_S)
     after = await _load(address, options.seconds)
     await client.close()
     during = sum(each["per_s"] for each in whole) / len(whole)
@@ -186,7 +196,8 @@ async def _joins(group: _Growing, options: argparse.Namespace) -> dict[str, Any]
         "rounds": rounds,
         "during_per_s": during,
         "after": after,
-        "slower_percent": (1 - during / before["per_s"]) * 100,
+        "slower_than_before_percent": (1 - during / before["per_s"]) * 100,
+        "slower_than_after_percent": (1 - during / after["per_s"]) * 100,
     }
 
 
@@ -225,7 +236,7 @@ def _directory(options: argparse.Namespace, name: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("what", nargs="*", default=["behind", "joins"])
+    parser.add_argument("what", nargs="*", default=["behind", "fresh", "joins"])
     parser.add_argument("--behind-mb", type=int, default=410)
     parser.add_argument("--log-mb", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -236,9 +247,12 @@ def main(arguments: list[str] | None = None) -> int:
     if "behind" in options.what:
         group = Group(_directory(options, "behind"), nodes=3, flush_mode="sync", timing="default")
         _print("behind", _run(group, group.ids[:2], lambda: _behind(group, options), keep=keep))
+    if "fresh" in options.what:
+        group = Group(_directory(options, "fresh"), nodes=3, flush_mode="sync", timing="default")
+        _print("fresh", _run(group, group.ids[:2], lambda: _joins(group, "n3", options), keep=keep))
     if "joins" in options.what:
         growing = _Growing(_directory(options, "joins"))
-        _print("joins", _run(growing, growing.ids, lambda: _joins(growing, options), keep=keep))
+        _print("joins", _run(growing, growing.ids, lambda: _joins(growing, "n4", options), keep=keep))
     return 0
 
 

@@ -21,7 +21,7 @@ from node.dledger.member_state import MemberState
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
 from node.dledger.peers import PeerClient, PeerError, settle
 from node.dledger.quorum import QuorumAckChecker
-from node.dledger.quota import Pace, Quota
+from node.dledger.quota import Quota
 from node.dledger.row import EntryRow
 from node.dledger.rpc import DLedgerCode, PushType
 from node.dledger.snapshot_transfer import SnapshotSender
@@ -79,7 +79,6 @@ class EntryDispatcher:
         self._on_higher_term = on_higher_term
         self._complaints = Complaints(logger, lambda: asyncio.get_running_loop().time())
         self._quota = Quota(config.peer_push_quota_bytes, clock.monotonic_ns)
-        self._pace = Pace(clock.monotonic_ns)
         self._term = -1
         self._type = PushType.COMPARE
         self._epoch = 0
@@ -300,10 +299,6 @@ class EntryDispatcher:
             return None
         while self._write_index <= self._store.ledger_end_index:
             room, depth = self._config.max_pending_pushes - self._pending_count, self._config.push_pipeline_depth
-            if self._gives_way():
-                depth, rest_ns = 1, self._pace.wait_ns()
-                if rest_ns and not self._pending:
-                    return rest_ns
             if room < 1 or len(self._pending) >= depth:
                 return resend_ns
             quota_ns = self._check_quota()
@@ -331,7 +326,6 @@ class EntryDispatcher:
         self.push_total += 1
         self.entry_total += count
         self._last_commit_ns = now_ns
-        self._pace.began()
         self._peers.push(self.peer_id, request, partial(self._append_answered, request, self._epoch))
 
     def _append_answered(self, request: PushEntryRequest, epoch: int, answer: PushEntryResponse | PeerError) -> None:
@@ -345,7 +339,6 @@ class EntryDispatcher:
             return
         if answer.code is DLedgerCode.SUCCESS:
             self._is_refused = False
-            self._pace.ended()
             self._checker.update_watermark(request.term, self.peer_id, answer.index)
             if epoch == self._epoch:
                 self._confirmed_commit = max(self._confirmed_commit, min(request.commit_index, answer.index))
@@ -446,12 +439,6 @@ class EntryDispatcher:
         """The peer has everything up to `index`."""
         for first_index in [first for first, push in self._pending.items() if push.last_index <= index]:
             self._pending_count -= self._pending.pop(first_index).count
-
-    def _gives_way(self) -> bool:
-        """Whether senders wait for a quorum without this peer, which is far behind and gains: they go first."""
-        lacking = self._store.committed_index - self._write_index
-        is_far = lacking > self._config.max_pending_pushes and self._checker.pending_count > 0
-        return is_far and self._pace.gains(lacking)
 
     def _check_quota(self) -> int:
         """How long to wait before pushing more, in ns: a peer that is far behind must not take all there is.

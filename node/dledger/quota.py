@@ -1,44 +1,10 @@
-"""How much may go to one peer in a second (S0, S2; R: peerPushQuota), and how fast while others wait."""
+"""How much may go to one peer in a second (S0, S2; R: peerPushQuota)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Pace", "Quota"]
-
-
-class Pace:
-    """Rests after each push for as long as it took: half the time is left to others, whatever it is that is scarce.
-    Not in a second after one in which the peer did not gain on the log: it would never catch up with busy senders."""
-
-    def __init__(self, now_ns: Callable[[], int]) -> None:
-        self._now_ns = now_ns
-        self._second = -1
-        self._lacking = 0
-        self._gains = True
-        self._began_ns = 0
-        self._until_ns = 0
-
-    def began(self) -> None:
-        """A push was sent."""
-        self._began_ns = self._now_ns()
-
-    def ended(self) -> None:
-        """The last push was answered."""
-        now_ns = self._now_ns()
-        self._until_ns = now_ns + (now_ns - self._began_ns)
-
-    def gains(self, lacking: int) -> bool:
-        """Whether the peer, which lacks so many entries now, has gained in the last second that was looked at."""
-        second = self._now_ns() // 1_000_000_000
-        if second != self._second:
-            self._gains = second != self._second + 1 or lacking < self._lacking
-            self._second, self._lacking = second, lacking
-        return self._gains
-
-    def wait_ns(self) -> int:
-        """Until the rest is over; 0 when it is."""
-        return max(self._until_ns - self._now_ns(), 0)
+__all__ = ["Quota"]
 
 
 class Quota:
