@@ -113,12 +113,26 @@ class DiskThread:
         self._rests_until_s = time.monotonic() + REST_S
         self._hand.outcome()
 
-    async def run(self, operation: Callable[[], None]) -> None:
-        """Do it while the loop goes on; raises what it raised. It runs to its end even when the waiting task is
-        cancelled, and the task then waits for the end as well before it passes the cancellation on."""
+    async def run(self, first: Callable[[], None], then: Callable[[], None]) -> None:
+        """Do `first` while the loop stands still, as long as that is short, and `then` while it goes on; raises what
+        they raised. Both run to their end even when the waiting task is cancelled, and the task then waits for the end
+        as well before it passes the cancellation on.
+
+        Standing still gives the thread the interpreter's lock at once: a thread that is woken beside a busy loop waits
+        for it longer than a sync takes.
+        """
         loop = asyncio.get_running_loop()
         ended = False
         waiter = loop.create_future()
+        has_begun = threading.Lock()
+        has_begun.acquire()
+
+        def operation() -> None:
+            try:
+                first()
+            finally:
+                has_begun.release()
+            then()
 
         def tell() -> None:
             nonlocal ended
@@ -130,7 +144,10 @@ class DiskThread:
             loop.call_soon_threadsafe(tell)
 
         self._hand.tell = tell_loop
+        may_stand_still = self.is_quick
         self._begin(operation)
+        if may_stand_still and not has_begun.acquire(True, PATIENCE_S):
+            self._rests_until_s = time.monotonic() + REST_S
         cancelled: asyncio.CancelledError | None = None
         while not ended:
             try:

@@ -75,13 +75,13 @@ class RealFile:
 
     async def write(self, offset: int, data: bytes, *, sync: bool = False) -> None:
         def write() -> None:
-            self._write(offset, data, sync)
+            self._write(offset, data)
 
         own = self._own
         if sync and own.is_free:
-            await own.run(write)
+            await own.run(write, self._sync)
         elif sync or not own.is_quick:
-            await _in_pool(self._pool, write)
+            await _in_pool(self._pool, lambda: self._write(offset, data, sync))
         elif not own.stand_still(write):
             await _in_pool(self._pool, own.wait)
 
@@ -96,7 +96,7 @@ class RealFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _write(self, offset: int, data: bytes, sync: bool) -> None:
+    def _write(self, offset: int, data: bytes, sync: bool = False) -> None:
         view = memoryview(data)
         while view:
             written = os.pwrite(self._descriptor, view, offset)

@@ -17,6 +17,10 @@ def _wait(release: threading.Event) -> None:
     assert release.wait(20)
 
 
+def _nothing() -> None:
+    return None
+
+
 def test_what_is_quick_is_done_in_the_thread_before_the_call_returns() -> None:
     thread = DiskThread()
     ran_in: list[int] = []
@@ -92,7 +96,7 @@ def test_a_sync_leaves_the_loop_free_and_raises_what_it_raised() -> None:
     async def main() -> None:
         thread = DiskThread()
         release = threading.Event()
-        running = asyncio.ensure_future(thread.run(lambda: _wait(release)))
+        running = asyncio.ensure_future(thread.run(_nothing, lambda: _wait(release)))
         await asyncio.sleep(0)
         assert not thread.is_free and not running.done()
         release.set()
@@ -103,7 +107,9 @@ def test_a_sync_leaves_the_loop_free_and_raises_what_it_raised() -> None:
             raise OSError(5, "broken")
 
         with pytest.raises(OSError, match="broken"):
-            await thread.run(fail)
+            await thread.run(_nothing, fail)
+        with pytest.raises(OSError, match="broken"):
+            await thread.run(fail, _nothing)
         assert thread.is_free
         thread.close()
 
@@ -114,7 +120,7 @@ def test_a_cancelled_waiter_waits_for_the_end() -> None:
     async def main() -> None:
         thread = DiskThread()
         release = threading.Event()
-        running = asyncio.ensure_future(thread.run(lambda: _wait(release)))
+        running = asyncio.ensure_future(thread.run(lambda: _wait(release), _nothing))
         for _ in range(3):
             await asyncio.sleep(0)
             running.cancel()
