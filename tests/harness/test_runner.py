@@ -18,6 +18,7 @@ from harness.errors import SystemUnderTestError
 from harness.history_writer import HistoryWriteError, HistoryWriter, read_history
 from harness.store import RunStatus, Store
 from harness.systems.base import CheckOutcome
+from harness.test import NemesisChoice
 
 
 def test_a_right_system_is_valid_and_everything_is_left(memory_run: Any) -> None:
@@ -126,15 +127,23 @@ def test_a_client_with_a_bug_makes_it_unknown(memory_run: Any) -> None:
     assert "should not" in results["reason"] and "a bug" in results["reason"]
 
 
-def test_a_seed_repeats_the_faults_and_the_operations(memory_run: Any) -> None:
-    def asked(run_dir: Any) -> tuple[list[Any], list[Any]]:
-        events = list(read_history(run_dir.history_path))
-        operations = [(e["f"], e.get("key"), e["value"]) for e in events if e["type"] == "invoke"]
-        faults = [e["value"]["grudge"] for e in events if e["process"] == "nemesis" and e["type"] == "invoke"]
-        return operations[:50], faults[:2]
+def test_a_seed_repeats_the_faults_and_the_operations_however_fast_the_system_is(memory_run: Any) -> None:
+    def slow(system: Any) -> None:
+        system.delay_s = 0.05  # a sixth of the rate: the first fault comes among the first operations
 
-    assert asked(memory_run()[0]) == asked(memory_run()[0])
-    assert asked(memory_run()[0]) != asked(memory_run(seed=6)[0])
+    def asked(run_dir: Any) -> tuple[list[Any], list[Any]]:
+        invoked = [event for event in read_history(run_dir.history_path) if event["type"] == "invoke"]
+        # Those of the load, whose processes are its threads; how many there are until the time is over is chance.
+        operations = [(e["f"], e.get("key"), e["value"]) for e in invoked if e["process"] in range(4)]
+        return operations, [e["value"]["grudge"] for e in invoked if e["process"] == "nemesis"]
+
+    at_random = {"nemesis": (NemesisChoice("partition", "one"),)}
+    (fast, faults), (again, same_faults) = (asked(memory_run(system=each, **at_random)[0]) for each in (None, slow))
+    shorter = min(len(fast), len(again))
+    assert shorter >= 10 and fast[:shorter] == again[:shorter]
+    assert faults[0] == same_faults[0]
+    others, other_faults = asked(memory_run(seed=6, **at_random)[0])
+    assert others[:10] != fast[:10] and other_faults[0] != faults[0]
 
 
 def test_a_full_disk_is_one_line_and_takes_the_cluster_down(
