@@ -312,6 +312,10 @@ class ClassicLedger:
         first, end = positions[0], positions[-1] + sizes[-1]
         return first if len(sizes) == 1 or end - first == sum(sizes) else -1, end - 1, TERM
 
+    def takes_together(self, count: int, size_bytes: int) -> bool:
+        """All are on the disk at once, or none."""
+        return True
+
     def add_commit_listener(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
 

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 from node.broker.ledger import DLedgerError, StoredInPart
-from node.broker.message_store import GroupMessage, NotWritable
+from node.broker.message_store import GroupMessage, NotTogether, NotWritable
 from node.broker.plain_send import MAX_PLANS, REPLY_NAMES, PlainSends, SendPlan
 from node.broker.ports import Ports
 from node.remoting import (
@@ -114,7 +114,7 @@ class GatheredSends:
         group = _Group(plain, requests[start : start + len(messages)], messages, size_bytes)
         try:
             group.offsets, group.positions = self._store.put_group(messages, group.stored)
-        except (ValueError, struct.error, NotWritable, DLedgerError):
+        except (ValueError, struct.error, NotTogether, NotWritable, DLedgerError):
             return None  # nothing was stored; whoever looks closely says why
         plain.taken()
         group.go_on()

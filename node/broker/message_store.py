@@ -27,7 +27,7 @@ from node.store.queue_store import QueueStore
 from node.store.record import PreparedRecord, RecordSummary, tag_hash
 from node.store.record_row import RecordMaker, RowMessage
 
-__all__ = ["GroupMessage", "MessageStore", "NotWritable", "PendingPut", "PutRow"]
+__all__ = ["GroupMessage", "MessageStore", "NotTogether", "NotWritable", "PendingPut", "PutRow"]
 
 
 logger = logging.getLogger("node.broker")
@@ -35,6 +35,10 @@ logger = logging.getLogger("node.broker")
 
 class NotWritable(Exception):
     """This node does not take messages: it is no master (yet), or it is shutting down. Nothing was stored."""
+
+
+class NotTogether(Exception):
+    """What becomes of these messages may differ from one to the next. Nothing was stored."""
 
 
 class PendingPut(NamedTuple):
@@ -231,11 +235,13 @@ class MessageStore:
         self, messages: Sequence[GroupMessage], then: Callable[[Exception | None], object]
     ) -> tuple[Sequence[int], Sequence[int]]:
         """Append plain messages of any queues, one behind the other, all or none. Returns the number of each in its
-        queue, and where it lies. `then` and errors: as `put_row`."""
+        queue, and where it lies. `then` and errors: as `put_row`; NotTogether where they have to be put one by one."""
         self._check()
         next_offsets = self._next_offsets
         store_timestamp_ms = max(self._last_store_timestamp_ms, self._clock.wall_ms())
         sizes = [maker.size_of(body, text) for maker, _, body, text, _, _ in messages]
+        if len(sizes) > 1 and not self._ledger.takes_together(len(sizes), sum(sizes)):
+            raise NotTogether
         places: Sequence[int] = ()
         offsets: list[int] = []
         parts: dict[Queue, tuple[list[bytes], list[bytes]]] = {}

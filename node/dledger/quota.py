@@ -6,31 +6,37 @@ from collections.abc import Callable
 
 __all__ = ["Quota"]
 
+SECOND_NS = 1_000_000_000
+
 
 class Quota:
-    """Bytes that may be sent in each second of a clock."""
+    """Bytes that may be sent in each second of a clock; in the one in which sending begins, for what is left of it."""
 
     def __init__(self, limit_bytes: int, now_ns: Callable[[], int]) -> None:
         self._limit_bytes = limit_bytes
         self._now_ns = now_ns
-        self._second = -1
-        self._used_bytes = 0
+        self._second = -2
+        self._left_bytes = 0
 
     def use(self, size_bytes: int) -> None:
         """Count bytes that were sent."""
         self._turn()
-        self._used_bytes += size_bytes
+        self._left_bytes -= size_bytes
 
     def wait_ns(self) -> int:
         """Until the next second when this one's bytes are used up; 0 while some are left."""
         now_ns = self._turn()
-        if self._used_bytes < self._limit_bytes:
+        if self._left_bytes > 0:
             return 0
-        return (self._second + 1) * 1_000_000_000 - now_ns
+        return (self._second + 1) * SECOND_NS - now_ns
 
     def _turn(self) -> int:
         now_ns = self._now_ns()
-        if now_ns // 1_000_000_000 != self._second:
-            self._second = now_ns // 1_000_000_000
-            self._used_bytes = 0
+        second, since_ns = divmod(now_ns, SECOND_NS)
+        if second != self._second:
+            goes_on = second == self._second + 1
+            self._left_bytes = self._limit_bytes
+            if not goes_on:
+                self._left_bytes -= self._limit_bytes * since_ns // SECOND_NS
+            self._second = second
         return now_ns

@@ -204,6 +204,10 @@ class DLedgerServer:
             sizes, encode, lambda outcome: then(outcome if isinstance(outcome, DLedgerError) else None)
         )
 
+    def takes_together(self, count: int, size_bytes: int) -> bool:
+        """Entries of a row are committed in their order, and by the same quorum."""
+        return True
+
     async def read_barrier(self, mode: ReadMode) -> int:
         """The index up to which the log must be applied before a read may be served; see `node.dledger.reads`."""
         return await self.reads.barrier(mode)

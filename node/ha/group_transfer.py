@@ -25,16 +25,14 @@ class GroupTransferService:
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._waiting: deque[tuple[int, float, Callable[[bool], object]]] = deque()
+        self._waiting: deque[tuple[int, float, Callable[[bool], object], int]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self.waiting_count = 0
+        """Messages that wait."""
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._waiting) >= MAX_WAITING
-
-    @property
-    def waiting_count(self) -> int:
-        return len(self._waiting)
+    def has_room(self, count: int) -> bool:
+        """Whether so many more messages may wait."""
+        return self.waiting_count + count <= MAX_WAITING
 
     def wait_for(self, position: int) -> asyncio.Future[bool]:
         """Wait for a slave to have everything below `position`, which never goes back from call to call."""
@@ -42,25 +40,31 @@ class GroupTransferService:
         self.tell(position, partial(_settle, transferred))
         return transferred
 
-    def tell(self, position: int, then: Callable[[bool], object]) -> None:
-        """The same without a future: `then` is called with what it would be. Must not raise."""
+    def tell(self, position: int, then: Callable[[bool], object], count: int = 1) -> None:
+        """The same without a future, for so many messages: `then` is called with what it would be. Must not raise."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._timeout_s
-        self._waiting.append((position, due_s, then))
+        self._waiting.append((position, due_s, then, count))
+        self.waiting_count += count
         if self._timer is None:
             self._timer = loop.call_at(due_s, self._time_out)
 
     def confirmed(self, position: int) -> None:
         """A slave has everything below `position`."""
         while self._waiting and self._waiting[0][0] <= position:
-            self._waiting.popleft()[2](True)
+            self._settle_oldest(True)
+
+    def _settle_oldest(self, is_transferred: bool) -> None:
+        _, _, then, count = self._waiting.popleft()
+        self.waiting_count -= count
+        then(is_transferred)
 
     def _time_out(self) -> None:
         self._timer = None
         loop = asyncio.get_running_loop()
         now_s = loop.time() + TIMER_GRAIN_S
         while self._waiting and self._waiting[0][1] <= now_s:
-            self._waiting.popleft()[2](False)
+            self._settle_oldest(False)
         if self._waiting:
             self._timer = loop.call_at(self._waiting[0][1], self._time_out)
 
@@ -70,7 +74,7 @@ class GroupTransferService:
             self._timer.cancel()
             self._timer = None
         while self._waiting:
-            self._waiting.popleft()[2](False)
+            self._settle_oldest(False)
 
 
 def _settle(transferred: asyncio.Future[bool], result: bool) -> None:

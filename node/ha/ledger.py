@@ -116,7 +116,7 @@ class HaLedger(ClassicLedger):
             raise DLedgerError(DLedgerCode.NOT_LEADER, "a slave takes no messages")
         if not self.ha.is_sync:
             return super().append_row(sizes, encode, then)
-        if self.transfers.is_full:
+        if not self.transfers.has_room(len(sizes)):
             raise DLedgerError(
                 DLedgerCode.LEADER_PENDING_FULL, f"{self.transfers.waiting_count} messages wait for a slave"
             )
@@ -124,10 +124,19 @@ class HaLedger(ClassicLedger):
         row = super().append_row(sizes, encode, both.here)
         end = self.log.end_position
         if service.is_slave_ok(end):
-            self.transfers.tell(end, both.there)
+            self.transfers.tell(end, both.there, len(sizes))
         else:
             both.there(None)
         return row
+
+    def takes_together(self, count: int, size_bytes: int) -> bool:
+        """Of a SYNC_MASTER's messages the first ones may be near enough to a slave, and the others not."""
+        service = self.service
+        if service is None or not self.ha.is_sync:
+            return True
+        end = self.log.end_position
+        is_alike = service.is_slave_ok(end + size_bytes) or not service.is_slave_ok(end)
+        return is_alike and self.transfers.has_room(count)
 
     def read_barrier_now(self) -> int | None:
         return None if self.ha.is_slave and not self._slave_reads else super().read_barrier_now()

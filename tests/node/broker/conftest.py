@@ -146,6 +146,9 @@ class FakeLedger:
         self.append_row((body_size_bytes,), lambda places: (encode_body(places[0]),), then)
         return future
 
+    def takes_together(self, count: int, size_bytes: int) -> bool:
+        return True
+
     def append_row(
         self,
         sizes: Sequence[int],

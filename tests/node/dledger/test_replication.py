@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from node.dledger import DLedgerCode, DLedgerError, DLedgerServer
 from node.dledger.entry import parse_entries
@@ -351,12 +353,36 @@ def test_quota_counts_by_the_second() -> None:
     now_ns = 5_300_000_000
     quota = Quota(1000, lambda: now_ns)
     assert quota.wait_ns() == 0
-    quota.use(999)
+    quota.use(699)
     assert quota.wait_ns() == 0
     quota.use(1)
     assert quota.wait_ns() == 700_000_000
     now_ns = 6_000_000_000
+    quota.use(999)
     assert quota.wait_ns() == 0
+    quota.use(1)
+    assert quota.wait_ns() == 1_000_000_000
+    now_ns = 8_900_000_000
+    quota.use(100)
+    assert quota.wait_ns() == 100_000_000
+
+
+@pytest.mark.row("Quota: ...")
+@given(st.integers(0, 999_999_999), st.integers(1, 10))
+def test_five_quotas_take_four_seconds_and_more(since_ns: int, portion: int) -> None:
+    """Whenever that begins."""
+    now_ns = 7 * 1_000_000_000 + since_ns
+    quota, began_ns, sent = Quota(100, lambda: now_ns), now_ns, 0
+    while sent < 500:
+        wait_ns = quota.wait_ns()
+        assert 0 <= wait_ns <= 1_000_000_000
+        if wait_ns:
+            now_ns += wait_ns
+            continue
+        quota.use(portion)
+        sent += portion
+    # What is begun while something is left is sent: a portion more in each second.
+    assert now_ns - began_ns >= 3_990_000_000 - 50_000_000 * (portion - 1)
 
 
 @pytest.mark.row("doWork: ...")
