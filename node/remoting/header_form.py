@@ -20,7 +20,8 @@ from node.remoting.errors import FrameError
 __all__ = ["FormedRequest", "HeaderForm", "Places", "make_form"]
 
 MAX_FORM_HEADER_BYTES: Final = 4096
-"""Longer headers are read the long way: a form is for the many small ones."""
+"""Longer headers are read the long way: a form is for the many small ones, and the interpreter holds on to the last 512
+patterns that it has compiled, some 20 kB each of the longest."""
 
 FORMED_BYTES: Final = 512
 """What a request costs beside its text and body: the objects that hold it."""
