@@ -121,9 +121,13 @@ def derived(parts: Any, until: Any, *, together: bool) -> dict[str, Any]:
         mark = dispatcher._mark
         await dispatcher.stop()
         return {
-            "queues": found, "arrived": arrived, "mark": mark,
-            "failure": str(dispatcher.failure).replace(directory, ""), "repeated": dispatcher.repeated_total, "seen": sorted(seen.records),
-        }  # fmt: skip
+            "queues": found,
+            "arrived": arrived,
+            "mark": mark,
+            "failure": str(dispatcher.failure).replace(directory, ""),
+            "repeated": dispatcher.repeated_total,
+            "seen": sorted(seen.records),
+        }
 
     with tempfile.TemporaryDirectory() as directory:
         return asyncio.run(main(f"{directory}/queues"))
