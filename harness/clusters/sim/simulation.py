@@ -48,7 +48,11 @@ async def _and_nothing_else(main: Coroutine[Any, Any, _T]) -> _T:
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
     """Look for cycles of garbage more rarely: a run holds the memory of all its nodes, which each look goes through,
-    and makes few cycles. What was there before the run (modules, mostly) is not looked through again."""
+    and makes few cycles. What was there before the run (modules, mostly) is not looked through again. PyPy's collector
+    works otherwise and has none of these knobs."""
+    if sys.implementation.name != "cpython":
+        yield
+        return
     before = gc.get_threshold()
     gc.set_threshold(*GC_THRESHOLDS)
     gc.freeze()
