@@ -20,6 +20,7 @@ __all__ = [
     "ABILITIES",
     "DOWN",
     "PAUSED",
+    "PROBE_ATTEMPTS",
     "RUNNING",
     "BitFlipped",
     "ClockReading",
@@ -88,6 +89,11 @@ class ProbeResult:
     passed: bool
     detail: str = ""
     partial: bool = False
+
+
+PROBE_ATTEMPTS = 20
+"""Datagrams along a link within a probe's time while none has arrived: one lost packet on a lossy link is not a cut. The
+worst shaped link loses 40 %, so all of them once in a hundred million; four would be one probe in forty."""
 
 
 class Network(Protocol):

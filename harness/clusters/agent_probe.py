@@ -16,12 +16,9 @@ from typing import Any
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.host_agent import NONCE_BYTES
 from nemesis.mechanisms.shell import ShellError
-from nemesis.target import Link, ProbeResult
+from nemesis.target import PROBE_ATTEMPTS, Link, ProbeResult
 
 __all__ = ["AgentProbe"]
-
-_ATTEMPTS = 4
-"""Datagrams per link while none has arrived: one lost packet on a lossy link is not a cut."""
 
 _REQUEST_TIMEOUT_S = 10.0
 """For an agent to answer that it has sent. Not part of a probe's own time: that begins when all have been sent."""
@@ -81,10 +78,10 @@ class AgentProbe:
         self._expected.update(nonces)
         connections = {host: link.connection_count for host, link in self._links.items()}
         try:
-            for _ in range(_ATTEMPTS):
+            for _ in range(PROBE_ATTEMPTS):
                 missing = {ident: nonce for ident, nonce in nonces.items() if not nonce.arrived.is_set()}
                 await self._send(missing)
-                if await _all_arrived(missing.values(), timeout_s / _ATTEMPTS):
+                if await _all_arrived(missing.values(), timeout_s / PROBE_ATTEMPTS):
                     break
             else:
                 await self._require_receivers(nonces.values(), connections)

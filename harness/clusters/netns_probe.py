@@ -14,14 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.clusters.netns_calls import entered
-from nemesis.target import Link, ProbeResult
+from nemesis.target import PROBE_ATTEMPTS, Link, ProbeResult
 
 __all__ = ["LinkProbe"]
 
 _NONCE_BYTES = 16
-_ATTEMPTS = 4
-"""Datagrams per link while none has arrived: one lost packet on a lossy link is not a cut."""
-
 _MAX_DATAGRAMS_PER_WAKE = 256
 """Reads in one go from one socket, so that a flood cannot hold up the loop."""
 
@@ -89,11 +86,11 @@ class LinkProbe:
         expectations = {secrets.token_bytes(_NONCE_BYTES): _Expectation(link, begin, news) for link in links}
         self._expected.update(expectations)
         try:
-            for attempt in range(_ATTEMPTS):
+            for attempt in range(PROBE_ATTEMPTS):
                 for nonce, expectation in expectations.items():
                     if expectation.arrived_at is None:
                         self._send(nonce, expectation)
-                if await _all_arrived(expectations.values(), begin + timeout_s * (attempt + 1) / _ATTEMPTS):
+                if await _all_arrived(expectations.values(), begin + timeout_s * (attempt + 1) / PROBE_ATTEMPTS):
                     break
         finally:
             for nonce in expectations:

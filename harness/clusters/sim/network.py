@@ -20,7 +20,7 @@ from harness.clusters.sim.link import LatencyModel, SimLink
 from harness.clusters.sim.server import SimServer
 from harness.clusters.sim.transport import SimTransport
 from harness.clusters.sim.wire import Mark, Wire
-from nemesis.target import Grudge, Link, LinkShape, ProbeResult, links_of
+from nemesis.target import PROBE_ATTEMPTS, Grudge, Link, LinkShape, ProbeResult, links_of
 
 if TYPE_CHECKING:
     from harness.clusters.sim.loop import SimLoop
@@ -36,9 +36,6 @@ DEFAULT_BACKLOG = 100
 
 NO_ROUTE_S = 3.1
 """Until the kernel gives up asking for the owner of an address that nobody has (Linux: three ARP requests)."""
-
-PROBES = 4
-"""Probe segments sent along a link within a probe's time; one suffices, the others are for lossy links."""
 
 _HARMLESS_OPTIONS = frozenset(
     ("family", "proto", "flags", "reuse_address", "keep_alive", "happy_eyeballs_delay", "interleave", "all_errors")
@@ -345,8 +342,8 @@ class SimNetwork:
 
         for key in order:
             link = self.link(*key)
-            for attempt in range(PROBES):
-                self.loop.event_at(started_s + attempt * timeout_s / PROBES, send, key, link)
+            for attempt in range(PROBE_ATTEMPTS):
+                self.loop.event_at(started_s + attempt * timeout_s / PROBE_ATTEMPTS, send, key, link)
         if order:
             try:
                 async with asyncio.timeout(timeout_s):

@@ -380,6 +380,15 @@ def test_a_lossy_link_only_delays(simulate: Simulate) -> None:
     assert simulate(scenario) > RETRANSMIT_S
 
 
+def test_a_probe_is_not_taken_in_by_a_lossy_link(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> list[bool]:
+        link = Link("a", "b")
+        world.network.shape("f1", {link: LinkShape(loss_percent=40)})
+        return [(await world.network.probe([link], timeout_s=2.0))[0].passed for _ in range(500)]
+
+    assert all(simulate(scenario))
+
+
 def test_shapes_add_up_and_go_away(simulate: Simulate) -> None:
     async def scenario(world: Any) -> tuple[float, float, float]:
         world.on("b", listener([]))
