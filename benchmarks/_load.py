@@ -5,11 +5,15 @@
 Every sender has one request under way and sends the next when its answer is there. Frames are made once and only what
 a client would change is changed in them (the born timestamp); of an answer only length, code and opaque are read.
 The result is one line of JSON. MODE is send, pull or wake.
+
+With `--rate` the senders send at set times instead, so many messages a second in all: a latency then counts from the
+moment at which a message was due, also where its sender still waited for the answer before.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import re
 import selectors
@@ -169,6 +173,38 @@ def _send(options: argparse.Namespace) -> dict[str, float]:
     return timer.result(options.batch, now_s - begin_s)
 
 
+def _send_paced(options: argparse.Namespace) -> dict[str, float]:
+    """As `_send`, but each sender's next message is due a fixed time after the one before it was."""
+    frames = _send_frames(options)
+    wires = [_Wire(options.address) for _ in range(min(options.connections, options.senders))]
+    selector = selectors.DefaultSelector()
+    for wire in wires:
+        selector.register(wire.socket, selectors.EVENT_READ, wire)
+    stamp_at = frames[0].index(_STAMP)
+    interval_s = options.senders * options.batch / options.rate
+    start_s = time.perf_counter()
+    timer = _Timer(options.warm_up, options.seconds)
+    waiting = [(start_s + number * interval_s / options.senders, number) for number in range(options.senders)]
+    due_s = [0.0] * options.senders
+    now_s = start_s
+    while now_s < timer.end_s:
+        while waiting and waiting[0][0] <= now_s:
+            due_s[waiting[0][1]], number = heapq.heappop(waiting)
+            frames[number][stamp_at : stamp_at + 13] = b"%013d" % (time.time_ns() // 1_000_000)
+            wires[number % len(wires)].send(bytes(frames[number]))
+        for key, _ in selector.select(max(0.0, waiting[0][0] - now_s) if waiting else 1.0):
+            for number, code, _ in key.data.receive():
+                now_s = time.perf_counter()
+                if now_s >= timer.begin_s:
+                    if code == 0:
+                        timer.latencies_ms.append((now_s - due_s[number]) * 1000)
+                    else:
+                        timer.errors += 1
+                heapq.heappush(waiting, (due_s[number] + interval_s, number))
+        now_s = time.perf_counter()
+    return timer.result(options.batch, now_s - timer.begin_s)
+
+
 _NEXT_JSON = re.compile(rb'"nextBeginOffset":"(\d+)"')
 _NEXT_BINARY = b"\0\x0fnextBeginOffset"
 
@@ -275,10 +311,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--warm-up", type=float, default=1.0)
     parser.add_argument("--serializer", choices=("json", "binary"), default="json")
     parser.add_argument("--properties", choices=("none", "wait", "keys"), default="wait")
+    parser.add_argument("--rate", type=float, help="messages per second in all, instead of as many as get an answer")
     options = parser.parse_args(arguments)
+    if options.rate is not None and (options.mode != "send" or options.rate <= 0):
+        parser.error("--rate is a positive number, and for send only")
     host, _, port = options.address.rpartition(":")
     options.address = (host, int(port))
-    run = {"send": _send, "pull": _pull, "wake": _wake}[options.mode]
+    send = _send if options.rate is None else _send_paced
+    run = {"send": send, "pull": _pull, "wake": _wake}[options.mode]
     print(json.dumps(run(options)))
     return 0
 

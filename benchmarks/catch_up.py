@@ -1,7 +1,7 @@
 """What a follower that is far behind costs: how fast it may catch up, and how much slower the senders are meanwhile.
 
     python -m benchmarks.catch_up [behind] [fresh] [joins] [--behind-mb 410] [--log-mb 1000] [--seconds 10]
-                                  [--directory DIR]
+                                  [--rate N] [--times 1] [--directory DIR]
 
 Real brokers of a DLedger group on loopback, fsync before each acknowledgement, default timings. Load generator and all
 brokers share the machine. With a directory, which is kept, logs that lie there already are not made again, so that
@@ -17,6 +17,10 @@ while.
 `joins`: the same of three brokers and a fresh fourth one, which is added to the group. From then on three of four have
 to acknowledge. All members share one machine and one disk, so that a member more costs senders something for good: what
 catching up costs is what they have less than once it is over.
+
+With `--rate` the senders send so many messages a second instead of as many as they can: whether they get less or later
+answers as long as the machine is not full. `--times` repeats what a newcomer costs on the same logs, each time with a
+member that has nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import asyncio
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,6 +38,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from benchmarks.checker import calibration_ms
 from benchmarks.node_bench import QUEUES, READY_TIMEOUT_S, Group, _find_master
 from node.remoting import Command, RemotingClient, RemotingError
 
@@ -67,8 +73,15 @@ class _Growing(Group):
 
     def add(self, node: str) -> None:
         """Have the group take a member in that has started. Raises CalledProcessError."""
+        self._change("--add", f"{node}={self._ledger[node]}")
+
+    def remove(self, node: str) -> None:
+        """Have the group put a member out. Raises CalledProcessError."""
+        self._change("--remove", node)
+
+    def _change(self, *change: str) -> None:
         argv = [sys.executable, "-m", "node", "members", "--config", f"{self._directory}/{self.ids[0]}.toml"]
-        subprocess.run([*argv, "--add", f"{node}={self._ledger[node]}"], check=True, capture_output=True)
+        subprocess.run([*argv, *change], check=True, capture_output=True)
 
 
 async def _fill(client: RemotingClient, address: str, size_bytes: int) -> None:
@@ -156,8 +169,10 @@ async def _behind(group: Group, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-async def _load(address: str, seconds: float) -> dict[str, float]:
+async def _load(address: str, seconds: float, rate: float | None) -> dict[str, float]:
     argv = [sys.executable, "-m", "benchmarks._load", "send", address, "--senders", str(SENDERS)]
+    if rate is not None:
+        argv += ["--rate", str(rate)]
     process = await asyncio.create_subprocess_exec(
         *argv, "--seconds", str(seconds), stdout=asyncio.subprocess.PIPE
     )
@@ -169,11 +184,27 @@ async def _load(address: str, seconds: float) -> dict[str, float]:
 async def _joins(group: Group, newcomer: str, options: argparse.Namespace) -> dict[str, Any]:
     client = RemotingClient(name="bench")
     master, end = await _filled(client, group, options.log_mb * MB)
-    address = group.addresses[master]
     if options.fill:
         await client.close()
         return {"log_mb": end / MB}
-    before = await _load(address, options.seconds)
+    results = []
+    for _ in range(options.times):
+        results.append(await _join_once(client, group, master, newcomer, end, options))
+    await client.close()
+    slower = sorted(result["slower_than_before_percent"] for result in results)
+    return {"log_mb": end / MB, **{f"run {number}": result for number, result in enumerate(results, 1)}} | {
+        "slower_than_before_percent": {"median": statistics.median(slower), "least": slower[0], "most": slower[-1]}
+    }
+
+
+async def _join_once(
+    client: RemotingClient, group: Group, master: str, newcomer: str, end: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """A newcomer with nothing on its disk, which is taken away again afterwards."""
+    shutil.rmtree(os.path.join(group._directory, newcomer), ignore_errors=True)
+    address = group.addresses[master]
+    calibration = calibration_ms()
+    before = await _load(address, options.seconds, options.rate)
     group.start(newcomer)
     await _wait(client, group.addresses[newcomer], lambda table: True)
     if isinstance(group, _Growing):
@@ -182,23 +213,28 @@ async def _joins(group: Group, newcomer: str, options: argparse.Namespace) -> di
     caught_up = asyncio.create_task(_wait(client, group.addresses[newcomer], lambda table: _position(table) >= end))
     rounds = []
     while not caught_up.done():
-        rounds.append(await _load(address, min(options.seconds, 5.0)))
+        rounds.append(await _load(address, min(options.seconds, 5.0), options.rate))
     took_s = await caught_up - began_s
     whole = [each for number, each in enumerate(rounds) if number < len(rounds) - 1 or len(rounds) == 1]
     await asyncio.sleep(SETTLE_S)
-    after = await _load(address, options.seconds)
-    await client.close()
-    during = sum(each["per_s"] for each in whole) / len(whole)
+    after = await _load(address, options.seconds, options.rate)
+    if isinstance(group, _Growing):
+        await asyncio.to_thread(group.remove, newcomer)
+    group.kill(newcomer)
+    during = {key: statistics.fmean(each[key] for each in whole) for key in ("per_s", "p50_ms", "p99_ms", "errors")}
     return {
-        "log_mb": end / MB,
+        "calibration_ms": [round(calibration, 1), round(calibration_ms(), 1)],
         "caught_up_s": took_s,
-        "before": before,
-        "rounds": rounds,
-        "during_per_s": during,
-        "after": after,
-        "slower_than_before_percent": (1 - during / before["per_s"]) * 100,
-        "slower_than_after_percent": (1 - during / after["per_s"]) * 100,
+        "before": _short(before),
+        "during": _short(during),
+        "after": _short(after),
+        "slower_than_before_percent": (1 - during["per_s"] / before["per_s"]) * 100,
+        "slower_than_after_percent": (1 - during["per_s"] / after["per_s"]) * 100,
     }
+
+
+def _short(figures: dict[str, float]) -> dict[str, float]:
+    return {key: round(figures[key], 1) for key in ("per_s", "p50_ms", "p99_ms", "errors")}
 
 
 def _print(name: str, result: dict[str, Any]) -> None:
@@ -240,6 +276,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--behind-mb", type=int, default=410)
     parser.add_argument("--log-mb", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rate", type=float, help="messages per second, instead of as many as get an answer")
+    parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--directory")
     parser.add_argument("--fill", action="store_true")
     options = parser.parse_args(arguments)
