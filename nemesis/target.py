@@ -92,8 +92,8 @@ class ProbeResult:
 
 
 PROBE_ATTEMPTS = 20
-"""Datagrams along a link within a probe's time while none has arrived: one lost packet on a lossy link is not a cut. The
-worst shaped link loses 40 %, so all of them once in a hundred million; four would be one probe in forty."""
+"""Datagrams along a link within a probe's time while none has arrived: one lost packet on a lossy link is not a cut.
+The worst shaped link loses 40 %, so all of them once in a hundred million; four would be one probe in forty."""
 
 
 class Network(Protocol):
