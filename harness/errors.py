@@ -8,9 +8,10 @@ keeps its traceback, in the run's log.
 
 from __future__ import annotations
 
-__all__ = ["HarnessError", "OperatorError", "SystemUnderTestError", "nearest"]
+__all__ = ["HarnessError", "OperatorError", "SystemUnderTestError", "how_to_get", "nearest"]
 
 import difflib
+import sys
 from collections.abc import Iterable
 
 
@@ -30,3 +31,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for a mistyped name: " (did you mean X?)", or "" when nothing is near."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+def how_to_get(package: str) -> str:
+    """The mend for a missing package that comes ready for CPython only: pip, or another interpreter."""
+    if sys.implementation.name != "cpython":
+        return f"use CPython, for {sys.implementation.name} there are no wheels"
+    return f"pip install {package}"

@@ -21,9 +21,8 @@ from rich.console import Console
 import harness
 from checker.verdict import Verdict
 from harness.clusters.base import harness_runtime, run_harness
-from harness.errors import OperatorError
+from harness.errors import OperatorError, how_to_get
 from harness.faults.target import PlannedTarget, equip
-from harness.history_parquet import RunIdentity, write_parquet
 from harness.history_writer import HistoryWriter, read_history
 from harness.judge import judge
 from harness.report import LiveProgress, write_report
@@ -263,9 +262,8 @@ def judge_run(
 
 def _finish(run_dir: RunDir, test: Test, results: dict[str, Any], observed: Observed) -> None:
     run_dir.write_results(results)
-    identity = RunIdentity.of(test, run_id=results["run_id"], started_at=datetime.fromisoformat(results["started_at"]))
     try:
-        write_parquet(run_dir.history_path, run_dir.parquet_path, identity)
+        _convert(run_dir, test, results)
     finally:  # the report is worth having also where the conversion met a full disk
         write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
     if results["valid"] is True:
@@ -275,6 +273,18 @@ def _finish(run_dir: RunDir, test: Test, results: dict[str, Any], observed: Obse
     elif observed.leave_files is not None:
         observed.leave_files()
     run_dir.finish()
+
+
+def _convert(run_dir: RunDir, test: Test, results: Mapping[str, Any]) -> None:
+    try:  # only now: importing pyarrow takes long, and not every interpreter has it
+        from harness.history_parquet import RunIdentity, write_parquet
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        logger.warning("no history.parquet: pyarrow is missing (%s)", how_to_get("pyarrow"))
+        return
+    identity = RunIdentity.of(test, run_id=results["run_id"], started_at=datetime.fromisoformat(results["started_at"]))
+    write_parquet(run_dir.history_path, run_dir.parquet_path, identity)
 
 
 def exit_status_of(results: Mapping[str, Any]) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from checker.codecs import FormatError
 from checker.history import History, HistoryBuilder, HistoryError
+from harness.errors import how_to_get
 
 SCHEMA_VERSION = 1
 """The newest version of the columns that this reader knows."""
@@ -34,7 +35,8 @@ def read_parquet(path: str) -> History:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        raise FormatError(path, None, "a Parquet file, which takes pyarrow to read: pip install pyarrow") from None
+        mend = how_to_get("pyarrow")
+        raise FormatError(path, None, f"a Parquet file, which takes pyarrow to read: {mend}") from None
     try:
         file = pq.ParquetFile(path)
         names = file.schema_arrow.names

@@ -344,7 +344,7 @@ def _digest_rows(path: str, content: Content, unavailable_after_ns: int) -> Iter
 def _notes(run: RunData, name: str) -> list[str]:
     notes = list(run.problems)
     if name == JSONL:
-        notes.append("read from history.jsonl: the run ended before its Parquet was written")
+        notes.append("read from history.jsonl: the run has no Parquet")
     if not run.timed:
         notes.append("without times: no latency, no availability")
     return notes

@@ -16,6 +16,7 @@ from harness.clusters import host_agent
 from harness.clusters.agent_link import ConnectFailure
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.ssh_inventory import ACCEPT_NEW, SshHost
+from harness.errors import how_to_get
 
 if TYPE_CHECKING:
     import paramiko
@@ -67,7 +68,7 @@ def require_paramiko() -> None:
     try:
         import paramiko  # noqa: F401
     except ImportError:
-        raise ClusterUnavailable("ssh: the Python package paramiko is missing: pip install paramiko") from None
+        raise ClusterUnavailable(f"ssh: the Python package paramiko is missing: {how_to_get('paramiko')}") from None
 
 
 def _open(host: SshHost) -> paramiko.SSHClient:

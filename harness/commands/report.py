@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table as RichTable
 
 from harness.cli import EXIT_HARNESS_FAILED
-from harness.errors import OperatorError
+from harness.errors import OperatorError, how_to_get
 from harness.report.fleet import FleetData, headline, labels_of, render_fleet, share_text
 from harness.report.units import count, duration, plural
 
@@ -112,9 +112,11 @@ def _compact(spark: SparkSession, place: str, arguments: argparse.Namespace, con
 
 
 def require_spark() -> None:
-    """Raises OperatorError when the extra is not installed."""
+    """Raises OperatorError when the extra is not installed, or cannot be."""
     import importlib.util
 
+    if importlib.util.find_spec("pyarrow") is None:
+        raise OperatorError(f"this command needs pyarrow: {how_to_get('pyarrow')}")
     for module in ("pyspark", "pandas"):
         if importlib.util.find_spec(module) is None:
             raise OperatorError(f"this command needs {module}: pip install 'splitbrain[spark]'")

@@ -364,7 +364,7 @@ def _files(directory: Path) -> list[tuple[str, str, str]]:
         ("harness.log", "what the harness logged"),
         ("trace.jsonl", "what the network did"),
     )
-    files = [(name, name, what) for name, what in known if (directory / name).exists() or name.endswith(".parquet")]
+    files = [(name, name, what) for name, what in known if (directory / name).exists()]
     logs: list[str] = []
     for folder, folders, names in os.walk(directory):
         depth = len(Path(folder).relative_to(directory).parts)
