@@ -132,7 +132,8 @@ class LedgerFiles:
         await self.data.append(b"".join(pieces), sync=sync, trailer=mark)
 
     async def cut(self, position: int, end_index: int) -> None:
-        """Let the log end at `position`, before entry `end_index`, durably. Raises OSError; may be repeated."""
+        """Let the log end at `position`, before entry `end_index`, durably; where it already ends earlier it stays so.
+        Raises OSError; may be repeated."""
         async with self.index_lock:
             if self.checkpoint.durable_pos > position:
                 await self._write_checkpoint(
@@ -143,7 +144,8 @@ class LedgerFiles:
                     members=tuple(item for item in self.checkpoint.members if item[0] < end_index),
                 )
             await self.index.truncate(end_index)
-        await self.data.truncate(position)
+        if position <= self.data.end_position:  # else what stood there was cut off before it was ever written
+            await self.data.truncate(position)
         await self.mark_tail()
 
     async def mark_tail(self) -> None:

@@ -20,6 +20,11 @@ class NewestRows:
         self.size_bytes = 0
 
     @property
+    def begin_index(self) -> int | None:
+        """Index of the first entry; None where there is none."""
+        return self._indices[0] if self._indices else None
+
+    @property
     def begin_pos(self) -> int | None:
         """Position of the first entry; None where there is none."""
         return self._positions[0] if self._positions else None

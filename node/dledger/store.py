@@ -177,6 +177,8 @@ class DLedgerStore:
         if newest.find(first_index) is not None:
             newest.join(first_index, last_index, max_bytes)
             return newest.collect(first_index, last_index, max_bytes)
+        if newest.begin_index is not None:  # the disk may still hold there what has been cut off
+            last_index = min(last_index, newest.begin_index - 1)
         row = self._read_row(first_index, last_index - first_index + 1, max_bytes)
         return [row.head(min(row.last_index, last_index))]
 

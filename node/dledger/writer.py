@@ -218,6 +218,10 @@ class LogWriter:
     async def _write_group(self) -> None:
         group = self._take_group()
         self._writing_last = group[-1].last_index
+        if self._queue:  # a cut that was queued behind an earlier one may have taken back what stood before that
+            cut_ends = [each.end_index for each in self._queue if isinstance(each, _Cut)]
+            if cut_ends:
+                self._writing_last = min(self._writing_last, min(cut_ends) - 1)
         try:
             await self._files.write(group, sync=self._sync_each_group)
         except BaseException:

@@ -192,6 +192,72 @@ def test_truncate_of_entries_that_are_still_in_memory(bench: Any) -> None:
     bench(scenario)
 
 
+@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize("flush_mode", ["sync", "async"])
+def test_a_second_cut_before_the_first_is_on_disk_takes_back_what_still_waits_for_the_disk(
+    bench: Any, refuses: bool, flush_mode: str
+) -> None:
+    """What waits in front of the first cut is written, but it is no longer the log: that must not be said of it."""
+
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        bench.append(store, *[b"flushed"] * 5)
+        await bench.flushed(store)
+        bench.disk.stall()
+        bench.append(store, *[b"in flight"] * 3)
+        await asyncio.sleep(0.1)
+        bench.append(store, *[b"queued"] * 3)
+        bench.on("n1", lambda: store.truncate(8))
+        bench.append(store, b"replacement", term=2)
+        bench.on("n1", lambda: store.truncate(6))
+        replaced = bench.append(store, *[b"last"] * 3, term=3)
+        marks: list[tuple[int, bytes]] = []
+
+        def progressed() -> None:
+            marks.append((store.acked_index, bench.content("n1", "/data/dledger/data")))
+
+        store.add_progress_listener(progressed)
+        if refuses:
+            bench.disk.fail("write")
+        bench.disk.unstall()
+        await asyncio.sleep(1.0)
+        bench.disk.heal()
+        await bench.flushed(store)
+        for acked_index, data in marks:
+            for index in range(acked_index + 1):
+                entry = store.get(index)
+                assert data[entry.pos : entry.end_pos] == entry.raw, f"{index} of {acked_index} is not there"
+        bench.power_fail()
+        again = await bench.open()
+        assert [again.get(index) for index in (7, 8, 9)] == replaced and again.ledger_end_index == 9
+
+    bench(scenario, flush_mode=flush_mode, flush_interval_ms=100, flush_least_pages=0)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_rows_from_disk_end_where_memory_begins(bench: Any, waits: bool) -> None:
+    """Behind there, the disk may still hold what has been cut off the log."""
+
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        bench.append(store, *[b"cut off later"] * 20)
+        await bench.flushed(store)
+        await bench.close(store)
+        bench.kill()
+        store = await bench.open()
+        if waits:
+            bench.disk.stall()
+        bench.on("n1", lambda: store.truncate(9))
+        bench.append(store, *[b"put instead!!"] * 5, term=2)
+        found: list[Entry] = []
+        while len(found) < 15:
+            found += store.read_entries(len(found), max_entries=100, max_bytes=1 << 20)
+        assert found == [store.get(index) for index in range(15)]
+        assert [entry.term for entry in found] == [1] * 10 + [2] * 5
+
+    bench(scenario)
+
+
 @pytest.mark.row("TRUNCATE")
 def test_truncate_never_crosses_the_committed_index(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
@@ -380,6 +446,8 @@ def test_closing_with_a_dead_disk_ends(bench: Any) -> None:
             st.tuples(st.just("truncate"), st.floats(0, 1)),
             st.tuples(st.just("commit"), st.floats(0, 1)),
             st.tuples(st.just("flush")),
+            st.tuples(st.just("stall")),
+            st.tuples(st.just("refuse")),
             st.tuples(st.just("kill")),
             st.tuples(st.just("power")),
         ),
@@ -405,9 +473,14 @@ def test_store_is_a_list_that_keeps_what_it_said_was_durable(bench: Any, operati
                 store.update_committed_index(index)
                 committed = max(committed, index)
             elif kind == "flush":
+                bench.disk.heal()
                 await bench.flushed(store)
+            elif kind in ("stall", "refuse"):
+                bench.disk.stall() if kind == "stall" else bench.disk.fail("write")
+                await asyncio.sleep(0.01)
             elif kind in ("kill", "power"):
                 durable = store.durable_index
+                bench.disk.heal()
                 bench.kill() if kind == "kill" else bench.power_fail()
                 store = await bench.open()
                 assert store.ledger_end_index >= durable
@@ -418,6 +491,10 @@ def test_store_is_a_list_that_keeps_what_it_said_was_durable(bench: Any, operati
             assert store.ledger_end_index == len(model) - 1
             assert store.committed_index == committed
             assert [store.get(index) for index in range(len(model))] == model
+            read: list[Entry] = []
+            while len(read) < len(model):
+                read += store.read_entries(len(read), max_entries=7, max_bytes=4096)
+            assert read == model
 
     bench(scenario, seed=seed, max_cached_bytes=500)
 
