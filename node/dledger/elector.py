@@ -40,8 +40,8 @@ ERROR_PAUSE_S = 0.5
 
 
 class LeaderElector:
-    """Runs elections for one member. `on_elected(term)` is called when this member has become leader, before
-    anybody is told; when it raises, the lead is given up."""
+    """Runs elections for one member. `on_elected(term)` is called when this member has become leader, before anybody
+    is told; when it raises, the lead is given up."""
 
     def __init__(
         self,
@@ -101,9 +101,7 @@ class LeaderElector:
 
     async def handle_vote(self, request: VoteRequest) -> VoteResponse:
         """Judge a request for this member's vote; an accepted one is durable before this returns.
-
-        Raises OSError when the disk refuses the term or the vote.
-        """
+        Raises OSError when the disk refuses the term or the vote."""
         async with self._state.lock:
             result = self.judge_vote(request)
             if result is VoteResult.REJECT_TERM_NOT_READY:
@@ -377,6 +375,7 @@ class LeaderElector:
         tally = VoteTally(term=term, member_count=len(state.member_ids), quorum_size=state.members.quorum_size)
         tally.add(own_vote, term)
         await self._collect_votes(tally, term)
+        await state.settled()  # a newer term may be on its way to the disk
         if not state.is_candidate or state.term != term:
             return None, False, False
         outcome = tally.outcome()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from node.dledger import DLedgerCode, LedgerCorrupt
-from node.dledger.messages import HeartBeatRequest, VoteRequest
+from node.dledger.messages import HeartBeatRequest, VoteRequest, VoteResponse
 from node.dledger.rpc import VoteResult
 
 
@@ -243,5 +243,43 @@ def test_candidates_with_short_logs_do_not_raise_the_term_for_ever(simulate: Any
         await group.converged()
         assert group[behind].member_state.term == term  # it asked in its old term all the time
         assert group.leaders() == [leader]
+
+    simulate(scenario)
+
+
+def test_nobody_leads_a_term_while_it_enters_the_next(simulate: Any) -> None:
+    """The last vote of a round comes while a newer term is on its way to the disk."""
+
+    async def scenario(group: Any) -> None:
+        await group.start("n1")
+        member = group["n1"]
+        asked: list[tuple[VoteRequest, asyncio.Future[VoteResponse]]] = []
+
+        async def ask(peer: str, request: VoteRequest) -> VoteResponse:
+            asked.append((request, asyncio.get_running_loop().create_future()))
+            return await asked[-1][1]
+
+        member.peers.vote = ask
+        assert await beat(group, "n1", "n2", 5) is DLedgerCode.TERM_NOT_READY
+        await group.until(lambda: bool(asked) and asked[-1][0].term == 5)
+        roles: list[tuple[int, str]] = []
+        member.add_role_listener(lambda term, role: roles.append((term, role.name)))
+        group.hosts["n1"].disk.stall()
+        voting = group.loop.create_task(vote(group, "n1", "n2", 6))
+        await asyncio.sleep(0.001)
+        assert member.member_state.is_settling and member.member_state.is_candidate
+        request, answer = asked[-1]
+        answer.set_result(
+            VoteResponse(
+                group="g", remote_id="n1", local_id=request.remote_id, term=5, leader_id="",
+                code=DLedgerCode.SUCCESS, vote_result=VoteResult.ACCEPT,
+            )
+        )  # fmt: skip
+        await asyncio.sleep(0.001)
+        group.hosts["n1"].disk.unstall()
+        assert await voting is VoteResult.REJECT_TERM_NOT_READY
+        await asyncio.sleep(0.001)
+        assert (6, "LEADER") not in roles and not member.member_state.is_leader
+        assert await vote(group, "n1", "n2", 6) is VoteResult.ACCEPT
 
     simulate(scenario)
