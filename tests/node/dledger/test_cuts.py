@@ -1,0 +1,76 @@
+"""What was cut off the log is not the log any more, however long the disk takes to hear of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from node.dledger.entry import Entry
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+@pytest.mark.parametrize("flush_mode", ["sync", "async"])
+def test_a_second_cut_before_the_first_is_on_disk_takes_back_what_still_waits_for_the_disk(
+    bench: Any, refuses: bool, flush_mode: str
+) -> None:
+    """What waits in front of the first cut is written, but it is no longer the log: that must not be said of it."""
+
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        bench.append(store, *[b"flushed"] * 5)
+        await bench.flushed(store)
+        bench.disk.stall()
+        bench.append(store, *[b"in flight"] * 3)
+        await asyncio.sleep(0.1)
+        bench.append(store, *[b"queued"] * 3)
+        bench.on("n1", lambda: store.truncate(8))
+        bench.append(store, b"replacement", term=2)
+        bench.on("n1", lambda: store.truncate(6))
+        replaced = bench.append(store, *[b"last"] * 3, term=3)
+        marks: list[tuple[int, bytes]] = []
+
+        def progressed() -> None:
+            marks.append((store.acked_index, bench.content("n1", "/data/dledger/data")))
+
+        store.add_progress_listener(progressed)
+        if refuses:
+            bench.disk.fail("write")
+        bench.disk.unstall()
+        await asyncio.sleep(1.0)
+        bench.disk.heal()
+        await bench.flushed(store)
+        for acked_index, data in marks:
+            for index in range(acked_index + 1):
+                entry = store.get(index)
+                assert data[entry.pos : entry.end_pos] == entry.raw, f"{index} of {acked_index} is not there"
+        bench.power_fail()
+        again = await bench.open()
+        assert [again.get(index) for index in (7, 8, 9)] == replaced and again.ledger_end_index == 9
+
+    bench(scenario, flush_mode=flush_mode, flush_interval_ms=100, flush_least_pages=0)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_rows_from_disk_end_where_memory_begins(bench: Any, waits: bool) -> None:
+    """Behind there, the disk may still hold what has been cut off the log."""
+
+    async def scenario(bench: Any) -> None:
+        store = await bench.open()
+        bench.append(store, *[b"cut off later"] * 20)
+        await bench.flushed(store)
+        await bench.close(store)
+        bench.kill()
+        store = await bench.open()
+        if waits:
+            bench.disk.stall()
+        bench.on("n1", lambda: store.truncate(9))
+        bench.append(store, *[b"put instead!!"] * 5, term=2)
+        found: list[Entry] = []
+        while len(found) < 15:
+            found += store.read_entries(len(found), max_entries=100, max_bytes=1 << 20)
+        assert found == [store.get(index) for index in range(15)]
+        assert [entry.term for entry in found] == [1] * 10 + [2] * 5
+
+    bench(scenario)
