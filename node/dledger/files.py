@@ -56,6 +56,11 @@ class Checkpoint:
     members: tuple[tuple[int, dict[str, str]], ...] = ()
     """What entries up to `durable_index` say of who belongs to the group: their indices and the groups."""
 
+    @property
+    def is_of_reset(self) -> bool:
+        """Whether it was written by `LedgerFiles.reset`: the log begins anew at `begin_pos`, and holds nothing yet."""
+        return self.durable_index < 0 < self.durable_pos
+
     @classmethod
     def from_document(cls, content: dict[str, Any]) -> Checkpoint:
         """Raises DamagedDocument where a field is missing or no number."""

@@ -129,6 +129,8 @@ async def recover(files: LedgerFiles, *, scan_size_bytes: int = SCAN_SIZE_BYTES)
     files.open()
     checkpoint = files.load_checkpoint() or Checkpoint()
     data = files.data
+    if checkpoint.is_of_reset and data.begin_position != checkpoint.begin_pos:
+        checkpoint = await _forget(files)
     if data.begin_position > checkpoint.begin_pos and checkpoint.durable_index >= 0:
         raise files.error_at(checkpoint.begin_pos, "the file is missing")
     begin, scan = _start(files, scan_size_bytes)
@@ -253,6 +255,16 @@ def _report_cut(files: LedgerFiles, scan: LogScan) -> None:
             "cutting an unfinished write of %d bytes off the log, %s at byte %d: %s",
             cut_bytes, data.path_at(end), end % data.segment_size_bytes, scan.reason,
         )  # fmt: skip
+
+
+async def _forget(files: LedgerFiles) -> Checkpoint:
+    """The log was to begin anew, and this member stopped before that was done: go to the end with forgetting it."""
+    logger.warning("what is left of a log that was to be forgotten is removed")
+    await files.index.reset(0)
+    await files.data.reset(0)
+    async with files.index_lock:
+        await files.write_checkpoint(committed_index=-1, durable_index=-1, durable_pos=0)
+    return files.checkpoint
 
 
 async def _make_empty(files: LedgerFiles, checkpoint: Checkpoint) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
-from node.dledger.entry import Entry
+from node.dledger.entry import Entry, encode_entry
 
 
 @pytest.mark.parametrize("refuses", [False, True])
@@ -74,3 +75,39 @@ def test_rows_from_disk_end_where_memory_begins(bench: Any, waits: bool) -> None
         assert [entry.term for entry in found] == [1] * 10 + [2] * 5
 
     bench(scenario)
+
+
+def test_a_crash_while_the_log_is_forgotten_leaves_the_old_one_or_none(bench: Any) -> None:
+    """Whenever the power fails: what is left of the former log is no damage, and nothing of it is served in part."""
+
+    async def scenario(bench: Any, steps: int) -> tuple[bool, int, int]:
+        store = await bench.open()
+        bench.append(store, *[bytes(500)] * 20)
+        await bench.flushed(store)
+        await bench.close(store)
+        bench.kill()
+        store = await bench.open()
+        first = encode_entry(magic=1, index=100, term=3, pos=8192 * 4, previous_chain_crc=77, body=b"first")
+        done = bench.on("n1", lambda: store.reset(first))
+        await asyncio.sleep(steps * 0.00005)
+        was_done = done.done() and store.durable_index == 100
+        bench.power_fail()
+        again = await bench.open()
+        (new,) = bench.append(again, b"the next one", term=4)
+        found = again.ledger_begin_index, again.ledger_end_index
+        await bench.flushed(again)
+        bench.power_fail()
+        again = await bench.open()
+        assert again.get(new.index) == new
+        assert (again.ledger_begin_index, again.ledger_end_index) == found
+        return was_done, *found
+
+    seen = set()
+    for steps in range(1000):
+        was_done, *found = bench(partial(scenario, steps=steps))
+        assert found in ([0, 20], [0, 0], [100, 101])
+        assert not was_done or found == [100, 101]
+        seen.add(tuple(found))
+        if was_done:
+            break
+    assert seen == {(0, 20), (0, 0), (100, 101)}
