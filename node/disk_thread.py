@@ -109,9 +109,11 @@ class DiskThread:
     def wait(self) -> None:
         """Wait for the end of the operation that took longer; raises what it raised."""
         self._hand.done.acquire()
-        self._is_busy = False
-        self._rests_until_s = time.monotonic() + REST_S
-        self._hand.outcome()
+        try:
+            self._hand.outcome()
+        finally:  # not before: the loop begins the next operation as soon as this thread is free
+            self._rests_until_s = time.monotonic() + REST_S
+            self._is_busy = False
 
     async def run(self, first: Callable[[], None], then: Callable[[], None]) -> None:
         """Do `first` while the loop stands still, as long as that is short, and `then` while it goes on; raises what

@@ -79,6 +79,32 @@ def test_a_stalled_write_leaves_the_loop_free_and_others_go_through_the_pool(
     asyncio.run(main())
 
 
+def test_the_outcome_is_taken_before_anything_else_may_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits does so in another thread: what the loop begins meanwhile must not get this operation's error."""
+    thread = DiskThread()
+    release = threading.Event()
+    free_when_taken: list[bool] = []
+    real_outcome = thread._hand.outcome
+
+    def outcome() -> None:
+        free_when_taken.append(thread.is_free)
+        real_outcome()
+
+    def fail() -> None:
+        assert release.wait(20)
+        raise OSError(28, "full")
+
+    monkeypatch.setattr(thread._hand, "outcome", outcome)
+    try:
+        assert not thread.stand_still(fail)
+        release.set()
+        with pytest.raises(OSError, match="full"):
+            thread.wait()
+        assert free_when_taken == [False] and thread.is_free
+    finally:
+        thread.close()
+
+
 def test_the_loop_does_not_wait_again_at_once() -> None:
     thread = DiskThread()
     release = threading.Event()
