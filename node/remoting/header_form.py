@@ -129,7 +129,7 @@ class FormedRequest(Command):
     @property
     def size_bytes(self) -> int:
         """About what it takes to hold it."""
-        return self.form.header_bytes + len(self.body) + FORMED_BYTES
+        return self.form.header_bytes + sum(map(len, filter(None, self.values))) + len(self.body) + FORMED_BYTES
 
     @property
     def ext_fields(self) -> dict[str, str]:

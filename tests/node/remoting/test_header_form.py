@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from node.remoting import Command, FrameError, FrameParser, decode, encode
 from node.remoting.header_form import FormedRequest, Places
+from node.remoting.processing import size_of
 
 PLACES = {310: Places(("e", "g"), ("b", "i")), 10: Places(("queueId", "bornTimestamp"), ("topic", "properties"))}
 MADE = {
@@ -167,6 +168,16 @@ def test_the_headers_of_clients_have_a_form() -> None:
     ).encode()
     parser = taught([frame(as_fastjson)])
     assert isinstance(parser.feed(frame(as_fastjson.replace(b": 9", b": 10")))[0], FormedRequest)
+
+
+def test_what_a_request_is_counted_for_covers_its_own_values() -> None:
+    """And not those of the header that the form was made of: a sender could have far more held than is counted."""
+    for serializer in ("json", "binary"):
+        command = Command.request(310, {**MADE[310], "i": "KEYS\x01" + 50_000 * "k" + "\x02"}, 3000 * b"y")
+        command.serializer = serializer  # type: ignore[assignment]
+        (read,) = KNOWN.feed(encode(command))
+        assert isinstance(read, FormedRequest)
+        assert 53_000 < size_of(read) < 2 * size_of(decode(encode(command)[4:]))
 
 
 def test_a_form_may_lack_places() -> None:
