@@ -173,7 +173,8 @@ def test_the_headers_of_clients_have_a_form() -> None:
 def test_what_a_request_is_counted_for_covers_its_own_values() -> None:
     """And not those of the header that the form was made of: a sender could have far more held than is counted."""
     for serializer in ("json", "binary"):
-        command = Command.request(310, {**MADE[310], "i": "KEYS\x01" + 50_000 * "k" + "\x02"}, 3000 * b"y")
+        fields: dict[str, Any] = {**MADE[310], "i": "KEYS\x01" + 50_000 * "k" + "\x02"}
+        command = Command.request(310, fields, 3000 * b"y")
         command.serializer = serializer  # type: ignore[assignment]
         (read,) = KNOWN.feed(encode(command))
         assert isinstance(read, FormedRequest)
