@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from harness.pidfds import pidfd_open, pidfd_send_signal
 from harness.run_state import process_start_ticks
 
 __all__ = ["ProcessId", "ancestors", "find_processes", "is_in_namespace", "kill_until_gone", "marked_with"]
@@ -116,13 +117,13 @@ def kill_until_gone(find: Callable[[], Iterable[ProcessId]], *, timeout_s: float
 
 def _kill(process: ProcessId) -> None:
     try:
-        descriptor = os.pidfd_open(process.pid)
+        descriptor = pidfd_open(process.pid)
     except ProcessLookupError:
         return
     try:
         # The descriptor holds the pid fast: if it is the right process now, the signal goes to no other.
         if process.exists:
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            pidfd_send_signal(descriptor, signal.SIGKILL)
     except ProcessLookupError:
         pass
     finally:
@@ -134,7 +135,7 @@ def _wait(processes: Iterable[ProcessId], deadline: float) -> None:
     for process in processes:
         while process.exists and (left_s := deadline - time.monotonic()) > 0:
             try:
-                descriptor = os.pidfd_open(process.pid)
+                descriptor = pidfd_open(process.pid)
             except ProcessLookupError:
                 break
             try:

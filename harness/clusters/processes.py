@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from harness.clusters.base import Program
 from harness.errors import OperatorError, SystemUnderTestError
+from harness.pidfds import pidfd_open
 from harness.run_state import RunState
 from nemesis.target import DOWN, PAUSED, RUNNING
 
@@ -29,6 +30,9 @@ __all__ = ["ChildProcess", "Processes", "raise_descriptor_limit"]
 
 MAX_PROCESSES = 1000
 """Children of one run at a time: far more than any cluster has, far fewer than a machine allows."""
+
+_LOOK_S = 0.02
+"""Between looks at whether a child has ended, where the kernel does not tell."""
 
 _PR_SET_PDEATHSIG = 1
 """From linux/prctl.h."""
@@ -154,18 +158,18 @@ class ChildProcess:
         return DOWN if letter in (b"Z", b"X") else RUNNING
 
     def _watch(self) -> None:
-        """Have `_reap` called when it ends: by the loop where the kernel has pidfds, else from a thread."""
+        """Have `_reap` called when it ends: by the loop where the kernel has pidfds, else by looking at it."""
         loop = asyncio.get_running_loop()
         try:
-            self._pidfd = os.pidfd_open(self._popen.pid)
-        except (AttributeError, OSError):
-            self._waiter = asyncio.create_task(self._wait_in_thread())
+            self._pidfd = pidfd_open(self._popen.pid)
+        except OSError:
+            self._waiter = asyncio.create_task(self._look())
         else:
             loop.add_reader(self._pidfd, self._reap)
 
-    async def _wait_in_thread(self) -> None:
-        options = os.WEXITED | os.WNOWAIT  # reaping is left to `_reap`, on the loop's thread
-        await asyncio.to_thread(os.waitid, os.P_PID, self._popen.pid, options)
+    async def _look(self) -> None:
+        while await self.state() != DOWN:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(_LOOK_S)
         self._reap()
 
     def _reap(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -114,15 +115,23 @@ def test_stop_all_ends_everything_at_once(tmp_path: Path, run_state: RunState) -
     asyncio.run(main())
 
 
-def test_without_pidfds_a_thread_watches(tmp_path: Path, run_state: RunState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "pidfd_open", raising=False)
+def test_without_pidfds_children_are_looked_at(
+    tmp_path: Path, run_state: RunState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("harness.clusters.processes.pidfd_open", refuse)
 
     async def main() -> None:
         processes = Processes(run_state, str(tmp_path))
+        others = [await processes.spawn(f"n{number}", SLEEP) for number in range(3, 40)]
         ended = await processes.spawn("n1", python("raise SystemExit(3)"))
         killed = await processes.spawn("n2", SLEEP)
         assert await ended.wait() == 3
         await killed.kill()
+        assert all(child.exit_status() is None for child in others)
+        await processes.stop_all()
         assert killed.exit_status() == -signal.SIGKILL
         assert not run_state.claims
 
