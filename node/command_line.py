@@ -199,7 +199,9 @@ def _run(serve: Callable[[], Coroutine[Any, Any, int]], uvloop: str) -> int:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return _complain([f"{error.strerror}; stop what uses it, or change listen"], EXIT_OPERATOR)
-        status = EXIT_OPERATOR if error.errno in _OPERATOR_ERRNOS else EXIT_FAILED
+        # Newer releases of asyncio say this of an address that the machine has not, without a number.
+        no_address = error.errno is None and str(error).startswith("could not bind")
+        status = EXIT_OPERATOR if no_address or error.errno in _OPERATOR_ERRNOS else EXIT_FAILED
         return _complain([str(error)], status)
     except SegmentError as error:
         return _complain([str(error)], EXIT_OPERATOR)
