@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice, zip_longest
+from operator import lt
 from typing import Any
 
-from checker.history import INFO, OK, History, freeze
+from checker.history import INFO, NEVER, OK, History, freeze
 from checker.linearizability.outcome import NotApplicable
 from checker.models.base import Model
 from checker.models.collections import Set
@@ -46,7 +48,9 @@ def _by_element(history: History, groups: Groups) -> Groups:
 
 
 def _by_queue(history: History, groups: Groups, model: Topic) -> tuple[History, Groups, Model]:
-    """Sends, reads and tails of each queue; a send of unknown outcome goes where its value was seen."""
+    """Sends, reads and tails of each queue; a send of unknown outcome goes where its value was seen, or where a place
+    that nobody saw must have been filled. Where it matters which of several queues that is, queues are not independent.
+    """
     values, results = list(history.value), list(history.result)
     names = {"send": "append", "read": "read", "tail": "tail"}
     out: dict[Any, list[int]] = {}
@@ -79,10 +83,69 @@ def _by_queue(history: History, groups: Groups, model: Topic) -> tuple[History, 
             if queue is not None:
                 out.setdefault(queue if key is None else (key, queue), []).append(row)
         lost = [row for row, queue in placed if queue is None]
-        for queue in range(model.queues):
-            rows_of_queue = out.get(queue if key is None else (key, queue))
-            if rows_of_queue is not None and lost:
-                rows_of_queue.extend(lost)
-                rows_of_queue.sort()
+        if not lost:
+            continue
+        names_of = [queue if key is None else (key, queue) for queue in range(model.queues)]
+        of_queues = [out[name] for name in names_of if name in out]
+        fillers = [row for row in lost if history.status[row] == INFO]
+        filled = _fill_holes(history, of_queues, results, fillers)
+        for rows_of_queue, own in zip(of_queues, filled, strict=True):
+            elsewhere = set().union(*filled) - own
+            rows_of_queue.extend(row for row in lost if row not in elsewhere)
+            rows_of_queue.sort()
     renamed = replace(history, f=[names.get(f, f) for f in history.f], value=values, result=results)
     return renamed, dict(out), Log()
+
+
+def _fill_holes(
+    history: History, of_queues: Sequence[Sequence[int]], results: Sequence[Any], fillers: Sequence[int]
+) -> list[set[int]]:
+    """For each queue, which of the ``fillers``, sends that nobody saw, fill its holes, where several queues have some.
+
+    Whoever filled a hole in one queue has filled none in another. Each fills the hole that was filled by the earliest
+    time, the earliest of them first: if that does not do, nothing does, and :class:`NotApplicable` is raised. None
+    need be told apart where one queue alone wants more of them than there are.
+    """
+    filled: list[set[int]] = [set() for _ in of_queues]
+    holes = [_deadlines(history, rows, results, len(fillers)) for rows in of_queues]
+    begun = [history.invoked[row] for row in fillers]
+    if sum(map(bool, holes)) < 2 or not all(
+        len(deadlines) <= len(begun) and all(map(lt, begun, sorted(deadlines))) for deadlines in holes
+    ):
+        return filled
+    due = sorted((deadline, queue) for queue, deadlines in enumerate(holes) for deadline in deadlines)
+    for (deadline, queue), row in zip_longest(due, fillers[: len(due)]):
+        if row is None or history.invoked[row] >= deadline:
+            raise NotApplicable("sends of unknown outcome would have to fill places in several queues")
+        filled[queue].add(row)
+    return filled
+
+
+def _deadlines(history: History, rows: Sequence[int], results: Sequence[Any], most: int) -> list[int]:
+    """By when each place of a queue must have been filled that is below one that was told of and that nobody saw; no
+    more than one place more than ``most``, which is too many."""
+    known: set[int] = set()
+    told: list[tuple[int, int]] = []
+    for row in rows:
+        if history.status[row] != OK:
+            continue
+        f, result = history.f[row], results[row]
+        if f == "read":
+            known.update(range(result["offset"], result["offset"] + len(result["messages"])))
+            length = result["tail"]
+        else:
+            length = result if f == "tail" else result[0]
+            if f == "send":
+                known.add(length)
+        told.append((length, history.returned[row]))
+    told.sort(reverse=True)
+    longest = told[0][0] if told else 0
+    holes = list(islice((place for place in range(longest) if place not in known), most + 1))
+    deadlines: list[int] = []
+    at, soonest = 0, NEVER
+    for place in reversed(holes):
+        while at < len(told) and told[at][0] > place:
+            soonest = min(soonest, told[at][1])
+            at += 1
+        deadlines.append(soonest)
+    return deadlines

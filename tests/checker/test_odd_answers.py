@@ -1,0 +1,125 @@
+"""Answers that are off by a little, values that look like something else: what no real object and few tests bring."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from checker import History, Operation, Topic, Verdict, check
+from checker.history import freeze
+from checker.testing import SAMPLED_MODELS, linearizable_by_force, random_history
+
+HISTORIES = 300
+CONTAINERS = ("fifo-queue", "stack", "unordered-queue")
+
+
+def nudged(answer: Any, rng: random.Random) -> Any:
+    """An answer with one of its numbers a little smaller or larger."""
+    if answer is None:
+        return rng.choice([None, -1, 0, 1])
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        return answer + rng.choice([-5, -2, -1, 1, 2])
+    if isinstance(answer, list) and answer:
+        at = rng.randrange(len(answer))
+        return [*answer[:at], nudged(answer[at], rng), *answer[at + 1 :]]
+    if isinstance(answer, dict):
+        name = rng.choice(sorted(answer))
+        return {**answer, name: nudged(answer[name], rng)}
+    return answer
+
+
+def odd_history(name: str, rng: random.Random) -> History:
+    history = random_history(
+        name, rng, operations=rng.randrange(2, 8), processes=rng.randrange(1, 5), spread=rng.choice([0, 0, 2, 3]),
+        crash=rng.choice([0, 0.1, 0.4]), lie=rng.choice([0, 0.2, 0.5]),
+    )  # fmt: skip
+    row = rng.randrange(len(history))
+    results = [*history.result[:row], nudged(history.result[row], rng), *history.result[row + 1 :]]
+    history = replace(history, result=results)
+    late = rng.randrange(len(history))
+    operations = [
+        replace(operation, returned=operation.returned + 2) if index == late and operation.returned else operation
+        for index, operation in enumerate(history)
+    ]
+    return History.from_operations(operations)
+
+
+@pytest.mark.parametrize("name", SAMPLED_MODELS)
+def test_engines_agree_with_brute_force_on_odd_answers(name: str) -> None:
+    rng = random.Random(5)
+    model = SAMPLED_MODELS[name][0]
+    verdicts = set()
+    for number in range(HISTORIES):
+        history = odd_history(name, rng)
+        truth = linearizable_by_force(history, model)
+        result = check(history, model)
+        verdicts.add(result.verdict)
+        if result.verdict is not Verdict.UNKNOWN:
+            assert (result.verdict is Verdict.VALID) == truth, f"{name} {number}: {result.reason}"
+        if result.witness is not None:
+            alone = History.from_operations(result.witness.operations)
+            assert not linearizable_by_force(alone, model), f"{name} {number}: the witness alone is valid"
+    assert verdicts >= {Verdict.VALID, Verdict.INVALID}
+
+
+def sent(value: int, begun: int, queue: int = 0, offset: int = 0, *, crashed: bool = False) -> Operation:
+    if crashed:
+        return Operation(process=value, f="send", value=value, status="info", invoked=begun)
+    return Operation(process=value, f="send", value=value, result=[queue, offset], invoked=begun, returned=begun + 1)
+
+
+@pytest.mark.parametrize(("crashed", "begun", "truth"), [(1, 0, False), (2, 0, True), (2, 50, False)])
+def test_a_send_of_unknown_outcome_fills_one_place_in_one_queue(crashed: int, begun: int, truth: bool) -> None:
+    """Both queues miss their first message; `begun` is when the last crashed send was."""
+    history = History.from_operations(
+        [
+            *(sent(number, begun if number == crashed else 0, crashed=True) for number in range(1, crashed + 1)),
+            sent(8, 10, 0, 1),
+            sent(9, 20, 1, 1),
+        ]
+    )
+    model = Topic(queues=2)
+    assert linearizable_by_force(history, model) is truth
+    assert check(history, model).verdict is (Verdict.VALID if truth else Verdict.INVALID)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_topics_whose_places_nobody_saw(seed: int) -> None:
+    rng = random.Random(seed)
+    model = Topic(queues=2)
+    verdicts = []
+    for _ in range(200):
+        ends = [0, 0]
+        operations = []
+        for number in range(rng.randrange(2, 7)):
+            begun = rng.randrange(12)
+            if rng.random() < 0.4:
+                operations.append(sent(number, begun, crashed=True))
+                continue
+            queue = rng.randrange(2)
+            ends[queue] += rng.choice([0, 0, 1, 1, 2])
+            ends[queue] += 1
+            operations.append(sent(number, begun + 2 * number, queue, ends[queue] - 1))
+        history = History.from_operations(operations)
+        truth = linearizable_by_force(history, model)
+        verdicts.append(truth)
+        assert check(history, model).verdict is (Verdict.VALID if truth else Verdict.INVALID), operations
+    assert 10 < verdicts.count(True) < 190
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_values_of_all_kinds_come_out_as_they_went_in(name: str) -> None:
+    rng = random.Random(7)
+    model = SAMPLED_MODELS[name][0]
+    values = [-1, 0, -7, "", "a", (1, 2), 3.5, 1 << 70, [1], {"a": 1}]
+    for _ in range(200):
+        history = random_history(name, rng, operations=7, processes=3, crash=0.2, lie=0.2, spread=rng.choice([0, 3]))
+        chosen = {number: rng.choice(values) for number in range(1, 8)}
+        asked, told = ([chosen.get(value, value) for value in column] for column in (history.value, history.result))
+        history = replace(history, value=asked, result=told)
+        frozen = replace(history, value=list(map(freeze, asked)), result=list(map(freeze, told)))
+        truth = linearizable_by_force(frozen, model)
+        assert check(history, model).verdict is (Verdict.VALID if truth else Verdict.INVALID)
