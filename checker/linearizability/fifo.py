@@ -18,7 +18,7 @@ from typing import Any
 from checker.history import FAIL, INFO, NEVER, OK, History, columns
 from checker.linearizability.outcome import NotApplicable, Violation
 from checker.models.base import Model
-from checker.models.collections import FIFOQueue
+from checker.models.collections import PUT_NOTHING, FIFOQueue
 from checker.verdict import Edge
 from checker.words import named_row, short
 
@@ -78,7 +78,8 @@ def with_crashed_takes(flows: Flows, test: Callable[[Flows], Violation | None]) 
 def gather(history: History, rows: Sequence[int], model: Model) -> Flows | Violation:
     """The flows of a history, or the violation that one value alone shows.
 
-    Raises :class:`NotApplicable` when two puts put the same value, or values are not hashable.
+    Raises :class:`NotApplicable` when two puts put the same value, or values are not hashable, and ValueError when one
+    puts nothing.
     """
     try:
         return _gather(history, rows, model)
@@ -97,6 +98,8 @@ def _gather(history: History, rows: Sequence[int], model: Model) -> Flows | Viol
         if status == FAIL:
             continue
         if f in puts:
+            if value is None:
+                raise ValueError(PUT_NOTHING)
             puts_seen += 1
             into[value] = (row, invoked, returned)
         elif status == INFO:

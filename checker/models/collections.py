@@ -10,12 +10,17 @@ from typing import Any, ClassVar
 from checker.history import freeze
 from checker.models.base import ILLEGAL, UNKNOWN, Model, shortened
 
-__all__ = ["FIFOQueue", "GrowOnlySet", "PriorityQueue", "Set", "Stack", "UnorderedQueue"]
+__all__ = ["PUT_NOTHING", "FIFOQueue", "GrowOnlySet", "PriorityQueue", "Set", "Stack", "UnorderedQueue"]
+
+PUT_NOTHING = "null was put in, which nobody could tell from finding nothing when it is taken"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Container(Model):
-    """Shared by everything that values go into and come out of; taking from an empty one answers ``None``."""
+    """Shared by everything that values go into and come out of; taking from an empty one answers ``None``.
+
+    So ``None`` cannot be put in: a history that does so says nothing certain, and is refused.
+    """
 
     puts: ClassVar[frozenset[str]] = frozenset({"enqueue", "add", "send", "push", "insert"})
     takes: ClassVar[frozenset[str]] = frozenset({"dequeue", "remove", "receive", "pop", "poll", "extract"})
@@ -29,6 +34,8 @@ class _Container(Model):
 
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if f in self.puts:
+            if value is None:
+                raise ValueError(PUT_NOTHING)
             return self._put(state, value)
         if not state:
             return state if result is None or result is UNKNOWN else ILLEGAL

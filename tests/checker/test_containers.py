@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from checker import FIFOQueue, History, Model, PriorityQueue, Stack, UnorderedQueue, Verdict, check
+from checker import FIFOQueue, History, Model, Operation, PriorityQueue, Stack, UnorderedQueue, Verdict, check
+from checker.history import HistoryError
 from checker.linearizability.budget import Budget
 from checker.linearizability.engine import GENERAL, decide
 from checker.linearizability.trees import Cover, MaxTree
@@ -113,3 +114,18 @@ def test_trees_against_plain_lists() -> None:
             tree.set(index, numbers[index])
             low, high = sorted((rng.randrange(size + 1), rng.randrange(size + 1)))
             assert tree.value(tree.argmax(low, high)) == max(numbers[low:high], default=-1)
+
+
+@pytest.mark.parametrize("model", [FIFOQueue(), Stack(), PriorityQueue(), UnorderedQueue()])
+@pytest.mark.parametrize("status", ["ok", "info"])
+def test_nothing_cannot_be_put_into_a_container(model: Model, status: str) -> None:
+    """Whoever takes it is told what everybody is told who finds nothing."""
+    put, take = ("push", "pop") if isinstance(model, Stack) else ("enqueue", "dequeue")
+    history = History.from_operations(
+        [
+            Operation(process=0, f=put, value=None, status=status, invoked=0, returned=1 if status == "ok" else None),
+            Operation(process=1, f=take, invoked=2, returned=3),
+        ]
+    )
+    with pytest.raises(HistoryError, match="null was put in"):
+        check(history, model)
