@@ -19,7 +19,6 @@ import errno
 import os
 import random
 from collections.abc import Callable, Collection
-from heapq import heappush
 from math import log
 from typing import TYPE_CHECKING
 
@@ -238,7 +237,7 @@ class SimDisk:
         """Call `go_on` when an operation of a kind is done: after some time, and when the disk does not stall
         any more. Never when power fails before."""
         loop = self._loop
-        heappush(loop.heap, (loop.now + after_s, loop.count(), self._done, (kind, self.power_cycles, go_on)))
+        loop.event_at(loop.now + after_s, self._done, kind, self.power_cycles, go_on)
 
     def _done(self, kind: str, power_cycles: int, go_on: Callable[[], None]) -> None:
         if power_cycles != self.power_cycles:

@@ -15,7 +15,6 @@ run directly.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
 import signal
@@ -25,13 +24,14 @@ import weakref
 from asyncio import events
 from collections.abc import AsyncGenerator, Callable
 from contextvars import Context, copy_context
-from heapq import heapify, heappop, heappush
+from heapq import heappop
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVarTuple
 
 from harness.clusters.sim.errors import Deadlock, NotSimulated, Runaway
 from harness.clusters.sim.lane import LANE, Lane
 from harness.clusters.sim.primitives import SimFuture, SimHandle, SimTask, SimTimerHandle
 from harness.clusters.sim.refusals import RefusingLoop
+from harness.clusters.sim.timetable import Timetable
 
 if TYPE_CHECKING:
     from harness.clusters.sim.network import SimNetwork
@@ -44,9 +44,6 @@ START_S = 1_000.0
 MAX_STEPS_AT_ONE_INSTANT = 1_000_000
 """Callbacks without progress of time before a run counts as spinning; real work takes some thousands."""
 
-MIN_CANCELLED_TIMERS = 512
-"""Fewer cancelled timers than this are not worth a clean-up of the heap."""
-
 _MASK = (1 << 64) - 1
 _new_handle = SimHandle.__new__
 _Ts = TypeVarTuple("_Ts")
@@ -54,7 +51,7 @@ _Ts = TypeVarTuple("_Ts")
 logger = logging.getLogger("asyncio")
 
 
-class SimLoop(RefusingLoop):
+class SimLoop(Timetable, RefusingLoop):
     """See the module's text.
 
     `shuffle` makes the order within a lane a seeded choice too: callbacks of one object stay in order, those of
@@ -63,7 +60,8 @@ class SimLoop(RefusingLoop):
     """
 
     def __init__(self, seed: int = 0, *, shuffle: bool = False) -> None:
-        super().__init__()
+        RefusingLoop.__init__(self)
+        Timetable.__init__(self)
         self.seed = seed
         self.shuffle = shuffle
         self.network: SimNetwork | None = None
@@ -72,17 +70,12 @@ class SimLoop(RefusingLoop):
         self._salt = random.Random(f"{seed}/loop").getrandbits(64)
         self.now = START_S
         """Loop time, in seconds: what `time()` returns, for the simulation's own parts."""
-        self.count: Callable[[], int] = itertools.count(1).__next__
-        """Numbers what is in the heap: of what is due at the same time, what was put there first comes first."""
         self.task_count = 0
         self.future_count = 0
         # Counted apart, because how many futures a primitive of asyncio makes differs between versions of Python.
         self._lane_numbers = 0
         self.root = Lane(self, "harness")
         self._runnable: list[Lane] = []
-        self.heap: list[tuple[float, int, Any, tuple[Any, ...] | None]] = []
-        """When, number, and either a callback with its arguments, which is an event, or a timer and None."""
-        self._cancelled_timers = 0
         self._running = False
         self._stopping = False
         self._closed = False
@@ -174,20 +167,8 @@ class SimLoop(RefusingLoop):
         if context is None:
             context = copy_context()
         handle = SimTimerHandle(when, callback, args, self, context)
-        heappush(self.heap, (when, self.count(), handle, None))
+        self._put(when, handle, None)
         return handle
-
-    def event_at(self, when: float, callback: Callable[..., object], *args: object) -> None:
-        """Call back at a time, outside every lane. For the simulation itself; cannot be cancelled."""
-        heappush(self.heap, (when, self.count(), callback, args))
-
-    def timer_cancelled(self) -> None:
-        """Called by a timer that was cancelled before it was due; clears the heap of such timers now and then."""
-        self._cancelled_timers += 1
-        if self._cancelled_timers > MIN_CANCELLED_TIMERS and self._cancelled_timers * 2 > len(self.heap):
-            self.heap[:] = [item for item in self.heap if item[3] is not None or not item[2]._cancelled]
-            heapify(self.heap)
-            self._cancelled_timers = 0
 
     # Signals of the harness's own process
 
@@ -231,7 +212,7 @@ class SimLoop(RefusingLoop):
 
     def _run(self) -> None:
         runnable = self._runnable
-        heap = self.heap
+        times, due = self.times, self.due
         run_lane = self._run_shuffled if self.shuffle else self._run_lane
         steps_left = MAX_STEPS_AT_ONE_INSTANT
         while True:
@@ -253,21 +234,43 @@ class SimLoop(RefusingLoop):
                     return
                 if steps_left < 0:
                     self._raise_runaway(lane)
-            if not heap:
+            if not times:
                 self._raise_deadlock()
-            when = heap[0][0]
+            when = times[0]
+            items = due[when]
             if when > self.now:
                 # Time stands still for a timer that was cancelled, if it is the last one.
-                if heap[0][3] is None and heap[0][2]._cancelled:
-                    heappop(heap)
-                    self._cancelled_timers -= 1
+                if items[1] is None and items[0]._cancelled:
+                    self._drop_first(when, items)
                     continue
                 self.now = when
                 steps_left = MAX_STEPS_AT_ONE_INSTANT
             # Everything that is due at this instant first becomes ready; then the seed decides the order.
             while True:
-                _, _, what, args = heappop(heap)
-                steps_left -= 1
+                heappop(times)
+                del due[when]
+                steps_left -= len(items) >> 1
+                if len(items) == 2 and items[1] is not None:  # mostly
+                    self.steps += 1
+                    items[0](*items[1])
+                else:
+                    self._run_due(when, items)
+                if not times or times[0] > self.now:
+                    break
+                when = times[0]
+                items = due[when]
+            if self._stopping:
+                return
+            if steps_left < 0:
+                self._raise_runaway(self.root)
+
+    def _run_due(self, when: float, items: list[Any]) -> None:
+        """Run events that are due, and put timers that are into their lanes."""
+        at = 0
+        try:
+            while at < len(items):
+                what, args = items[at], items[at + 1]
+                at += 2
                 if args is not None:
                     self.steps += 1
                     what(*args)
@@ -279,13 +282,10 @@ class SimLoop(RefusingLoop):
                     lane.queue.append(what)
                     if not lane.listed:
                         lane.listed = True
-                        runnable.append(lane)
-                if not heap or heap[0][0] > when:
-                    break
-            if self._stopping:
-                return
-            if steps_left < 0:
-                self._raise_runaway(self.root)
+                        self._runnable.append(lane)
+        except BaseException:
+            self._put_back(when, items[at:])
+            raise
 
     def _choose(self) -> Lane:
         """Take one of several ready lanes, by a hash of the seed, the time and the lane."""
@@ -406,7 +406,8 @@ class SimLoop(RefusingLoop):
             self.remove_signal_handler(sig)
         self._closed = True
         self._runnable.clear()
-        self.heap.clear()
+        self.times.clear()
+        self.due.clear()
 
     async def shutdown_asyncgens(self) -> None:
         generators = list(self._asyncgens)

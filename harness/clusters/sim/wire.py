@@ -65,16 +65,16 @@ class Wire:
         "_ack_tries",
         "_armed",
         "_arrives",
-        "_count",
         "_draw",
+        "_due",
         "_expected_number",
-        "_heap",
         "_last_arrival_s",
         "_loop",
         "_network",
         "_next_number",
         "_stalled",
         "_stalled_since_s",
+        "_times",
         "_tries",
         "_unacknowledged_bytes",
         "link",
@@ -87,7 +87,7 @@ class Wire:
     def __init__(self, network: SimNetwork, link: SimLink, reverse: SimLink) -> None:
         self._network = network
         self._loop = network.loop
-        self._heap, self._count = network.loop.heap, network.loop.count
+        self._times, self._due = network.loop.times, network.loop.due
         self._arrives = self._arrive
         self._draw = link.random.random
         self.link = link
@@ -134,7 +134,12 @@ class Wire:
             if when < self._last_arrival_s:
                 when = self._last_arrival_s
             self._last_arrival_s = when
-            heappush(self._heap, (when, self._count(), self._arrives, (number, data)))
+            due = self._due
+            if when in due:
+                due[when] += (self._arrives, (number, data))
+            else:
+                due[when] = [self._arrives, (number, data)]
+                heappush(self._times, when)
 
     def put(self, segment: Segment) -> None:
         """Send one segment, behind those that wait to be sent again."""
