@@ -440,7 +440,11 @@ class Dispatcher:
             self._work.clear()
             self._urgent.clear()
             began_s = loop.time()
-            succeeded = await self._checkpoint()
+            try:
+                succeeded = await self._checkpoint()
+            except Exception:  # dispatch would stand still some time after the end of this task
+                logger.exception("a checkpoint of the queues met an error of its own")
+                succeeded = False
             interval_s = max(CHECKPOINT_INTERVAL_S, (loop.time() - began_s) / CHECKPOINT_SHARE)
             if not succeeded:
                 self._work.set()

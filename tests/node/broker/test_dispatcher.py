@@ -402,3 +402,40 @@ def test_dispatch_stands_still_while_the_log_is_cut_and_derives_anew_what_is_gon
         await parts.stop()
 
     asyncio.run(main())
+
+
+def test_an_error_of_a_derivation_does_not_end_checkpoints(
+    make_parts: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without checkpoints, dispatch would stand still once enough waits for one, and say nothing."""
+    monkeypatch.setattr(dispatcher_module, "CHECKPOINT_INTERVAL_S", 0.02)
+    failures = 1
+
+    class Derived:
+        def dispatch(self, record: Any) -> None: ...
+
+        def snapshot(self) -> Any:
+            nonlocal failures
+            failures -= 1
+            if failures >= 0:
+                raise RuntimeError("an error of its own")
+            return {}
+
+        def restore(self, state: Any) -> None: ...
+
+        async def flush(self) -> None: ...
+
+    async def main() -> None:
+        parts = make_parts()
+        dispatcher = dispatcher_module.Dispatcher(
+            parts.ledger.store, parts.queues, on_arrival=parts.holds.wake, derivations={"derived": Derived()}
+        )
+        parts.ledger.add_commit_listener(dispatcher.notify)
+        await dispatcher.start()
+        add(parts, 0, 0)
+        parts.ledger.commit()
+        await helpers.until(lambda: dispatcher.checkpointed_index == 0)
+        assert "an error of its own" in caplog.text
+        await dispatcher.stop()
+
+    asyncio.run(main())
