@@ -180,7 +180,7 @@ def _send_paced(options: argparse.Namespace) -> dict[str, float]:
     selector = selectors.DefaultSelector()
     for wire in wires:
         selector.register(wire.socket, selectors.EVENT_READ, wire)
-    stamp_at = frames[0].index(_STAMP)
+    stamp_at = [frame.index(_STAMP) for frame in frames]
     interval_s = options.senders * options.batch / options.rate
     start_s = time.perf_counter()
     timer = _Timer(options.warm_up, options.seconds)
@@ -189,8 +189,9 @@ def _send_paced(options: argparse.Namespace) -> dict[str, float]:
     now_s = start_s
     while now_s < timer.end_s:
         while waiting and waiting[0][0] <= now_s:
-            due_s[waiting[0][1]], number = heapq.heappop(waiting)
-            frames[number][stamp_at : stamp_at + 13] = b"%013d" % (time.time_ns() // 1_000_000)
+            at_s, number = heapq.heappop(waiting)
+            due_s[number] = at_s
+            frames[number][stamp_at[number] : stamp_at[number] + 13] = b"%013d" % (time.time_ns() // 1_000_000)
             wires[number % len(wires)].send(bytes(frames[number]))
         for key, _ in selector.select(max(0.0, waiting[0][0] - now_s) if waiting else 1.0):
             for number, code, _ in key.data.receive():

@@ -177,6 +177,8 @@ async def _load(address: str, seconds: float, rate: float | None) -> dict[str, f
         *argv, "--seconds", str(seconds), stdout=asyncio.subprocess.PIPE
     )
     output, _ = await process.communicate()
+    if process.returncode != 0:
+        raise RuntimeError(f"the load ended with status {process.returncode}")
     result: dict[str, float] = json.loads(output)
     return result
 
