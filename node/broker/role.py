@@ -85,7 +85,10 @@ class RoleChangeHandler:
                     logger.error("promotion in term %d failed", term, exc_info=promotion.exception())
             else:
                 logger.info("slave in term %d (%s)", term, role.name)
-                self._on_changed()
+                try:
+                    self._on_changed()
+                except Exception:  # whoever ends this task keeps the broker from ever being master again
+                    logger.exception("what follows from being slave in term %d failed", term)
 
     async def _change_to_master(self, term: int) -> None:
         """Wait for commit and dispatch of what the log holds, then take messages."""

@@ -50,6 +50,27 @@ def test_promotion_waits_until_the_old_log_is_committed_and_dispatched(make_part
     asyncio.run(main())
 
 
+def test_an_error_of_who_is_told_does_not_end_the_handling_of_roles(
+    make_parts: Any, helpers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        parts = make_parts()
+        failures = iter([RuntimeError("an error of its own")])
+
+        def changed() -> None:
+            for failure in failures:
+                raise failure
+
+        parts.roles._on_changed = changed
+        await parts.start(master=False)
+        await helpers.until(lambda: "an error of its own" in caplog.text)
+        parts.ledger.become(Role.LEADER, 1)
+        await helpers.until(lambda: parts.store.is_master)
+        await parts.stop()
+
+    asyncio.run(main())
+
+
 def test_an_empty_log_promotes_at_once(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()
