@@ -158,10 +158,15 @@ class EntryHandler:
             index, term, push = acks.popleft()
             if index > acked_index:
                 waiting.append((index, term, push))
-            elif self._is_current(push.request) and self._store.term_at(index) == term:
-                self._reply(push, DLedgerCode.SUCCESS, index)
-            else:
-                self._reply(push, DLedgerCode.INCONSISTENT_STATE, index)
+                continue
+            code = DLedgerCode.INCONSISTENT_STATE
+            try:
+                if self._is_current(push.request) and self._store.term_at(index) == term:
+                    code = DLedgerCode.SUCCESS
+            except OSError as error:
+                self._complaints.warn("disk", f"cannot acknowledge entry {index}: {error}")
+                code = DLedgerCode.DISK_ERROR
+            self._reply(push, code, index)
         acks.extend(waiting)
 
     # What is known of the log

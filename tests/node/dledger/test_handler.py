@@ -219,6 +219,31 @@ def test_success_waits_for_the_disk_whatever_it_answers(follower: Any) -> None:
     follower(scenario)
 
 
+def test_an_acknowledgement_that_the_disk_does_not_confirm_holds_up_no_other(
+    follower: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(player: Follower) -> None:
+        log = leader_log(5, 5, 5, 5)
+        await player.take(log[:2])
+        disk = player.group.hosts["n1"].disk
+        disk.stall(("sync",))
+        answers = [player.send(PushType.APPEND, [entry], log=log) for entry in log[2:]]
+        await asyncio.sleep(0.1)
+        real_term_at = player.store.term_at
+
+        def term_at(index: int) -> int:
+            if index == 2:
+                raise OSError(5, "Input/output error")
+            return real_term_at(index)
+
+        monkeypatch.setattr(player.store, "term_at", term_at)
+        disk.unstall()
+        async with asyncio.timeout(5):
+            assert [(await answer).code for answer in answers] == [DLedgerCode.DISK_ERROR, SUCCESS]
+
+    follower(scenario)
+
+
 @pytest.mark.row("handleDoAppend")
 def test_commit_goes_only_as_far_as_the_log_is_known_to_be_the_leaders(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
