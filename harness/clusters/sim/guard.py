@@ -8,8 +8,8 @@ logging machinery pass.
 The check walks the stack, so it costs something per refused function's call, and nothing otherwise. Beside the
 functions that are replaced, by which a name taken from its module earlier is not reached, an audit hook
 (`sys.addaudithook`, PEP 578) hears of every file, socket and process that the interpreter makes, whoever asked. Clocks,
-entropy and, before Python 3.12, threads raise no audit events; there the replaced functions are all there is, and
-`tests/test_architecture.py` keeps the node from importing them.
+entropy and, before Python 3.12, threads raise no audit events, on PyPy nor do the functions of `os` and `fcntl`; there
+the replaced functions are all there is, and `tests/test_architecture.py` keeps the node from importing them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import _thread
 import builtins
 import contextlib
+import fcntl
 import functools
 import io
 import os
@@ -61,7 +62,13 @@ _FORBIDDEN: tuple[tuple[Any, str, str], ...] = (
     *((uuid, name, "randomness comes from the runtime") for name in ("uuid1", "uuid4")),
     *((os, name, "files are behind the runtime's disk") for name in (
         "open", "mkdir", "makedirs", "listdir", "scandir", "remove", "unlink", "rename", "replace", "stat", "fsync",
-        "truncate", "pread", "pwrite",
+        "truncate", "pread", "pwrite", "lstat", "access", "rmdir", "link", "symlink", "readlink", "mkfifo", "mknod",
+        "ftruncate", "chmod", "fchmod", "chown", "fchown", "lchown", "utime", "chdir", "fchdir", "statvfs", "sendfile",
+    )),
+    *((fcntl, name, "files are behind the runtime's disk") for name in ("fcntl", "flock", "ioctl", "lockf")),
+    *((os, name, "programs are started on a host by its cluster") for name in (
+        "system", "fork", "forkpty", "execv", "execve", "posix_spawn", "posix_spawnp", "kill", "killpg", "putenv",
+        "unsetenv",
     )),
     (builtins, "open", "files are behind the runtime's disk"),
     (io, "open", "files are behind the runtime's disk"),
