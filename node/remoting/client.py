@@ -175,6 +175,8 @@ class RemotingClient(Endpoint):
             return f"no connection to {address} within {timeout_ms} ms"
         except OSError as error:
             return f"no connection to {address}: {error.strerror or error}"
+        except ValueError as error:  # of a host name that cannot be one
+            return f"no connection to {address}: {error}"
         self._evict_unused()
         self._connections[address] = connection
         connection.on_close(lambda lost: self._lost(address, lost))

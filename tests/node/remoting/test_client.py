@@ -49,6 +49,20 @@ def test_nobody_listening_is_definite() -> None:
     asyncio.run(scenario())
 
 
+def test_a_name_that_no_resolver_takes_is_definite_and_told() -> None:
+    async def scenario() -> None:
+        client = RemotingClient()
+        for address in ("a..b:80", f"{70 * 'x'}.example:80"):
+            with pytest.raises(ConnectFailed, match="no connection to"):
+                await client.invoke(address, Command.request(1), timeout_ms=1000)
+            told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            client.ask(address, Command.request(1), told.set_result, timeout_ms=1000)
+            assert isinstance(await asyncio.wait_for(told, 5), ConnectFailed)
+        await client.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_connection_attempt_that_hangs_is_definite_and_bounded() -> None:
     """A listener whose accept queue is full lets further handshakes hang."""
 
