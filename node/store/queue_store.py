@@ -132,6 +132,8 @@ class QueueStore:
         queue = self._queues.get((topic, queue_id))
         if queue is None or not queue.append_row(queue_offset, units, crcs):
             return False
+        if self._presumed:
+            self._presumed.discard((topic, queue_id))
         self._unflushed_bytes += len(units) + len(crcs)
         return True
 
@@ -200,6 +202,9 @@ class QueueStore:
             separators=(",", ":"),
         ).encode()
         await self._disk.write_file_atomic(self._checkpoint_path, b"%08x\n%s\n" % (zlib.crc32(text), text))
+        if not self._is_trusted:  # since just now: `distrust` may have removed the file before this one came
+            await self._disk.remove(self._checkpoint_path)
+            return
         self.timestamps = durable
 
     async def _flush_queues(self) -> None:

@@ -159,3 +159,30 @@ def test_an_idle_checkpoint_syncs_no_queue(disk: Any) -> None:
     append(store, "a", 1, 1)
     asyncio.run(store.checkpoint(MARK))
     assert disk.sync_count == before + 2, "units and CRCs"
+
+
+def test_a_message_that_comes_in_a_row_ends_what_was_presumed_of_its_queue(disk: Any) -> None:
+    for in_a_row in (False, True):
+        store = make(disk)
+        store.presume("a", 0, 7)
+        assert store.presumed == [("a", 0)]
+        if in_a_row:
+            assert store.append_row("a", 0, 7, bytes(20), bytes(4))
+        else:
+            assert store.append("a", 0, 7, physical_offset=0, size_bytes=0, tag_hash=0)
+        assert store.presumed == []
+
+
+def test_a_checkpoint_under_way_is_not_believed_when_its_queues_are_distrusted(disk: Any) -> None:
+    store = filled(disk)
+    append(store, "a", 0, 1)
+    write = disk.write_file_atomic
+
+    async def interrupted(path: str, data: bytes) -> None:
+        await store.distrust()
+        await write(path, data)
+
+    disk.write_file_atomic = interrupted
+    asyncio.run(store.checkpoint(MARK))
+    disk.write_file_atomic = write
+    assert asyncio.run(make(disk).restore(always)) == NOTHING_DISPATCHED
