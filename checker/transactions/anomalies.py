@@ -57,6 +57,8 @@ def _step(step: Any) -> Step:
     name = _NAMES.get(f)
     if name is None:
         raise ValueError(f"a step of a transaction must be append, r or w, not {f!r}")
+    if name == "w" and value is None:
+        raise ValueError(f"null is written to {short(key)}, which nobody could tell from finding nothing there")
     if key.__class__ is list:
         key = freeze(key)
     return name, key, value

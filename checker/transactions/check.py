@@ -137,7 +137,7 @@ def check_transactions(
     were written in that order; and ``order`` in ``stats`` says whether an order of the transactions that explains
     every read was found (see ``transactions.orders``).  Reads of values that nobody wrote are counted, not judged: a
     history may be an excerpt.  A history that appends or writes one value twice to one key is ``unknown``.  Raises
-    ``ValueError`` for unknown names and steps.
+    ``ValueError`` for unknown names and steps, and where null is written.
     """
     if level not in ISOLATION_LEVELS:
         raise ValueError(f"no isolation level {level!r}; known: {', '.join(ISOLATION_LEVELS)}")

@@ -170,3 +170,14 @@ def test_unknown_names_are_refused(done) -> None:
         check_transactions([], level="perfect")
     with pytest.raises(ValueError, match="no transaction workload"):
         check_transactions([], "nonsense")
+
+
+def test_nothing_cannot_be_written(events) -> None:
+    """Whoever reads it is told what everybody is told who finds nothing: no order would be known from it."""
+    history = events(*[
+        event
+        for one in (txn(0, ("w", "x", 1)), txn(1, ("w", "x", None)), txn(2, ("r", "x", None)))
+        for event in ((one[0], "invoke", *one[1:3]), (one[0], "ok", one[1], one[3]))
+    ])  # fmt: skip
+    with pytest.raises(ValueError, match="null is written to 'x'"):
+        check_transactions(history, "rw-register")
