@@ -13,7 +13,15 @@ from node.broker.gathered_sends import PLACES, GatheredSends
 from node.broker.ledger import DLedgerCode, StoredInPart
 from node.broker.plain_send import PlainSends
 from node.remoting import Command, FormedRequest, FrameParser, LateReply, decode, encode
-from tests.node.broker.test_plain_send import PROPERTIES, Taker, batch, in_queues, outcome, processor_of
+from tests.node.broker.test_plain_send import (
+    PROPERTIES,
+    Taker,
+    batch,
+    drains_when_committed,
+    in_queues,
+    outcome,
+    processor_of,
+)
 
 
 def _taken() -> bool:
@@ -216,11 +224,7 @@ def test_a_drain_waits_for_messages_that_came_together(make_parts: Any) -> None:
         gathered = GatheredSends(plain, is_hooked=lambda: False)
         replies = gathered.take(formed([request(), request()]), 0, 2, parts.connection)
         assert replies is not None and replies.count == 2
-        draining = asyncio.ensure_future(plain.drain(60))
-        await asyncio.sleep(0.01)
-        assert not draining.done()
-        parts.ledger.commit()
-        await asyncio.wait_for(draining, 5)
+        await drains_when_committed(parts, plain)
         await parts.stop()
 
     asyncio.run(main())

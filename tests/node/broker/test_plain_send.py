@@ -65,6 +65,15 @@ async def outcome(process: Any, request: Command, connection: Any) -> Command | 
     return result if result is None or isinstance(result, Command) else await asyncio.wait_for(result, 5)
 
 
+async def drains_when_committed(parts: Any, sends: PlainSends) -> None:
+    """A drain waits for what is under way, and no longer."""
+    draining = asyncio.ensure_future(sends.drain(60))
+    await asyncio.sleep(0.01)
+    assert not draining.done()
+    parts.ledger.commit()
+    await asyncio.wait_for(draining, 5)
+
+
 def in_queues(parts: Any) -> dict[Any, Any]:
     return {
         key: (queue.read(0, 1000), queue.read_crcs(0, 1000), queue.max_offset) for key, queue in parts.queues.items()
@@ -220,11 +229,7 @@ def test_a_drain_waits_for_plain_messages_under_way(make_parts: Any) -> None:
         quick = PlainSends(processor_of(parts))
         reply = quick.process(Command.request(310, {"b": "t", "e": 1}, b"body"), parts.connection)
         assert isinstance(reply, LateReply)
-        draining = asyncio.ensure_future(quick.drain(60))
-        await asyncio.sleep(0.01)
-        assert not draining.done()
-        parts.ledger.commit()
-        await asyncio.wait_for(draining, 5)
+        await drains_when_committed(parts, quick)
         await parts.stop()
 
     asyncio.run(main())

@@ -53,6 +53,15 @@ def commit_untold(parts: Any) -> None:
     parts.ledger.store.committed_index += 1
 
 
+async def held_back(parts: Any, way: str) -> asyncio.Future[RequestError | None]:
+    """A read that waits for a dispatcher that is behind."""
+    commit_untold(parts)
+    reading = asyncio.ensure_future(pass_through(parts.gate, way))
+    await asyncio.sleep(0.02)
+    assert not reading.done()
+    return reading
+
+
 def test_a_read_passes_when_the_barrier_says_so(run: Any) -> None:
     async def scenario(parts: Any, way: str) -> None:
         assert await pass_through(parts.gate, way) is None
@@ -81,10 +90,7 @@ def test_a_barrier_that_fails_refuses(run: Any) -> None:
 
 def test_a_read_waits_for_dispatch(run: Any) -> None:
     async def scenario(parts: Any, way: str) -> None:
-        commit_untold(parts)
-        reading = asyncio.ensure_future(pass_through(parts.gate, way))
-        await asyncio.sleep(0.02)
-        assert not reading.done()
+        reading = await held_back(parts, way)
         parts.dispatcher.notify()
         assert await reading is None
 
@@ -103,9 +109,7 @@ def test_dispatch_that_stays_behind_ends_the_wait(run: Any, monkeypatch: pytest.
 
 def test_dispatch_that_has_ended_refuses(run: Any) -> None:
     async def scenario(parts: Any, way: str) -> None:
-        commit_untold(parts)
-        reading = asyncio.ensure_future(pass_through(parts.gate, way))
-        await asyncio.sleep(0.02)
+        reading = await held_back(parts, way)
         await parts.dispatcher.stop()
         early, late = await reading, await pass_through(parts.gate, way)
         assert early is not None and late is not None
