@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
-pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -116,9 +116,10 @@ def test_places_that_hold_nothing(spark: Any, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_conditions_that_do_not_parse(spark: Any, store: Path) -> None:
+def test_conditions_that_do_not_parse(spark: Any, synthetic: ModuleType, tmp_path: Path) -> None:
     from spark_analysis.errors import AnalysisError
 
+    synthetic.make_run(tmp_path, 1, operations=40, faults=0)
     for options, words in (
         ({"where": "seed <"}, "--where"),
         ({"where": "colour = 'blue'"}, "columns: run_id"),
@@ -126,7 +127,7 @@ def test_conditions_that_do_not_parse(spark: Any, store: Path) -> None:
         ({"where": "seed < 0"}, "no run of"),
     ):
         with pytest.raises(AnalysisError, match=words) as caught:
-            analysed(spark, store, **options)
+            analysed(spark, tmp_path, **options)
         assert "\n" not in str(caught.value)
 
 
@@ -148,12 +149,13 @@ def command(arguments: list[str], **environment: str) -> subprocess.CompletedPro
     )  # fmt: skip
 
 
-def test_operator_errors_are_one_line(store: Path, tmp_path: Path) -> None:
+def test_operator_errors_are_one_line(tmp_path: Path) -> None:
+    place = str(tmp_path)
     for arguments, words in (
-        (["report", str(store), "--memory", "plenty"], "memory is a number with m or g"),
-        (["report", str(store), "--memory", "100m"], "at least 512m"),
-        (["report", str(store), "--since", "soon"], "--since is a time"),
-        (["compare", str(store), str(store), "--alpha", "2"], "--alpha must be between"),
+        (["report", place, "--memory", "plenty"], "memory is a number with m or g"),
+        (["report", place, "--memory", "100m"], "at least 512m"),
+        (["report", place, "--since", "soon"], "--since is a time"),
+        (["compare", place, place, "--alpha", "2"], "--alpha must be between"),
     ):
         done = command(arguments)
         assert done.returncode == 254

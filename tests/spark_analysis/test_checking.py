@@ -15,7 +15,7 @@ from checker.cli import PROPERTIES
 from checker.codecs import read
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
-pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
 
 CORPORA = Path(os.environ.get("SPLITBRAIN_CORPORA", Path(__file__).resolve().parents[3] / "shared" / "corpora"))
 

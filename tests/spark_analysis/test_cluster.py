@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 pyspark = pytest.importorskip("pyspark", reason="the spark extra is not installed")
-pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -70,7 +70,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, lis
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"spark://127.0.0.1:{port}"
-    command = [os.path.join(environment["JAVA_HOME"], "bin", "java"), "-cp", f"{SPARK_HOME}/jars/*", "-Xmx256m"]
+    java_command = os.path.join(environment["JAVA_HOME"], "bin", "java")
+    command = [java_command, "-cp", f"{SPARK_HOME}/jars/*", "-Xmx256m", *SHORT_LIVED_JAVA.split()]
     log = open(scratch / "cluster.log", "w+", encoding="utf-8")  # noqa: SIM115 (closed below)
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -116,9 +117,13 @@ def small_store(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
-def embedded(small_store: Path) -> dict[str, Any]:
+def embedded(spark: Any, small_store: Path) -> dict[str, Any]:
     """The tables of an embedded Spark, as the command prints them."""
-    return report([sys.executable, "-m", "harness"], small_store, {**os.environ})
+    from spark_analysis.analysis import Options, analyse
+    from spark_analysis.checking import CheckPlan
+    from spark_analysis.tables import as_json
+
+    return comparable(json.loads(as_json(analyse(spark, str(small_store), Options(check=CheckPlan())).tables)))
 
 
 def report(command: list[str], store: Path, environment: dict[str, str]) -> dict[str, Any]:

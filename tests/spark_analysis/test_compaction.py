@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
-pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def test_the_same_figures_from_few_files(

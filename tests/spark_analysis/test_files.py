@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
-pytestmark = [pytest.mark.java, pytest.mark.serial, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
 
 MOUNTS = "fs.viewfs.mounttable.{}.link./{}"
 
@@ -56,7 +56,7 @@ def test_another_file_system_gives_the_same_tables(
     ]
     assert (tmp_path / "out" / "rates.csv").is_dir() and (tmp_path / "out" / "report.html").read_text() == "a page"
     assert len(compact(spark, list_runs(spark, f"{depot}/store"), f"{depot}/few")) == 1
-    assert analyse(spark, f"{depot}/few", options).table("rates").rows == here.table("rates").rows
+    assert analyse(spark, f"{depot}/few", Options()).table("rates").rows == here.table("rates").rows
 
 
 def test_files_too_large_for_java_are_left_out(
