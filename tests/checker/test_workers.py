@@ -83,7 +83,8 @@ def test_no_process_outlives_whoever_began_it(tmp_path: Path) -> None:
         "import os, sys, time\n"
         "from checker.workers import map_in_processes\n"
         "def work(number):\n"
-        "    open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\n"
+        "    with open(sys.argv[1], 'a') as file:\n"
+        "        file.write(f'{os.getpid()}\\n')\n"
         "    time.sleep(600)\n"
         "map_in_processes(work, [1, 2], 2)\n"
     )

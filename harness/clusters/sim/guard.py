@@ -15,6 +15,7 @@ the replaced functions are all there is, and `tests/test_architecture.py` keeps 
 from __future__ import annotations
 
 import _thread
+import asyncio.events
 import builtins
 import contextlib
 import fcntl
@@ -43,6 +44,9 @@ TRUSTED = (
     "zipimport", "tokenize", "gettext", "locale",
 )  # fmt: skip
 """Modules of the standard library that may look at the clock or at source files on behalf of watched code."""
+
+_RUNNING_LOOP = getattr(getattr(asyncio.events, "_py__get_running_loop", None), "__code__", None)
+"""asyncio's function that compares process ids where it is Python's own and not C's, as on PyPy."""
 
 MAX_DEPTH = 60
 """Frames looked at; asyncio's own lie between the loop and the program, and programs are not that deep."""
@@ -101,6 +105,8 @@ class Guard:
     def culprit(self) -> str | None:
         """The watched code on the stack above the refused function, as file:line; None when there is none."""
         frame: FrameType | None = sys._getframe(3)
+        if frame is not None and frame.f_code is _RUNNING_LOOP:
+            return None
         for _ in range(MAX_DEPTH):
             if frame is None:
                 return None

@@ -2,7 +2,8 @@
 
 `asyncio.Task` and `asyncio.Future` hash by address, so a set of them iterates in an order that differs from
 process to process, also inside asyncio (TaskGroup cancels its children in set order). Tasks and futures of this
-loop hash by the order of their creation.
+loop hash by the order of their creation. PyPy's sets iterate in the order in which their members were added, so
+`simulation.py` gives task groups a collection that does so everywhere.
 """
 
 from __future__ import annotations

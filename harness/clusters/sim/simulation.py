@@ -68,17 +68,35 @@ def _same_asyncio() -> Iterator[None]:
     """Let every version of Python take the same steps.
 
     Up to 3.11 `asyncio.wait_for` runs its argument in a task of its own, which takes more turns of the loop and
-    so changes the order in which tasks of one process go on. Here it works as from 3.12 on.
+    so changes the order in which tasks of one process go on. Here it works as from 3.12 on. A task group cancels its
+    tasks in the order of a set, which is another on PyPy; here it is the order in which they were made.
     """
-    if sys.version_info >= (3, 12):
-        yield
-        return
-    original = asyncio.wait_for
-    asyncio.wait_for = asyncio.tasks.wait_for = _wait_for
+    wait_for, init = asyncio.wait_for, asyncio.TaskGroup.__init__
+
+    def ordered_init(group: asyncio.TaskGroup) -> None:
+        init(group)
+        group.__dict__["_tasks"] = _OrderedTasks()
+
+    asyncio.TaskGroup.__init__ = ordered_init  # type: ignore[assignment, method-assign]
+    if sys.version_info < (3, 12):
+        asyncio.wait_for = asyncio.tasks.wait_for = _wait_for
     try:
         yield
     finally:
-        asyncio.wait_for = asyncio.tasks.wait_for = original
+        asyncio.wait_for = asyncio.tasks.wait_for = wait_for
+        asyncio.TaskGroup.__init__ = init  # type: ignore[method-assign]
+
+
+class _OrderedTasks(dict[asyncio.Task[Any], None]):
+    """As much of a set as a task group uses, in the order of insertion."""
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        """Put it at the end."""
+        self[task] = None
+
+    def discard(self, task: asyncio.Task[Any]) -> None:
+        """Remove it; nothing when it is not there."""
+        self.pop(task, None)
 
 
 async def _wait_for(fut: Any, timeout: Any) -> Any:

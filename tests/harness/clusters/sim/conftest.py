@@ -62,7 +62,7 @@ def simulate() -> Callable[..., Any]:
 
 
 SUPPORTED = ("3.11", "3.12", "3.13", "3.14")
-NO_OTHER_PYTHON = "no other supported version of Python on the PATH, and none that a pyenv on the PATH has"
+NO_OTHER_PYTHON = "no other supported Python or PyPy on the PATH, and none that a pyenv on the PATH has"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -74,20 +74,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @functools.cache
 def other_pythons() -> list[Any]:
-    """Interpreters of the supported versions other than this one: those on the PATH, else those of pyenv, whose shims
-    on the PATH start only the versions that are chosen at the moment."""
+    """Interpreters of the supported versions, PyPy's too, other than this one: those on the PATH, else those of pyenv,
+    whose shims on the PATH start only the versions that are chosen at the moment."""
     installed = [
         str(path) for version in _output("pyenv", "versions", "--bare", "--skip-aliases").split()
         if (path := Path(_output("pyenv", "root").strip()) / "versions" / version / "bin" / "python").exists()
     ]  # fmt: skip
-    on_path = [path for version in SUPPORTED if (path := shutil.which(f"python{version}")) is not None]
-    by_version = {_version(path): path for path in [*installed, *on_path]}
-    wanted = [version for version in SUPPORTED if version != f"{sys.version_info[0]}.{sys.version_info[1]}"]
-    return [pytest.param(by_version[version], id=version) for version in wanted if version in by_version]
+    names = [*(f"python{version}" for version in SUPPORTED), "pypy3", *(f"pypy{version}" for version in SUPPORTED)]
+    on_path = [path for name in names if (path := shutil.which(name)) is not None]
+    by_kind = {_kind(path): path for path in [*installed, *on_path]}
+    kinds = [f"{implementation} {version}" for implementation in ("cpython", "pypy") for version in SUPPORTED]
+    return [pytest.param(by_kind[kind], id=kind) for kind in kinds if kind in by_kind and kind != _kind(sys.executable)]
 
 
-def _version(python: str) -> str:
-    return _output(python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])").strip()
+def _kind(python: str) -> str:
+    """Implementation and version: "pypy 3.11"."""
+    return _output(python, "-c", "import sys; print(sys.implementation.name, '%d.%d' % sys.version_info[:2])").strip()
 
 
 def _output(*argv: str) -> str:
