@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.clusters.ssh_connection import require_paramiko
+from harness.commands.report import require_spark
+from harness.errors import OperatorError, how_to_get
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -88,3 +92,14 @@ def test_cleaning_a_run_that_left_nothing_says_so(tmp_path: Path) -> None:
     result = harness("clean", "--run", "20200101T000000-nobody", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert "nothing of run 20200101T000000-nobody is on this machine" in result.stdout
+
+
+def test_what_pypy_has_not_says_which_python_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert how_to_get("pyarrow") in ("pip install pyarrow", "use CPython, for pypy there are no wheels")
+    monkeypatch.setattr(sys.implementation, "name", "pypy")
+    for package in ("pyarrow", "paramiko"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(OperatorError, match="^this command needs pyarrow: use CPython, for pypy there are no wheels$"):
+        require_spark()
+    with pytest.raises(OperatorError, match="^ssh: the Python package paramiko is missing: use CPython, for pypy there"):
+        require_paramiko()

@@ -2,10 +2,15 @@
 
 import dataclasses
 import json
+import sys
 from datetime import UTC, datetime
 
-import pyarrow.parquet as pq
 import pytest
+
+if sys.implementation.name == "pypy":
+    pytest.skip("PyPy has no pyarrow", allow_module_level=True)
+
+import pyarrow.parquet as pq
 
 import harness.history_parquet as module
 from harness.history_parquet import HISTORY_SCHEMA, SCHEMA_VERSION, RunIdentity, write_parquet

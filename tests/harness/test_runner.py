@@ -8,10 +8,10 @@ import json
 import logging
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
 import pytest
 
 from harness.errors import SystemUnderTestError
@@ -32,7 +32,21 @@ def test_a_right_system_is_valid_and_everything_is_left(memory_run: Any) -> None
     assert json.loads(Path(run_dir.results_path).read_text())["valid"] is True
     assert json.loads(Path(run_dir.test_path).read_text())["seed"] == 5
     assert "<html" in Path(run_dir.report_path).read_text()[:2000]
-    assert pyarrow.parquet.read_table(run_dir.parquet_path).num_rows == len(events)
+    if sys.implementation.name != "pypy":  # which has no pyarrow
+        import pyarrow.parquet
+
+        assert pyarrow.parquet.read_table(run_dir.parquet_path).num_rows == len(events)
+
+
+def test_without_pyarrow_all_is_left_but_the_parquet(memory_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "harness.history_parquet", raising=False)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    run_dir, results, _ = memory_run()
+    assert results["valid"] is True, results["reason"]
+    assert "no history.parquet: pyarrow is missing" in run_dir.harness_log_path.read_text()
+    assert not run_dir.parquet_path.exists()
+    page = Path(run_dir.report_path).read_text()
+    assert "history.jsonl" in page and "history.parquet" not in page
     assert run_dir.status is RunStatus.FINISHED
 
 
