@@ -99,7 +99,7 @@ def test_what_pypy_has_not_says_which_python_has(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys.implementation, "name", "pypy")
     for package in ("pyarrow", "paramiko"):
         monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(OperatorError, match="^this command needs pyarrow: use CPython, for pypy there are no wheels$"):
+    with pytest.raises(OperatorError, match="this command needs pyarrow: use CPython, for pypy there are no wheels"):
         require_spark()
-    with pytest.raises(OperatorError, match="^ssh: the Python package paramiko is missing: use CPython, for pypy there"):
+    with pytest.raises(OperatorError, match="package paramiko is missing: use CPython, for pypy there are no wheels"):
         require_paramiko()
