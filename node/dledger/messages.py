@@ -19,7 +19,6 @@ import dataclasses
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from struct import Struct
 from typing import Any, ClassVar, Final, Self, cast
 
@@ -132,18 +131,17 @@ class Message:
         if min(numbers) < _MIN_NUMBER:
             raise MalformedMessage(f"the field {form.fields[numbers.index(min(numbers))]} is no number from -1 on")
         at += form.numbers.size
-        values = dict(zip(form.fields, numbers, strict=True))
-        for name, members in form.enums:
-            try:
-                values[name] = members[values[name]]
-            except KeyError:
-                raise MalformedMessage(f"the field {name} has an unknown value: {values[name]}") from None
+        contents: list[str | bytes] = []
         for name, is_text in form.contents:
-            values[name], at = _read_content(body, at, name, is_text)
+            content, at = _read_content(body, at, name, is_text)
+            contents.append(content)
         if at != size_bytes:
             raise MalformedMessage(f"{size_bytes - at} bytes behind a {cls.__name__}")
-        values["group"], values["remote_id"], values["local_id"], values["leader_id"] = names
-        message = cls(**values)
+        try:
+            message = cast(Self, form.make(names, numbers, contents))
+        except KeyError:
+            name, value = form.unknown(numbers)
+            raise MalformedMessage(f"the field {name} has an unknown value: {value}") from None
         if cls.repeats:
             if len(form.decoded) >= MAX_CACHED_MESSAGES:
                 form.decoded.clear()
@@ -208,22 +206,38 @@ def _read_content(body: bytes, at: int, field: str, is_text: bool) -> tuple[str 
 
 class _Form:
     """How a class of messages travels: `fields` are its numbers, enums among them, `contents` (name, is a text?) what
-    comes behind."""
+    comes behind.
 
-    __slots__ = ("contents", "decoded", "enums", "fields", "numbers", "numbers_of")
+    `numbers_of` and `make` are written out for the class, as one would by hand: a getter of many names, and arguments
+    out of a mapping, take twice as long, and many times as long where code is compiled while it runs.
+    """
+
+    __slots__ = ("_enums", "contents", "decoded", "fields", "make", "numbers", "numbers_of")
 
     def __init__(self, message: type[Message]) -> None:
         kinds = {each.name: str(each.type) for each in dataclasses.fields(message) if each.name not in _NAMES}
         self.fields = tuple(name for name, kind in kinds.items() if kind == "int" or kind in _MEMBERS)
-        self.enums = tuple((name, _MEMBERS[kinds[name]]) for name in self.fields if kinds[name] in _MEMBERS)
+        self._enums = {name: _MEMBERS[kinds[name]] for name in self.fields if kinds[name] in _MEMBERS}
         self.contents = tuple((name, kind == "str") for name, kind in kinds.items() if kind in ("str", "bytes"))
         self.numbers = Struct(f">{len(self.fields)}q")
         self.decoded: dict[bytes, Message] = {}
-        getter = attrgetter(*self.fields)
-        self.numbers_of = cast(
-            Callable[[Message], tuple[Any, ...]],
-            getter if len(self.fields) > 1 else lambda message: (getter(message),),
+        values = "".join(f"message.{name}, " for name in self.fields)
+        self.numbers_of: Callable[[Message], tuple[Any, ...]] = eval(f"lambda message: ({values})")
+        arguments = [f"{name}=names[{at}]" for at, name in enumerate(_NAMES)]
+        for at, name in enumerate(self.fields):
+            value = f"numbers[{at}]"
+            arguments.append(f"{name}=enums[{name!r}][{value}]" if name in self._enums else f"{name}={value}")
+        arguments += [f"{name}=contents[{at}]" for at, (name, _) in enumerate(self.contents)]
+        self.make: Callable[[Names, tuple[int, ...], list[str | bytes]], Message] = eval(
+            f"lambda names, numbers, contents: message({', '.join(arguments)})",
+            {"message": message, "enums": self._enums},
         )
+        """The message; raises KeyError where a number is none of its enum."""
+
+    def unknown(self, numbers: tuple[int, ...]) -> tuple[str, int]:
+        """The first of the numbers that is none of its enum, with its name."""
+        named = zip(self.fields, numbers, strict=True)
+        return next((name, value) for name, value in named if value not in self._enums.get(name, (value,)))
 
 
 def _form_of(message: type[Message]) -> _Form:
