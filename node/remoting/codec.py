@@ -74,7 +74,7 @@ def encode(command: Command) -> bytes:
             f"a command of {length} bytes with a header of {len(header)} exceeds the frame limit of "
             f"{MAX_FRAME_BYTES} or the header limit of {MAX_HEADER_BYTES}"
         )
-    return b"%b%b%b" % (_PREFIX.pack(length, word), header, body)
+    return _PREFIX.pack(length, word) + header + body
 
 
 def _encode_bare(command: Command) -> bytes:
@@ -95,8 +95,8 @@ def _encode_bare(command: Command) -> bytes:
 def _json_header(command: Command) -> bytes:
     language = _language_names.get(command.language, "OTHER")
     text = (
-        f'{{"code":{command.code:d},"flag":{command.flag:d},"language":"{language}","opaque":{command.opaque:d},'
-        f'"serializeTypeCurrentRPC":"JSON","version":{command.version:d}'
+        f'{{"code":{command.code},"flag":{command.flag},"language":"{language}","opaque":{command.opaque},'
+        f'"serializeTypeCurrentRPC":"JSON","version":{command.version}'
     )
     fields = command.ext_fields
     if fields:

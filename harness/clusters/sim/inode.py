@@ -96,7 +96,7 @@ class Inode:
         if offset > size:
             cache.extend(bytes(offset - size))
         if offset >= size:
-            cache += data
+            cache.extend(data)  # `+=` is slow on PyPy
         else:
             cache[offset:end] = data
 
