@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import run_state
+from harness.pidfds import pidfd_open
 from harness.run_state import (
     KIND_DIRECTORY,
     KIND_NETNS,
@@ -131,7 +133,9 @@ def test_a_zombie_does_not_live() -> None:
     with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.read()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        descriptor = pidfd_open(child.pid)
+        select.select([descriptor], [], [])  # until it has ended; nobody has waited for it
+        os.close(descriptor)
         assert os.path.exists(f"/proc/{child.pid}")
         assert process_start_ticks(child.pid) is None
 
