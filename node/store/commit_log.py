@@ -21,6 +21,7 @@ import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 
@@ -210,7 +211,10 @@ class CommitLog:
         appended.
         """
         size_bytes = sum(sizes)
-        self._check_disk(size_bytes)
+        self._check_room(size_bytes)
+        began_s = self._write_began_s
+        if began_s is not None and asyncio.get_running_loop().time() - began_s > BUSY_S:
+            raise LogRefuses("the disk is busy")
         positions, blanks = self._places(sizes, size_bytes)
         records = encode(positions)
         if blanks:
@@ -257,10 +261,7 @@ class CommitLog:
     def append_copy(self, record: bytes) -> None:
         """Append a whole record, a blank one too, as another log has it at `end_position`: a slave's append. Nobody
         waits for it; `committed_position` tells. Raises LogRefuses: nothing was appended."""
-        if self._stopping or self.failure is not None:
-            raise LogRefuses(f"the disk fails: {self.failure}" if self.failure is not None else "the log is closing")
-        if self._pending_bytes + len(record) > MAX_PENDING_BYTES:
-            raise LogRefuses(f"{self._pending_bytes} bytes wait for the disk")
+        self._check_room(len(record))
         self._add(record)
         if self._flush_mode == "transient":
             self.committed_position = self.end_position
@@ -269,16 +270,13 @@ class CommitLog:
         if self._pending_bytes >= WRITE_LEAST_BYTES:
             self._urgent.set()
 
-    def _check_disk(self, size_bytes: int) -> None:
+    def _check_room(self, size_bytes: int) -> None:
         if self._stopping:
             raise LogRefuses("the log is closing")
         if self.failure is not None:
             raise LogRefuses(f"the disk fails: {self.failure}")
         if self._pending_bytes + size_bytes > MAX_PENDING_BYTES:
             raise LogRefuses(f"{self._pending_bytes} bytes wait for the disk")
-        began_s = self._write_began_s
-        if began_s is not None and asyncio.get_running_loop().time() - began_s > BUSY_S:
-            raise LogRefuses("the disk is busy")
 
     def _add(self, data: bytes) -> None:
         self._add_row((self.end_position,), (data,))
@@ -303,13 +301,17 @@ class CommitLog:
             await self._work.wait()
             self._work.clear()
             if self._flush_mode == "transient":
-                try:
+                with suppress(TimeoutError):
                     await asyncio.wait_for(self._urgent.wait(), COMMIT_INTERVAL_S)
-                except TimeoutError:
-                    pass
                 self._urgent.clear()
-            while self._pending:
-                await self._write_pending()
+            try:
+                self._complete()
+                while self._pending:
+                    await self._write_pending()
+            except Exception:  # appends would be taken, and never written, after the end of this task
+                logger.exception("the writer of the log met an error of its own")
+                self._work.set()
+                await asyncio.sleep(RETRY_S)
 
     async def _write_pending(self) -> None:
         group = self._writing = self._pending
@@ -319,14 +321,13 @@ class CommitLog:
         try:
             async with self._disk_lock:
                 await self._rows.append(data, sync=self._flush_mode == "sync")
-        except OSError as error:
+        except BaseException as error:
             self._put_back()
+            if not isinstance(error, OSError):
+                raise
             self._failed(error)
             await asyncio.sleep(RETRY_S)
             return
-        except BaseException:
-            self._put_back()
-            raise
         finally:
             self._write_began_s = None
         self.failure = None
@@ -378,8 +379,8 @@ class CommitLog:
             self._unsynced.clear()
             try:
                 await self.sync()
-            except OSError as error:
-                logger.error("the log could not be synced: %s", error)
+            except Exception as error:  # of whatever kind: nothing would be synced any more after the end of this task
+                logger.error("the log could not be synced: %s", error, exc_info=not isinstance(error, OSError))
                 self._unsynced.set()
                 await asyncio.sleep(RETRY_S)
 

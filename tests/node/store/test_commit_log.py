@@ -187,7 +187,7 @@ class SlowDisk:
         self._disk = real_runtime(1).disk
         self.gate = asyncio.Event()
         self.gate.set()
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         self.syncs = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -291,6 +291,75 @@ def test_a_disk_that_fails_refuses_and_recovers(tmp_path: Path, monkeypatch: Any
 
 
 @pytest.mark.row("Async FlushRealTime: 500 ms, ≥4 pages, thorough 10 s (R)")
+@pytest.mark.parametrize("mode", ["sync", "async", "transient"])
+def test_an_error_that_nobody_foresaw_does_not_end_writing(
+    tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+
+    async def scenario() -> None:
+        disk = SlowDisk()
+        disk.error = RuntimeError("an error of its own")
+        log = new_log(tmp_path, disk=disk, mode=mode)
+        await log.open(durable_position=0, is_clean=False)
+        stored = put(log, b"kept")[1]
+        while "an error of its own" not in caplog.text:  # noqa: ASYNC110  # the log is no event
+            await asyncio.sleep(0.005)
+        assert stored.done() == (mode == "transient")
+        disk.error = None
+        await asyncio.wait_for(stored, 5)
+        await asyncio.wait_for(put(log, b"next")[1], 5)
+        await log.close()
+        assert [body for _, body in independent_parse(tmp_path)] == [b"kept", b"next"]
+
+    run(scenario)
+
+
+def test_an_error_of_who_is_told_keeps_nobody_else_waiting(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+
+    def raises(error: Exception | None) -> None:
+        raise RuntimeError("an error of its own")
+
+    async def scenario() -> None:
+        log = new_log(tmp_path)
+        await log.open(durable_position=0, is_clean=False)
+        log.append_row((8,), lambda at: (b"12345678",), raises)
+        position, stored = put(log, b"together with it")
+        await asyncio.wait_for(stored, 5)
+        assert log.synced_position == log.end_position > position
+        await log.close()
+
+    run(scenario)
+
+
+def test_an_error_that_nobody_foresaw_does_not_end_the_asynchronous_flush(
+    tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+
+    async def scenario() -> None:
+        log = new_log(tmp_path, mode="async", flush=FlushPolicy(interval_ms=5, least_pages=0))
+        await log.open(durable_position=0, is_clean=False)
+        real, failures = log._rows.sync, iter([RuntimeError("an error of its own")])
+
+        async def sync() -> None:
+            for failure in failures:
+                raise failure
+            await real()
+
+        monkeypatch.setattr(log._rows, "sync", sync)
+        await put(log, b"one")[1]
+        deadline = asyncio.get_running_loop().time() + 5
+        while log.synced_position < log.end_position:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.005)
+        assert "an error of its own" in caplog.text
+        await log.close()
+
+    run(scenario)
+
+
 def test_an_asynchronous_flush_comes_later_and_not_for_little(tmp_path: Path) -> None:
     assert FlushPolicy(interval_ms=500, least_pages=4, thorough_interval_ms=10_000) == DEFAULT_FLUSH
 
