@@ -245,6 +245,9 @@ class ClassicLedger:
             except OSError as error:
                 logger.error("the checkpoint could not be written: %s", error)
                 self._dirty.set()
+            except Exception:  # a restart would read ever more of the log after the end of this task
+                logger.exception("a checkpoint of the log met an error of its own")
+                self._dirty.set()
 
     async def _expire_forever(self) -> None:
         """Remove files that are too old, or too many for the space they may take."""
@@ -256,6 +259,8 @@ class ClassicLedger:
                 await self.expire()
             except OSError as error:
                 logger.error("old files of the log could not be removed: %s", error)
+            except Exception:  # without this task the disk would fill up, and nobody would know why
+                logger.exception("the removal of old files met an error of its own")
 
     async def expire(self) -> None:
         """Look once for files to remove, see RetentionConfig. The newest file always stays. Raises OSError."""

@@ -72,6 +72,8 @@ class LogExpiry:
                 await self.expire()
             except (OSError, ValueError, DLedgerError) as error:
                 logger.error("old files of the log could not be removed: %s", error)
+            except Exception:  # without this task the disk would fill up, and nobody would know why
+                logger.exception("the removal of old files met an error of its own")
 
     async def expire(self) -> None:
         """Look once. Raises OSError, DLedgerError; ValueError where no snapshot can be taken."""

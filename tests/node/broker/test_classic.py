@@ -13,6 +13,7 @@ import pytest
 
 from node.broker import classic as classic_module
 from node.broker import delay as delay_module
+from node.broker import log_expiry as log_expiry_module
 from node.broker.controller import BrokerController
 from node.config import parse_broker_config
 from node.remoting import Command, RemotingClient
@@ -322,3 +323,54 @@ def test_the_checkpoint_tells_how_far_each_part_is_durable(run: Any, helpers: An
 
     run(scenario, "flush_mode=async", "flush_interval_ms=3600000")
     run(again)
+
+
+def test_errors_that_nobody_foresaw_end_neither_checkpoints_nor_the_removal_of_files(
+    run: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(classic_module, "CHECKPOINT_INTERVAL_S", 0.02)
+    monkeypatch.setattr(classic_module, "EXPIRY_CHECK_S", 0.02)
+
+    async def scenario(case: Case) -> None:
+        ledger: Any = case.broker.ledger
+        for name in ("_write_checkpoint", "expire"):
+            real, failures = getattr(ledger, name), iter([RuntimeError(f"an error of {name}")])
+
+            async def fails_once(*args: Any, real: Any = real, failures: Any = failures, **named: Any) -> None:
+                for failure in failures:
+                    raise failure
+                await real(*args, **named)
+
+            monkeypatch.setattr(ledger, name, fails_once)
+        begin = ledger._read_checkpoint()
+        await fill(case)
+        await helpers.until(lambda: ledger.log.begin_position > 0 and ledger._read_checkpoint() != begin)
+        assert "an error of _write_checkpoint" in caplog.text and "an error of expire" in caplog.text
+
+    run(scenario, "classic.disk_capacity_bytes=131072", "classic.disk_max_ratio_percent=75")
+
+
+def test_an_error_that_nobody_foresaw_does_not_end_the_removal_of_files_of_a_dledger_log(
+    helpers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log_expiry_module, "EXPIRY_CHECK_S", 0.01)
+    looks = 0
+
+    class NothingToRemove:
+        begin_pos = 0
+
+        def first_of_next_file(self) -> None:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise RuntimeError("an error of its own")
+
+    async def main() -> None:
+        parts: Any = {name: None for name in ("snapshots", "dispatcher", "retention", "clock", "on_removed", "restate")}
+        expiry = log_expiry_module.LogExpiry(store=NothingToRemove(), **parts)  # type: ignore[arg-type]
+        expiry.start()
+        await helpers.until(lambda: looks == 3)
+        assert "an error of its own" in caplog.text
+        await expiry.stop()
+
+    asyncio.run(main())
