@@ -290,12 +290,18 @@ class Dispatcher:
             left = PORTION_ENTRIES
             while left > 0 and self._mark.index < last:
                 left -= (self.foretold and self._dispatch_foretold(last, arrived)) or self._dispatch_next(last, arrived)
-        except (RecordError, QueueGap, ValueError) as error:
-            self._fail(DispatchFailed(f"log entry {self._mark.index + 1}: {error}"))
         except OSError as error:
             self._read_failed(error)
+        except (RecordError, QueueGap, ValueError) as error:
+            self._fail(DispatchFailed(f"log entry {self._mark.index + 1}: {error}"))
+        except Exception as error:  # part of the entry may be derived: trying it again would repeat that
+            logger.exception("dispatch met an error of its own")
+            self._fail(DispatchFailed(f"log entry {self._mark.index + 1}: {error!r}"))
         if arrived:
-            self._on_arrival(arrived)
+            try:
+                self._on_arrival(arrived)
+            except Exception:  # whoever waits for dispatch would go on waiting
+                logger.exception("those who wait for messages could not be told of new ones")
         if self.failure is not None or self._mark.index < first:
             return
         self._dispatched.append((self._mark.index, self._mark.store_timestamp_ms))

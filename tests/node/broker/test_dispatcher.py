@@ -439,3 +439,50 @@ def test_an_error_of_a_derivation_does_not_end_checkpoints(
         await dispatcher.stop()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["derivation", "arrival"])
+def test_an_error_that_nobody_foresaw_is_seen_and_keeps_nobody_waiting(
+    make_parts: Any, helpers: Any, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """One of a derivation ends dispatch, which ends the broker; one of who waits for messages ends nothing."""
+
+    class Derived:
+        def dispatch(self, record: Any) -> None:
+            if where == "derivation":
+                raise RuntimeError("an error of its own")
+
+        def snapshot(self) -> Any:
+            return {}
+
+        def restore(self, state: Any) -> None: ...
+
+        async def flush(self) -> None: ...
+
+    def arrived(queues: Any) -> None:
+        raise RuntimeError("an error of its own")
+
+    async def main() -> None:
+        parts = make_parts()
+        dispatcher = dispatcher_module.Dispatcher(
+            parts.ledger.store,
+            parts.queues,
+            on_arrival=arrived if where == "arrival" else parts.holds.wake,
+            derivations={"derived": Derived()},
+        )
+        parts.ledger.add_commit_listener(dispatcher.notify)
+        await dispatcher.start()
+        waiting = dispatcher.wait_for(0)
+        add(parts, 0, 0)
+        parts.ledger.commit()
+        if where == "arrival":
+            await asyncio.wait_for(waiting, 5)
+            assert dispatcher.failure is None
+        else:
+            with pytest.raises(DispatchFailed, match="an error of its own"):
+                await asyncio.wait_for(waiting, 5)
+            assert dispatcher.failed.is_set()
+        assert "an error of its own" in caplog.text
+        await dispatcher.stop()
+
+    asyncio.run(main())
