@@ -188,6 +188,9 @@ class LeadershipTransfer:
                 logger.info("the lead was not given to %s, which is preferred: %s", member, error)
                 if error.code is not DLedgerCode.FALL_BEHIND_TOO_MUCH:
                     pause_s = min(2 * pause_s, MAX_PREFERRED_PAUSE_S)
+            except Exception:  # no preferred member would ever lead again after the end of this task
+                logger.exception("giving the lead to %s met an error of its own", member)
+                pause_s = min(2 * pause_s, MAX_PREFERRED_PAUSE_S)
 
     def _better_leader(self) -> str | None:
         """The first preferred member that is heard of, while this one leads and is not preferred to it."""

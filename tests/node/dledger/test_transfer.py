@@ -229,6 +229,29 @@ def test_the_preferred_member_leads_whenever_it_can(simulate: Any) -> None:
     simulate(scenario, preferred_leaders=("n3", "n2"))
 
 
+def test_an_error_that_nobody_foresaw_does_not_end_the_care_for_preferred_leaders(simulate: Any) -> None:
+    async def scenario(group: Any) -> None:
+        await group.start()
+        await group.until(lambda: group.leaders() == ["n3"])
+        group.kill("n3")
+        await group.until(lambda: bool(group.leaders()) and group.leaders() != ["n3"])
+        leader = group.leaders()[0]
+        transfer = group[leader].transfer
+        real, failures = transfer.give, iter([RuntimeError("an error of its own")])
+
+        async def give(member: str) -> None:
+            for failure in failures:
+                raise failure
+            await real(member)
+
+        transfer.give = give
+        await group.start("n3")
+        await group.until(lambda: group.leaders() == ["n3"])
+        assert "met an error of its own" in group.lines(leader)
+
+    simulate(scenario, preferred_leaders=("n3",))
+
+
 def test_a_preferred_member_that_cannot_lead_disturbs_less_and_less(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
