@@ -152,6 +152,9 @@ class SnapshotManager:
         except (OSError, ValueError) as error:
             self._complaints.warn("save", f"no snapshot could be taken: {error}")
             self._next_s = asyncio.get_running_loop().time() + RETRY_S
+        except Exception:  # said now, not when somebody collects this task, and not tried again at once
+            logger.exception("a snapshot met an error of its own")
+            self._next_s = asyncio.get_running_loop().time() + RETRY_S
         finally:
             self._task = None
         self.applied()

@@ -391,3 +391,30 @@ def test_who_is_no_leader_installs_nothing(simulate: Any, tallies: Any) -> None:
         assert member.snapshots.newest_index == 500 and incoming(group, follower) == []
 
     simulate(scenario, server=tallies.server(truth), snapshot_threshold_entries=0)
+
+
+def test_an_error_of_a_state_does_not_end_the_taking_of_snapshots(simulate: Any, tallies: Any) -> None:
+    truth = tallies.Truth()
+
+    async def scenario(group: Any) -> None:
+        await group.start()
+        leader = await group.leader()
+        server = group[leader]
+        real, failures = server.tally.save, iter([RuntimeError("an error of its own")])
+
+        def save() -> Any:
+            for failure in failures:
+                raise failure
+            return real()
+
+        server.tally.save = save
+        began_s = group.loop.time()
+        for first in range(0, 200, 20):
+            await group.append_all(leader, *bodies(first, 20))
+        assert "met an error of its own" in group.lines(leader) and server.snapshots.saved_total == 0
+        await asyncio.sleep(began_s + 15 - group.loop.time())
+        await group.append_all(leader, *bodies(200, 20))
+        await group.until(lambda: server.snapshots.saved_total > 0)
+
+    simulate(scenario, server=tallies.server(truth), snapshot_threshold_entries=40)
+    assert not truth.violations
