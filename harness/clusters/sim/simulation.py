@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import sys
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
@@ -51,6 +52,10 @@ def _rare_collections() -> Iterator[None]:
     and makes few cycles. What was there before the run (modules, mostly) is not looked through again. PyPy's collector
     works otherwise and has none of these knobs."""
     if sys.implementation.name != "cpython":
+        if sys.implementation.name == "pypy":
+            # It forgets a part of what it has counted with each small collection, of which there are twenty in a second
+            # of cluster time: what runs often was compiled minutes later. From here on it forgets nothing.
+            importlib.import_module("pypyjit").set_param("decay=0")
         yield
         return
     before = gc.get_threshold()
