@@ -134,7 +134,8 @@ class _Link(asyncio.Protocol):
 
 
 class HAClient:
-    """Keeps `log` a copy of the master's. `cut(position)` cuts the log and what was made from it."""
+    """Keeps `log` a copy of the master's. `cut(position)` cuts the log and what was made from it; nothing is added to
+    the log before `settle()` has succeeded, which goes on with a cut that what was made from the log did not follow."""
 
     def __init__(
         self,
@@ -142,11 +143,13 @@ class HAClient:
         log: CommitLog,
         timings: HaTimings,
         cut: Callable[[int], Awaitable[None]],
+        settle: Callable[[], Awaitable[None]],
         heals: bool,
     ) -> None:
         self._log = log
         self._timings = timings
         self._cut = cut
+        self._settle = settle
         self._heals = heals
         self._address = ""
         self._changed = asyncio.Event()
@@ -204,8 +207,12 @@ class HAClient:
             error: Exception | None = None
             if self._address:
                 try:
+                    await self._settle()
                     error = await self._follow(compare_bytes)
                 except OSError as failure:
+                    error = failure
+                except Exception as failure:  # nothing would be copied any more after the end of this task
+                    logger.exception("following the master at %s met an error of its own", self._address)
                     error = failure
                 if isinstance(error, StartsAt):
                     error = await self._try_cut(error.position)
@@ -267,9 +274,12 @@ class HAClient:
         self.cut_bytes_total += given_up
         return True
 
-    async def _try_cut(self, position: int) -> OSError | None:
+    async def _try_cut(self, position: int) -> Exception | None:
         try:
             await self._cut(position)
         except OSError as error:
+            return error
+        except Exception as error:  # nothing would be copied any more after the end of this task
+            logger.exception("cutting the log at %d met an error of its own", position)
             return error
         return None

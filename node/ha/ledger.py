@@ -52,12 +52,19 @@ class HaLedger(ClassicLedger):
         self.before_cut: Callable[[], None] = lambda: None
         """Called before the log is cut: what is made from it must stand still."""
         self.after_cut: Callable[[], Awaitable[None]] = _nothing
-        """Called when it was cut: what was made from it follows."""
+        """Called when it was cut, and again where that failed: what was made from it follows. Raises OSError."""
+        self._owes_after_cut = False
         self.transfers = GroupTransferService(timeout_s=timings.slave_timeout_s)
         self.service: HAService | None = None
         self.client: HAClient | None = None
         if ha.is_slave:
-            self.client = HAClient(log=self.log, timings=timings, cut=self._cut_everything, heals=ha.mismatch == "heal")
+            self.client = HAClient(
+                log=self.log,
+                timings=timings,
+                cut=self._cut_everything,
+                settle=self._settle_cut,
+                heals=ha.mismatch == "heal",
+            )
             self.add_commit_listener(self.client.progressed)
             if ha.master_address:
                 self.client.set_master(ha.master_address)
@@ -95,11 +102,18 @@ class HaLedger(ClassicLedger):
             self.client.set_master(ha_address)
 
     async def _cut_everything(self, position: int) -> None:
+        self._owes_after_cut = True
         self.before_cut()
         try:
             await self.cut(position)
         finally:
+            await self._settle_cut()
+
+    async def _settle_cut(self) -> None:
+        """See to it that what was made from the log has followed the last cut of it. Raises OSError."""
+        if self._owes_after_cut:
             await self.after_cut()
+            self._owes_after_cut = False
 
     def append_row(
         self,

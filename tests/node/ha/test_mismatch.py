@@ -253,3 +253,53 @@ def test_a_slave_of_nobody_s_log_keeps_its_own_unless_told(ha: Any) -> None:
         assert await group.bodies("n2") == await group.bodies("n1")
 
     ha(scenario, "slave_read_enable=true", roles=())
+
+
+def test_an_error_that_nobody_foresaw_does_not_end_the_copying(ha: Any) -> None:
+    async def scenario(group: Any) -> None:
+        await group.fill(3)
+        await group.following("n2")
+        client = group.ledger("n2").client
+        for name in ("_cut", "_follow"):
+            real, failures = getattr(client, name), iter([RuntimeError(f"an error of {name}")])
+
+            async def fails_once(argument: int, real: Any = real, failures: Any = failures) -> Any:
+                for failure in failures:
+                    raise failure
+                return await real(argument)
+
+            setattr(client, name, fails_once)
+        group.kill("n1")
+        await group.remove_files("n1", "/data/")
+        await group.start("n1", "ASYNC_MASTER")
+        await group.fill(3)
+        await group.following("n2")
+        assert "an error of _cut" in group.lines("n2") and "an error of _follow" in group.lines("n2")
+
+    ha(scenario, HEAL)
+
+
+def test_nothing_is_added_to_a_log_whose_queues_did_not_follow_its_cut(ha: Any) -> None:
+    """Once it is as long as it was, nothing would tell that the queues are those of the former log."""
+
+    async def scenario(group: Any) -> None:
+        await group.fill(30)
+        await group.following("n2")
+        queues = group["n2"].dispatcher._queues
+        real, failures = queues.discard, iter([OSError("the disk refuses")] * 3)
+
+        async def discard() -> None:
+            for failure in failures:
+                assert group.ledger("n2").log.end_position == 0
+                raise failure
+            await real()
+
+        queues.discard = discard
+        group.kill("n1")
+        await group.remove_files("n1", "/data/")
+        await group.start("n1", "ASYNC_MASTER")
+        bodies = await group.fill(50, mark=b"other ")
+        await group.following("n2")
+        assert await group.bodies("n2") == bodies
+
+    ha(scenario, HEAL, "slave_read_enable=true")
