@@ -136,15 +136,16 @@ class HAConnection(asyncio.Protocol):
         self.wake()
 
     def _reported(self, position: int) -> None:
-        if self._first <= position <= self._next:
-            if position > self.ack_position:
+        if 0 <= position <= self._next:
+            # Less than it asked for is no lie: what a slave compares may wait for its disk.
+            if position >= self._first and position > self.ack_position:
                 self.ack_position = position
                 self._service.confirmed(position)
-        elif position != self.request_position:
+        else:
             self._service.complain(
                 self.address,
-                f"slave {self.address} says that it has the log up to {position}, and was sent {self._first} to"
-                f" {self._next}: closing",
+                f"slave {self.address} says that it has the log up to {position}, and was sent it up to {self._next}:"
+                f" closing",
             )
             self.close()
 
@@ -197,9 +198,9 @@ class HAConnection(asyncio.Protocol):
             self._transport.abort()
             return
         if now_s >= self._heartbeat_at_s():
-            if self.is_transferring and self._may_write:
-                self._write(Frame(self._next, b""))
-            else:  # nothing was asked for, or what waits in the buffer says more than a heartbeat
+            if self.is_transferring and self._may_write and not self._scheduled:
+                self._write(Frame(self._next, b""))  # to a slave that compares it says that the log ends here
+            else:  # nothing was asked for, or what waits says more than a heartbeat
                 self._last_write_s = self._loop.time()
         self._arm()
 

@@ -210,6 +210,28 @@ def test_a_slave_dials_again_every_five_seconds(ha: Any) -> None:
     ha(scenario, roles=())
 
 
+def test_no_heartbeat_comes_before_what_was_asked_for(ha: Any) -> None:
+    """To a slave that compares it would say that the master's log ends there."""
+
+    async def scenario(group: Any) -> None:
+        await group.fill(3)
+        stranger = await group.stranger()
+        service = group.ledger("n1").service
+        await group.until(lambda: service.connection_count == 2)
+        connection = list(service._connections)[-1]
+
+        def ask_as_a_heartbeat_is_due() -> None:
+            connection._last_write_s -= 5
+            connection.data_received(struct.pack(">q", 1))
+            connection._tick()
+
+        group.on("n1", ask_as_a_heartbeat_is_due)
+        position, body = await stranger.frame()
+        assert position == 1 and body
+
+    ha(scenario)
+
+
 @pytest.mark.row("Housekeeping 20 s, both ends")
 def test_both_ends_give_a_silent_connection_up(ha: Any) -> None:
     async def scenario(group: Any) -> None:
