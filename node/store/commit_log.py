@@ -340,7 +340,7 @@ class CommitLog:
         if self._flush_mode != "transient":
             self.committed_position = self._rows.end_position
             self._complete()
-            self._on_progress()
+        self._on_progress()  # in mode `transient` too: only what is written goes to slaves
 
     def _put_back(self) -> None:
         self._pending, self._writing = [*self._writing, *self._pending], []

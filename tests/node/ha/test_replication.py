@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -177,3 +178,41 @@ def test_an_operator_promotes_a_slave(ha: Any) -> None:
         assert group.content("n1") == group.content("n2") == group.content("n3")
 
     ha(scenario, roles=("SYNC_MASTER", "SLAVE", "SLAVE"))
+
+
+@pytest.mark.parametrize("role", ["ASYNC_MASTER", "SYNC_MASTER"])
+def test_what_a_transient_buffer_held_goes_to_slaves_when_it_is_written(ha: Any, role: str) -> None:
+    """Not when the next message comes: the last one would wait for that, and its sender with it."""
+
+    async def scenario(group: Any) -> None:
+        master = group.ledger("n1").log
+        for body in (b"first", b"last"):
+            began_s = group.loop.time()
+            assert (await group.send(body)).code == 0
+            await group.until(lambda: group.ledger("n2").log.end_position == master.end_position)
+            assert group.loop.time() - began_s < 0.5
+
+    ha(scenario, "flush_mode=async", "classic.transient_pool=true", roles=(role, "SLAVE"))
+
+
+def test_a_slave_whose_disk_stands_still_is_not_taken_for_a_liar(ha: Any) -> None:
+    """It compares what it has in memory too, and what it says to have is less than what it asked for."""
+
+    async def scenario(group: Any) -> None:
+        await group.fill(3)
+        await group.following("n2")
+        disk = group.hosts["n2"].disk
+        disk.stall(("sync",))
+        await group.fill(60, size=6000)
+        await group.cut("n2")
+        await asyncio.sleep(30)
+        await group.heal()
+        await asyncio.sleep(60)
+        client = group.ledger("n2").client
+        assert client._link._replica.request_position > group.ledger("n2").log.committed_position
+        lines = group.lines("n1")
+        assert "is gone" not in lines.split("asked for")[-1] and "closing" not in lines.split("connected")[-1]
+        disk.unstall(("sync",))
+        await group.following("n2")
+
+    ha(scenario)
