@@ -43,7 +43,7 @@ def trial(flush_mode: str, *, cluster: str, cuts: int, first: int, settings: dic
         "proven": sum(fault["proven"] and fault["healed"] for fault in results["faults"]),
         "hosts": sum(proof.get("detail", "").count(" lost ") for proof in proofs),
         "acked": results["ops_by_f"].get("append", {}).get("ok", 0),
-        "lost": results["checks"]["log"].get("stats", {}).get("counts", {}).get("lost"),
+        "lost": results["checks"]["log"].get("stats", {}).get("counts", {}).get("lost"),  # None: nobody could count
         "valid": results["valid"],
         "reason": results["reason"],
     }
@@ -68,13 +68,19 @@ def main() -> None:
             run = trial(flush_mode, cluster=arguments.cluster, cuts=cuts, first=first, settings=settings)
             runs.append(run)
             print(f"{flush_mode}: {run}", flush=True)
-        total = {name: sum(run[name] or 0 for run in runs) for name in ("cuts", "proven", "hosts", "acked", "lost")}
-        print(
-            f"{flush_mode} flush: {total['cuts']} cuts ({total['proven']} proven and healed, {total['hosts']} hosts), "
-            f"{total['acked']} appends acknowledged, {total['lost']} of them lost; "
-            f"verdicts {', '.join(str(run['valid']) for run in runs)}",
-            flush=True,
-        )
+        print(f"{flush_mode} flush: {summary(runs)}", flush=True)
+
+
+def summary(runs: list[dict[str, Any]]) -> str:
+    """The sums of some runs in words. A run that could not count its losses counts for neither appends nor losses."""
+    total = {name: sum(run[name] for run in runs) for name in ("cuts", "proven", "hosts")}
+    counted = [run for run in runs if run["lost"] is not None]
+    uncounted = f" ({len(runs) - len(counted)} runs could not count their losses)" if len(counted) < len(runs) else ""
+    return (
+        f"{total['cuts']} cuts ({total['proven']} proven and healed, {total['hosts']} hosts), "
+        f"{sum(run['acked'] for run in counted)} appends acknowledged, {sum(run['lost'] for run in counted)} of them "
+        f"lost{uncounted}; verdicts {', '.join(str(run['valid']) for run in runs)}"
+    )
 
 
 if __name__ == "__main__":

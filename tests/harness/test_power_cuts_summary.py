@@ -1,0 +1,13 @@
+"""What the trial of power cuts says of runs that could not count."""
+
+from __future__ import annotations
+
+from benchmarks.power_cuts import summary
+
+
+def test_a_run_that_could_not_count_its_losses_does_not_count_as_one_without() -> None:
+    run = {"cuts": 10, "proven": 9, "hosts": 3, "acked": 100, "lost": 2, "valid": False}
+    assert "100 appends acknowledged, 2 of them lost; verdicts False" in summary([run])
+    told = summary([run, run | {"lost": None, "valid": "unknown"}])
+    assert told.startswith("20 cuts (18 proven and healed, 6 hosts), 100 appends acknowledged, 2 of them lost")
+    assert "(1 runs could not count their losses)" in told and told.endswith("verdicts False, unknown")
