@@ -62,6 +62,8 @@ def check_fetch_and_add(history: History, rows: Sequence[int], model: FetchAndAd
     reads: list[tuple[Any, int, int]] = []
     bad = Violation(rows=tuple(rows), text="", minimal=False)
     twice = False
+    if not isinstance(model.initial, int):
+        raise NotApplicable("the first sum is no whole number")
     for row in rows:
         f, result, status = history.f[row], history.result[row], history.status[row]
         if status == FAIL or (f == "read" and status == INFO):
@@ -72,8 +74,8 @@ def check_fetch_and_add(history: History, rows: Sequence[int], model: FetchAndAd
             reads.append((result, history.invoked[row], history.returned[row]))
             continue
         amount = 1 if history.value[row] is None else history.value[row]
-        if not amount > 0:
-            raise NotApplicable("an amount is not positive")
+        if amount.__class__ is not int or amount <= 0:  # what is added to a great float may leave it as it is
+            raise NotApplicable("an amount is no positive whole number")
         twice = twice or result in adds
         adds[result] = (amount, history.invoked[row], history.returned[row])
     if twice:

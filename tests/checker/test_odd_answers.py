@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from checker import History, Operation, Topic, Verdict, check
+from checker import Counter, FetchAndAdd, History, Operation, Topic, Verdict, check
 from checker.history import freeze
 from checker.testing import SAMPLED_MODELS, linearizable_by_force, random_history
 
@@ -123,3 +123,39 @@ def test_values_of_all_kinds_come_out_as_they_went_in(name: str) -> None:
         frozen = replace(history, value=list(map(freeze, asked)), result=list(map(freeze, told)))
         truth = linearizable_by_force(frozen, model)
         assert check(history, model).verdict is (Verdict.VALID if truth else Verdict.INVALID)
+
+
+FLOATS = [0.1, 0.2, -0.3, 0.7, 1e300, -1e300, 1, True]
+
+
+@pytest.mark.parametrize("model", [Counter(), Counter(initial=0.7), FetchAndAdd(), FetchAndAdd(initial=1e300)])
+def test_sums_of_floats_depend_on_their_order(model: Any) -> None:
+    """The sum of those before is not the sum of the positive and the negative ones, and may stay as it is."""
+    rng = random.Random(7)
+    verdicts = set()
+    for _ in range(100):
+        total, operations = model.initial, []
+        for at in range(5):
+            amount = rng.choice(FLOATS)
+            answer = total if isinstance(model, FetchAndAdd) else None
+            total += amount
+            operations += [("add", amount, answer), ("read", None, rng.choice([total] * 9 + [total + 1]))][: 1 + at % 2]
+        history = History.from_operations(
+            Operation(process=at, f=f, value=value, result=result, invoked=2 * at, returned=2 * at + 1 + at % 3)
+            for at, (f, value, result) in enumerate(operations)
+        )
+        truth = linearizable_by_force(history, model)
+        verdicts.add(truth)
+        assert check(history, model).valid is truth
+    assert verdicts == {True, False}
+
+
+def test_a_counter_of_floats_is_no_sum_of_bounds() -> None:
+    """What is added and what is taken away, summed apart, round otherwise than the counter did."""
+    steps = [("add", 0.1), ("add", -0.3), ("add", 0.2), ("read", None)]
+    history = History.from_operations(
+        Operation(process=0, f=f, value=value, result=0.1 - 0.3 + 0.2, invoked=2 * at, returned=2 * at + 1)
+        for at, (f, value) in enumerate(steps)
+    )
+    assert linearizable_by_force(history, Counter())
+    assert check(history, Counter()).verdict is Verdict.VALID
