@@ -33,17 +33,18 @@ class Anomalies:
 class Transactions:
     """The transactions of a history: committed ones first class, others for what they may have left behind.
 
-    ``steps`` holds one list per row: ``(append | w | r, key, value)``; ``nodes`` are rows that committed or may have.
+    ``steps`` holds one list per row: ``(write | r, key, value)``, where ``write`` is ``append`` or ``w``.  Raises
+    ValueError for other steps, and for reads of lists that show none.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, write: str) -> None:
         self.history = history
         self.steps: list[list[Step]] = []
         self.status = history.status
         for row in range(len(history)):
             done = history.result[row] if history.status[row] == OK else None
             steps = done if done is not None else history.value[row]
-            self.steps.append([_step(step) for step in steps or ()])
+            self.steps.append([_step(step, write) for step in steps or ()])
         self.committed = [row for row, status in enumerate(history.status) if status == OK]
         self.failed = [row for row, status in enumerate(history.status) if status == FAIL]
         self.unknown = [row for row, status in enumerate(history.status) if status == INFO]
@@ -52,13 +53,17 @@ class Transactions:
 _NAMES = {"r": "r", "read": "r", "w": "w", "write": "w", "append": "append"}
 
 
-def _step(step: Any) -> Step:
+def _step(step: Any, write: str) -> Step:
     f, key, value = step
     name = _NAMES.get(f)
-    if name is None:
-        raise ValueError(f"a step of a transaction must be append, r or w, not {f!r}")
+    if name is None or (name != "r" and name != write):
+        raise ValueError(f"a step of a transaction must be {write} or r here, not {f!r}")
     if name == "w" and value is None:
         raise ValueError(f"null is written to {short(key)}, which nobody could tell from finding nothing there")
+    if name == "r" and write == "append" and value.__class__ is not list and value is not None:
+        if not isinstance(value, tuple):
+            raise ValueError(f"a read of a list must show a list, not {short(value)}")
+        value = list(value)
     if key.__class__ is list:
         key = freeze(key)
     return name, key, value

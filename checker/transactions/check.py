@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from checker.history import NEVER, History, Operation
+from checker.history import NEVER, History, Operation, freeze
 from checker.linearizability.budget import Budget
 from checker.transactions.anomalies import Anomalies, Transactions, described
 from checker.transactions.evidence import evidence_for
@@ -69,7 +69,7 @@ class _Findings:
     """What was found in some transactions: anomalies, a cycle of each class, and whether an order was searched."""
 
     def __init__(self, history: History, question: _Question, budget: Budget) -> None:
-        self.transactions = Transactions(history)
+        self.transactions = Transactions(history, "append" if question.workload == "list-append" else "w")
         self.anomalies = Anomalies()
         self.cycles: dict[str, Cycle] = {}
         self.order: str | None = None
@@ -154,7 +154,13 @@ def check_transactions(
         refused = budget.refuses_bytes(len(history) * BYTES_PER_TRANSACTION)
         if refused:
             return Result(verdict=Verdict.UNKNOWN, reason=refused, stats={"operations": len(history)})
-        return _result(_Findings(history, question, budget), question, budget)
+        try:
+            return _result(_Findings(history, question, budget), question, budget)
+        except TypeError:
+            # Keys or values that are lists or maps, which the history of a file holds as they were written.
+            values, results = map(freeze, history.value), map(freeze, history.result)
+            history = replace(history, value=list(values), result=list(results))
+            return _result(_Findings(history, question, budget), question, budget)
     finally:
         if collecting:
             gc.enable()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from checker import Verdict, check_transactions
+from checker import Operation, Verdict, check_transactions
 from checker.testing.large import large_history
 from checker.transactions import check as checking
 from checker.transactions import orders
@@ -181,3 +182,36 @@ def test_nothing_cannot_be_written(events) -> None:
     ])  # fmt: skip
     with pytest.raises(ValueError, match="null is written to 'x'"):
         check_transactions(history, "rw-register")
+
+
+def one_after_the_other(*transactions: list[tuple]) -> list[Operation]:
+    return [
+        Operation(process=0, f="txn", value=steps, result=steps, invoked=2 * at, returned=2 * at + 1)
+        for at, steps in enumerate(transactions)
+    ]
+
+
+def test_steps_of_the_other_workload_are_refused() -> None:
+    """Left out, they would make a history of nothing, in which nothing is wrong."""
+    torn = one_after_the_other([("append", "x", 1)], [("append", "x", 2)], [("r", "x", [2, 1])])
+    assert check_transactions(torn).verdict is Verdict.INVALID
+    with pytest.raises(ValueError, match="must be w or r here, not 'append'"):
+        check_transactions(torn, "rw-register")
+    with pytest.raises(ValueError, match="must be append or r here, not 'w'"):
+        check_transactions(one_after_the_other([("w", "x", 1)], [("r", "x", 1)]))
+    with pytest.raises(ValueError, match="must show a list, not 5"):
+        check_transactions(one_after_the_other([("r", "x", 5)]))
+
+
+@pytest.mark.parametrize("one", [1, [1], {"a": [1]}, (1, 2)])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_lists_may_be_tuples_and_values_and_keys_anything(one: Any, kind: Any) -> None:
+    appended = [("append", one, one), ("r", one, kind([one]))]
+    fine = check_transactions(one_after_the_other(appended, [("r", one, [one]), ("r", one, kind([one]))]))
+    assert (fine.verdict, fine.stats["anomalies"]) == (Verdict.VALID, {})
+    assert check_transactions(one_after_the_other(appended, [("r", one, kind())])).verdict is Verdict.INVALID
+    written = [("w", one, one)]
+    fine = check_transactions(one_after_the_other(written, [("r", one, one)]), "rw-register")
+    assert (fine.verdict, fine.stats["anomalies"]) == (Verdict.VALID, {})
+    stale = check_transactions(one_after_the_other(written, [("r", one, None)]), "rw-register")
+    assert stale.verdict is Verdict.INVALID
