@@ -8,6 +8,7 @@ strings all become ``str``.  Porcupine's key-value logs are of the same form.
 from __future__ import annotations
 
 import gc
+import math
 import re
 from collections.abc import Iterator
 from operator import call
@@ -19,10 +20,13 @@ from checker.words import short
 
 __all__ = ["parse_edn", "read_edn_text"]
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|;[^\n]*|#_|#\{|#\^?[\w.$/-]+|\\\S[\w]*|[\[\](){}]|[^\s,\[\](){}";]+')
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|;[^\n]*|#_|#\{|##-?\w+|#\^?[\w.$/-]+|\\\S[\w]*|[\[\](){}]|[^\s,\[\](){}";]+')
 _STRING_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\", "b": "\b", "f": "\f"}
 _CLOSERS = {"]": "[", ")": "(", "}": "{"}
 _CONSTANTS: dict[str, Any] = {"nil": None, "true": True, "false": False}
+#: What is no number stays a word, which is equal to itself.
+_SYMBOLIC: dict[str, Any] = {"##Inf": math.inf, "##-Inf": -math.inf}
+_CODE_POINT = re.compile(r"u[0-9a-fA-F]{4}")
 _NAMED_CHARS = {"newline": "\n", "space": " ", "tab": "\t", "return": "\r"}
 #: Atoms remembered while parsing: histories repeat few keywords and small numbers; times never repeat.
 _MAX_REMEMBERED = 1 << 16
@@ -61,13 +65,14 @@ def _atom(token: str) -> Any:
     if first == ":":
         return token[1:]
     if first == '"':
-        return re.sub(r"\\(.)", lambda m: _STRING_ESCAPES.get(m[1], m[1]), token[1:-1], flags=re.S)
+        return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", lambda m: _escaped(m[1], _STRING_ESCAPES), token[1:-1], flags=re.S)
     if first == "[":
         return [_atom(part) for part in token[1:-1].replace(",", " ").split()]
     if first == "\\":
-        name = token[1:]
-        return _NAMED_CHARS.get(name, name)
-    if first.isdigit() or first in "+-":
+        return _escaped(token[1:], _NAMED_CHARS)
+    if first == "#":
+        return _SYMBOLIC.get(token, token)
+    if (first.isdigit() or first in "+-") and "_" not in token:
         try:
             return int(token[:-1] if token[-1] == "N" else token)
         except ValueError:
@@ -76,6 +81,11 @@ def _atom(token: str) -> Any:
             except ValueError:
                 return token
     return _CONSTANTS.get(token, token)
+
+
+def _escaped(name: str, names: dict[str, str]) -> str:
+    """The character of that name, or with that code point."""
+    return chr(int(name[1:], 16)) if _CODE_POINT.fullmatch(name) else names.get(name, name)
 
 
 def parse_edn(text: str) -> list[Any]:
@@ -110,7 +120,7 @@ def _forms(text: str, atoms: _Atoms, first_line: int = 1) -> list[tuple[Any, int
         elif token == "#_":
             discard.append(len(stack))
             continue
-        elif token[0] == "#":
+        elif token[0] == "#" and token[:2] != "##":
             continue
         else:
             value = atoms[token]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,9 @@ def test_edn_lines_of_a_known_shape_read_as_any_other_form(data: st.DataObject) 
     whole, plainly = read_edn_text(text, keyed=False), History.of(events)
     for name in ("process", "f", "value", "invoked_ns", "status"):
         assert getattr(whole, name) == getattr(plainly, name)
+
+
+def test_different_values_stay_different() -> None:
+    """Code points, what is no number, and symbols that Python would take for numbers."""
+    text = r'["\u0041u0041" "A" \u0041 \u [##NaN 1] [1] ##Inf ##-Inf 1_0 10]'
+    assert parse_edn(text) == [["Au0041", "A", "A", "u", ["##NaN", 1], [1], math.inf, -math.inf, "1_0", 10]]
