@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from checker import Counter, FetchAndAdd, History, Operation, Topic, Verdict, check
+from checker import Counter, FetchAndAdd, History, Operation, Topic, Verdict, check, check_counter
 from checker.history import freeze
 from checker.testing import SAMPLED_MODELS, linearizable_by_force, random_history
 
@@ -159,3 +159,15 @@ def test_a_counter_of_floats_is_no_sum_of_bounds() -> None:
     )
     assert linearizable_by_force(history, Counter())
     assert check(history, Counter()).verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize(("off", "valid"), [(0.0, True), (1e-9, False), (-1e-9, False)])
+def test_bounds_of_a_counter_of_floats_leave_room_for_rounding_and_no_more(off: float, valid: bool) -> None:
+    steps = [("add", 0.1), ("add", -0.3), ("increment", None), ("add", 0.2), ("read", None)]
+    history = History.from_operations(
+        Operation(process=0, f=f, value=value, result=0.1 - 0.3 + 1 + 0.2 + off, invoked=2 * at, returned=2 * at + 1)
+        for at, (f, value) in enumerate(steps)
+    )
+    assert check_counter(history).valid is valid
+    whole = [replace(one, value=None if one.value is None else round(10 * one.value), result=1) for one in history]
+    assert check_counter(History.from_operations(whole)).valid is True
