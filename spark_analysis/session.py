@@ -11,6 +11,7 @@ __all__ = ["DEFAULT_MEMORY", "PARTITION_BYTES", "Session", "heap_bytes", "one_li
 
 import contextlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -90,7 +91,10 @@ def open_session(
     _check_memory(memory)
     scratch = tempfile.mkdtemp(prefix=f"splitbrain-spark-{os.getpid()}-{_start_ticks()}-")
     try:
-        with _environment(scratch, embedded=_is_embedded(master)) as source:
+        with (
+            contextlib.nullcontext() if verbose else _quiet_gateway(),
+            _environment(scratch, embedded=_is_embedded(master)) as source,
+        ):
             spark = _start(master, memory, verbose, dict(settings or {}), name, scratch)
             try:
                 spark.sparkContext.setLogLevel("INFO" if verbose else "OFF")
@@ -155,6 +159,22 @@ def _silence_accumulators(spark: SparkSession) -> None:
     server: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda request, client_address: None
+
+
+@contextlib.contextmanager
+def _quiet_gateway() -> Iterator[None]:
+    """What lies between Python and Java logs a traceback, by the root logger, when it finds the connection to an ended
+    Java reset rather than closed, which is a matter of moments; what that means is said in one line."""
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return Path(record.pathname).parent.name != "py4j"
+
+    root = logging.getLogger()
+    root.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        root.removeFilter(is_of_others)
 
 
 def heap_bytes(spark: SparkSession) -> int:

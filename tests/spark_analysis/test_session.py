@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +19,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
+from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
+from py4j.protocol import Py4JError
+
+from spark_analysis.session import _quiet_gateway
+
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +68,30 @@ def test_memory_that_ends_costs_what_is_left_to_do(
     assert (tmp_path / "out" / "rates.parquet").is_dir()
     assert not (tmp_path / "out" / "latency.parquet").exists()
     assert "This report is not complete." in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_connection_that_java_resets_is_not_logged_with_a_traceback(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether the end of Java closes its connections or resets them depends on what they carry at that moment."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reset() -> None:
+            connection, _ = server.accept()
+            connection.recv(1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+
+        java = threading.Thread(target=reset)
+        java.start()
+        client = ClientServer(JavaParameters(port=server.getsockname()[1], auto_convert=True), PythonParameters(port=0))
+        with _quiet_gateway(), pytest.raises(Py4JError):
+            client.jvm.System.currentTimeMillis()
+        java.join()
+        client.shutdown()
+    logging.getLogger().warning("of others")
+    assert [record.getMessage() for record in caplog.records] == ["of others"]
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def scratch_of(pid: int) -> list[Path]:
