@@ -6,9 +6,9 @@
 Five brokers, one name server and ten clients, as `harness run --cluster sim` has them, without report and checks.
 
 PyPy compiles while it runs, and some minutes of cluster time pass until it has compiled what is run often. There the
-figures are taken after a warm-up, which is shown too: a process that runs few seeds runs at their speed
-rather. Its collector looks through what is new whenever the nursery is full; a larger one than its own (4 MB) saves much
-of the time: `PYPY_GC_NURSERY=64M pypy3 -m benchmarks.simulation`.
+figures are taken after a warm-up, which is shown too: a process that runs few seeds runs at their speed rather. Its
+collector looks through what is new whenever the nursery is full; a larger one than its own (4 MB) saves much of the
+time: `PYPY_GC_NURSERY=64M pypy3 -m benchmarks.simulation`.
 
 What remains on CPython has no peak to take off (2026-11, Python 3.11): 29 % DLedger, 20 % the simulation itself (loop,
 network, disk, the watch over its invariants), 19 % the remoting protocol, 14 % the stores and brokers above the log,
