@@ -111,6 +111,21 @@ def test_one_victim_that_feels_nothing_fails_the_proof(
     run_virtual(main())
 
 
+def test_two_late_packets_of_fifty_are_no_reordering(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+    """Networks do that by themselves."""
+
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(LINK, target, "reorder@n1")
+        injection.value["shape"]["reorder_percent"] = 27.6
+        await LINK.inject(target, injection)
+        for percent, is_well in ((4.0, True), (20.0, False)):
+            target.links.always[Link("n3", "n4")] = LinkShape(reorder_percent=percent)
+            assert (await LINK.prove(target, injection)).proven is is_well
+
+    run_virtual(main())
+
+
 def test_the_unhurt_are_looked_at_too(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
     async def main() -> None:
         for nemesis, variant, hurt in (
