@@ -125,16 +125,7 @@ def clean(
     if run_ids is None:
         _remove_scratch(lambda line: tell(result.removed, line))
     if run_ids is None and state_root is None:
-        for device, mark in marked_devices():
-            # Of a run whose state was lost, or never was where we look.
-            if mark.is_of_the_dead:
-                what = f"run {mark.run_id}: loop device {device}"
-                try:
-                    _release_device(device)
-                except (OSError, subprocess.SubprocessError) as error:
-                    tell(result.left, f"{what}: {error}")
-                else:
-                    tell(result.removed, what)
+        _release_devices_of_the_dead(roots, result, tell)
     for root in roots:
         run_state.remove_if_empty(root)
     if os.geteuid() != 0 and (line := _hint_at_root(run_ids)):
@@ -154,6 +145,28 @@ def _remove_scratch(removed: Callable[[str], None]) -> None:
         if status is not None and stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
             shutil.rmtree(path, ignore_errors=True)
             removed(f"trial of a process that is gone: {path}")
+
+
+def _release_devices_of_the_dead(
+    roots: Collection[str], result: CleanReport, tell: Callable[[list[str], str], None]
+) -> None:
+    """Those of runs whose state was lost. A run that has a state is cleaned by it, with what uses the device: those in
+    `roots` were, and where the others are is told."""
+    for device, mark in marked_devices():
+        if not mark.is_of_the_dead:
+            continue
+        what = f"run {mark.run_id}: loop device {device}"
+        if mark.has_state:
+            root = os.path.dirname(mark.state)
+            if root not in roots:
+                tell(result.notes, f"{what} is of a dead run: {run_state.STATE_DIR_VARIABLE}={root} harness clean removes it")
+            continue
+        try:
+            _release_device(device)
+        except (OSError, subprocess.SubprocessError) as error:
+            tell(result.left, f"{what}: {error}; `harness clean --run {mark.run_id}` ends what the run has left")
+        else:
+            tell(result.removed, what)
 
 
 def _release_device(device: str) -> bool:

@@ -256,7 +256,12 @@ class AgentCluster(Equipped[AgentShim], ABC):
         file_systems: AgentFileSystems | None = None
         if any(need == ("disks", kind) for kind in FILE_SYSTEM_KINDS for need in self._needs):
             file_systems = AgentFileSystems(
-                agents, host_directories, pythons, end_programs=self._end_programs, run_id=self._run.run_id
+                agents,
+                host_directories,
+                pythons,
+                end_programs=self._end_programs,
+                run_id=self._run.run_id,
+                state=self._run.path,
             )
             await file_systems.create()
         if AgentShim.wanted(need for need in self._needs if need[1] not in FILE_SYSTEM_KINDS):

@@ -77,7 +77,7 @@ class AgentFileSystems:
     """See harness.faults.file_system_disks.HostFileSystems.
 
     `directories` has each host's directory there, as the host itself resolves it; `end_programs` ends whatever runs on
-    a host. `run_id` is marked in the images.
+    a host. `run_id` and the path of the run's state are marked in the images.
     """
 
     def __init__(
@@ -88,12 +88,13 @@ class AgentFileSystems:
         *,
         end_programs: Callable[[str], Awaitable[None]],
         run_id: str,
+        state: str,
     ) -> None:
         self._links = dict(links)
         self._directories = dict(directories)
         self._pythons = dict(pythons)
         self._end_programs = end_programs
-        self._mark = image_mark(run_id).rstrip(b"\0\n").decode()
+        self._mark = image_mark(run_id, state).rstrip(b"\0\n").decode()
 
     def mount_point(self, host: str) -> str:
         """The host's data directory."""

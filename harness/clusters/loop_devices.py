@@ -2,9 +2,9 @@
 
 A loop device outlives its harness in one case: a file system that was frozen when its last mount went stays on it,
 with no mount, no process and perhaps no path any more, because the image lay in a mount namespace that is gone. So
-every image carries a mark in the first kilobyte, which ext4 leaves to boot loaders: which run made it, and which
-process that run's harness was. The mark is read through the device itself, so that such a device can be told as ours,
-and as nobody's who lives, by whoever finds it.
+every image carries a mark in the first kilobyte, which ext4 leaves to boot loaders: which run made it, which process
+that run's harness was, and where its state is. The mark is read through the device itself, so that such a device can be
+told as ours, and as nobody's who lives, by whoever finds it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ _DETACH_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ImageMark:
-    """Whose an image is: the run, and the process (with its start and the boot that it ran in) of the run's harness."""
+    """Whose an image is: the run, the process (with its start and the boot that it ran in) of the run's harness, and
+    the path of the run's state, empty where it is not known."""
 
     run_id: str
     pid: int
     start_ticks: int
     boot_id: str
+    state: str = ""
 
     @property
     def is_of_the_dead(self) -> bool:
@@ -58,10 +60,20 @@ class ImageMark:
         same_boot = self.boot_id == harness_process()["boot_id"]
         return same_boot and not harness_is_live(self.pid, self.start_ticks, self.boot_id)
 
+    @property
+    def has_state(self) -> bool:
+        """Whether the run's state is still there. Whoever cleans by it ends what uses the device first."""
+        return bool(self.state) and os.path.lexists(self.state)
 
-def image_mark(run_id: str) -> bytes:
-    """The mark of an image that this process makes for a run, as it is written over the image's first bytes."""
-    return (_MARK + json.dumps({"run": run_id, **harness_process()}).encode() + b"\n").ljust(MARK_BYTES, b"\0")
+
+def image_mark(run_id: str, state: str) -> bytes:
+    """The mark of an image that this process makes for a run, as it is written over the image's first bytes. `state`
+    is the path of the run's state; one for which there is no room is left out."""
+    for entry in ({"run": run_id, **harness_process(), "state": state}, {"run": run_id, **harness_process()}):
+        mark = _MARK + json.dumps(entry).encode() + b"\n"
+        if len(mark) <= MARK_BYTES:
+            break
+    return mark.ljust(MARK_BYTES, b"\0")
 
 
 def _read_mark(path: str) -> ImageMark | None:
@@ -74,8 +86,9 @@ def _read_mark(path: str) -> ImageMark | None:
         return None
     try:
         entry = json.loads(first[len(_MARK) :].split(b"\n")[0])
-        return ImageMark(str(entry["run"]), int(entry["pid"]), int(entry["start_ticks"]), str(entry["boot_id"]))
-    except (ValueError, KeyError, TypeError):
+        pid, start_ticks, state = int(entry["pid"]), int(entry["start_ticks"]), str(entry.get("state", ""))
+        return ImageMark(str(entry["run"]), pid, start_ticks, str(entry["boot_id"]), state)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -199,7 +199,7 @@ class NodeDisks:
             f"mkfs.ext4 -q -F -m 0 {quoted}",
         )
         with open(self.path(host, image), "r+b") as file:
-            file.write(image_mark(self._run.run_id))
+            file.write(image_mark(self._run.run_id, self._run.path))
         self._image_ids[host] = file_id(self.path(host, image))
         self._run.claim(KIND_IMAGE, image, point=point, file_id=self._image_ids[host])
         await self._inside(host, f"{self._mount_line(host)}; chmod 755 {shlex.quote(point)}")

@@ -274,6 +274,7 @@ def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, 
         subprocess.run(["umount", str(tmp_path / "elsewhere")], check=True)
 
 
+@pytest.mark.serial  # any `harness clean` beside it would take the device, which is nobody's any more
 def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,9 +282,17 @@ def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     died = subprocess.run([sys.executable, "-c", DIES, *words], env=environment, capture_output=True, text=True)
     assert died.returncode == -9, died.stderr
-    (tmp_path / "state" / f"{RUN}-lost.jsonl").unlink()
     devices = [device for device, mark in marked_devices() if mark.run_id == f"{RUN}-lost"]
     assert devices != []
+    monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "other-state"))
+    elsewhere = clean(report=lambda line: None)
+    assert (elsewhere.removed, elsewhere.left) == ([], []), "a run that has a state is cleaned by it"
+    assert elsewhere.notes == [
+        f"run {RUN}-lost: loop device {device} is of a dead run: "
+        f"SPLITBRAIN_STATE_DIR={tmp_path / 'state'} harness clean removes it"
+        for device in devices
+    ]
+    (tmp_path / "state" / f"{RUN}-lost.jsonl").unlink()
     monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "state"))
     report = clean(report=lambda line: None)
     assert {f"run {RUN}-lost: loop device {device}" for device in devices} <= set(report.removed)
