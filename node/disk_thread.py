@@ -15,6 +15,8 @@ import time
 import weakref
 from collections.abc import Callable
 
+from node.runtime import Ended
+
 __all__ = ["PATIENCE_S", "REST_S", "DiskThread"]
 
 PATIENCE_S = 0.002
@@ -115,17 +117,14 @@ class DiskThread:
             self._rests_until_s = time.monotonic() + REST_S
             self._is_busy = False
 
-    async def run(self, first: Callable[[], None], then: Callable[[], None]) -> None:
-        """Do `first` while the loop stands still, as long as that is short, and `then` while it goes on; raises what
-        they raised. Both run to their end even when the waiting task is cancelled, and the task then waits for the end
-        as well before it passes the cancellation on.
+    def begin(self, first: Callable[[], None], then: Callable[[], None], tell: Ended) -> None:
+        """Do `first` while the loop stands still, as long as that is short, and `then` while it goes on; `tell` is
+        called in a later turn of the loop with what they raised, or None.
 
         Standing still gives the thread the interpreter's lock at once: a thread that is woken beside a busy loop waits
         for it longer than a sync takes.
         """
         loop = asyncio.get_running_loop()
-        ended = False
-        waiter = loop.create_future()
         has_begun = threading.Lock()
         has_begun.acquire()
 
@@ -136,32 +135,46 @@ class DiskThread:
                 has_begun.release()
             then()
 
-        def tell() -> None:
-            nonlocal ended
-            ended = True
-            if not waiter.done():
-                waiter.set_result(None)
+        def ended() -> None:
+            self._is_busy = False
+            error, self._hand.error = self._hand.error, None
+            tell(error)
 
         def tell_loop() -> None:
-            loop.call_soon_threadsafe(tell)
+            loop.call_soon_threadsafe(ended)
 
         self._hand.tell = tell_loop
         may_stand_still = self.is_quick
         self._begin(operation)
         if may_stand_still and not has_begun.acquire(True, PATIENCE_S):
             self._rests_until_s = time.monotonic() + REST_S
+
+    async def run(self, first: Callable[[], None], then: Callable[[], None]) -> None:
+        """The same, awaited; raises what they raised. Both run to their end even when the waiting task is cancelled,
+        and the task then waits for the end as well before it passes the cancellation on."""
+        loop = asyncio.get_running_loop()
+        has_ended = False
+        raised: BaseException | None = None
+        waiter = loop.create_future()
+
+        def tell(error: BaseException | None) -> None:
+            nonlocal has_ended, raised
+            has_ended, raised = True, error
+            if not waiter.done():
+                waiter.set_result(None)
+
+        self.begin(first, then, tell)
         cancelled: asyncio.CancelledError | None = None
-        while not ended:
+        while not has_ended:
             try:
                 await waiter
             except asyncio.CancelledError as error:
                 cancelled = error
                 waiter = loop.create_future()
-        self._is_busy = False
         if cancelled is not None:
-            self._hand.error = None
             raise cancelled
-        self._hand.outcome()
+        if raised is not None:
+            raise raised
 
     def close(self) -> None:
         """End the thread; nothing may be under way."""

@@ -16,10 +16,11 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from node.disk_thread import DiskThread
-from node.runtime import DiskUsage, Runtime
+from node.runtime import DiskUsage, Ended, Runtime
 
 __all__ = ["DISK_THREADS", "RealClock", "RealDisk", "RealFile", "real_runtime"]
 
@@ -84,6 +85,26 @@ class RealFile:
             await _in_pool(self._pool, lambda: self._write(offset, data, sync))
         elif not own.stand_still(write):
             await _in_pool(self._pool, own.wait)
+
+    def begin_write(self, offset: int, data: bytes, then: Ended, *, sync: bool = False) -> None:
+        own, loop = self._own, asyncio.get_running_loop()
+        write: Callable[[], None] = partial(self._write, offset, data)
+        if sync and own.is_free:
+            own.begin(write, self._sync, then)
+            return
+        if sync or not own.is_quick:
+            write = partial(self._write, offset, data, sync)
+        else:
+            try:
+                is_done = own.stand_still(write)
+            except OSError as error:
+                loop.call_soon(then, error)
+                return
+            if is_done:
+                loop.call_soon(then, None)
+                return
+            write = own.wait
+        loop.run_in_executor(self._pool, write).add_done_callback(lambda future: then(future.exception()))
 
     async def sync(self) -> None:
         await _in_pool(self._pool, self._sync)

@@ -17,10 +17,14 @@ and an `await` per message would cost more than the read.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["Clock", "Disk", "DiskUsage", "File", "Runtime"]
+__all__ = ["Clock", "Disk", "DiskUsage", "Ended", "File", "Runtime"]
+
+Ended = Callable[[BaseException | None], object]
+"""Told that an operation is over: None, or what went wrong (OSError). Must not raise."""
 
 
 class Clock(Protocol):
@@ -58,6 +62,11 @@ class File(Protocol):
         On return the bytes survive a crash of the process; with `sync` also a power cut (one call, so
         that a real disk needs a single hand-over to its thread). Raises OSError (ENOSPC, EIO).
         """
+        ...
+
+    def begin_write(self, offset: int, data: bytes, then: Ended, *, sync: bool = False) -> None:
+        """The same without a task that waits: `then` is called once, in a later turn of the loop, and never where this
+        raises. What is under way goes on to its end whatever becomes of the caller. Raises OSError (EBADF)."""
         ...
 
     async def sync(self) -> None:

@@ -35,6 +35,7 @@ BUSY = 2
 UNAVAILABLE = 14
 
 T = TypeVar("T")
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class BadMessage(Exception):
@@ -87,7 +88,7 @@ class BrokerConnection:
         await self._client.close()
 
     async def append(self, key: int, value: Any) -> int:
-        body = json.dumps(value, separators=(",", ":")).encode()
+        body = _encode_json(value).encode()
 
         async def send(address: str, timeout_ms: int) -> int:
             result = await self._client.send(self._topic, key, body, address=address, timeout_ms=timeout_ms)

@@ -58,6 +58,8 @@ class LazyFile:
             await self.flush()
         except OSError as error:
             logger.error("%s could not be written: %s", self._path, error)
+        except Exception:
+            logger.exception("writing %s met an error of its own", self._path)
         finally:
             self._task = None
         if self._dirty:

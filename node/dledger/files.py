@@ -23,7 +23,7 @@ from node.dledger.entry import blank, tail_mark
 from node.dledger.index import UNIT_SIZE_BYTES, LogIndex
 from node.dledger.membership import are_members
 from node.dledger.row import EntryRow
-from node.runtime import Disk
+from node.runtime import Disk, Ended
 from node.store.segments import SegmentedFile
 
 __all__ = ["Checkpoint", "LedgerCorrupt", "LedgerFiles"]
@@ -84,8 +84,8 @@ def _members(content: Any) -> tuple[tuple[int, dict[str, str]], ...]:
 
 
 class LedgerFiles:
-    """Reads and changes the files. Data operations come from one task at a time, index operations and checkpoints
-    take `index_lock`."""
+    """Reads and changes the files. Data operations come one after the other, index operations and checkpoints take
+    `index_lock`."""
 
     def __init__(self, config: DLedgerConfig, disk: Disk) -> None:
         self._disk = disk
@@ -124,17 +124,23 @@ class LedgerFiles:
         """The error for damage at `position` of the log."""
         return LedgerCorrupt(self.data.path_at(position), position % self.data.segment_size_bytes, problem)
 
-    async def write(self, rows: list[EntryRow], *, sync: bool) -> None:
-        """Write entries that continue the log, with the blanks between them. Raises OSError."""
-        pieces = []
-        position = self.data.end_position
-        for row in rows:
-            if row.pos != position:
-                pieces.append(blank(row.pos - position))
-            pieces.append(row.raw)
-            position = row.end_pos
-        mark = tail_mark(position, self.data.synced_position)
-        await self.data.append(b"".join(pieces), sync=sync, trailer=mark)
+    def begin_write(self, rows: list[EntryRow], then: Ended, *, sync: bool) -> None:
+        """Write entries that continue the log, with the blanks between them; `then` is told of the end, in a later turn
+        of the loop. Raises OSError, and then `then` is not called."""
+        data = self.data
+        position = data.end_position
+        if len(rows) == 1 and rows[0].pos == position:
+            raw = rows[0].raw
+            position += len(raw)
+        else:
+            pieces = []
+            for row in rows:
+                if row.pos != position:
+                    pieces.append(blank(row.pos - position))
+                pieces.append(row.raw)
+                position = row.end_pos
+            raw = b"".join(pieces)
+        data.begin_append(raw, then, sync=sync, trailer=tail_mark(position, data.synced_position))
 
     async def cut(self, position: int, end_index: int) -> None:
         """Let the log end at `position`, before entry `end_index`, durably; where it already ends earlier it stays so.

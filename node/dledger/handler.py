@@ -149,8 +149,9 @@ class EntryHandler:
         acks = self._acks
         if not acks:
             return
-        if self._store.writer.failure_code is not None:
-            self._fail_acks(self._store.writer.failure_code)
+        failure_code = self._store.writer.failure_code
+        if failure_code is not None:
+            self._fail_acks(failure_code)
             return
         waiting: list[tuple[int, int, _Push]] = []
         acked_index = self._store.acked_index
@@ -440,7 +441,7 @@ class EntryHandler:
     def _acknowledge(self, push: _Push, index: int, term: int) -> None:
         """Send SUCCESS once the store has the entry `index` of `term` as safe as it must be."""
         self._acks.append((index, term, push))
-        if index <= self._store.acked_index or self._store.writer.failure_code is not None:
+        if index <= self._store.acked_index or self._store.writer.failure is not None:
             self.progressed()
 
     def _fail_acks(self, code: DLedgerCode) -> None:

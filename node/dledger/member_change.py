@@ -84,7 +84,7 @@ class MemberChange:
     def _committed(self) -> None:
         members = self._state.members
         members.forget_before(self._store.committed_index)
-        if self._state.is_leader and not members.includes_self and members.index <= self._store.committed_index:
+        if not members.includes_self and self._state.is_leader and members.index <= self._store.committed_index:
             # Later in this turn: who waits for the entry is told first that it is committed.
             asyncio.get_running_loop().call_soon(self._leave, self._state.term)
 

@@ -39,18 +39,20 @@ class MemberState:
         self._path = f"{config.ledger_dir}/member_state"
         self._lock = asyncio.Lock()
         self._role = Role.CANDIDATE
-        self._term = FIRST_TERM
+        # What follows is read many times for each entry, and changed here only.
+        self.self_id = config.self_id
+        self.term = FIRST_TERM
+        """The current term; durable."""
+        self.leader_id: str | None = None
+        """The leader of the current term, as far as known."""
+        self.is_leader = False
+        self.is_follower = False
         self._voted_for: str | None = None
-        self._leader_id: str | None = None
         self._listeners: list[RoleListener] = []
         self.known_max_term = FIRST_TERM
         """The greatest term heard of. Need not be durable: it only saves elections that could not be won."""
         self.is_new = True
         """Whether there was no state on the disk when this member started."""
-
-    @property
-    def self_id(self) -> str:
-        return self._config.self_id
 
     @property
     def group(self) -> str:
@@ -70,27 +72,9 @@ class MemberState:
         return self._role
 
     @property
-    def term(self) -> int:
-        """The current term; durable."""
-        return self._term
-
-    @property
     def voted_for(self) -> str | None:
         """Who got this member's vote in the current term; durable."""
         return self._voted_for
-
-    @property
-    def leader_id(self) -> str | None:
-        """The leader of the current term, as far as known."""
-        return self._leader_id
-
-    @property
-    def is_leader(self) -> bool:
-        return self._role is Role.LEADER
-
-    @property
-    def is_follower(self) -> bool:
-        return self._role is Role.FOLLOWER
 
     @property
     def is_candidate(self) -> bool:
@@ -99,9 +83,9 @@ class MemberState:
     def follows(self, term: int, leader_id: str) -> bool:
         """Whether this member follows that leader of that term, and no term or vote is being written."""
         return (
-            self._leader_id == leader_id
-            and self._term == term
-            and self._role is Role.FOLLOWER
+            self.leader_id == leader_id
+            and self.term == term
+            and self.is_follower
             and not self._lock.locked()
         )
 
@@ -131,16 +115,16 @@ class MemberState:
                 raise DamagedDocument("term or vote is missing")
         except DamagedDocument as error:
             raise LedgerCorrupt(self._path, 0, str(error)) from error
-        self._term = self.known_max_term = term
+        self.term = self.known_max_term = term
         self._voted_for = voted_for
         self.is_new = False
 
     def check_against_log(self, ledger_end_term: int) -> None:
         """Raises LedgerCorrupt when the log has entries of a term that this member has never heard of: then its
         term and vote were lost."""
-        if ledger_end_term > self._term:
+        if ledger_end_term > self.term:
             raise LedgerCorrupt(
-                self._path, 0, f"it says term {self._term}, but the log has entries of term {ledger_end_term}"
+                self._path, 0, f"it says term {self.term}, but the log has entries of term {ledger_end_term}"
             )
 
     @property
@@ -167,14 +151,14 @@ class MemberState:
 
         Not for a leader: it steps down first. The caller holds `lock`. Raises OSError; nothing has changed then.
         """
-        if term <= self._term:
+        if term <= self.term:
             return
         if self._role is Role.LEADER:
-            raise RuntimeError(f"the leader of term {self._term} must step down before it enters term {term}")
+            raise RuntimeError(f"the leader of term {self.term} must step down before it enters term {term}")
         await self.persist(term, voted_for)
-        self._term, self._voted_for = term, voted_for
+        self.term, self._voted_for = term, voted_for
         self._log_vote()
-        self._leader_id = None
+        self.leader_id = None
         self.is_new = False
         self.known_max_term = max(self.known_max_term, term)
 
@@ -184,14 +168,14 @@ class MemberState:
         """
         if self._voted_for == candidate_id:
             return
-        await self.persist(self._term, candidate_id)
+        await self.persist(self.term, candidate_id)
         self._voted_for = candidate_id
         self._log_vote()
         self.is_new = False
 
     def _log_vote(self) -> None:
         if self._voted_for is not None:
-            role_logger.info("vote self=%s term=%d for=%s", self.self_id, self._term, self._voted_for)
+            role_logger.info("vote self=%s term=%d for=%s", self.self_id, self.term, self._voted_for)
 
     # Role
 
@@ -215,17 +199,19 @@ class MemberState:
 
     def announce(self) -> None:
         """Log the role and tell the listeners. Once for each change, after it is complete."""
-        role_logger.info("role_change self=%s role=%s term=%d", self.self_id, self._role.name, self._term)
+        role_logger.info("role_change self=%s role=%s term=%d", self.self_id, self._role.name, self.term)
         for listener in self._listeners:
             try:
-                listener(self._term, self._role)
+                listener(self.term, self._role)
             except Exception:
                 role_logger.exception("a role listener failed")
 
     def _expect(self, term: int) -> None:
-        if term != self._term:
-            raise RuntimeError(f"the current term is {self._term}, not {term}")
+        if term != self.term:
+            raise RuntimeError(f"the current term is {self.term}, not {term}")
 
     def _change(self, role: Role, leader_id: str | None) -> None:
         self._role = role
-        self._leader_id = leader_id
+        self.is_leader = role is Role.LEADER
+        self.is_follower = role is Role.FOLLOWER
+        self.leader_id = leader_id

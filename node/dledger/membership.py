@@ -105,6 +105,8 @@ class Membership:
 
     def forget_before(self, committed_index: int) -> None:
         """Keep of what is committed only the last: it is never taken back."""
+        if len(self._history) == 1:
+            return
         committed = [number for number, item in enumerate(self._history) if item[0] <= committed_index]
         del self._history[: committed[-1]]
 

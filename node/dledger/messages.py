@@ -20,7 +20,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Any, ClassVar, Final, Self
 
 from node.dledger.rpc import DLedgerCode, PushType, VoteResult
 
@@ -113,9 +113,9 @@ class Message:
         """The message in some bytes. Raises MalformedMessage."""
         form = _forms.get(cls) or _form_of(cls)
         if cls.repeats:
-            same = form.decoded.get(body)
+            same: Self | None = form.decoded.get(body)  # type: ignore[assignment]  # each class has a form of its own
             if same is not None:
-                return cast(Self, same)
+                return same
         size_bytes = len(body)
         if size_bytes < _HEAD.size:
             raise MalformedMessage(f"a message of {size_bytes} bytes")
@@ -138,7 +138,7 @@ class Message:
         if at != size_bytes:
             raise MalformedMessage(f"{size_bytes - at} bytes behind a {cls.__name__}")
         try:
-            message = cast(Self, form.make(names, numbers, contents))
+            message: Self = form.make(names, numbers, contents)  # type: ignore[assignment]
         except KeyError:
             name, value = form.unknown(numbers)
             raise MalformedMessage(f"the field {name} has an unknown value: {value}") from None

@@ -45,7 +45,9 @@ class EntryRow:
     are the last one's, and `changes` are those that change the group. Nothing of a row changes any more.
     """
 
-    __slots__ = ("chain_crc", "changes", "ends", "first_index", "pos", "raw", "term", "units")
+    __slots__ = (
+        "chain_crc", "changes", "end_pos", "ends", "first_index", "last_index", "pos", "raw", "term", "units",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -66,10 +68,9 @@ class EntryRow:
         self.term = term
         self.chain_crc = chain_crc
         self.changes = changes
-
-    @property
-    def last_index(self) -> int:
-        return self.first_index + len(self.ends) - 1
+        self.last_index = first_index + len(ends) - 1
+        self.end_pos = pos + len(raw)
+        """Position behind the last byte."""
 
     @property
     def last_pos(self) -> int:
@@ -77,10 +78,12 @@ class EntryRow:
         ends = self.ends
         return self.pos + ends[-2] if len(ends) > 1 else self.pos
 
-    @property
-    def end_pos(self) -> int:
-        """Position behind the last byte."""
-        return self.pos + len(self.raw)
+    def continues(self, previous_chain_crc: int) -> bool:
+        """Whether the first entry, whose own bytes were verified, is the successor of one with this chain CRC."""
+        raw = self.raw
+        head_crc = zlib.crc32(raw[:_CHAIN_AT], previous_chain_crc)
+        chain_crc: int = CHAIN.unpack_from(raw, _CHAIN_AT)[0]
+        return zlib.crc32(raw[_BODY_FIELDS_AT:HEADER_SIZE_BYTES], head_crc) == chain_crc
 
     def entry(self, index: int) -> Entry:
         """One of the entries."""

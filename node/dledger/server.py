@@ -65,6 +65,8 @@ RequestT = TypeVar("RequestT", bound=Request)
 _Later = Callable[[Callable[[Response], None]], None]
 """Goes on with a request, and tells its argument the answer when there is one."""
 
+_FIRST_JSON_CODE = int(DLedgerRequestCode.METADATA) + JSON_CODES
+
 MAX_GET_ENTRIES = 1000
 MAX_GET_BYTES = 1024 * 1024
 """Of one answer to GET."""
@@ -412,7 +414,7 @@ class DLedgerServer:
 
 
 def _takes_json(command: Command) -> bool:
-    return command.code >= DLedgerRequestCode.METADATA + JSON_CODES
+    return command.code >= _FIRST_JSON_CODE
 
 
 def _reply(command: Command, answer: Response, remark: str | None = None) -> Command:

@@ -1,6 +1,6 @@
 """The log of one member: what it holds, what of that is durable, what is committed.
 
-Appending and cutting are synchronous and take effect in memory at once; the writer task carries them to the disk
+Appending and cutting are synchronous and take effect in memory at once; the writer carries them to the disk
 in the same order. Three marks follow the end of the log: *written*, *durable*, and, wherever a quorum's acknowledgement
 is counted, `acked_index`, which is one of the two by flush mode. The committed index is the quorum's business; this
 class only keeps it from ever going back, beyond the end, or below a cut.
@@ -53,6 +53,7 @@ class DLedgerStore:
 
     def __init__(self, config: DLedgerConfig, runtime: Runtime, members: Membership | None = None) -> None:
         self._config = config
+        self._acks_durable = config.flush_mode == "sync"
         self.members = members or Membership(config.self_id, config.peers, joins=config.joins)
         """Who belongs to the group, as the log says."""
         self._files = LedgerFiles(config, runtime.disk)
@@ -60,12 +61,16 @@ class DLedgerStore:
         self._places = Places(config)
         self.writer = LogWriter(config, self._files, runtime.clock, on_progress=self._progressed)
         self._complaints = Complaints(logger, lambda: asyncio.get_running_loop().time())
-        self._begin_index = -1
-        self._end_index = -1
-        self._end_term = -1
+        # What follows is read many times for each entry, and changed here only.
+        self.ledger_begin_index = -1
+        """Index of the first entry; -1 when the log is empty (S2)."""
+        self.ledger_end_index = -1
+        """Index of the last entry, durable or not; -1 when the log is empty (S2)."""
+        self.ledger_end_term = -1
+        """Term of the last entry: the entry's own, not the member's. -1 when the log is empty."""
+        self.committed_index = -1
         self._end_pos = 0
         self._end_chain_crc = 0
-        self._committed_index = -1
         self._committed_pos = 0
         self._newest = NewestRows()
         self._progress_listeners: list[Callable[[], None]] = []
@@ -84,7 +89,7 @@ class DLedgerStore:
         """
         recovered = await recover(self._files)
         self._adopt(recovered)
-        self.writer.start(self._end_index)
+        self.writer.start(self.ledger_end_index)
         self._checkpoints.start()
 
     @property
@@ -102,21 +107,6 @@ class DLedgerStore:
     # What the log holds
 
     @property
-    def ledger_begin_index(self) -> int:
-        """Index of the first entry; -1 when the log is empty (S2)."""
-        return self._begin_index
-
-    @property
-    def ledger_end_index(self) -> int:
-        """Index of the last entry, durable or not; -1 when the log is empty (S2)."""
-        return self._end_index
-
-    @property
-    def ledger_end_term(self) -> int:
-        """Term of the last entry: the entry's own, not the member's. -1 when the log is empty."""
-        return self._end_term
-
-    @property
     def end_pos(self) -> int:
         """Position behind the last entry."""
         return self._end_pos
@@ -124,10 +114,6 @@ class DLedgerStore:
     @property
     def end_chain_crc(self) -> int:
         return self._end_chain_crc
-
-    @property
-    def committed_index(self) -> int:
-        return self._committed_index
 
     @property
     def committed_pos(self) -> int:
@@ -145,11 +131,11 @@ class DLedgerStore:
     @property
     def acked_index(self) -> int:
         """Up to which entry this member may say that it holds the log."""
-        return self.writer.durable_index if self._config.flush_mode == "sync" else self.writer.written_index
+        return self.writer.durable_index if self._acks_durable else self.writer.written_index
 
     def get(self, index: int) -> Entry | None:
         """The entry, committed or not; None when the log does not hold it. Raises LedgerCorrupt, OSError."""
-        if not self._begin_index <= index <= self._end_index or index < 0:
+        if not self.ledger_begin_index <= index <= self.ledger_end_index or index < 0:
             return None
         row = self._newest.find(index)
         if row is not None:
@@ -159,10 +145,10 @@ class DLedgerStore:
 
     def term_at(self, index: int) -> int:
         """Term of an entry; -1 when the log does not hold it. Raises LedgerCorrupt, OSError."""
-        if not self._begin_index <= index <= self._end_index or index < 0:
+        if not self.ledger_begin_index <= index <= self.ledger_end_index or index < 0:
             return -1
-        if index == self._end_index:
-            return self._end_term
+        if index == self.ledger_end_index:
+            return self.ledger_end_term
         row = self._newest.find(index)
         return row.term_of(index) if row is not None else self._unit(index).term
 
@@ -170,17 +156,20 @@ class DLedgerStore:
         """Consecutive entries from `first_index` on: at least one where the log has it, else as many as fit, at
         most up to the end of a file or of what is only on disk. Raises LedgerCorrupt, OSError.
         """
-        if not self._begin_index <= first_index <= self._end_index or first_index < 0:
+        if not self.ledger_begin_index <= first_index <= self.ledger_end_index or first_index < 0:
             return []
         newest = self._newest
-        last_index = min(first_index + max_entries - 1, self._end_index)
-        if newest.find(first_index) is not None:
+        last_index = min(first_index + max_entries - 1, self.ledger_end_index)
+        row = newest.find(first_index)
+        if row is not None:
+            if row.first_index == first_index and row.last_index == last_index and len(row.raw) <= max_bytes:
+                return [row]
             newest.join(first_index, last_index, max_bytes)
             return newest.collect(first_index, last_index, max_bytes)
         if newest.begin_index is not None:  # the disk may still hold there what has been cut off
             last_index = min(last_index, newest.begin_index - 1)
-        row = self._read_row(first_index, last_index - first_index + 1, max_bytes)
-        return [row.head(min(row.last_index, last_index))]
+        read = self._read_row(first_index, last_index - first_index + 1, max_bytes)
+        return [read.head(min(read.last_index, last_index))]
 
     def read_entries(self, first_index: int, *, max_entries: int, max_bytes: int) -> list[Entry]:
         """The same, one by one."""
@@ -190,7 +179,7 @@ class DLedgerStore:
     def read_committed(self, first_index: int, last_index: int) -> list[EntryRow]:
         """Committed entries from `first_index` on and to `last_index` at most, as many as make a few milliseconds of
         work; none where the log does not hold the first. Raises LedgerCorrupt, OSError."""
-        count = min(last_index, self._committed_index) - first_index + 1
+        count = min(last_index, self.committed_index) - first_index + 1
         return self.read_rows(first_index, max_entries=count, max_bytes=MAX_COMMITTED_BYTES) if count > 0 else []
 
     def read_bytes(self, position: int, size_bytes: int) -> bytes:
@@ -239,7 +228,7 @@ class DLedgerStore:
         bodies = encode(positions)
         if list(map(len, bodies)) != list(sizes):
             raise ValueError(f"the bodies have other sizes than {sizes}, which were announced")
-        index, chain_crc = self._end_index + 1, self._end_chain_crc
+        index, chain_crc = self.ledger_end_index + 1, self._end_chain_crc
         if not files:
             row = encode_row(magic, index, term, positions[0] - HEADER_SIZE_BYTES, chain_crc, bodies)
             self._add(row)
@@ -261,13 +250,15 @@ class DLedgerStore:
         Raises DLedgerError INCONSISTENT_STATE, and appends nothing, when the first one does not continue this
         log: by index, by chain CRC, or by position (a leader with another segment size).
         """
-        first = rows[0].entry(rows[0].first_index)
-        if first.index != self._end_index + 1:
-            raise DLedgerError(DLedgerCode.INCONSISTENT_STATE, f"entry {first.index} cannot follow {self._end_index}")
-        try:
-            parse_entry(first.raw, 0, self._end_chain_crc)
-        except BadEntry as error:
-            raise DLedgerError(DLedgerCode.INCONSISTENT_STATE, str(error)) from error
+        first = rows[0]
+        if first.first_index != self.ledger_end_index + 1:
+            raise DLedgerError(
+                DLedgerCode.INCONSISTENT_STATE, f"entry {first.first_index} cannot follow {self.ledger_end_index}"
+            )
+        if not first.continues(self._end_chain_crc):
+            raise DLedgerError(
+                DLedgerCode.INCONSISTENT_STATE, f"entry {first.first_index} does not match its chain CRC"
+            )
         end = self._end_pos
         for row in rows:
             misplaced = self._places.misplaced(row, end)
@@ -286,7 +277,7 @@ class DLedgerStore:
 
     def may_truncate_to(self, index: int) -> bool:
         """Whether the log may be made to end at `index`: never below what is committed (dledger#316)."""
-        return index >= self._committed_index
+        return index >= self.committed_index
 
     def truncate(self, index: int) -> asyncio.Future[None]:
         """Remove every entry behind `index`, which stays. Done when that is durable.
@@ -295,12 +286,12 @@ class DLedgerStore:
         """
         if not self.may_truncate_to(index):
             raise DLedgerError(
-                DLedgerCode.INCONSISTENT_STATE, f"cannot truncate to {index}: {self._committed_index} is committed"
+                DLedgerCode.INCONSISTENT_STATE, f"cannot truncate to {index}: {self.committed_index} is committed"
             )
         last = self.get(index)
         if last is None:
             raise DLedgerError(DLedgerCode.INDEX_OUT_OF_RANGE, f"cannot truncate to {index}: it is not here")
-        removed = self._end_index - index
+        removed = self.ledger_end_index - index
         if removed:
             self.members.cut(index + 1)
             self._newest.cut(index + 1)
@@ -315,10 +306,10 @@ class DLedgerStore:
         Raises DLedgerError INCONSISTENT_STATE when `first` lies within or below what is committed here, or is
         not the first entry of a file.
         """
-        if self._begin_index >= 0 and not self.may_truncate_to(first.index - 1):
+        if self.ledger_begin_index >= 0 and not self.may_truncate_to(first.index - 1):
             raise DLedgerError(
                 DLedgerCode.INCONSISTENT_STATE,
-                f"cannot begin again at {first.index}: {self._committed_index} is committed",
+                f"cannot begin again at {first.index}: {self.committed_index} is committed",
             )
         if first.pos % self._config.data_segment_size_bytes:
             raise DLedgerError(
@@ -327,10 +318,10 @@ class DLedgerStore:
             )
         self._newest.clear()
         self._index.begin_at(first.index)
-        self._begin_index = -1
-        self._end_index = first.index - 1
+        self.ledger_begin_index = -1
+        self.ledger_end_index = first.index - 1
         self._end_pos = self._committed_pos = first.pos
-        self._committed_index = first.index - 1
+        self.committed_index = first.index - 1
         self.members.begin_at(first.index)
         gone = self.writer.cut(first.pos, first.index, is_reset=True)
         self._add(row_of(first))
@@ -341,12 +332,12 @@ class DLedgerStore:
 
         False when there is nothing to do: `index` is not new, or lies before the log. Raises LedgerCorrupt, OSError.
         """
-        index = min(index, self._end_index)
-        if index <= self._committed_index or index < self._begin_index:
+        index = min(index, self.ledger_end_index)
+        if index <= self.committed_index or index < self.ledger_begin_index:
             return False
         row = self._newest.find(index)
         self._committed_pos = row.end_of(index) if row is not None else self._unit(index).end_pos
-        self._committed_index = index
+        self.committed_index = index
         self._checkpoints.changed()
         self._tell(self._commit_listeners)
         return True
@@ -366,9 +357,9 @@ class DLedgerStore:
         committed and durable goes, and the newest file stays. Raises OSError."""
         await self._checkpoint()
         async with self._files.index_lock:
-            if not self._begin_index <= first.index <= self._files.checkpoint.committed_index:
+            if not self.ledger_begin_index <= first.index <= self._files.checkpoint.committed_index:
                 return False  # not durable yet, or the whole log was replaced meanwhile
-            self._begin_index = first.index
+            self.ledger_begin_index = first.index
             await self._files.remove_before(first.pos, first.index)
         return True
 
@@ -386,25 +377,25 @@ class DLedgerStore:
         last = recovered.last
         if last is None:
             return
-        self._begin_index = recovered.begin_index
+        self.ledger_begin_index = recovered.begin_index
         self.members.restore(list(recovered.members), last.index)
         self._ends_with(last)
         if recovered.committed_index >= recovered.begin_index:
-            self._committed_index = recovered.committed_index
+            self.committed_index = recovered.committed_index
             unit = self._unit(recovered.committed_index) if last.index != recovered.committed_index else None
             self._committed_pos = unit.end_pos if unit is not None else last.end_pos
 
     def _ends_with(self, last: Entry | EntryRow) -> None:
-        self._end_index = last.index if isinstance(last, Entry) else last.last_index
-        self._end_term = last.term
+        self.ledger_end_index = last.last_index if isinstance(last, EntryRow) else last.index
+        self.ledger_end_term = last.term
         self._end_pos = last.end_pos
         self._end_chain_crc = last.chain_crc
 
     def _add(self, row: EntryRow) -> None:
         for entry in row.changes:
             self.members.put(entry)
-        if self._begin_index < 0:
-            self._begin_index = row.first_index
+        if self.ledger_begin_index < 0:
+            self.ledger_begin_index = row.first_index
         self._index.add(row.first_index, row.units)
         newest = self._newest
         newest.add(row)
@@ -470,10 +461,10 @@ class DLedgerStore:
     async def _checkpoint(self) -> None:
         async with self._files.index_lock:
             durable_index = self.writer.durable_index
-            if not self._begin_index <= durable_index <= self._end_index or durable_index < 0:
+            if not self.ledger_begin_index <= durable_index <= self.ledger_end_index or durable_index < 0:
                 return
             await self._files.write_checkpoint(
-                committed_index=min(self._committed_index, durable_index),
+                committed_index=min(self.committed_index, durable_index),
                 durable_index=durable_index,
                 durable_pos=self._unit(durable_index).end_pos,
                 members=self.members.snapshot(durable_index),

@@ -1,8 +1,10 @@
-"""The task that carries the log from memory to the disk: group commit, in order, with nothing else waiting for it.
+"""Carries the log from memory to the disk: group commit, in order, with nothing else waiting for it.
 
-What the log accepts is queued here. The task takes everything that is queued, writes it in one operation and syncs
-once; meanwhile the next group gathers. A cut or a reset of the log is queued between the entries, so the disk sees
-the changes in the order in which the log made them, while the log itself never waits.
+What the log accepts is queued here. In the next turn of the loop everything that is queued is written in one operation
+and synced once; meanwhile the next group gathers, and goes out in the turn in which the disk is done with the one
+before. A cut or a reset of the log is queued between the entries, so the disk sees the changes in the order in which
+the log made them, while the log itself never waits. Cuts, and syncs of their own, are rare and have a task each; a
+group takes two calls.
 
 Where the disk refuses (full, broken), the same group is tried again after a pause; nothing is acknowledged until
 then. `stalled_ms` says for how long the oldest group has been waiting for its flush, whether the disk is slow,
@@ -18,8 +20,9 @@ import asyncio
 import errno
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from node.dledger.config import PAGE_BYTES, DLedgerConfig
 from node.dledger.files import LedgerFiles
@@ -69,13 +72,20 @@ class LogWriter:
         self._thorough_interval_ns = max(config.flush_interval_ms, config.flush_thorough_interval_ms) * 1_000_000
         self._least_bytes = config.flush_least_pages * PAGE_BYTES
         self._unsynced_bytes = 0
+        self._is_running = False
         self._is_stopping = False
+        self._has_ended = False
+        self._is_busy = True
+        """Something is under way or about to begin, also the pause after a failure: whoever queues need say nothing."""
+        self._loop: asyncio.AbstractEventLoop
         self._queue: deque[EntryRow | _Cut] = deque()
+        self._group: list[EntryRow] = []
         self._writing_last = -1
-        self._resting: asyncio.Future[None] | None = None
         self._settled = asyncio.Event()
         self._settled.set()
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+        self._ending: asyncio.Future[None] | None = None
         self._waiting_since_ns: int | None = None
         self._last_sync_ns = 0
         self.written_index = -1
@@ -86,6 +96,8 @@ class LogWriter:
         """Bytes of entries that are not written yet."""
         self.failure: OSError | None = None
         """Why the disk refused the last operation; None when it did not."""
+        self.failure_code: DLedgerCode | None = None
+        """DISK_FULL or DISK_ERROR while the disk refuses; None otherwise."""
         self.group_total = 0
         self.entry_total = 0
 
@@ -93,13 +105,15 @@ class LogWriter:
         """Begin; everything up to `last_index` is durable already."""
         self.written_index = self.durable_index = last_index
         self._last_sync_ns = self._clock.monotonic_ns()
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="dledger-writer")
+        self._loop = asyncio.get_running_loop()
+        self._is_running = True
+        self._loop.call_soon(self._go_on)
 
     async def stop(self) -> None:
         """Write and sync what is queued, unless the disk refuses or does not answer, and end."""
-        task, self._task = self._task, None
-        if task is None:
+        if not self._is_running:
             return
+        self._is_running = False
         self._is_stopping = True
         self._wake()
         try:
@@ -107,20 +121,21 @@ class LogWriter:
                 await self._settled.wait()
         except TimeoutError:
             logger.error("stopping with %d bytes of the log not stored: the disk does not answer", self.pending_bytes)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        self._has_ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._is_busy = False
+        if self._task is not None:
+            self._task.cancel()
+        while self._is_busy:  # the files may not be closed under an operation
+            self._ending = self._loop.create_future()
+            await self._ending
 
     @property
     def is_settled(self) -> bool:
         """Whether everything that was queued is durable."""
         return not self.pending_bytes and not self._queue and self.durable_index == self.written_index
-
-    @property
-    def failure_code(self) -> DLedgerCode | None:
-        """DISK_FULL or DISK_ERROR while the disk refuses; None otherwise."""
-        if self.failure is None:
-            return None
-        return DLedgerCode.DISK_FULL if self.failure.errno == errno.ENOSPC else DLedgerCode.DISK_ERROR
 
     @property
     def stalled_ms(self) -> float:
@@ -133,7 +148,13 @@ class LogWriter:
         """Queue the next entries of the log."""
         self._queue.append(row)
         self.pending_bytes += len(row.raw)
-        self._awake()
+        if self._waiting_since_ns is None:
+            self._waiting_since_ns = self._clock.monotonic_ns()
+        if self.failure is None:
+            self._settled.clear()
+        if not self._is_busy:
+            self._is_busy = True
+            self._loop.call_soon(self._go_on)
 
     def cut(self, position: int, end_index: int, *, is_reset: bool = False) -> asyncio.Future[None]:
         """Queue the cut of everything from `end_index` on. Done when it is durable.
@@ -156,55 +177,87 @@ class LogWriter:
         self.written_index = min(self.written_index, end_index - 1)
         self.durable_index = min(self.durable_index, end_index - 1)
         self._writing_last = -1 if is_reset else min(self._writing_last, end_index - 1)
-        self._awake()
-        return cut.done
-
-    def _awake(self) -> None:
         if self._waiting_since_ns is None:
             self._waiting_since_ns = self._clock.monotonic_ns()
         if self.failure is None:
             self._settled.clear()
         self._wake()
+        return cut.done
+
+    # One thing after the other
 
     def _wake(self) -> None:
-        """Let the task look at the queue, if it rests."""
-        resting = self._resting
-        if resting is not None:
-            self._resting = None
-            if not resting.done():
-                resting.set_result(None)
+        """Look at the queue in the next turn of the loop, unless something is under way."""
+        if not self._is_busy:
+            self._is_busy = True
+            self._loop.call_soon(self._go_on)
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                if not self._queue:
-                    await self._rest()
-                    continue
-                first = self._queue[0]
-                if isinstance(first, _Cut):
-                    await self._cut_files(first)
-                else:
-                    await self._write_group()
-            except OSError as error:
-                await self._refused(error)
-            except Exception:
-                logger.exception("the log writer met an error of its own")
-                await asyncio.sleep(RETRY_PAUSE_S)
+    def _go_on(self) -> None:
+        """Begin what is next; nothing is under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._has_ended:
+            self._rest()
+            return
+        try:
+            if not self._queue:
+                self._wait_for_more()
+                return
+            first = self._queue[0]
+            if isinstance(first, _Cut):
+                self._begin(self._cut_files(first))
+            else:
+                self._write_group()
+        except OSError as error:
+            self._refused(error)
+        except Exception as error:
+            self._failed(error)
 
-    async def _rest(self) -> None:
-        """Nothing is queued: wait until something is, or until the next sync of mode `async` is due."""
+    def _rest(self) -> None:
+        self._is_busy = False
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_result(None)
+
+    def _wait_for_more(self) -> None:
+        """Nothing is queued: rest until something is, or until the next sync of mode `async` is due."""
         if self.durable_index >= self.written_index:
             self._settled.set()
-            self._resting = asyncio.get_running_loop().create_future()
-            await self._resting
+            self._rest()
             return
         due_ns = self._sync_due_ns() - self._clock.monotonic_ns()
-        try:
-            async with asyncio.timeout(max(due_ns, 0) / 1e9):
-                self._resting = asyncio.get_running_loop().create_future()
-                await self._resting
-        except TimeoutError:
-            await self._sync()
+        if due_ns <= 0:
+            self._begin(self._sync())
+            return
+        self._rest()
+        self._timer = self._loop.call_later(due_ns / 1e9, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        if not self._is_busy:  # else something was queued in this very turn: it is written first
+            self._is_busy = True
+            self._begin(self._sync())
+
+    def _begin(self, operation: Coroutine[Any, Any, None]) -> None:
+        """Begin what takes several steps."""
+        self._task = self._loop.create_task(operation, name="dledger-writer")
+        self._task.add_done_callback(self._attended)  # also where it is cancelled before it has begun
+
+    def _attended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        self._ended(asyncio.CancelledError() if task.cancelled() else task.exception())
+
+    def _ended(self, error: BaseException | None) -> None:
+        """What was under way has come to its end."""
+        if error is None:
+            self._go_on()
+        elif isinstance(error, OSError) and not self._has_ended:
+            self._refused(error)
+        elif isinstance(error, Exception) and not self._has_ended:
+            self._failed(error)
+        else:  # cancelled: with the loop, if not by `stop`
+            self._has_ended = True
+            self._rest()
 
     def _sync_due_ns(self) -> int:
         """When what is written is to be synced (mode `async`), by the monotonic clock."""
@@ -215,31 +268,52 @@ class LogWriter:
         is_enough = self._unsynced_bytes >= self._least_bytes
         return self._last_sync_ns + (self._sync_interval_ns if is_enough else self._thorough_interval_ns)
 
-    async def _write_group(self) -> None:
-        group = self._take_group()
+    def _write_group(self) -> None:
+        group = self._group = self._take_group()
         self._writing_last = group[-1].last_index
         if self._queue:  # a cut that was queued behind an earlier one may have taken back what stood before that
             cut_ends = [each.end_index for each in self._queue if isinstance(each, _Cut)]
             if cut_ends:
                 self._writing_last = min(self._writing_last, min(cut_ends) - 1)
         try:
-            await self._files.write(group, sync=self._sync_each_group)
+            self._files.begin_write(group, self._group_written, sync=self._sync_each_group)
         except BaseException:
             self._put_back(group)
             raise
-        size_bytes = len(group[0].raw) if len(group) == 1 else sum([len(row.raw) for row in group])
+
+    def _group_written(self, error: BaseException | None) -> None:
+        """The disk is done with the group, or has refused it."""
+        group, self._group = self._group, []
+        if error is not None or self._has_ended:
+            self._put_back(group)
+            self._ended(error)
+            return
+        try:
+            self._advance(group)
+        except Exception as raised:
+            self._failed(raised)
+            return
+        if not self._sync_each_group and self._clock.monotonic_ns() >= self._sync_due_ns():
+            self._begin(self._sync())
+        else:
+            self._go_on()
+
+    def _advance(self, group: list[EntryRow]) -> None:
+        if len(group) == 1:
+            size_bytes, count = len(group[0].raw), len(group[0].ends)
+        else:
+            size_bytes, count = sum([len(row.raw) for row in group]), sum([len(row.ends) for row in group])
         self.pending_bytes -= size_bytes
         self.group_total += 1
-        self.entry_total += sum([len(row.ends) for row in group])
-        self.written_index = max(self.written_index, self._writing_last)
+        self.entry_total += count
+        if self._writing_last > self.written_index:
+            self.written_index = self._writing_last
         if self._sync_each_group:
             self.durable_index = self.written_index
         else:
             self._unsynced_bytes += size_bytes
         self._succeeded()
         self._on_progress()
-        if not self._sync_each_group and self._clock.monotonic_ns() >= self._sync_due_ns():
-            await self._sync()
 
     def _put_back(self, group: list[EntryRow]) -> None:
         """Queue again what was not written, but for what was cut off meanwhile."""
@@ -295,15 +369,24 @@ class LogWriter:
         self._waiting_since_ns = self._clock.monotonic_ns() if self._queue else None
         if self.failure is not None:
             logger.warning("the disk takes writes again")
-            self.failure = None
+            self.failure = self.failure_code = None
             if not self.is_settled:
                 self._settled.clear()
 
-    async def _refused(self, error: OSError) -> None:
+    def _refused(self, error: OSError) -> None:
         """Say so once, tell the log, and try again later."""
         if self.failure is None or self.failure.errno != error.errno:
             logger.error("the disk refuses to store the log: %s", error)
         self.failure = error
+        self.failure_code = DLedgerCode.DISK_FULL if error.errno == errno.ENOSPC else DLedgerCode.DISK_ERROR
         self._settled.set()
+        self._pause()
         self._on_progress()
-        await asyncio.sleep(RETRY_PAUSE_S)
+
+    def _failed(self, error: Exception) -> None:
+        """This ought not to happen: go on nevertheless, later."""
+        logger.error("the log writer met an error of its own", exc_info=error)
+        self._pause()
+
+    def _pause(self) -> None:
+        self._timer = self._loop.call_later(RETRY_PAUSE_S, self._go_on)

@@ -73,11 +73,11 @@ def quorum_off_by_one(ledger: DLedgerServer) -> None:
 
 def commit_beyond_end(ledger: DLedgerServer) -> None:
     def update_committed_index(self: DLedgerStore, index: int) -> bool:
-        if index <= self._end_index:
+        if index <= self.ledger_end_index:
             return DLedgerStore.update_committed_index(self, index)
-        if index <= self._committed_index:
+        if index <= self.committed_index:
             return False
-        self._committed_index, self._committed_pos = index, self._end_pos
+        self.committed_index, self._committed_pos = index, self._end_pos
         self._checkpoints.changed()
         self._tell(self._commit_listeners)
         return True

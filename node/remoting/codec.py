@@ -43,7 +43,9 @@ _INT: Final = Struct(">i")
 _I32_MIN: Final = -(2**31)
 _I32_MAX: Final = 2**31 - 1
 
-_BARE_BODY_BYTES: Final = MAX_FRAME_BYTES - 4 - _BARE_HEADER.size
+_BARE_REST_BYTES: Final = 4 + _BARE_HEADER.size
+_BARE_BYTES: Final = _BARE.size
+_BARE_BODY_BYTES: Final = MAX_FRAME_BYTES - _BARE_REST_BYTES
 
 MAX_FORMS: Final = 8
 """Forms of headers that one parser knows: a client uses one or two. The oldest goes when there are more."""
@@ -63,7 +65,17 @@ def encode(command: Command) -> bytes:
         header = _json_header(command)
         word = len(header)
     elif not command.ext_fields and command.remark is None and len(command.body) < _BARE_BODY_BYTES:
-        return _encode_bare(command)
+        body = command.body  # alone: so members of a group write to each other
+        try:
+            return (
+                _BARE.pack(
+                    _BARE_REST_BYTES + len(body), _BARE_WORD,
+                    command.code, command.language, command.version, command.opaque, command.flag, 0, 0,
+                )
+                + body
+            )  # fmt: skip
+        except struct.error as error:
+            raise FrameError(f"a command with code {command.code} does not fit the binary header: {error}") from None
     else:
         header = _binary_header(command)
         word = _BINARY << 24 | len(header)
@@ -75,21 +87,6 @@ def encode(command: Command) -> bytes:
             f"{MAX_FRAME_BYTES} or the header limit of {MAX_HEADER_BYTES}"
         )
     return _PREFIX.pack(length, word) + header + body
-
-
-def _encode_bare(command: Command) -> bytes:
-    """The frame of a command of body alone, as members of a group send them to each other."""
-    body = command.body
-    try:
-        return (
-            _BARE.pack(
-                _BARE_HEADER.size + 4 + len(body), _BARE_WORD,
-                command.code, command.language, command.version, command.opaque, command.flag, 0, 0,
-            )
-            + body
-        )  # fmt: skip
-    except struct.error as error:
-        raise FrameError(f"a command with code {command.code} does not fit the binary header: {error}") from None
 
 
 def _json_header(command: Command) -> bytes:
@@ -271,7 +268,10 @@ class FrameParser:
     Of requests whose codes are among `places` it learns the form, see `header_form`; they come as FormedRequests.
     """
 
-    __slots__ = ("_forms", "_max_frame_bytes", "_max_header_bytes", "_needed_bytes", "_places", "_unformed", "pending")
+    __slots__ = (
+        "_forms", "_max_bare_bytes", "_max_frame_bytes", "_max_header_bytes", "_needed_bytes", "_places", "_unformed",
+        "pending",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -281,6 +281,7 @@ class FrameParser:
     ) -> None:
         self._max_frame_bytes = max_frame_bytes
         self._max_header_bytes = max_header_bytes
+        self._max_bare_bytes = max_frame_bytes if max_header_bytes >= _BARE_HEADER.size else 0
         self._places: Mapping[int, Places] = {} if places is None else places
         self._forms: list[HeaderForm] = []
         self._unformed = 0
@@ -306,9 +307,17 @@ class FrameParser:
                 return []
             data = bytes(pending)
             pending.clear()
+        size = len(data)
+        if size >= _BARE_BYTES and not self._forms:
+            length, word, code, language, version, opaque, flag, remark_size, fields_size = _BARE.unpack_from(data)
+            if (
+                word == _BARE_WORD and length == size - 4 and not remark_size and not fields_size
+                and length <= self._max_bare_bytes
+            ):  # fmt: skip
+                body = data[_BARE_BYTES:]  # nearly all that members of a group hear from each other is one such frame
+                return [Command(code, {}, body, opaque, flag, None, language, version, "binary")]
         commands: list[Command] = []
         at = 0
-        size = len(data)
         try:
             while size - at >= 8:
                 length, word = _PREFIX.unpack_from(data, at)

@@ -25,6 +25,7 @@ FLAG_ONEWAY = 2
 """Bit of `flag`: the sender expects no reply."""
 
 _REQUIRED: Final = object()
+_PYTHON: Final = LanguageCode.PYTHON.value
 _INT64_MIN = -1 << 63
 _TOO_LARGE = 1 << 63
 _TRUE = frozenset({"true", "1", "yes"})
@@ -34,7 +35,10 @@ _FALSE = frozenset({"false", "0", "no", ""})
 def _texts(fields: Mapping[str, FieldValue] | None) -> dict[str, str]:
     if not fields:
         return {}
-    return {name: value if value.__class__ is str else field_text(value) for name, value in fields.items()}
+    return {
+        name: value if value.__class__ is str else str(value) if value.__class__ is int else field_text(value)
+        for name, value in fields.items()
+    }
 
 
 def field_text(value: FieldValue) -> str:
@@ -58,7 +62,7 @@ class Command:
     opaque: int = 0
     flag: int = 0
     remark: str | None = None
-    language: int = LanguageCode.PYTHON.value
+    language: int = _PYTHON
     version: int = PROTOCOL_VERSION
     serializer: Serializer = "json"
 
@@ -78,7 +82,10 @@ class Command:
         body: bytes = b"",
     ) -> Command:
         """The answer to this request: same opaque, same serializer, marked as a response."""
-        return Command(code, _texts(fields), body, self.opaque, FLAG_RESPONSE, remark, serializer=self.serializer)
+        texts = _texts(fields) if fields else {}
+        return Command(
+            code, texts, body, self.opaque, FLAG_RESPONSE, remark, _PYTHON, PROTOCOL_VERSION, self.serializer
+        )
 
     @property
     def is_response(self) -> bool:

@@ -61,23 +61,20 @@ class Connection(asyncio.Protocol):
         self._writing_paused = False
         self._waiting = Outstanding(self.loop, lambda: self.remote_address, self._timed_out)
         self._silent_timeouts = 0
-        self._last_activity_s = self.loop.time()
+        self.last_activity_s = self.loop.time()
+        """Loop time of the last byte received or handed to the transport."""
         self._idle_timer: asyncio.TimerHandle | None = None
         self._frames = FrameWatch(self, endpoint)
         self._stall_timer: asyncio.TimerHandle | None = None
         self._close_callbacks: list[Callable[[Connection], object]] = []
         self._close_reason = ""
-        self._closing = False
+        self.is_closing = False
+        """True from the moment `close` or `abort` was called or the peer went away."""
         self.remote_address = ""
         self.received_frames = 0
         self.state: dict[str, Any] = {}
 
     # What processors and clients call
-
-    @property
-    def is_closing(self) -> bool:
-        """True from the moment `close` or `abort` was called or the peer went away."""
-        return self._closing
 
     @property
     def outstanding_requests(self) -> int:
@@ -94,15 +91,10 @@ class Connection(asyncio.Protocol):
         """Whether we do not read what the peer sends."""
         return self._pause_reasons != 0
 
-    @property
-    def last_activity_s(self) -> float:
-        """Loop time of the last byte received or handed to the transport."""
-        return self._last_activity_s
-
     def send(self, command: Command) -> None:
         """Queue a command for the peer: a late reply, or a one-way request of our own. No error when the
         connection is closed (the peer will never know). Raises FrameError when the command is too large."""
-        if not self._closing:
+        if not self.is_closing:
             self._write(encode(command))
 
     def invoke(self, command: Command, *, timeout_ms: float) -> asyncio.Future[Command]:
@@ -118,34 +110,35 @@ class Connection(asyncio.Protocol):
     def ask(self, command: Command, then: OutcomeTaker, *, timeout_ms: float) -> None:
         """The same without a future: `then` is called with the reply, in the turn of the loop in which it comes, or
         with RequestTimeout or ConnectionLost. What is raised here is not told to `then`."""
-        if self._closing:
+        if self.is_closing:
             error = ConnectionLost(f"the connection to {self.remote_address} is closed")
             error.is_definite = True
             raise error
         waiting = self._waiting
-        if len(waiting.waiting) >= self._limits.max_outstanding_requests:
-            raise PeerOverloaded(f"{len(waiting.waiting)} requests to {self.remote_address} are unanswered")
+        count = len(waiting.waiting)
+        if count >= self._limits.max_outstanding_requests:
+            raise PeerOverloaded(f"{count} requests to {self.remote_address} are unanswered")
         may_be_full = self._writing_paused or self._outgoing_bytes > self._limits.write_high_water_bytes
         if may_be_full and self._unsent_bytes() > self._limits.max_unsent_bytes:
             raise PeerOverloaded(f"{self._unsent_bytes()} bytes to {self.remote_address} are unsent")
         opaque = command.opaque = waiting.next_opaque()
         frame = encode(command)
         waiting.add(opaque, timeout_ms, then)
-        self._write(frame, len(waiting.waiting) == 1)
+        self._write(frame, not count)
 
     def on_close(self, callback: Callable[[Connection], object]) -> None:
         """Call `callback(connection)` once when the connection is gone; at once (next turn) if it is already."""
-        if self._closing and self._transport is None:
+        if self.is_closing and self._transport is None:
             self.loop.call_soon(callback, self)
         else:
             self._close_callbacks.append(callback)
 
     def close(self) -> None:
         """Close after what is queued has been sent. Idempotent."""
-        if self._closing:
+        if self.is_closing:
             return
         self.flush()
-        self._closing = True
+        self.is_closing = True
         if self._transport is not None:
             if self._idle_timer is not None:
                 self._idle_timer.cancel()
@@ -156,7 +149,7 @@ class Connection(asyncio.Protocol):
     def abort(self, reason: str = "") -> None:
         """Close at once; what is unsent is lost. Idempotent."""
         self._close_reason = self._close_reason or reason
-        self._closing = True
+        self.is_closing = True
         self._outgoing.clear()
         self._outgoing_bytes = 0
         if self._transport is not None:
@@ -173,9 +166,9 @@ class Connection(asyncio.Protocol):
         self._endpoint.connection_opened(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._closing:
+        if self.is_closing:
             return
-        self._last_activity_s = self.loop.time()
+        self.last_activity_s = self.loop.time()
         self._silent_timeouts = 0
         failure: FrameError | None = None
         try:
@@ -190,10 +183,14 @@ class Connection(asyncio.Protocol):
             self._in_turn = True
             try:
                 first = commands[0]
-                if len(commands) == 1 and first.flag & FLAG_RESPONSE:
-                    self._waiting.answered(first)
-                else:
+                if len(commands) > 1:
                     self._dispatch_all(commands)
+                elif first.flag & FLAG_RESPONSE:
+                    self._waiting.answered(first)
+                elif first.__class__ is not Command or self._backlog or self._pause_reasons or self._running_requests:
+                    self._dispatch_all(commands)
+                else:
+                    self._dispatch(first)
             finally:
                 self._in_turn = False
             if self._outgoing:
@@ -208,7 +205,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """The peer sends no more: in this protocol it wants no answers either, so the transport may close."""
         self.flush()
-        self._closing = True
+        self.is_closing = True
         return False
 
     def pause_writing(self) -> None:
@@ -233,7 +230,7 @@ class Connection(asyncio.Protocol):
             self._resume(_PAUSED_BY_WRITES)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closing = True
+        self.is_closing = True
         self._transport = None
         for timer in filter(None, (self._idle_timer, self._stall_timer)):
             timer.cancel()
@@ -262,7 +259,7 @@ class Connection(asyncio.Protocol):
         while at < len(commands):
             command = commands[at]
             count = 1
-            if self._closing:
+            if self.is_closing:
                 return
             if command.flag & FLAG_RESPONSE:
                 self._waiting.answered(command)
@@ -306,9 +303,7 @@ class Connection(asyncio.Protocol):
         return replies.count
 
     def _dispatch(self, command: Command) -> None:
-        processor = self._processors.get(command.code)
-        if processor is None:
-            processor = self._endpoint.default_processor
+        processor = self._processors.get(command.code) or self._endpoint.default_processor
         try:
             if self._endpoint.guard is not None:
                 self._endpoint.guard(command, self)
@@ -342,7 +337,7 @@ class Connection(asyncio.Protocol):
         held.change(self, before_bytes, before_bytes + running_change + backlog_change)
         if held.total_bytes > self._limits.max_total_held_bytes:
             greediest = held.greediest()
-            if greediest is not None and not greediest._closing:
+            if greediest is not None and not greediest.is_closing:
                 greediest.give_up("too many bytes of unanswered requests, most of them here")
 
     def _finish(self, command: Command, size_bytes: int, future: asyncio.Future[Command | None]) -> None:
@@ -377,12 +372,12 @@ class Connection(asyncio.Protocol):
 
     def send_frames(self, frames: bytes) -> None:
         """Send whole frames of replies; nothing where the peer is gone."""
-        if not self._closing:
+        if not self.is_closing:
             self._write(frames, not self._running_requests)
 
     def answer(self, command: Command, reply: Command | bytes, is_alone: bool = False) -> None:
         """Send the reply to a request, or its whole frame; nothing for a one-way request. `is_alone`: see `_write`."""
-        if self._closing or command.flag & FLAG_ONEWAY:
+        if self.is_closing or command.flag & FLAG_ONEWAY:
             return
         try:
             frame = reply if isinstance(reply, bytes) else encode(reply)
@@ -401,7 +396,7 @@ class Connection(asyncio.Protocol):
     # Flow control
 
     def _pause(self, reason: int) -> None:
-        if not self._pause_reasons and self._transport is not None and not self._closing:
+        if not self._pause_reasons and self._transport is not None and not self.is_closing:
             self._transport.pause_reading()
         self._pause_reasons |= reason
 
@@ -429,7 +424,7 @@ class Connection(asyncio.Protocol):
         self._pause_reasons &= ~reason
         backlog = self._backlog
         left = self._limits.max_turn_requests
-        while backlog and not self._pause_reasons and not self._closing:
+        while backlog and not self._pause_reasons and not self.is_closing:
             if not left or not self._has_room():
                 self._pause_reasons = _PAUSED_BY_REQUESTS if left else _PAUSED_BY_TURN  # reading was not resumed yet
                 self._pause_for_room(bool(left))
@@ -438,31 +433,36 @@ class Connection(asyncio.Protocol):
             command = backlog.popleft()
             self._account_requests(backlog_change=-size_of(command))
             self._dispatch(command)
-        if not self._pause_reasons and self._transport is not None and not self._closing:
+        if not self._pause_reasons and self._transport is not None and not self.is_closing:
             self._transport.resume_reading()
-            self._last_activity_s = self.loop.time()
+            self.last_activity_s = self.loop.time()
             self._frames.begin_again()
 
     def _write(self, frame: bytes, is_alone: bool = False) -> None:
         """Queue a frame until the turn is over; at once where no other request is open, so that none may follow."""
-        self._outgoing.append(frame)
-        self._outgoing_bytes += len(frame)
-        if is_alone and not self._in_turn and not self._flush_scheduled:
-            self.flush()
-        elif not self._in_turn and not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._endpoint.flush_soon(self)
+        transport = self._transport
+        if self._in_turn or self._flush_scheduled or not is_alone or self._outgoing or transport is None:
+            self._outgoing.append(frame)
+            self._outgoing_bytes += len(frame)
+            if not self._in_turn and not self._flush_scheduled:
+                self._flush_scheduled = True
+                self._endpoint.flush_soon(self)
+        elif not self.is_closing:
+            self.last_activity_s = self.loop.time()
+            transport.write(frame)
+            if self._writing_paused:
+                self._check_unsent()
 
     def flush(self) -> None:
         """Hand what is queued to the transport."""
         self._flush_scheduled = False
         outgoing = self._outgoing
-        if not outgoing or self._transport is None or self._closing:
+        if not outgoing or self._transport is None or self.is_closing:
             return
         data = outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
         outgoing.clear()
         self._outgoing_bytes = 0
-        self._last_activity_s = self.loop.time()
+        self.last_activity_s = self.loop.time()
         self._transport.write(data)
         if self._writing_paused:
             self._check_unsent()
@@ -477,10 +477,9 @@ class Connection(asyncio.Protocol):
             self.give_up(f"{unsent_bytes} bytes are unsent and the peer does not read")
             return
         self._endpoint.unsent.set(self, unsent_bytes)
-        if self._endpoint.unsent.total_bytes > self._limits.max_total_unsent_bytes:
-            greediest = self._endpoint.unsent.greediest()
-            if greediest is not None:
-                greediest.give_up("too many bytes are unsent over all connections, most of them here")
+        is_too_much = self._endpoint.unsent.total_bytes > self._limits.max_total_unsent_bytes
+        if is_too_much and (greediest := self._endpoint.unsent.greediest()) is not None:
+            greediest.give_up("too many bytes are unsent over all connections, most of them here")
 
     def give_up(self, reason: str) -> None:
         """Close at once, and say why in the node's log."""
@@ -490,7 +489,7 @@ class Connection(asyncio.Protocol):
     # Timers
 
     def _check_idle(self) -> None:
-        left_s = self._last_activity_s + self._limits.idle_timeout_s - self.loop.time()
+        left_s = self.last_activity_s + self._limits.idle_timeout_s - self.loop.time()
         if left_s > 0:
             self._idle_timer = self.loop.call_later(left_s, self._check_idle)
             return

@@ -15,27 +15,23 @@ __all__ = ["FrameWatch"]
 class FrameWatch:
     """The unfinished frame of one connection: its account and its timer."""
 
-    __slots__ = ("_connection", "_endpoint", "_is_unfinished", "_started_s", "_timer")
+    __slots__ = ("_connection", "_endpoint", "_started_s", "_timer", "is_unfinished")
 
     def __init__(self, connection: Connection, endpoint: Endpoint) -> None:
         self._connection = connection
         self._endpoint = endpoint
         self._started_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._is_unfinished = False
-
-    @property
-    def is_unfinished(self) -> bool:
+        self.is_unfinished = False
         """Whether there was an unfinished frame when `look` was last called."""
-        return self._is_unfinished
 
     def look(self, frame_completed: bool) -> None:
         """Keep the account and the timer of the unfinished frame after new bytes have come."""
         connection, endpoint = self._connection, self._endpoint
         pending_bytes = connection.pending_bytes
-        if frame_completed or not self._is_unfinished:
+        if frame_completed or not self.is_unfinished:
             self._started_s = connection.last_activity_s
-        self._is_unfinished = pending_bytes > 0
+        self.is_unfinished = pending_bytes > 0
         endpoint.unfinished.set(connection, pending_bytes)
         if endpoint.unfinished.total_bytes > endpoint.limits.max_total_unfinished_bytes:
             greediest = endpoint.unfinished.greediest()

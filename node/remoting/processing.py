@@ -35,7 +35,9 @@ def size_of(command: Command) -> int:
     """About how many bytes a request holds."""
     if command.__class__ is FormedRequest:
         return command.size_bytes
-    return len(command.body) + sum(map(len, command.ext_fields.values())) + _REQUEST_OVERHEAD_BYTES
+    fields = command.ext_fields
+    size_bytes = len(command.body) + _REQUEST_OVERHEAD_BYTES
+    return size_bytes + sum(map(len, fields.values())) if fields else size_bytes
 
 
 def failure_reply(command: Command, error: BaseException, peer: str, complaints: Complaints) -> Command:

@@ -15,11 +15,13 @@ one, and after a failure it is written again first.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import partial
 
-from node.runtime import Disk, File
+from node.runtime import Disk, Ended, File
 
 __all__ = ["MAX_OPEN_SEGMENTS", "SegmentError", "SegmentedFile", "segment_name"]
 
@@ -63,6 +65,7 @@ class SegmentedFile:
         self._begin = 0
         self._end = 0
         self._synced = 0
+        self._appending: asyncio.Task[None] | None = None
 
     @property
     def segment_size_bytes(self) -> int:
@@ -177,6 +180,46 @@ class SegmentedFile:
             self._rewrite = bool(self._unsynced)
             self._end = start
             raise
+
+    def begin_append(self, data: bytes, then: Ended, *, sync: bool = False, trailer: bytes = b"") -> None:
+        """The same, told of by a call: `then(error)`, in a later turn of the loop. Raises OSError where it cannot even
+        begin; `then` is not called then."""
+        start, segment = self._end, self._segment_size_bytes
+        base = start - start % segment
+        size_bytes = len(data) + len(trailer)
+        if (
+            not data or self._rewrite or not self._bases or self._bases[-1] != base
+            or size_bytes > base + segment - start
+            or (sync and self._dirty and (len(self._dirty) > 1 or base not in self._dirty))
+        ):  # fmt: skip
+            task = asyncio.get_running_loop().create_task(self.append(data, sync=sync, trailer=trailer))
+            self._appending = task
+            task.add_done_callback(partial(_tell, then))
+            return
+        file = self._file(base)
+        self._dirty[base] = None
+        self._busy = base
+        try:
+            file.begin_write(start - base, data + trailer, partial(self._appended, start, data, sync, then), sync=sync)
+        except BaseException:
+            self._busy = None
+            self._rewrite = bool(self._unsynced)
+            raise
+
+    def _appended(self, start: int, data: bytes, sync: bool, then: Ended, error: BaseException | None) -> None:
+        """An append that one write was enough for is over."""
+        self._busy = None
+        if error is not None:
+            self._rewrite = bool(self._unsynced)
+        else:
+            self._end = start + len(data)
+            if sync:
+                self._dirty.clear()  # there was no other
+                self._unsynced.clear()
+                self._synced = self._end
+            else:
+                self._unsynced.append((start, data))
+        then(error)
 
     async def sync(self) -> None:
         """Everything appended so far survives a power cut on return. Raises OSError."""
@@ -309,3 +352,7 @@ class SegmentedFile:
             idle = [other for other in self._open if other not in self._dirty and other not in (base, self._busy)]
             for other in idle[: len(self._open) - self._max_open]:
                 self._open.pop(other).close()
+
+
+def _tell(then: Ended, task: asyncio.Task[None]) -> None:
+    then(asyncio.CancelledError() if task.cancelled() else task.exception())

@@ -93,6 +93,50 @@ def test_everything_that_waits_for_the_disk_is_off_the_loop(
     run(scenario())
 
 
+@pytest.mark.parametrize("sync", [False, True])
+def test_who_is_told_of_a_writes_end_is_told_later_in_the_loop(
+    disk: RealDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+) -> None:
+    """Also of those that had to wait in the pool because another one was under way, and of those that failed."""
+
+    async def scenario() -> None:
+        file = await disk.create(str(tmp_path / "file"))
+        loop, thread = asyncio.get_running_loop(), threading.get_ident()
+        told: list[tuple[int, BaseException | None]] = []
+        all_told = loop.create_future()
+
+        def write(number: int, count: int) -> None:
+            def then(error: BaseException | None) -> None:
+                assert threading.get_ident() == thread
+                told.append((number, error))
+                if len(told) == count:
+                    all_told.set_result(None)
+
+            file.begin_write(number, b"%d" % number, then, sync=sync)
+
+        for number in range(3):
+            write(number, 3)
+        assert not told
+        await all_told
+        assert sorted(told) == [(0, None), (1, None), (2, None)]
+        assert file.read(0, 9) == b"012"
+
+        def refuse(descriptor: int, data: bytes, offset: int) -> int:
+            raise OSError(28, "full")
+
+        monkeypatch.setattr(os, "pwrite", refuse)
+        told.clear()
+        all_told = loop.create_future()
+        for number in range(3):
+            write(number, 3)
+        assert not told
+        await all_told
+        assert sorted((number, type(error)) for number, error in told) == [(n, OSError) for n in range(3)]
+        file.close()
+
+    run(scenario())
+
+
 def test_atomic_write_syncs_the_content_before_and_the_directory_after_the_rename(
     disk: RealDisk, tmp_path: Path, calls: list[str]
 ) -> None:

@@ -24,7 +24,7 @@ import weakref
 from asyncio import events
 from collections.abc import AsyncGenerator, Callable
 from contextvars import Context, copy_context
-from heapq import heappop
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVarTuple
 
 from harness.clusters.sim.errors import Deadlock, NotSimulated, Runaway
@@ -164,10 +164,13 @@ class SimLoop(Timetable, RefusingLoop):
     def call_at(
         self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> SimTimerHandle:
-        if context is None:
-            context = copy_context()
-        handle = SimTimerHandle(when, callback, args, self, context)
-        self._put(when, handle, None)
+        handle = SimTimerHandle(when, callback, args, self, copy_context() if context is None else context)
+        due = self.due  # as `event_at` does: a call of its own for each timer would be felt
+        if when in due:
+            due[when] += (handle, None)
+        else:
+            due[when] = [handle, None]
+            heappush(self.times, when)
         return handle
 
     # Signals of the harness's own process

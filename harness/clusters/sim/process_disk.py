@@ -9,15 +9,16 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.clusters.sim.disk import READ, SYNC, WRITE, SimDisk, disk_error
 from harness.clusters.sim.inode import Inode, Layer
-from harness.clusters.sim.lane import Lane
+from harness.clusters.sim.lane import LANE, Lane
 from harness.clusters.sim.primitives import SimFuture
 from node.real_runtime import TEMPORARY_SUFFIX
-from node.runtime import DiskUsage
+from node.runtime import DiskUsage, Ended
 
 if TYPE_CHECKING:
     from harness.clusters.sim.loop import SimLoop
@@ -70,6 +71,20 @@ class Operation:
         return self._value
 
 
+class ToldOperation:
+    """The same for somebody who is told by a call."""
+
+    __slots__ = ("_disk", "_then")
+
+    def __init__(self, disk: ProcessDisk, then: Ended) -> None:
+        self._disk = disk
+        self._then = then
+
+    def finish(self, value: Any = None, error: OSError | None = None) -> None:
+        """The outcome is there."""
+        self._disk.tell(self._then, error)
+
+
 class ProcessFile:
     """One open file of one process."""
 
@@ -101,7 +116,15 @@ class ProcessFile:
     def write(self, offset: int, data: bytes, *, sync: bool = False) -> Coroutine[Any, Any, None]:
         if self._is_closed:
             raise disk_error(errno.EBADF, self._path)
-        return self._disk.write(self._path, self._inode, offset, bytes(data), sync).wait()
+        operation = Operation(self._disk.loop)
+        self._disk.write(self._path, self._inode, offset, bytes(data), sync, operation)
+        return operation.wait()
+
+    def begin_write(self, offset: int, data: bytes, then: Ended, *, sync: bool = False) -> None:
+        if self._is_closed:
+            raise disk_error(errno.EBADF, self._path)
+        disk = self._disk
+        disk.write(self._path, self._inode, offset, bytes(data), sync, ToldOperation(disk, then))
 
     async def sync(self) -> None:
         self._check_open()
@@ -122,8 +145,10 @@ class ProcessDisk:
 
     def __init__(self, device: SimDisk, loop: SimLoop, lane: Lane) -> None:
         self.device = device
-        self._loop = loop
+        self.loop = loop
         self._lane = lane
+        self._context = copy_context()
+        self._context.run(LANE.set, lane)
 
     # node.runtime.Disk
 
@@ -233,7 +258,22 @@ class ProcessDisk:
 
     def new_operation(self) -> Operation:
         """Something to wait for."""
-        return Operation(self._loop)
+        return Operation(self.loop)
+
+    def tell(self, then: Ended, error: OSError | None) -> None:
+        """Tell the process of an operation's end."""
+        lane = self._lane
+        if lane.is_dead:
+            return
+        if lane.queue or lane.is_paused:
+            self.loop.call_soon(then, error, context=self._context)
+            return
+        # Nothing of this process is waiting to run, so this is what it does next: no need for a turn of its own.
+        try:
+            self._context.run(then, error)
+        except Exception as raised:
+            report = {"message": "Exception where a disk's operation ended", "exception": raised}
+            self._context.run(self.loop.call_exception_handler, report)
 
     def _check_alive(self, path: str) -> None:
         if self._lane.is_dead:
@@ -261,24 +301,25 @@ class ProcessDisk:
                 raise disk_error(errno.ENOSPC, path)
         inode.write(offset, data)
 
-    def write(self, path: str, inode: Inode, offset: int, data: bytes, sync: bool) -> Operation:
-        """Begin a write."""
-        operation = Operation(self._loop)
+    def write(
+        self, path: str, inode: Inode, offset: int, data: bytes, sync: bool, operation: Operation | ToldOperation
+    ) -> None:
+        """Begin a write; `operation` is done with it."""
         device = self.device
         if self._lane.is_dead:
-            return operation
+            return
         is_late = device.random.random() < LATE_WRITE_RATIO
         if not is_late and not device.is_stalled(WRITE):
             try:
                 self._put(path, inode, offset, data)
             except OSError as error:
                 device.later(device.write_s(0), WRITE, partial(operation.finish, error=error))
-                return operation
+                return
             if sync:
                 self._when_synced(path, inode, operation, operation.finish, device.write_s(len(data)))
             else:
                 device.later(device.write_s(len(data)), WRITE, operation.finish)
-            return operation
+            return
 
         def put() -> None:
             if self._lane.is_dead:
@@ -294,11 +335,10 @@ class ProcessDisk:
                 operation.finish()
 
         device.later(device.write_s(len(data)), WRITE, put)
-        return operation
 
     def truncate(self, path: str, inode: Inode, size_bytes: int) -> Operation:
         """Begin a truncation."""
-        operation = Operation(self._loop)
+        operation = Operation(self.loop)
 
         def cut() -> None:
             if self.device.fails(WRITE):
@@ -315,7 +355,12 @@ class ProcessDisk:
         self._when_synced(path, inode, operation, operation.finish, after_s)
 
     def _when_synced(
-        self, path: str, inode: Inode, operation: Operation, go_on: Callable[[], None], after_s: float = 0.0
+        self,
+        path: str,
+        inode: Inode,
+        operation: Operation | ToldOperation,
+        go_on: Callable[[], None],
+        after_s: float = 0.0,
     ) -> None:
         if self._lane.is_dead:
             return

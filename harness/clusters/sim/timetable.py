@@ -29,14 +29,11 @@ class Timetable:
 
     def event_at(self, when: float, callback: Callable[..., object], *args: object) -> None:
         """Call back at a time, outside every lane. For the simulation itself; cannot be cancelled."""
-        self._put(when, callback, args)
-
-    def _put(self, when: float, what: Any, args: tuple[object, ...] | None) -> None:
         due = self.due
         if when in due:
-            due[when] += (what, args)
+            due[when] += (callback, args)
         else:
-            due[when] = [what, args]
+            due[when] = [callback, args]
             heappush(self.times, when)
 
     def timer_cancelled(self) -> None:

@@ -127,7 +127,7 @@ class ReplicaWatch:
         for name in ("record_vote", "change_term"):
             _around(state, name, before=lambda: moment(VOTING), after=voted)
         _around(store, "open", after=recovered)
-        _around(store._files, "write", before=lambda: moment(STORING), after=None)
+        _around(store._files, "begin_write", before=lambda: moment(STORING), after=None)
         _around(broker.store, "promote", after=lambda: moment(PROMOTED))
         _inside(ledger.pusher.handler, "is_same", compares)
         setattr(checker, "register", registers)  # noqa: B010 - an attribute in the place of a method

@@ -16,6 +16,7 @@ import errno
 import os
 from bisect import insort
 from heapq import heappush
+from math import log
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -130,7 +131,10 @@ class Wire:
         else:  # nearly always: what `put` does on a healthy link, in one step
             number = self._next_number
             self._next_number = number + 1
-            when = link.arrival_s(self._loop.now, 0)
+            draw, model = self._draw, link.model
+            when = self._loop.now + model.minimum_s - model.mean_extra_s * log(1.0 - draw())  # see `link.arrival_s`
+            if draw() < model.slow_ratio:
+                when += model.slow_max_s * draw()
             if when < self._last_arrival_s:
                 when = self._last_arrival_s
             self._last_arrival_s = when

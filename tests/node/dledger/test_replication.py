@@ -7,14 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from node.dledger import DLedgerCode, DLedgerError, DLedgerServer
 from node.dledger.entry import parse_entries
 from node.dledger.messages import PushEntryRequest, PushEntryResponse, VoteResponse
 from node.dledger.peers import PeerClient, PeerError, RemotingPeerClient
-from node.dledger.quota import Quota
 from node.dledger.rpc import PushType
 
 PushFilter = Callable[[str, PushEntryRequest], Any]
@@ -288,32 +285,6 @@ def test_a_late_follower_catches_up_across_files(simulate: Any) -> None:
     simulate(scenario, max_cached_bytes=3000)
 
 
-@pytest.mark.row("Quota: ...")
-def test_a_far_behind_follower_is_held_to_its_quota_the_others_are_not(simulate: Any) -> None:
-    async def scenario(group: Any) -> float:
-        await group.start("n1", "n2")
-        leader = await group.leader()
-        for _ in range(40):
-            await group.append_all(leader, *[bytes(1000)] * 50)  # 2 MB
-        await group.start("n3")
-        started_s: float = group.loop.time()
-        behind = group["n3"].store
-        await group.until(lambda: behind.end_pos > 1_000_000)
-        taken_s = group.loop.time() - started_s
-        appended_s = group.loop.time()
-        await group.append_all(leader, b"live")
-        assert group.loop.time() - appended_s < 0.1
-        await group.converged()
-        return float(taken_s)
-
-    big = {"data_segment_size_bytes": 1 << 20, "index_segment_size_bytes": 32000}
-    throttled_s = simulate(
-        scenario, **big, peer_push_throttle_point_bytes=500_000, peer_push_quota_bytes=200_000, max_push_bytes=50_000
-    )
-    free_s = simulate(scenario, **big, peer_push_throttle_point_bytes=5_000_000, max_push_bytes=50_000)
-    assert free_s < 1.0 and 2.0 < throttled_s < 6.0
-
-
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_a_follower_that_is_far_behind_gets_several_pushes_at_once(simulate: Any, is_busy: bool) -> None:
     """Also while senders are at work, and it catches up with them."""
@@ -346,43 +317,6 @@ def test_a_follower_that_is_far_behind_gets_several_pushes_at_once(simulate: Any
     options = {"data_segment_size_bytes": 1 << 20, "index_segment_size_bytes": 32000, "max_push_bytes": 10_000}
     most = simulate(scenario, **options, max_pending_pushes=100)
     assert most > 1
-
-
-@pytest.mark.row("Quota: ...")
-def test_quota_counts_by_the_second() -> None:
-    now_ns = 5_300_000_000
-    quota = Quota(1000, lambda: now_ns)
-    assert quota.wait_ns() == 0
-    quota.use(699)
-    assert quota.wait_ns() == 0
-    quota.use(1)
-    assert quota.wait_ns() == 700_000_000
-    now_ns = 6_000_000_000
-    quota.use(999)
-    assert quota.wait_ns() == 0
-    quota.use(1)
-    assert quota.wait_ns() == 1_000_000_000
-    now_ns = 8_900_000_000
-    quota.use(100)
-    assert quota.wait_ns() == 100_000_000
-
-
-@pytest.mark.row("Quota: ...")
-@given(st.integers(0, 999_999_999), st.integers(1, 10))
-def test_five_quotas_take_four_seconds_and_more(since_ns: int, portion: int) -> None:
-    """Whenever that begins."""
-    now_ns = 7 * 1_000_000_000 + since_ns
-    quota, began_ns, sent = Quota(100, lambda: now_ns), now_ns, 0
-    while sent < 500:
-        wait_ns = quota.wait_ns()
-        assert 0 <= wait_ns <= 1_000_000_000
-        if wait_ns:
-            now_ns += wait_ns
-            continue
-        quota.use(portion)
-        sent += portion
-    # What is begun while something is left is sent: a portion more in each second.
-    assert now_ns - began_ns >= 3_990_000_000 - 50_000_000 * (portion - 1)
 
 
 @pytest.mark.row("doWork: ...")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
 
 import pytest
 
-from node.runtime import DiskUsage
+from node.runtime import DiskUsage, Ended
 
 
 class MemoryFile:
@@ -29,6 +30,17 @@ class MemoryFile:
         content[offset : offset + len(data)] = data
         if sync:
             await self.sync()
+
+    def begin_write(self, offset: int, data: bytes, then: Ended, *, sync: bool = False) -> None:
+        def begin() -> None:
+            try:
+                self.write(offset, data, sync=sync).send(None)  # never waits
+            except StopIteration:
+                then(None)
+            except OSError as error:
+                then(error)
+
+        asyncio.get_running_loop().call_soon(begin)
 
     async def sync(self) -> None:
         self._disk.before_sync(self.path)

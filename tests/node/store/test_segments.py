@@ -28,6 +28,19 @@ def opened(disk: Any, *, size_bytes: int = SEGMENT, max_open: int = 64) -> Segme
     return row
 
 
+async def append(row: SegmentedFile, data: bytes, *, sync: bool, is_told: bool) -> None:
+    """Append in one of the two ways in which that can be done."""
+    if not is_told:
+        await row.append(data, sync=sync)
+        return
+    ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+    row.begin_append(data, ended.set_result, sync=sync)
+    assert not ended.done()
+    error = await ended
+    if error is not None:
+        raise error
+
+
 def test_names_are_positions_in_twenty_digits(disk: Any) -> None:
     row = opened(disk)
     run(row.append(bytes(range(150))))
@@ -197,12 +210,12 @@ def test_write_again_makes_the_end_durable_without_trusting_a_sync(disk: Any) ->
 
 OPERATIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("append"), st.binary(max_size=150), st.booleans()),
+        st.tuples(st.just("append"), st.binary(max_size=150), st.booleans(), st.booleans()),
         st.tuples(st.just("truncate"), st.floats(0, 1)),
         st.tuples(st.just("remove_before"), st.floats(0, 1)),
         st.tuples(st.just("sync")),
         st.tuples(st.just("reopen")),
-        st.tuples(st.just("fail"), st.binary(min_size=1, max_size=100), st.booleans()),
+        st.tuples(st.just("fail"), st.binary(min_size=1, max_size=100), st.booleans(), st.booleans()),
     ),
     max_size=25,
 )
@@ -219,7 +232,7 @@ def test_behaves_like_one_long_byte_string(new_disk: Any, operations: list[Any],
         nonlocal model, begin, row
         kind, *arguments = operation
         if kind == "append":
-            await row.append(arguments[0], sync=arguments[1])
+            await append(row, arguments[0], sync=arguments[1], is_told=arguments[2])
             model += arguments[0]
         elif kind == "truncate":
             position = begin + int((len(model) - begin) * arguments[0])
@@ -235,7 +248,7 @@ def test_behaves_like_one_long_byte_string(new_disk: Any, operations: list[Any],
         elif kind == "fail":
             disk.fail_writes, disk.fail_syncs = arguments[1], True
             with pytest.raises(OSError):
-                await row.append(arguments[0], sync=True)
+                await append(row, arguments[0], sync=True, is_told=arguments[2])
             disk.fail_writes = disk.fail_syncs = False
         elif row.end_position > row.begin_position and len(model) % size_bytes:
             await row.truncate(len(model))  # what a caller does that knows where its records end
@@ -255,22 +268,26 @@ def test_behaves_like_one_long_byte_string(new_disk: Any, operations: list[Any],
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    pieces=st.lists(st.tuples(st.binary(min_size=1, max_size=90), st.booleans()), min_size=1, max_size=12),
+    pieces=st.lists(
+        st.tuples(st.binary(min_size=1, max_size=90), st.booleans(), st.booleans()), min_size=1, max_size=12
+    ),
     seed=st.integers(0, 999),
 )
-def test_what_was_synced_survives_a_power_cut(new_disk: Any, pieces: list[tuple[bytes, bool]], seed: int) -> None:
+def test_what_was_synced_survives_a_power_cut(
+    new_disk: Any, pieces: list[tuple[bytes, bool, bool]], seed: int
+) -> None:
     disk = new_disk()
 
     async def scenario() -> tuple[bytes, int]:
         row = opened(disk)
         written, synced = b"", 0
-        for data, sync in pieces:
+        for data, sync, is_told in pieces:
             if random.Random(f"{seed}/{len(written)}").random() < 0.2:
                 disk.fail_syncs = True
                 with pytest.raises(OSError):
-                    await row.append(data, sync=True)
+                    await append(row, data, sync=True, is_told=is_told)
                 disk.fail_syncs = False
-            await row.append(data, sync=sync)
+            await append(row, data, sync=sync, is_told=is_told)
             written += data
             if sync:
                 synced = len(written)

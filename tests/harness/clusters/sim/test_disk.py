@@ -370,6 +370,51 @@ def test_a_cancelled_waiter_gets_the_cancellation_when_the_operation_is_over(sim
     simulate(scenario)
 
 
+def test_who_is_told_of_an_end_is_told_in_the_process(simulate: Simulate) -> None:
+    """By a call of the process: not while it is paused, and never once it is dead."""
+
+    async def scenario(world: Any) -> None:
+        told: list[tuple[int, int | None, str]] = []
+        disk = world["a"].disk
+
+        async def work(process: Incarnation) -> None:
+            file = await process.runtime.disk.create("/d/f")
+            disk.delay_s = 1.0
+
+            def write(number: int) -> None:
+                def then(error: BaseException | None) -> None:
+                    code = error.errno if isinstance(error, OSError) else None
+                    told.append((number, code, world.loop.current_lane().name))
+
+                file.begin_write(number, b"x", then, sync=number == 0)
+
+            for number in range(4):
+                disk.fail(WRITE, number == 1)
+                write(number)
+                assert len(told) == number
+                await asyncio.sleep(3)
+            file.close()
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                write(9)
+
+        process = world.on("a", work)
+        await asyncio.sleep(6.5)  # two are over, the third has just begun
+        lane = process.name
+        assert told == [(0, None, lane), (1, errno.EIO, lane)]
+        world["a"].pause()
+        await asyncio.sleep(1.5)
+        assert len(told) == 2
+        world["a"].resume()
+        await asyncio.sleep(0.1)
+        assert told[2:] == [(2, None, lane)]
+        await asyncio.sleep(1.4)  # the fourth has begun
+        world["a"].kill()
+        await asyncio.sleep(5)
+        assert len(told) == 3
+
+    simulate(scenario)
+
+
 def test_bits_flip_at_rest(simulate: Simulate) -> None:
     async def scenario(world: Any) -> None:
         disk = world["a"].disk
