@@ -151,7 +151,7 @@ class DelayService:
                 units = queue.read(offset, 1)
                 if not units:
                     return  # the arrival of one comes back here
-                wait_ms = self._due_ms(level, offset, units[0].tag_hash) - self._clock.wall_ms()
+                wait_ms = self._due_ms(level, offset, units[0].tag_hash, queue.max_offset) - self._clock.wall_ms()
                 if wait_ms > 0:
                     return self._later(level, min(wait_ms / 1000, RECHECK_S))
                 self._deliver(level, offset, units[0])
@@ -163,20 +163,24 @@ class DelayService:
             except (OSError, RecordError) as error:
                 self._complaints.warning(logger, "delay", "delay level %d, message %d: %s", level, offset, error)
                 return self._later(level, RETRY_S)
+            except Exception:
+                logger.exception("delay level %d, message %d met an error of its own", level, offset)
+                return self._later(level, RETRY_S)
             self._next[level] = offset + 1
         self._soon(level)
 
-    def _due_ms(self, level: int, offset: int, due_ms: int) -> int:
-        """When the head is due. A time further away than the whole delay means that the clock was set back (R:
-        correctDeliverTimestamp): the message then waits its delay once more, not the hours that the clock lost."""
+    def _due_ms(self, level: int, offset: int, due_ms: int, end_offset: int) -> int:
+        """When a message is due. A time further away than the whole delay means that the clock was set back (R:
+        correctDeliverTimestamp): the message then waits its delay once more, not the hours that the clock lost, and
+        what was in the queue by then waits no longer than it does."""
         latest_ms = self._clock.wall_ms() + DELAY_LEVELS_MS[level - 1]
+        before_offset, corrected_ms = self._corrected[level]
+        if offset < before_offset and corrected_ms <= latest_ms:
+            return min(due_ms, corrected_ms)
         if due_ms <= latest_ms:
             return due_ms
-        corrected_offset, corrected_ms = self._corrected[level]
-        if corrected_offset != offset or corrected_ms > latest_ms:
-            self._corrected[level] = (offset, latest_ms)
-            return latest_ms
-        return corrected_ms
+        self._corrected[level] = (end_offset, latest_ms)
+        return latest_ms
 
     def _deliver(self, level: int, offset: int, unit: Unit) -> None:
         message = read_message(self._log, self._queues, unit.physical_offset)

@@ -94,7 +94,11 @@ class NameServerRegistrar:
         news = self._news[address]
         while True:
             news.clear()
-            succeeded = await self._register(address)
+            try:
+                succeeded = await self._register(address)
+            except Exception:
+                logger.exception("the registration at %s met an error of its own", address)
+                succeeded = False
             if succeeded != self.registered[address]:
                 logger.info("%s at name server %s", "registered" if succeeded else "not registered", address)
                 self.registered[address] = succeeded

@@ -108,6 +108,8 @@ class SlaveSynchronize:
                 self._complaints.warning(
                     logger, "sync", "the master at %s sends a table that is none: %r", address, error
                 )
+            except Exception:
+                logger.exception("copying the tables of the master at %s met an error of its own", address)
             await asyncio.sleep(self._interval_s)
 
     async def _copy_all(self, address: str) -> None:

@@ -88,6 +88,7 @@ class OpenTransactions:
     def __init__(self, *, timeout_ms: int) -> None:
         self._timeout_ms = timeout_ms
         self.halves: dict[int, _Half] = {}
+        self._endings: dict[int, int] = {}
         self.on_opened: Callable[[int], None] = lambda physical_offset: None
 
     @property
@@ -106,6 +107,21 @@ class OpenTransactions:
             self.on_opened(record.physical_offset)
         elif record.topic == OP_TOPIC or record.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_COMMIT:
             self.halves.pop(record.prepared_transaction_offset, None)
+
+    def is_ending(self, offset: int, term: int) -> bool:
+        """Whether the transaction's end was put in this term."""
+        return self._endings.get(offset) == term
+
+    def note_ending(self, offset: int, term: int) -> None:
+        """The end is put. Until it is dispatched, however long the disk or the group takes, nobody may put another for
+        the same transaction; when this node has stopped leading in between, nobody knows what is left."""
+        if len(self._endings) >= FORGET_ENDINGS_AT:
+            self._endings = {at: term for at, term in self._endings.items() if at in self.halves}
+        self._endings[offset] = term
+
+    def take_back(self, offset: int) -> None:
+        """The end was not put after all."""
+        self._endings.pop(offset, None)
 
     def snapshot(self) -> Any:
         """Everything that is open."""
@@ -191,7 +207,6 @@ class EndTransactionProcessor:
         self._transactions = transactions
         self._endings = _Endings(store, store_host)
         self._not_leader_remark = not_leader_remark
-        self._ending: dict[int, int] = {}
 
     async def process(self, command: Command, connection: Connection) -> Command | None:
         """Commit or roll back, answered when that is committed in the log; no answer where the producer does not
@@ -205,19 +220,13 @@ class EndTransactionProcessor:
         offset = command.get_int("commitLogOffset")
         await self._catch_up()
         term = self._ledger.member_state.term
-        if offset not in self._transactions.halves or self._ending.get(offset) == term:
+        transactions = self._transactions
+        if offset not in transactions.halves or transactions.is_ending(offset, term):
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"no transaction is open at {offset}")
         half = self._half(command, offset)
-        self._note_ending(offset, term)
+        transactions.note_ending(offset, term)
         await self._end(half, verdict)
         return command.reply(ResponseCode.SUCCESS)
-
-    def _note_ending(self, offset: int, term: int) -> None:
-        """The end is put. Until it is dispatched, however long the disk or the group takes, another END for the same
-        transaction must not put it again; when this node has stopped leading in between, nobody knows what is left."""
-        if len(self._ending) >= FORGET_ENDINGS_AT:
-            self._ending = {at: term for at, term in self._ending.items() if at in self._transactions.halves}
-        self._ending[offset] = term
 
     async def _catch_up(self) -> None:
         """A half message that was acknowledged a moment ago must be known here."""
@@ -247,7 +256,7 @@ class EndTransactionProcessor:
             else:
                 committed = self._endings.close(half)
         except PUT_REFUSALS as error:
-            self._ending.pop(half.physical_offset, None)
+            self._transactions.take_back(half.physical_offset)
             raise refusal(error, self._not_leader_remark()) from error
         await stored(committed)
         await self._catch_up()
@@ -352,8 +361,11 @@ class TransactionChecks:
                 await self._ledger.read_barrier(ReadMode.READ_INDEX)
         except (DLedgerError, TimeoutError) as error:
             self._complaints.warning(logger, "lead", "nobody is asked about transactions: %s", error)
-            if self._running:
-                self._timer = asyncio.get_running_loop().call_later(RECHECK_S, self._run)
+            self._ask_later()
+            return
+        except Exception:
+            logger.exception("asking about transactions met an error of its own")
+            self._ask_later()
             return
         if not self._running or not self._store.is_master:
             return  # whoever makes this node master again starts anew
@@ -370,21 +382,39 @@ class TransactionChecks:
             except (OSError, RecordError, NotWritable, DLedgerError) as error:
                 self._complaints.warning(logger, "check", "the transaction at %d: %s", offset, error)
                 half.due_ms = now_ms + RETRY_MS
+            except Exception:
+                logger.exception("the check of the transaction at %d met an error of its own", offset)
+                half.due_ms = now_ms + RETRY_MS
             heapq.heappush(self._due, (half.due_ms, offset))
         self._arm()
+
+    def _ask_later(self) -> None:
+        if self._running:
+            self._timer = asyncio.get_running_loop().call_later(RECHECK_S, self._run)
 
     def _check(self, offset: int, half: _Half, now_ms: int) -> None:
         message = read_message(self._ledger.store, self._store.queues, offset)
         half.due_ms = now_ms + self._interval_ms
         if half.checks >= self._max_checks or now_ms - half.stored_ms > MAX_AGE_MS:
-            logger.warning("giving up the transaction at %d after %d questions", offset, half.checks)
-            forget(self._endings.commit(message, topic=UNRESOLVED_TOPIC, queue_id=0))
+            self._give_up(message, half.checks)
             return
         producer = self._clients.next_producer(message.properties.get(PRODUCER_GROUP, ""))
         if producer is not None:
             producer.send(_question(message))
             half.checks += 1
             self.checks_total += 1
+
+    def _give_up(self, half: Message, checks: int) -> None:
+        offset, term = half.physical_offset, self._ledger.member_state.term
+        if self._transactions.is_ending(offset, term):
+            return  # its producer has said how it ended, a moment ago
+        logger.warning("giving up the transaction at %d after %d questions", offset, checks)
+        self._transactions.note_ending(offset, term)
+        try:
+            forget(self._endings.commit(half, topic=UNRESOLVED_TOPIC, queue_id=0))
+        except BaseException:
+            self._transactions.take_back(offset)
+            raise
 
 
 def _question(half: Message) -> Command:

@@ -165,11 +165,11 @@ class NameServer:
         self._scan_timer = loop.call_later(self._options.scan_interval_s, self._scan)
 
     def _scan(self) -> None:
+        self._schedule_scan()
         for address, connection in self.routes.expire():
             _logger.warning("%s is removed, silent for %g s", address, self._options.broker_expiry_s)
             if isinstance(connection, Connection):
                 connection.abort("the broker behind it is silent")
-        self._schedule_scan()
 
     # Clients
 

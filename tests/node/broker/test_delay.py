@@ -81,6 +81,31 @@ def test_every_level_is_delivered_when_due_and_not_before(run_case: Any) -> None
 
 
 @pytest.mark.row(DELAY_ROW)
+@pytest.mark.parametrize("ahead_ms", [7_200_000, 5_500])
+def test_what_a_fast_clock_has_stored_waits_its_delay_once_more_and_all_of_it_together(
+    run_case: Any, ahead_ms: int
+) -> None:
+    async def scenario(case: Any) -> None:
+        began_ms = case.clock.now_ms
+        case.clock.now_ms += ahead_ms
+        for number in range(5):
+            await send_delayed(case, 2, b"%d" % number)
+        case.clock.now_ms = began_ms
+        await asyncio.sleep(0.03)
+        await send_delayed(case, 2, b"later")  # store timestamps never go back, so this one's is too far away as well
+        case.clock.now_ms = began_ms + 4_999
+        await asyncio.sleep(0.03)
+        assert await messages(case) == []
+        case.clock.now_ms = began_ms + 5_000
+        assert [message.body for message in await arrived(case, 5)] == [b"%d" % number for number in range(5)]
+        await asyncio.sleep(0.03)
+        case.clock.now_ms = began_ms + 10_000
+        assert (await arrived(case, 6))[-1].body == b"later"
+
+    run_case(scenario)
+
+
+@pytest.mark.row(DELAY_ROW)
 def test_a_level_keeps_its_order_and_restarts_lose_and_double_nothing(run_case: Any, helpers: Any) -> None:
     ledger = helpers.FakeLedger()
     sent = [b"%d" % number for number in range(300)]

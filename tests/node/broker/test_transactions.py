@@ -329,3 +329,52 @@ def test_an_end_whose_outcome_is_unknown_is_not_put_twice(run_case: Any, helpers
         assert [message.body for message in await messages(case)] == [b"x"]
 
     run_case(scenario)
+
+
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_a_transaction_is_not_given_up_and_ended_both(run_case: Any, helpers: Any, is_told_first: bool) -> None:
+    """Its producer says how it ended when nobody expects that any more, and the log takes its time."""
+
+    async def scenario(case: Any) -> None:
+        end = await send_half(case, b"x")
+        ledger = case.ledger
+        ledger.commit_by_hand = True
+        if is_told_first:
+            ending = asyncio.ensure_future(case.ask(37, {**end, "commitOrRollback": 12}))
+            await helpers.until(lambda: bool(ledger._pending))
+        put = len(ledger._pending)
+        before = len(ledger.barriers)
+        case.clock.now_ms += transactions_module.MAX_AGE_MS + 1
+        if is_told_first:
+            await helpers.until(lambda: len(ledger.barriers) > before)
+            await asyncio.sleep(0.03)
+            assert len(ledger._pending) == put, "given up"
+            ledger.commit()
+            assert (await ending).code == 0
+        else:
+            await helpers.until(lambda: bool(ledger._pending))
+            assert (await case.ask(37, {**end, "commitOrRollback": 8})).code == 1
+            ledger.commit()
+            await helpers.until(lambda: not case.broker.transactions.halves)
+        assert await messages(case) == []
+        given_up = await messages(case, "TRANS_CHECK_MAX_TIME_TOPIC", 0)
+        assert [message.body for message in given_up] == ([] if is_told_first else [b"x"])
+
+    run_case(scenario)
+
+
+def test_a_transaction_that_the_log_did_not_take_is_given_up_later(run_case: Any, helpers: Any) -> None:
+    async def scenario(case: Any) -> None:
+        await send_half(case, b"x")
+        before = len(case.ledger.barriers)
+        case.ledger.refuse_with = DLedgerCode.DISK_FULL
+        case.clock.now_ms += transactions_module.MAX_AGE_MS + 1
+        await helpers.until(lambda: len(case.ledger.barriers) > before)
+        await asyncio.sleep(0.03)
+        case.ledger.refuse_with = None
+        case.clock.now_ms += transactions_module.RETRY_MS
+        await helpers.until(lambda: not case.broker.transactions.halves)
+        (given_up,) = await messages(case, "TRANS_CHECK_MAX_TIME_TOPIC", 0)
+        assert given_up.body == b"x"
+
+    run_case(scenario)

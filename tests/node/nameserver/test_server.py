@@ -132,6 +132,29 @@ def test_a_silent_broker_expires_and_its_connection_is_closed(runtime: Runtime, 
     asyncio.run(scenario())
 
 
+def test_brokers_expire_after_an_error_that_nobody_foresaw(
+    runtime: Runtime, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with serving(runtime, 1, scan_interval_s=0.02) as (server, (n1,)):
+            real, failures = server.routes.expire, iter([RuntimeError("nobody foresaw this")])
+
+            def expire() -> Any:
+                for failure in failures:
+                    raise failure
+                return real()
+
+            monkeypatch.setattr(server.routes, "expire", expire)
+            said: list[Any] = []
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context["exception"]))
+            await n1.register("10.0.0.1:1")
+            clock.advance_s(121)
+            await eventually(lambda: server.connection_count == 0, "the broker's connection is closed")
+            assert [str(error) for error in said] == ["nobody foresaw this"]
+
+    asyncio.run(scenario())
+
+
 def test_unregister_cluster_info_topics_and_permissions(runtime: Runtime) -> None:
     async def scenario() -> None:
         async with serving(runtime, 1) as (_, (n1,)):
