@@ -6,6 +6,8 @@ import importlib
 import sys
 from pathlib import Path
 
+from harness.nursery import restart_with_nursery
+
 ONLY_BY_NAME = frozenset(
     (
         *("catch_up", "checker_oracle", "crash_loop", "fault_trials", "fuzz_broker", "fuzz_dledger", "guarantees"),
@@ -32,4 +34,5 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    restart_with_nursery([sys.executable, "-m", "benchmarks", *sys.argv[1:]])
     sys.exit(main(sys.argv[1:]))

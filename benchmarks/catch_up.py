@@ -1,7 +1,7 @@
 """What a follower that is far behind costs: how fast it may catch up, and how much slower the senders are meanwhile.
 
     python -m benchmarks.catch_up [behind] [fresh] [joins] [--behind-mb 410] [--log-mb 1000] [--seconds 10]
-                                  [--rate N] [--times 1] [--directory DIR]
+                                  [--rate N] [--times 1] [--paired] [--directory DIR]
 
 Real brokers of a DLedger group on loopback, fsync before each acknowledgement, default timings. Load generator and all
 brokers share the machine. With a directory, which is kept, logs that lie there already are not made again, so that
@@ -18,6 +18,10 @@ while.
 to acknowledge. All members share one machine and one disk, so that a member more costs senders something for good: what
 catching up costs is what they have less than once it is over.
 
+The machine's own speed changes within such a run by more than what is to be measured. With `--paired` the newcomer is
+held (SIGSTOP) for every other measurement of a few seconds while it catches up: senders with it and without it, side by
+side, so that what differs is its catching up. Not for longer than a follower waits before it stands for election.
+
 With `--rate` the senders send so many messages a second instead of as many as they can: whether they get less or later
 answers as long as the machine is not full. `--times` repeats what a newcomer costs on the same logs, each time with a
 member that has nothing.
@@ -27,15 +31,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from benchmarks.checker import calibration_ms
@@ -52,6 +58,9 @@ FILLERS = 4
 SAMPLE_S = 0.05
 FIRST_MB = 100
 WAIT_S = 600
+HELD_S = 2.0
+"""With `--paired`: a follower that is held for 3 s, start of the load included, has missed one heartbeat of 2 s, and it
+stands after three."""
 SETTLE_S = 2.0
 """Until the newcomer has written its queues."""
 
@@ -169,6 +178,16 @@ async def _behind(group: Group, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def _held(group: Group, node: str) -> Iterator[None]:
+    """Stop one member's process for a while (SIGSTOP), and have it go on."""
+    group._processes[node].send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        group._processes[node].send_signal(signal.SIGCONT)
+
+
 async def _load(address: str, seconds: float, rate: float | None) -> dict[str, float]:
     argv = [sys.executable, "-m", "benchmarks._load", "send", address, "--senders", str(SENDERS)]
     if rate is not None:
@@ -193,17 +212,18 @@ async def _joins(group: Group, newcomer: str, options: argparse.Namespace) -> di
     for _ in range(options.times):
         results.append(await _join_once(client, group, master, newcomer, end, options))
     await client.close()
-    slower = sorted(result["slower_than_before_percent"] for result in results)
-    return {"log_mb": end / MB, **{f"run {number}": result for number, result in enumerate(results, 1)}} | {
-        "slower_than_before_percent": {"median": statistics.median(slower), "least": slower[0], "most": slower[-1]}
-    }
+    summary: dict[str, Any] = {f"run {number}": result for number, result in enumerate(results, 1)}
+    for key in ("slower_than_before_percent", *(["slower_than_while_held_percent"] if options.paired else [])):
+        slower = sorted(result[key] for result in results)
+        summary[key] = {"median": statistics.median(slower), "least": slower[0], "most": slower[-1]}
+    return {"log_mb": end / MB, **summary}
 
 
 async def _join_once(
     client: RemotingClient, group: Group, master: str, newcomer: str, end: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """A newcomer with nothing on its disk, which is taken away again afterwards."""
-    shutil.rmtree(os.path.join(group._directory, newcomer), ignore_errors=True)
+    _put_aside(group, newcomer)
     address = group.addresses[master]
     calibration = calibration_ms()
     before = await _load(address, options.seconds, options.rate)
@@ -213,9 +233,14 @@ async def _join_once(
         await asyncio.to_thread(group.add, newcomer)
     began_s = time.perf_counter()
     caught_up = asyncio.create_task(_wait(client, group.addresses[newcomer], lambda table: _position(table) >= end))
-    rounds = []
+    rounds: list[dict[str, float]] = []
+    held: list[dict[str, float]] = []
     while not caught_up.done():
-        rounds.append(await _load(address, min(options.seconds, 5.0), options.rate))
+        if options.paired and len(held) <= len(rounds):
+            with _held(group, newcomer):
+                held.append(await _load(address, HELD_S, options.rate))
+        else:
+            rounds.append(await _load(address, HELD_S if options.paired else min(options.seconds, 5.0), options.rate))
     took_s = await caught_up - began_s
     whole = [each for number, each in enumerate(rounds) if number < len(rounds) - 1 or len(rounds) == 1]
     await asyncio.sleep(SETTLE_S)
@@ -223,8 +248,8 @@ async def _join_once(
     if isinstance(group, _Growing):
         await asyncio.to_thread(group.remove, newcomer)
     group.kill(newcomer)
-    during = {key: statistics.fmean(each[key] for each in whole) for key in ("per_s", "p50_ms", "p99_ms", "errors")}
-    return {
+    during = _mean(whole)
+    result = {
         "calibration_ms": [round(calibration, 1), round(calibration_ms(), 1)],
         "caught_up_s": took_s,
         "before": _short(before),
@@ -233,6 +258,25 @@ async def _join_once(
         "slower_than_before_percent": (1 - during["per_s"] / before["per_s"]) * 100,
         "slower_than_after_percent": (1 - during["per_s"] / after["per_s"]) * 100,
     }
+    if held:
+        without = _mean(held[: len(whole)])
+        result["while_held"] = _short(without)
+        pairs = zip(held, whole, strict=False)
+        result["pairs"] = [(round(one["per_s"]), round(other["per_s"])) for one, other in pairs]
+        result["slower_than_while_held_percent"] = (1 - during["per_s"] / without["per_s"]) * 100
+    return result
+
+
+def _mean(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.fmean(each[key] for each in rounds) for key in ("per_s", "p50_ms", "p99_ms", "errors")}
+
+
+def _put_aside(group: Group, node: str) -> None:
+    """Have a member begin with nothing. What it had is deleted with the directory only: a file system that discards
+    what is deleted keeps the disk busy with a gigabyte of it for the seconds that are measured."""
+    path = os.path.join(group._directory, node)
+    if os.path.exists(path):
+        os.rename(path, tempfile.mkdtemp(prefix="aside-", dir=group._directory))
 
 
 def _short(figures: dict[str, float]) -> dict[str, float]:
@@ -280,6 +324,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rate", type=float, help="messages per second, instead of as many as get an answer")
     parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--paired", action="store_true", help="hold the newcomer for every other measurement")
     parser.add_argument("--directory")
     parser.add_argument("--fill", action="store_true")
     options = parser.parse_args(arguments)
