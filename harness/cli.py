@@ -26,11 +26,15 @@ from harness.cli_options import (
 )
 from harness.commands.spark_options import add_spark_commands
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
+from harness.nursery import restart_with_nursery
 
 __all__ = ["EXIT_HARNESS_FAILED", "EXIT_OPERATOR", "main"]
 
 EXIT_OPERATOR = 254
 EXIT_HARNESS_FAILED = 255
+
+SIMULATING = ("explore", "shrink")
+"""Commands that always simulate."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -146,6 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _guarded(lambda: _check(argparse.Namespace(rest=words[1:])))
     arguments = build_parser().parse_args(words)
     arguments.words = words
+    if argv is None and (arguments.command in SIMULATING or getattr(arguments, "cluster", None) == "sim"):
+        restart_with_nursery([sys.executable, "-m", "harness", *words])
     return _guarded(lambda: int(arguments.action(arguments)))
 
 

@@ -4,7 +4,9 @@ A run is decided by its schedule of faults, its time limit, its clients, their r
 candidate leaves something out and is run again in simulation; it counts when it shows one of the symptoms that the
 run showed at first: a check that fails, or replicas that are stuck. Faults are removed by delta debugging (Zeller
 and Hildebrandt, "Simplifying and isolating failure-inducing input"): large parts first, then single ones, until no
-single fault can be left out.
+single fault can be left out. What is left is given to Hypothesis (harness.exploration.simplifying), which leaves out
+heals as well, makes times rounder and everything less, all at once where it has to be; and then it is tried once more
+whether no single fault can be left out.
 
 What a fault does at random depends on the seed and its own id only, so leaving one out does not change the
 others; the interleaving of messages does change, which is why every candidate is run and none is trusted.
@@ -21,6 +23,8 @@ from dataclasses import dataclass
 from checker.workers import worker_pool
 from harness.errors import OperatorError
 from harness.exploration.rehearsal import Rehearsal, rehearse_test
+from harness.exploration.simplifying import CLIENTS, FEW_NODES, RATES, simplest_that_fails
+from harness.report.units import plural
 from harness.test import Test
 from nemesis.schedule import INJECT, Schedule
 
@@ -41,6 +45,9 @@ class Shrunk:
     """Whether no single fault can be left out; False when the time was used up before that was known."""
 
 
+Key = tuple[int, int, float, float, Schedule]
+
+
 class _Shrinker:
     def __init__(self, test: Test, schedule: Schedule, *, jobs: int, deadline_s: float, say: Listener) -> None:
         self.test = test
@@ -48,6 +55,7 @@ class _Shrinker:
         self.runs = 0
         self.rehearsal = rehearse_test(test, schedule)
         self._symptoms = frozenset(self.rehearsal.symptoms)
+        self._known: dict[Key, Rehearsal] = {_key(test, schedule): self.rehearsal}
         self._jobs = jobs
         self._deadline_s = deadline_s
         self._say = say
@@ -64,20 +72,38 @@ class _Shrinker:
     def fails(self) -> bool:
         return bool(self._symptoms)
 
-    def first_that_fails(self, candidates: Sequence[tuple[Test, Schedule]]) -> int | None:
-        """Index of the first candidate that still fails, taking it over; None when none does."""
+    def first_that_fails(self, candidates: Sequence[tuple[Test, Schedule]]) -> bool:
+        """Take the first candidate over that still fails. Whether there was one, before the time was used up."""
         for start in range(0, len(candidates), self._jobs):
-            if self.out_of_time:
-                return None
             batch = candidates[start : start + self._jobs]
-            results = list(self._pool.map(rehearse_test, *zip(*batch, strict=True)))
-            self.runs += len(batch)
-            for offset, result in enumerate(results):
+            new = [candidate for candidate in batch if _key(*candidate) not in self._known]
+            if new and self.out_of_time:
+                return False
+            if new:
+                results = self._pool.map(rehearse_test, *zip(*new, strict=True))
+                self._known.update(zip((_key(*candidate) for candidate in new), results, strict=True))
+                self.runs += len(new)
+            for test, schedule in batch:
+                result = self._known[_key(test, schedule)]
                 if not self._symptoms.isdisjoint(result.symptoms):
-                    self.test, self.schedule = batch[offset]
-                    self.rehearsal = result
-                    return start + offset
-        return None
+                    self.test, self.schedule, self.rehearsal = test, schedule, result
+                    return True
+        return False
+
+    def search(self) -> None:
+        """Take over the simplest that Hypothesis finds."""
+        before, runs = (self.test, self.schedule), self.runs
+        simplest = simplest_that_fails(
+            *before, lambda *candidate: self.first_that_fails([candidate]), seed=f"{self.test.seed}/shrink"
+        )
+        self.first_that_fails([before if simplest is None else simplest])
+        if (self.test, self.schedule) != before:
+            left = self.test
+            self._say(
+                f"Hypothesis, {self.runs - runs} runs: {plural(len(self.schedule), 'event')}, "
+                f"{plural(left.nodes, 'replica')}, "
+                f"{plural(left.concurrency, 'client')}, {left.rate:g} operations per second for {left.time_limit_s:g} s"
+            )
 
     def cut_time(self) -> None:
         """End the load soon after the violation, and leave out the faults that had not begun by then."""
@@ -87,7 +113,7 @@ class _Shrinker:
                 return
             late = frozenset(e.fault_id for e in self.schedule if e.action == INJECT and e.at_s >= limit_s)
             shorter = dataclasses.replace(self.test, time_limit_s=limit_s)
-            if self.first_that_fails([(shorter, self.schedule.without(late))]) is None:
+            if not self.first_that_fails([(shorter, self.schedule.without(late))]):
                 return
             self._say(f"the load ends at {limit_s:g} s, {self._count()} faults")
 
@@ -108,7 +134,7 @@ class _Shrinker:
             found = self.first_that_fails(candidates)
             if self.out_of_time:
                 return False
-            if found is not None:
+            if found:
                 left = self._count()
                 self._say(f"{left} faults left")
                 parts = 2 if left <= len(faults) // 2 else max(2, parts - 1)
@@ -121,18 +147,23 @@ class _Shrinker:
         """Fewer replicas, clients and operations."""
         test = self.test
         replace = dataclasses.replace
-        if test.nodes > 3 and self._takes([replace(self.test, nodes=3)]):
-            self._say("3 replicas")
-        if self._takes([replace(self.test, concurrency=n) for n in (1, 2, 3, 5) if n < test.concurrency]):
-            self._say("1 client" if self.test.concurrency == 1 else f"{self.test.concurrency} clients")
-        if self._takes([replace(self.test, rate=rate) for rate in (10.0, 25.0, 50.0) if rate < test.rate]):
+        if test.nodes > FEW_NODES and self._takes([replace(self.test, nodes=FEW_NODES)]):
+            self._say(f"{FEW_NODES} replicas")
+        if self._takes([replace(self.test, concurrency=n) for n in CLIENTS if n < test.concurrency]):
+            self._say(plural(self.test.concurrency, "client"))
+        if self._takes([replace(self.test, rate=rate) for rate in RATES if rate < test.rate]):
             self._say(f"{self.test.rate:g} operations per second")
 
     def _takes(self, tests: Sequence[Test]) -> bool:
-        return self.first_that_fails([(test, self.schedule) for test in tests]) is not None
+        return self.first_that_fails([(test, self.schedule) for test in tests])
 
     def _count(self) -> int:
         return sum(event.action == INJECT for event in self.schedule)
+
+
+def _key(test: Test, schedule: Schedule) -> Key:
+    """What candidates differ in."""
+    return test.nodes, test.concurrency, test.rate, test.time_limit_s, schedule
 
 
 def shrink(test: Test, schedule: Schedule, *, jobs: int, budget_s: float, say: Listener) -> Shrunk:
@@ -151,11 +182,10 @@ def shrink(test: Test, schedule: Schedule, *, jobs: int, budget_s: float, say: L
         shrinker.cut_time()
         is_minimal = shrinker.drop_faults()
         if is_minimal:
-            before = shrinker.test
             shrinker.simplify()
             shrinker.cut_time()
-            if shrinker.test != before:
-                is_minimal = shrinker.drop_faults()
+            shrinker.search()
+            is_minimal = shrinker.drop_faults()
         return Shrunk(
             test=shrinker.test,
             schedule=shrinker.schedule,
