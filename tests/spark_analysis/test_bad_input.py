@@ -198,11 +198,14 @@ def test_pips_java_runs_a_whole_report(synthetic: ModuleType, tmp_path: Path) ->
         "import sys; from spark_analysis import java; java._candidates = lambda variables: iter(());"
         "from harness.cli import main; sys.exit(main(sys.argv[1:]))"
     )
+    command = ["report", str(tmp_path / "store"), "--out", str(tmp_path / "out"), "--json", "--check"]
     done = subprocess.run(
-        [sys.executable, "-c", code, "report", str(tmp_path / "store"), "--out", str(tmp_path / "out"), "--json"],
+        [sys.executable, "-c", code, *command],
         cwd=ROOT, capture_output=True, text=True, timeout=600,
         env={**{k: v for k, v in os.environ.items() if k != "JAVA_HOME"}},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["rates"][0]["runs"] == 1
+    tables = json.loads(done.stdout)
+    assert tables["rates"][0]["runs"] == 1
+    assert {row["verdict"] for row in tables["checks"]} == {"valid"}, "the embedded Spark checks as well"
     assert (tmp_path / "out" / "report.html").exists()
