@@ -159,7 +159,8 @@ def _release_devices_of_the_dead(
         if mark.has_state:
             root = os.path.dirname(mark.state)
             if root not in roots:
-                tell(result.notes, f"{what} is of a dead run: {run_state.STATE_DIR_VARIABLE}={root} harness clean removes it")
+                mend = f"{run_state.STATE_DIR_VARIABLE}={root} harness clean removes it"
+                tell(result.notes, f"{what} is of a dead run: {mend}")
             continue
         try:
             _release_device(device)
