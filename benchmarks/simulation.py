@@ -56,7 +56,7 @@ CLIENTS = 10
 SEEDS = (1, 2, 3)
 RUN_S = 30.0
 IDLE_S = 600.0
-WARM_UP_SEEDS = range(100, 106)
+WARM_UP_SEEDS = range(100, 110)
 WARM_UP_S = 60.0
 """Cluster time of each run of the warm-up where the interpreter compiles while it runs."""
 COMPILES = sys.implementation.name == "pypy"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import secrets
 import shutil
 import subprocess
@@ -28,6 +27,7 @@ from harness.judge import judge
 from harness.report import LiveProgress, write_report
 from harness.run_state import RunState
 from harness.runner import Observed, Run
+from harness.seeded import seeded
 from harness.store import RunDir, Store
 from harness.test import ALL, Test
 from harness.workloads.base import Workload
@@ -115,7 +115,7 @@ def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, 
     try:
         return periodic(
             list(choices.items()),
-            random.Random(f"{test.seed}/schedule"),
+            seeded(f"{test.seed}/schedule"),
             time_limit_s=test.time_limit_s,
             on_s=test.nemesis_interval_s,
             off_s=test.nemesis_interval_s,

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from harness.faults.moments import WatchedMoments
 from harness.faults.target import RunTarget
 from harness.generator import Generator, Stagger, TimeLimit
 from harness.history_writer import HistoryWriteError, HistoryWriter
+from harness.seeded import seeded
 from harness.systems.base import CheckOutcome, System
 from harness.test import Test
 from harness.worker import Client, Recorder, Workers
@@ -166,7 +166,7 @@ class Run:
         if self.test.rate > 0:
             load = Stagger(self.test.rate, load)
         workers = self._make_workers(TimeLimit(self.test.time_limit_s, load), self._load_recorder())
-        rng = random.Random(f"{self.test.seed}/nemesis")
+        rng = seeded(f"{self.test.seed}/nemesis")
         async with _watching(self._target.moments, self.schedule), asyncio.TaskGroup() as group:
             faults = group.create_task(
                 run_schedule(self.schedule, target=self._target, nemeses=self.nemeses, rng=rng, record=self._record)
@@ -224,7 +224,7 @@ class Run:
             make_client=make_client,
             recorder=recorder,
             now_ns=self.clock.now_ns,
-            random=random.Random(f"{self.test.seed}/clients/{self._next_process}"),
+            random=seeded(f"{self.test.seed}/clients/{self._next_process}"),
             operation_timeout_s=self.test.operation_timeout_s,
             first_process=self._next_process,
         )

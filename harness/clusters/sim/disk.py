@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 from collections.abc import Callable, Collection
 from math import log
 from typing import TYPE_CHECKING
 
 from harness.clusters.sim.inode import Inode
+from harness.seeded import seeded
 
 if TYPE_CHECKING:
     from harness.clusters.sim.loop import SimLoop
@@ -55,7 +55,7 @@ class SimDisk:
 
     def __init__(self, loop: SimLoop, host: str) -> None:
         self._loop = loop
-        self.random = random.Random(f"{loop.seed}/disk/{host}")
+        self.random = seeded(f"{loop.seed}/disk/{host}")
         self.power_cycles = 0
         self.delay_s = 0.0
         """Every write and sync takes this much longer."""

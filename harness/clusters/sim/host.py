@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import signal
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
@@ -23,6 +22,7 @@ from harness.clusters.sim.errors import SimulationError
 from harness.clusters.sim.lane import LANE, Lane
 from harness.clusters.sim.logs import HostLog
 from harness.clusters.sim.process_disk import ProcessDisk
+from harness.seeded import seeded
 from node.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class SimHost:
         return Runtime(
             clock=self.clock,
             disk=ProcessDisk(self.disk, self.loop, lane),
-            random=random.Random(f"{self.loop.seed}/process/{self.name}/{self._starts}"),
+            random=seeded(f"{self.loop.seed}/process/{self.name}/{self._starts}"),
         )
 
     @property

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import signal
 import sys
 import threading
@@ -32,6 +31,7 @@ from harness.clusters.sim.lane import LANE, Lane
 from harness.clusters.sim.primitives import SimFuture, SimHandle, SimTask, SimTimerHandle
 from harness.clusters.sim.refusals import RefusingLoop
 from harness.clusters.sim.timetable import Timetable
+from harness.seeded import seeded
 
 if TYPE_CHECKING:
     from harness.clusters.sim.network import SimNetwork
@@ -67,7 +67,7 @@ class SimLoop(Timetable, RefusingLoop):
         self.network: SimNetwork | None = None
         self.steps = 0
         """Callbacks and events run so far."""
-        self._salt = random.Random(f"{seed}/loop").getrandbits(64)
+        self._salt = seeded(f"{seed}/loop").getrandbits(64)
         self.now = START_S
         """Loop time, in seconds: what `time()` returns, for the simulation's own parts."""
         self.task_count = 0
@@ -332,7 +332,7 @@ class SimLoop(Timetable, RefusingLoop):
             streams.setdefault(id(getattr(handle._callback, "__self__", handle)), []).append(handle)
         if len(streams) > 1:
             order = [position for position, stream in enumerate(streams.values()) for _ in stream]
-            random.Random(f"{self._salt}/{self.now!r}/{lane.number}/{self.steps}").shuffle(order)
+            seeded(f"{self._salt}/{self.now!r}/{lane.number}/{self.steps}").shuffle(order)
             waiting = [iter(stream) for stream in streams.values()]
             shuffled = [next(waiting[position]) for position in order]
             lane.queue.clear()

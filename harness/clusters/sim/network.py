@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +19,7 @@ from harness.clusters.sim.link import LatencyModel, SimLink
 from harness.clusters.sim.server import SimServer
 from harness.clusters.sim.transport import SimTransport
 from harness.clusters.sim.wire import Mark, Wire
+from harness.seeded import seeded
 from nemesis.target import PROBE_ATTEMPTS, Grudge, Link, LinkShape, ProbeResult, links_of
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class SimNetwork:
         if link is None:
             if source not in self._hosts or destination not in self._hosts:
                 raise ValueError(f"this cluster has no link {source}->{destination}")
-            stream = random.Random(f"{self.loop.seed}/link/{source}/{destination}")
+            stream = seeded(f"{self.loop.seed}/link/{source}/{destination}")
             model = LOOPBACK if source == destination else self._latency
             link = self._links[source, destination] = SimLink(
                 source, destination, self._hosts[destination], model, stream
