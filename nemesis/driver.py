@@ -236,11 +236,13 @@ class _Driver:
 
 
 def _next_healing(events: Iterable[FaultEvent], waiting: str) -> FaultEvent | None:
-    """The healing of another fault than the `waiting` one that comes before anything else begins."""
+    """The next healing of a fault that is in force, other than the `waiting` one. What is to begin before it is late
+    anyhow, and so is its own healing."""
+    not_begun = {waiting}
     for event in events:
-        if event.action == INJECT or event.when is not None:
-            return None
-        if event.fault_id != waiting:
+        if event.action == INJECT:
+            not_begun.add(event.fault_id)
+        elif event.when is None and event.fault_id not in not_begun:
             return event
     return None
 

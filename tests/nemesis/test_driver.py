@@ -247,13 +247,21 @@ class Patient(Partition):
         return await super().plan(target, rng, fault_id=fault_id, variant=variant)
 
 
-def test_a_plan_that_waits_does_not_keep_others_from_being_healed(make_target: Any, run_virtual: Run) -> None:
+@pytest.mark.parametrize("begins", [(), ("f3",)])
+def test_a_plan_that_waits_does_not_keep_others_from_being_healed(
+    begins: tuple[str, ...], make_target: Any, run_virtual: Run
+) -> None:
+    """Nor does what would begin meanwhile, and is late for it."""
     target, recorder = make_target(5), Recorder()
+    later = [
+        schedule_of((3.5, INJECT, fault_id, "one"), (3.6, HEAL, fault_id, "one")).to_json() for fault_id in begins
+    ]
     schedule = Schedule.from_json(
         [
             *schedule_of((1, INJECT, "f1", "halves"), (4, HEAL, "f1", "halves")).to_json(),
             asked(2, INJECT, "f2"),
             asked(3, HEAL, "f2"),
+            *(event for events in later for event in events),
         ]
     )
     run_virtual(
@@ -267,6 +275,7 @@ def test_a_plan_that_waits_does_not_keep_others_from_being_healed(make_target: A
     )
     assert [step for step in recorder.steps if step[0] == "info"] == [
         ("info", INJECT, "f1"), ("info", HEAL, "f1"), ("info", INJECT, "f2"), ("info", HEAL, "f2"),
+        *(("info", action, fault_id) for fault_id in begins for action in (INJECT, HEAL)),
     ]  # fmt: skip
     assert all(proof["proven"] for proof in recorder.proofs(INJECT) + recorder.proofs(HEAL))
 
