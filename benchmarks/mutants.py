@@ -14,6 +14,7 @@ import argparse
 import concurrent.futures
 import json
 import statistics
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 from checker.workers import worker_pool
 from harness.exploration.mutants import SCENARIOS, gives_away, rehearse_mutant
+from harness.nursery import restart_with_nursery
 from node.mutants.catalogue import MUTANTS
 
 __all__ = ["main", "measure", "search", "table"]
@@ -181,4 +183,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    restart_with_nursery([sys.executable, "-m", "benchmarks.mutants", *sys.argv[1:]])
     main()

@@ -16,12 +16,15 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from checker.workers import worker_pool
 from harness.exploration.rehearsal import SIMULATED, Rehearsal
 from harness.exploration.search import Tally, explore
+from harness.nursery import restart_with_nursery
 from harness.test import NemesisChoice, Test
 
 __all__ = ["CAMPAIGNS", "Campaign", "main", "render"]
@@ -141,8 +144,9 @@ def lost_by(reason: str) -> int:
     return sum(int(count) for count in re.findall(r"\(In all: (\d+) lost", reason))
 
 
-def run(name: str, results: dict[str, Any], *, jobs: int, path: Path, deadline_s: float) -> None:
-    """Run what is left of a campaign until then; `results` is written after every CHUNK seeds."""
+def run(name: str, results: dict[str, Any], *, jobs: int, pool: Executor, path: Path, deadline_s: float) -> None:
+    """Run what is left of a campaign until then; `results` is written after every CHUNK seeds. The processes stay the
+    same all the time, because some interpreters compile while they run."""
     campaign = CAMPAIGNS[name]
     known = results.setdefault(
         name,
@@ -163,7 +167,7 @@ def run(name: str, results: dict[str, Any], *, jobs: int, path: Path, deadline_s
         count = min(CHUNK, campaign.seeds - first)
         tally = explore(
             campaign.test(), seeds=iter(range(first, first + count)), jobs=jobs, budget_s=left_s,
-            stop_at_first=False, on_result=tell,
+            stop_at_first=False, on_result=tell, pool=pool,
         )  # fmt: skip
         known["seeds"] += tally.runs
         for word in ("valid", "invalid", "unknown", "operations", "faults"):
@@ -231,14 +235,16 @@ def main() -> None:
     if not chosen:
         parser.error(f"no campaign is called so; there are: {', '.join(CAMPAIGNS)}")
     deadline_s = time.monotonic() + arguments.budget
-    for name in [] if arguments.page else chosen:
-        if arguments.again:
-            results.pop(name, None)
-        began_s = time.monotonic()
-        run(name, results, jobs=arguments.jobs, path=arguments.results, deadline_s=deadline_s)
-        print(f"{name}: {results[name]['seeds']} seeds in {time.monotonic() - began_s:.0f} s", flush=True)
+    with worker_pool(arguments.jobs) as pool:
+        for name in [] if arguments.page else chosen:
+            if arguments.again:
+                results.pop(name, None)
+            began_s = time.monotonic()
+            run(name, results, jobs=arguments.jobs, pool=pool, path=arguments.results, deadline_s=deadline_s)
+            print(f"{name}: {results[name]['seeds']} seeds in {time.monotonic() - began_s:.0f} s", flush=True)
     PAGE.write_text(render(results))
 
 
 if __name__ == "__main__":
+    restart_with_nursery([sys.executable, "-m", "benchmarks.seeds", *sys.argv[1:]])
     main()

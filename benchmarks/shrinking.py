@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from harness.exploration.mixes import random_mix
 from harness.exploration.mutants import SCENARIOS, gives_away
 from harness.exploration.rehearsal import rehearse_test, usable_choices
 from harness.exploration.shrinking import shrink
+from harness.nursery import restart_with_nursery
 from harness.test import NemesisChoice, Test
 from nemesis.schedule import INJECT, Schedule
 
@@ -97,4 +99,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    restart_with_nursery([sys.executable, "-m", "benchmarks.shrinking", *sys.argv[1:]])
     main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import random
 import time
@@ -80,16 +81,18 @@ def explore(
     budget_s: float,
     stop_at_first: bool,
     on_result: Callable[[Tally, Rehearsal], None],
+    pool: concurrent.futures.Executor | None = None,
 ) -> Tally:
     """Run seeds until they or the time are used up; `on_result` hears of each run.
 
-    `jobs` processes at a time; `budget_s` seconds, after which no further run is begun. With `stop_at_first` the
-    first run that is not valid ends it. Raises OperatorError when the test names what simulation does not have.
+    `jobs` processes at a time, those of `pool` or else new ones; `budget_s` seconds, after which no further run is
+    begun. With `stop_at_first` the first run that is not valid ends it. Raises OperatorError when the test names what
+    simulation does not have.
     """
     choices = usable_choices(test)
     tally = Tally()
     deadline_s = time.monotonic() + budget_s
-    with worker_pool(jobs) as pool:
+    with worker_pool(jobs) if pool is None else contextlib.nullcontext(pool) as workers:
         running: dict[concurrent.futures.Future[Rehearsal], int] = {}
 
         def begin() -> None:
@@ -97,7 +100,7 @@ def explore(
                 seed = next(seeds, None)
                 if seed is None:
                     return
-                running[pool.submit(_rehearse_seed, test, seed, choices)] = seed
+                running[workers.submit(_rehearse_seed, test, seed, choices)] = seed
 
         begin()
         while running:
@@ -114,7 +117,8 @@ def explore(
                 tally.add(rehearsal, time_limit_s=test.time_limit_s)
                 on_result(tally, rehearsal)
                 if stop_at_first and rehearsal.valid is not True:
-                    pool.shutdown(wait=True, cancel_futures=True)
+                    for waiting in running:
+                        waiting.cancel()
                     return tally
             begin()
     return tally
