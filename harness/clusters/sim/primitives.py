@@ -13,10 +13,16 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
+from harness.clusters.sim.finalizers import without_finalizer
 from harness.clusters.sim.lane import LANE, Lane
 
 if TYPE_CHECKING:
+    from asyncio import Future, Task
+
     from harness.clusters.sim.loop import SimLoop
+else:
+    Future = without_finalizer(asyncio.Future, object)
+    Task = without_finalizer(asyncio.Task, Future)
 
 __all__ = ["SimFuture", "SimHandle", "SimTask", "SimTimerHandle"]
 
@@ -65,7 +71,7 @@ class SimTimerHandle(asyncio.TimerHandle):
     __hash__ = object.__hash__
 
 
-class SimFuture(asyncio.Future[Any]):
+class SimFuture(Future[Any]):
     """A future with a hash that is the same in every process."""
 
     __slots__ = ("number",)
@@ -82,7 +88,7 @@ class SimFuture(asyncio.Future[Any]):
             return number
 
 
-class SimTask(asyncio.Task[Any]):
+class SimTask(Task[Any]):
     """A task with a hash that is the same in every process, and which knows its lane."""
 
     __slots__ = ("lane", "number")

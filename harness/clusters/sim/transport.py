@@ -8,9 +8,8 @@ process is paused, and speaks for it when it is killed.
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -326,9 +325,6 @@ class SimTransport(asyncio.Transport):
 
     def abort(self) -> None:
         self._force_close(None)
-
-    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:
-        """Nothing: an end that nobody closed is the kernel's business, and when it is collected is chance."""
 
     def _fail(self, error: OSError) -> None:
         self._force_close(error)

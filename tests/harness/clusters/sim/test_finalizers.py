@@ -1,0 +1,52 @@
+"""A run that is over is gone, whatever the interpreter's collector is like."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from harness.clusters.sim.finalizers import without_finalizer
+from harness.clusters.sim.loop import SimLoop
+from harness.clusters.sim.primitives import SimFuture, SimTask
+from harness.exploration.rehearsal import rehearse_test
+from harness.test import Test
+from nemesis.schedule import Schedule
+
+COLLECTIONS = 8
+"""Finalizers of objects that hold one another take a collection of PyPy's each; a run has some of them."""
+
+
+def test_nothing_of_a_cluster_stays() -> None:
+    test = Test(
+        system="broker", cluster="sim", nodes=3, workload="queue", nemesis=(), nemesis_interval_s=1.0,
+        time_limit_s=1.0, concurrency=5, rate=50.0, seed=1,
+    )  # fmt: skip
+    assert rehearse_test(test, Schedule(())).valid is True
+    for _ in range(COLLECTIONS):
+        gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) is SimLoop and each.is_closed()]
+
+
+def test_what_asyncio_asks_of_its_classes_holds() -> None:
+    assert asyncio.isfuture(SimFuture.__new__(SimFuture)) and asyncio.isfuture(SimTask.__new__(SimTask))
+
+
+def test_a_class_is_made_anew_with_its_super_and_without_its_finalizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Base:
+        def told(self, word: str = "base") -> str:
+            return word
+
+    class Original(Base):
+        def told(self, word: str = "original") -> str:
+            return f"{word} on {super().told()}"
+
+        def __del__(self) -> None:
+            raise AssertionError("called")
+
+    assert without_finalizer(Original, Base) is Original or not hasattr(without_finalizer(Original, Base), "__del__")
+    monkeypatch.setattr("sys.implementation.name", "pypy")
+    made = without_finalizer(Original, Base)
+    assert made is not Original and not hasattr(made, "__del__")
+    assert made().told() == "original on base"
