@@ -6,13 +6,13 @@
 Five brokers, one name server and ten clients, as `harness run --cluster sim` has them, without report and checks.
 
 PyPy compiles while it runs, and some minutes of cluster time pass until it has compiled what is run often. There the
-figures are taken after a warm-up, which is shown too: a process that runs few seeds runs at their speed rather. Its
-collector looks through what is new whenever the nursery is full; a larger one than its own (4 MB) saves much of the
-time, so the benchmark starts itself again with `PYPY_GC_NURSERY=64M`, as `harness` does, unless the variable is set.
+figures are taken after ten minutes of warm-up, which are shown too: a process that runs few seeds runs at their speed
+rather. Its collector looks through what is new whenever the nursery is full; a larger one than its own (4 MB) saves much
+of the time, so the benchmark starts itself again with `PYPY_GC_NURSERY=64M`, as `harness` does, unless it is set.
 
-What remains on CPython has no peak to take off (2026-11, Python 3.11): 29 % DLedger, 20 % the simulation itself (loop,
-network, disk, the watch over its invariants), 19 % the remoting protocol, 14 % the stores and brokers above the log,
-7 % clients, generator and history; the largest single function, the loop, is 3 %. An operation is 11 segments and 27
+What remains on CPython has no peak to take off (2026-11, Python 3.11): 25 % DLedger, 24 % the remoting protocol, 22 %
+the simulation itself (loop, network, disk, the watch over its invariants), 12 % the stores and brokers above the log,
+10 % clients, generator and history; the largest single function, the loop, is 5 %. An operation is 11 segments and 27
 callbacks: an append goes to four followers and five disks, a read takes one confirmation by a quorum. Every message is
 encoded, framed and decoded as on a real network.
 """
