@@ -12,13 +12,19 @@ from hypothesis import strategies as st
 from node.dledger.quota import Quota
 
 
+async def leader_with_two_megabytes(group: Any) -> str:
+    """Of two members of three; the third has nothing."""
+    await group.start("n1", "n2")
+    leader: str = await group.leader()
+    for _ in range(40):
+        await group.append_all(leader, *[bytes(1000)] * 50)
+    return leader
+
+
 @pytest.mark.row("Quota: ...")
 def test_a_far_behind_follower_is_held_to_its_quota_the_others_are_not(simulate: Any) -> None:
     async def scenario(group: Any) -> float:
-        await group.start("n1", "n2")
-        leader = await group.leader()
-        for _ in range(40):
-            await group.append_all(leader, *[bytes(1000)] * 50)  # 2 MB
+        leader = await leader_with_two_megabytes(group)
         await group.start("n3")
         started_s: float = group.loop.time()
         behind = group["n3"].store
@@ -97,10 +103,7 @@ def test_whoever_gets_no_nearer_gets_twice_as_much() -> None:
 @pytest.mark.row("Quota: ...")
 def test_a_far_behind_follower_arrives_although_senders_append_more_than_its_quota(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
-        await group.start("n1", "n2")
-        leader = await group.leader()
-        for _ in range(40):
-            await group.append_all(leader, *[bytes(1000)] * 50)
+        leader = await leader_with_two_megabytes(group)
         store, ends = group[leader].store, asyncio.Event()
 
         async def send() -> None:
