@@ -282,8 +282,11 @@ def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     died = subprocess.run([sys.executable, "-c", DIES, *words], env=environment, capture_output=True, text=True)
     assert died.returncode == -9, died.stderr
-    devices = [device for device, mark in marked_devices() if mark.run_id == f"{RUN}-lost"]
-    assert devices != []
+    deadline_s = time.monotonic() + WAIT_S
+    while len(devices := [device for device, mark in marked_devices() if mark.run_id == f"{RUN}-lost"]) != 1:
+        assert devices != [], "the frozen one, n1's, does not go with its last mount"
+        assert time.monotonic() < deadline_s, "that of n2 goes with its namespace"
+        time.sleep(0.01)
     monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "other-state"))
     elsewhere = clean(report=lambda line: None)
     assert (elsewhere.removed, elsewhere.left) == ([], []), "a run that has a state is cleaned by it"
