@@ -356,7 +356,7 @@ class Dispatcher:
         if self._read_rows is None or last - first + 1 < LEAST_TOGETHER:
             return self._dispatch(arrived)
         index = first
-        for row in self._read_rows(first, min(last, first + PORTION_MESSAGES - 1)):
+        for row in self._read_rows(first, self.foretold.ends_before(first, min(last, first + PORTION_MESSAGES - 1))):
             while index <= row.last_index:
                 gathered = gather(row, index, self._queues)
                 if gathered.count:

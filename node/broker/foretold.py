@@ -68,6 +68,12 @@ class Foretold:
         """The log was cut, or is another one now."""
         self._rows.clear()
 
+    def ends_before(self, index: int, last: int) -> int:
+        """The last entry, up to `last`, that is to be read from the log where entry `index` is: what is foretold
+        behind it need not be."""
+        rows = self._rows
+        return min(last, rows[0].first_index - 1) if rows and rows[0].first_index > index else last
+
     def take(self, after: int, last: int) -> list[ForetoldRow]:
         """The rows of one term that follow the entry `after` without a gap and end no later than entry `last`."""
         rows = self._rows
