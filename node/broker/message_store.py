@@ -26,6 +26,7 @@ from node.store.properties import KEYS, TAGS, UNIQUE_KEY, property_value
 from node.store.queue_store import QueueStore
 from node.store.record import PreparedRecord, RecordSummary, tag_hash
 from node.store.record_row import RecordMaker, RowMessage
+from node.store.summed import crcs_of
 
 __all__ = ["GroupMessage", "MessageStore", "NotTogether", "NotWritable", "PendingPut", "PutRow"]
 
@@ -221,7 +222,7 @@ class MessageStore:
         else:
             has_texts = any(texts)
             hashes = [_hash(text) for text in texts] if has_texts else (0,) * len(texts)
-            units, crcs = pack_units(positions, sizes, hashes, list(map(zlib.crc32, records)))
+            units, crcs = pack_units(positions, sizes, hashes, crcs_of(records))
             summaries = [] if not has_texts else [
                 _summary(maker, queue_offset + number, position, store_timestamp_ms, text)
                 for number, (position, text) in enumerate(zip(positions, texts, strict=True))

@@ -22,6 +22,7 @@ from node.broker.send import SendProcessor
 from node.broker.send_request import names_of, split_batch
 from node.config import TopicConfig
 from node.remoting import Command, Connection, LateReply, ReplyForm, RequestCode, RequestError, ResponseCode
+from node.store.columns import pack_longs
 from node.store.properties import DELAY_LEVEL, TRANSACTION_PREPARED, UNIQUE_KEY, WAIT_STORE, property_value
 from node.store.record import (
     MAX_PROPERTIES_SIZE_BYTES,
@@ -229,7 +230,7 @@ class _Sent(LateReply):
             host, positions = sends.host_text, self.positions
             ids = f"{host}{positions[0]:016X}"
             if len(positions) > 1:
-                ids = ",".join([f"{host}{position:016X}" for position in positions])
+                ids = f"{host}{pack_longs(positions).hex(',', 8).upper().replace(',', f',{host}')}"
             values = ids, str(self.queue_id), str(self.queue_offset), self._transaction_id
             if error is None:
                 self.give(sends.form.frame(command, values))

@@ -35,6 +35,9 @@ class Places:
         another file. Raises as `of_entry`."""
         positions: list[int] = []
         if self._fits(sum(sizes) + HEADER_SIZE_BYTES * len(sizes), end):
+            if len(set(sizes)) == 1:
+                first, step = end + HEADER_SIZE_BYTES, sizes[0] + HEADER_SIZE_BYTES
+                return list(range(first, first + step * len(sizes), step)), []
             for size_bytes in sizes:
                 end += HEADER_SIZE_BYTES
                 positions.append(end)

@@ -24,7 +24,9 @@ from node.dledger.entry import (
     Entry,
     entry_at,
 )
+from node.dledger.even_row import LEAST_ENTRIES, encode_even, scan_even
 from node.dledger.index import UNIT, UNIT_SIZE_BYTES
+from node.store.summed import crcs_of
 
 __all__ = ["BODY_PREFIX", "EntryRow", "encode_row", "join_rows", "parse_rows", "row_of", "scan_row"]
 
@@ -71,6 +73,11 @@ class EntryRow:
         self.last_index = first_index + len(ends) - 1
         self.end_pos = pos + len(raw)
         """Position behind the last byte."""
+
+    @property
+    def is_even(self) -> bool:
+        """Whether it is known that all its entries are of one size."""
+        return isinstance(self.ends, range) or len(self.ends) == 1
 
     @property
     def last_pos(self) -> int:
@@ -126,10 +133,16 @@ class EntryRow:
             return self
         at = self.ends[left - 1]
         return EntryRow(
-            first_index, self.pos + at, self.raw[at:], [end - at for end in self.ends[left:]],
+            first_index, self.pos + at, self.raw[at:], _moved(self.ends[left:], -at),
             self.units[left * UNIT_SIZE_BYTES :], self.term, self.chain_crc,
             [entry for entry in self.changes if entry.index >= first_index],
         )  # fmt: skip
+
+
+def _moved(ends: Sequence[int], by: int) -> Sequence[int]:
+    if isinstance(ends, range):
+        return range(ends.start + by, ends.stop + by, ends.step)
+    return [end + by for end in ends]
 
 
 def row_of(entry: Entry) -> EntryRow:
@@ -143,17 +156,13 @@ def row_of(entry: Entry) -> EntryRow:
 def join_rows(rows: Sequence[EntryRow]) -> EntryRow:
     """One row of several that follow each other in one file."""
     first, last = rows[0], rows[-1]
-    ends: list[int] = []
-    changes: list[Entry] = []
-    for row in rows:
-        before = row.pos - first.pos
-        if len(row.ends) == 1:
-            ends.append(before + row.ends[0])
-        else:
-            ends += [before + end for end in row.ends]
-        if row.changes:
-            changes += row.changes
     raw, units = b"".join([row.raw for row in rows]), b"".join([row.units for row in rows])
+    changes = [entry for row in rows for entry in row.changes]
+    size = first.ends[0]
+    if all([row.is_even and row.ends[0] == size for row in rows]):
+        ends: Sequence[int] = range(size, len(raw) + 1, size)
+    else:
+        ends = [row.pos - first.pos + end for row in rows for end in row.ends]
     return EntryRow(first.first_index, first.pos, raw, ends, units, last.term, last.chain_crc, changes)
 
 
@@ -161,17 +170,22 @@ def encode_row(
     magic: int, index: int, term: int, pos: int, previous_chain_crc: int, bodies: Sequence[bytes]
 ) -> EntryRow:
     """New entries with these bodies, the first with `index` at `pos`. Arguments as of `encode_entry`."""
+    if len(bodies) >= LEAST_ENTRIES and magic != CONFIG_MAGIC and len(set(map(len, bodies))) == 1:
+        even = encode_even(magic, index, term, pos, previous_chain_crc, bodies)
+        if even is not None:
+            size = HEADER_SIZE_BYTES + len(bodies[0])
+            return EntryRow(index, pos, even[0], range(size, len(even[0]) + 1, size), even[1], term, even[2])
     crc32, pack_head, pack_chain, pack_fields = zlib.crc32, HEAD.pack, CHAIN.pack, BODY_FIELDS.pack
     pack_unit = UNIT.pack
     chain_crc, number, at = previous_chain_crc, index, pos
     pieces: list[bytes] = []
     units: list[bytes] = []
     ends: list[int] = []
-    for body in bodies:
+    for body, crc in zip(bodies, crcs_of(bodies), strict=True):
         body_size = len(body)
         size = HEADER_SIZE_BYTES + body_size
         head = pack_head(magic, size, number, term, at, 0)
-        fields = pack_fields(crc32(body), body_size)
+        fields = pack_fields(crc, body_size)
         chain_crc = crc32(fields, crc32(head, chain_crc))
         pieces += (head, pack_chain(chain_crc), fields, body)
         units.append(pack_unit(magic, at, size, number, term))
@@ -216,6 +230,12 @@ def scan_row(
     Checks everything that the bytes themselves can tell, and with `previous_chain_crc` that the first entry continues
     the one before.
     """
+    even = scan_even(data, offset, previous_chain_crc) if most is None else None
+    if even is not None:
+        size, index_units, term, last_crc = even
+        index, pos = HEADER.unpack_from(data, offset)[2], HEADER.unpack_from(data, offset)[4]
+        whole = data[offset:] if offset else data
+        return EntryRow(index, pos, whole, range(size, len(whole) + 1, size), index_units, term, last_crc), ""
     crc32, unpack, pack_unit = zlib.crc32, HEADER.unpack_from, UNIT.pack
     size, view = len(data), memoryview(data)
     start, chain_crc, problem = offset, previous_chain_crc, ""

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from node.runtime import Disk
+from node.store.columns import pack_words
 from node.store.file_cache import FileCache
 from node.store.unit_row import UnitRow
 
@@ -51,7 +52,7 @@ def pack_units(
     """The units of messages that follow each other in a queue, and the CRCs of their records, as files have them."""
     if len(positions) == 1:
         return _UNIT.pack(positions[0], sizes[0], tag_hashes[0]), _CRC.pack(crcs[0])
-    return b"".join(map(_UNIT.pack, positions, sizes, tag_hashes)), b"".join(map(_CRC.pack, crcs))
+    return b"".join(map(_UNIT.pack, positions, sizes, tag_hashes)), pack_words(crcs)
 
 
 class Unit(NamedTuple):

@@ -9,9 +9,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import repeat
 from struct import Struct
 
 from node.store.record import RECORD_MAGIC, record_parts
+from node.store.summed import SummedBodies
 
 __all__ = ["RecordMaker", "RowMessage", "record_maker"]
 
@@ -24,27 +26,40 @@ MAKER_CACHE_ENTRIES = 4096
 _INT16 = Struct(">h")
 WHOLE_STRUCTS = 256
 """Sizes of records remembered that batches consist of."""
-_structs: dict[tuple[int, int], Struct] = {}
 
 
+@lru_cache(maxsize=4)
 def _head(born_size: int, store_size: int) -> Struct:
     """Everything before the body. There are four of them: hosts have four or sixteen bytes and a port."""
-    known = _structs.get((born_size, store_size))
-    if known is None:
-        known = _structs[born_size, store_size] = Struct(f">IIIiiqqiq{born_size}sq{store_size}siqi")
-    return known
+    return Struct(f">IIIiiqq{_same(born_size, store_size).format[1:]}")
+
+
+@lru_cache(maxsize=4)
+def _same(born_size: int, store_size: int) -> Struct:
+    """What comes between position and body: the same in all records of a batch whose bodies are of one size."""
+    return Struct(f">iq{born_size}sq{store_size}siqi")
 
 
 @lru_cache(maxsize=WHOLE_STRUCTS)
-def _whole(born_size: int, store_size: int, size: int, topic_size: int, properties_size: int) -> Struct:
-    """Whole records of these sizes: for a batch of many alike."""
-    return Struct(f"{_head(born_size, store_size).format}{size}s{topic_size}sh{properties_size}s")
+def _whole(same_size: int, size: int, tail_size: int) -> Struct:
+    """A record of a batch of many alike: what they have in common goes in as it is."""
+    return Struct(f">8sI8sqq{same_size}s{size}s{tail_size}s")
+
+
+_BEFORE_CRC = Struct(">II")
+"""Size and magic."""
+_AFTER_CRC = Struct(">ii")
+"""Queue id and flag."""
+LEAST_ALIKE = 6
+"""Messages of the same sizes; below these a loop is as quick."""
 
 
 class RecordMaker:
     """Makes the records of one queue and sender. Made by `record_maker`."""
 
-    __slots__ = ("_born", "_fixed_bytes", "_pack", "_store", "_topic", "queue", "queue_id", "sys_flag", "topic")
+    __slots__ = (
+        "_born", "_fixed_bytes", "_pack", "_same", "_store", "_topic", "queue", "queue_id", "sys_flag", "topic",
+    )  # fmt: skip
 
     def __init__(self, topic: str, queue_id: int, sys_flag: int, born_host: str, store_host: str) -> None:
         self.topic = topic
@@ -53,6 +68,7 @@ class RecordMaker:
         topic_bytes, self._born, self._store, self.sys_flag = record_parts(topic, sys_flag, born_host, store_host)
         head = _head(len(self._born), len(self._store))
         self._pack = head.pack
+        self._same = _same(len(self._born), len(self._store))
         self._topic = bytes((len(topic_bytes),)) + topic_bytes
         self._fixed_bytes = head.size + len(self._topic) + _INT16.size
 
@@ -93,38 +109,58 @@ class RecordMaker:
         born_timestamp_ms: int,
         store_timestamp_ms: int,
         reconsume_times: int = 0,
-    ) -> list[bytes]:
+    ) -> SummedBodies:
         """The records of messages that get consecutive numbers from `queue_offset` on and lie at `positions`.
 
         Raises struct.error when a number does not fit its field.
         """
+        alike = self._make_alike(
+            messages, positions, queue_offset, born_timestamp_ms, store_timestamp_ms, reconsume_times
+        )
+        if alike is not None:
+            return alike
         pack, crc32, queue_id = self._pack, zlib.crc32, self.queue_id
         sys_flag, born, store, topic, fixed = self.sys_flag, self._born, self._store, self._topic, self._fixed_bytes
         records = []
-        whole, whole_size, whole_properties = None, -1, -1
         for number, (position, (flag, body, properties)) in enumerate(
             zip(positions, messages, strict=True), queue_offset
         ):
             size = len(body)
-            if size == whole_size and len(properties) == whole_properties:  # of the sizes of the one before
-                if whole is None:
-                    whole = _whole(len(born), len(store), size, len(topic), whole_properties).pack
-                    total = fixed + size + whole_properties
-                records.append(
-                    whole(
-                        total, RECORD_MAGIC, crc32(body) & 0x7FFFFFFF, queue_id, flag, number, position, sys_flag,
-                        born_timestamp_ms, born, store_timestamp_ms, store, reconsume_times, 0, size, body, topic,
-                        whole_properties, properties,
-                    )
-                )  # fmt: skip
-                continue
-            whole, whole_size, whole_properties = None, size, len(properties)
             head = pack(
                 fixed + size + len(properties), RECORD_MAGIC, crc32(body) & 0x7FFFFFFF, queue_id, flag, number,
                 position, sys_flag, born_timestamp_ms, born, store_timestamp_ms, store, reconsume_times, 0, size,
             )  # fmt: skip
             records.append(b"".join((head, body, topic, _INT16.pack(len(properties)), properties)))
-        return records
+        return SummedBodies(records)
+
+    def _make_alike(
+        self,
+        messages: Sequence[RowMessage],
+        positions: Sequence[int],
+        queue_offset: int,
+        born_timestamp_ms: int,
+        store_timestamp_ms: int,
+        reconsume_times: int,
+    ) -> SummedBodies | None:
+        """The same for messages that have one flag and are of the same sizes; None where they are not."""
+        count = len(messages)
+        if count < LEAST_ALIKE or len(positions) != count:
+            return None
+        flags, bodies, texts = zip(*messages, strict=True)
+        flag, size, text_size = flags[0], len(bodies[0]), len(texts[0])
+        if flags.count(flag) != count or len(set(map(len, bodies))) != 1 or len(set(map(len, texts))) != 1:
+            return None
+        same = self._same.pack(
+            self.sys_flag, born_timestamp_ms, self._born, store_timestamp_ms, self._store, reconsume_times, 0, size
+        )
+        tail = self._topic + _INT16.pack(text_size)
+        tails = [tail + text for text in texts] if text_size else repeat(tail)
+        crcs = [crc & 0x7FFFFFFF for crc in map(zlib.crc32, bodies)]
+        numbers = range(queue_offset, queue_offset + count)
+        before = repeat(_BEFORE_CRC.pack(self._fixed_bytes + size + text_size, RECORD_MAGIC))
+        after = repeat(_AFTER_CRC.pack(self.queue_id, flag))
+        whole = _whole(len(same), size, len(tail) + text_size).pack
+        return SummedBodies(map(whole, before, crcs, after, numbers, positions, repeat(same), bodies, tails))
 
 
 record_maker = lru_cache(maxsize=MAKER_CACHE_ENTRIES)(RecordMaker)

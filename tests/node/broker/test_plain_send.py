@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import zlib
 from typing import Any
 
 import pytest
@@ -235,11 +236,25 @@ def test_a_drain_waits_for_plain_messages_under_way(make_parts: Any) -> None:
     asyncio.run(main())
 
 
+ALIKE = st.tuples(st.integers(-(2**31), 2**31 - 1), st.integers(0, 40), st.sampled_from([0, 0, 5])).flatmap(
+    lambda kind: st.lists(
+        st.tuples(
+            st.just(kind[0]),
+            st.binary(min_size=kind[1], max_size=kind[1]),
+            st.text("abcdef", min_size=kind[2], max_size=kind[2]),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from(["t", "a-longer-topic", "é"]), st.integers(0, 2**31 - 1), st.integers(-(2**31), 2**31 - 1),
     st.sampled_from(["10.0.0.1:5", "[::1]:70", "[fe80::1]:9"]), st.sampled_from(["10.77.0.1:10911", "[::2]:1"]),
-    st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=50), st.text(max_size=20)), min_size=1),
+    st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=50), st.text(max_size=20)), min_size=1)
+    | ALIKE,
     st.integers(0, 2**40), st.integers(0, 2**62),
 )  # fmt: skip
 def test_a_row_of_records_is_the_records_one_by_one(
@@ -259,7 +274,7 @@ def test_a_row_of_records_is_the_records_one_by_one(
         ).seal(queue_offset=offset + at, physical_offset=position + at, store_timestamp_ms=9)
         for at, (flag, body, text) in enumerate(encodable)
     ]  # fmt: skip
-    assert made == singly
+    assert made == singly and made.crcs == list(map(zlib.crc32, singly))
     numbers = zip(row, positions, strict=True)
     assert made == [maker.make_one(one, at, offset + n, 7, 9, 3) for n, (one, at) in enumerate(numbers)]
     assert maker.sizes(row) == [len(record) for record in singly]

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import zlib
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from node.broker import dispatcher, row_dispatch
 from node.broker.delay import delay_source
 from node.broker.dispatcher import Dispatcher
+from node.broker.foretold import ForetoldPart, ForetoldRow
 from node.broker.ledger import EntryRow
 from node.dledger.entry import encode_entry
 from node.dledger.row import parse_rows
+from node.store.consume_queue import pack_unit
 from node.store.queue_store import QueueStore
-from node.store.record import Message, RecordSummary, encode_record
+from node.store.record import Message, RecordSummary, encode_record, tag_hash
 
 
 class Seen:
@@ -96,8 +100,8 @@ def read_rows(ledger: Any, first: int, last: int) -> list[EntryRow]:
     return parse_rows(raw)
 
 
-def derived(parts: Any, until: Any, *, together: bool) -> dict[str, Any]:
-    """What a dispatcher makes of the log."""
+def derived(parts: Any, until: Any, *, together: bool, prepare: Any = None) -> dict[str, Any]:
+    """What a dispatcher makes of the log; `prepare` is called with it after its start."""
     ledger = parts.ledger
 
     async def main(directory: str) -> dict[str, Any]:
@@ -112,6 +116,8 @@ def derived(parts: Any, until: Any, *, together: bool) -> dict[str, Any]:
             read_rows=(lambda first, last: read_rows(ledger, first, last)) if together else None,
         )
         await dispatcher.start()
+        if prepare is not None:
+            await prepare(dispatcher)
         await until(
             lambda: dispatcher.dispatched_index == ledger.store.committed_index or dispatcher.failure is not None
         )
@@ -133,9 +139,22 @@ def derived(parts: Any, until: Any, *, together: bool) -> dict[str, Any]:
         return asyncio.run(main(f"{directory}/queues"))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@st.composite
+def alike(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Messages whose records are of one size, nearly all of one kind."""
+    content = draw(messages)
+    count = draw(st.integers(4, 30))
+    odd = draw(st.lists(st.tuples(st.integers(0, count - 1), messages), max_size=1))
+    contents = [{**content, "queue_id": queue} for queue in draw(st.lists(st.integers(0, 2), min_size=count))]
+    for at, other in odd:
+        key = draw(st.sampled_from(["sys_flag", "prepared_transaction_offset", "repeats", "queue_id", "topic", "body"]))
+        contents[at] = {**contents[at], key: other[key]}
+    return contents
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    contents=st.lists(messages, min_size=1, max_size=40),
+    contents=st.lists(messages, min_size=1, max_size=40) | alike(),
     damage=st.none() | st.tuples(st.integers(0, 39), st.integers(0, 900)),
 )
 def test_together_and_one_by_one_make_the_same(
@@ -167,3 +186,75 @@ def test_plain_messages_are_not_looked_at_one_by_one(make_parts: Any, helpers: A
     made = derived(parts, helpers.until, together=True)
     assert asked == [0, 1]  # each queue has to be made first
     assert made["queues"]["t", 1][2] == 250 and len(made["seen"]) == 500
+
+
+def plain_messages(ledger: Any, count: int, queues: int) -> None:
+    content = {"topic": "t", "body": b"body", "properties": {"TAGS": "a"}, "repeats": False, "is_message": True}
+    fill(ledger, [{**content, "queue_id": number % queues, "sys_flag": 0} for number in range(count)])
+
+
+def test_messages_of_one_kind_are_gathered_without_a_loop(make_parts: Any, helpers: Any, monkeypatch: Any) -> None:
+    parts = make_parts()
+    plain_messages(parts.ledger, 500, 3)
+    gathered: list[int] = []
+    quickly = row_dispatch._gather_alike
+
+    def count(row: EntryRow, first_index: int, queues: QueueStore) -> row_dispatch.Gathered | None:
+        found = quickly(row, first_index, queues)
+        gathered.append(found.count if found is not None else 0)
+        return found
+
+    monkeypatch.setattr(row_dispatch, "_gather_alike", count)
+    made = derived(parts, helpers.until, together=True)
+    assert gathered == [0, 0, 0, 497]  # each queue has to be made first
+    assert made == derived(parts, helpers.until, together=False)
+
+
+def foretell(ledger: Any, first: int, last: int) -> ForetoldRow:
+    units, crcs = [], []
+    for index in range(first, last + 1):
+        entry = ledger.store.get(index)
+        unit, crc = pack_unit(entry.body_pos, len(entry.body), tag_hash("a"), zlib.crc32(entry.body))
+        units.append(unit)
+        crcs.append(crc)
+    part = ForetoldPart(("t", 0), first, b"".join(units), b"".join(crcs))
+    return ForetoldRow(first, last, 1, last - first + 1, (part,), 1000 + 6, ())
+
+
+def test_a_commit_in_the_middle_of_a_foretold_row_has_only_that_row_read(
+    make_parts: Any, helpers: Any, monkeypatch: Any
+) -> None:
+    parts = make_parts()
+    ledger = parts.ledger
+    plain_messages(ledger, 60, 1)
+    read: list[int] = []
+
+    def note(row: EntryRow, first_index: int, queues: QueueStore) -> row_dispatch.Gathered:
+        found = row_dispatch.gather(row, first_index, queues)
+        read.extend(range(first_index, first_index + found.count))
+        return found
+
+    monkeypatch.setattr(dispatcher, "gather", note)
+    asked: list[int] = []
+    one_by_one = Dispatcher._dispatch
+    monkeypatch.setattr(
+        Dispatcher, "_dispatch", lambda self, arrived: asked.append(self._mark.index + 1) or one_by_one(self, arrived)
+    )
+    expected = derived(parts, helpers.until, together=False)
+    asked.clear()
+    ledger.store.committed_index = 9
+
+    async def commit(each: Dispatcher) -> None:
+        await helpers.until(lambda: each.dispatched_index == 9)
+        read.clear()
+        asked.clear()
+        for first in range(10, 60, 10):
+            each.foretold.add(foretell(ledger, first, first + 9))
+        for committed in (24, 59):
+            ledger.store.committed_index = committed
+            each.notify()
+            await helpers.until(lambda: each.dispatched_index == ledger.store.committed_index)
+
+    made = derived(parts, helpers.until, together=True, prepare=commit)
+    assert (read, asked) == (list(range(20, 30)), []), "of the row in which 24 lies, and no others"
+    assert made == expected

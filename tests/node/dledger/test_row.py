@@ -12,11 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.dledger.entry import CONFIG_MAGIC, NORMAL_MAGIC, BadEntry, Entry, encode_entry, parse_entries
+from node.dledger.even_row import encode_even, scan_even
 from node.dledger.index import UNIT_SIZE_BYTES, pack_unit
 from node.dledger.newest import NewestRows
-from node.dledger.row import BODY_PREFIX, EntryRow, encode_row, parse_rows, row_of, scan_row
+from node.dledger.row import BODY_PREFIX, EntryRow, encode_row, join_rows, parse_rows, row_of, scan_row
+from node.store.summed import SummedBodies
 
-bodies = st.lists(st.binary(max_size=40) | st.just(bytes(2100)), min_size=1, max_size=8)
+even_bodies = st.integers(0, 30).flatmap(
+    lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1, max_size=14)
+)
+bodies = st.lists(st.binary(max_size=40) | st.just(bytes(2100)), min_size=1, max_size=8) | even_bodies
+big = st.integers(0, 1 << 40) | st.integers((1 << 32) - 600, 1 << 32)
 GAP_BYTES = 1000
 
 
@@ -28,11 +34,13 @@ def entries_of(rows: Sequence[EntryRow]) -> list[Entry]:
 def logs(draw: st.DrawFn) -> list[Entry]:
     """Entries that follow each other, of terms that grow, in files that end here and there."""
     log: list[Entry] = []
-    index, term, pos, chain_crc = draw(st.integers(0, 5)), 1, draw(st.integers(0, 5)), 9
+    start = st.integers(0, 5) | st.integers((1 << 32) - 600, 1 << 32)
+    index, term, pos, chain_crc = draw(start), draw(start), draw(start), 9
+    is_plain = draw(st.booleans())
     for body in draw(bodies):
-        term += draw(st.integers(0, 1))
-        magic = draw(st.sampled_from([1, 1, 2, CONFIG_MAGIC]))
-        pos += draw(st.sampled_from([0, 0, 0, GAP_BYTES]))
+        term += 0 if is_plain else draw(st.integers(0, 1))
+        magic = 1 if is_plain else draw(st.sampled_from([1, 1, 2, CONFIG_MAGIC]))
+        pos += 0 if is_plain else draw(st.sampled_from([0, 0, 0, GAP_BYTES]))
         entry = encode_entry(magic=magic, index=index, term=term, pos=pos, previous_chain_crc=chain_crc, body=body)
         log.append(entry)
         index, pos, chain_crc = index + 1, entry.end_pos, entry.chain_crc
@@ -43,11 +51,11 @@ def raw(entries: Sequence[Entry]) -> bytes:
     return b"".join(entry.raw for entry in entries)
 
 
-@given(bodies, st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.integers(0, (1 << 32) - 1))
+@given(bodies, big, big, big, st.integers(0, (1 << 32) - 1), st.booleans())
 def test_a_row_is_made_of_what_its_entries_are(
-    texts: list[bytes], index: int, term: int, pos: int, chain_crc: int
+    texts: list[bytes], index: int, term: int, pos: int, chain_crc: int, is_summed: bool
 ) -> None:
-    row = encode_row(NORMAL_MAGIC, index, term, pos, chain_crc, texts)
+    row = encode_row(NORMAL_MAGIC, index, term, pos, chain_crc, SummedBodies(texts) if is_summed else texts)
     expected: list[Entry] = []
     at, chain = pos, chain_crc
     for number, body in enumerate(texts, index):
@@ -124,6 +132,20 @@ def test_heads_and_tails_are_rows_themselves(log: list[Entry], data: st.DataObje
         assert part.units == b"".join(map(pack_unit, expected)) and len(part.units) % UNIT_SIZE_BYTES == 0
         assert (part.term, part.chain_crc) == (expected[-1].term, expected[-1].chain_crc)
         assert list(part.changes) == [entry for entry in expected if entry.magic == CONFIG_MAGIC]
+
+
+def test_rows_of_entries_of_one_size_are_made_and_parsed_without_a_loop() -> None:
+    texts = [b"body"] * 20
+    row = encode_row(NORMAL_MAGIC, 5, 1, 100, 7, texts)
+    assert encode_even(NORMAL_MAGIC, 5, 1, 100, 7, texts) == (row.raw, row.units, row.chain_crc)
+    assert scan_even(row.raw, 0, 7) == scan_even(row.raw, 0, None) == (52, row.units, 1, row.chain_crc)
+    assert scan_even(row.raw, 0, 8) is None
+    rest = row.tail(12)
+    assert rest.is_even and scan_even(row.raw, 7 * 52, None) == (52, rest.units, 1, row.chain_crc)
+    (parsed,) = parse_rows(row.raw)
+    joined = join_rows([parsed.head(11), parsed.tail(12).head(12), parsed.tail(13)])
+    assert parsed.is_even and joined.is_even and joined.ends == row.ends and joined.raw == row.raw
+    assert encode_even(NORMAL_MAGIC, (1 << 32) - 3, 1, 100, 7, texts) is None, "numbers with different upper halves"
 
 
 def test_a_row_of_one_entry_is_that_entry() -> None:

@@ -1,0 +1,54 @@
+"""Tables of numbers, made column by column: what a loop does for each row, a built-in does for a whole column.
+
+A row has a fixed number of 32-bit words, and most of them are the same in all rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+
+__all__ = ["pack_longs", "pack_table", "pack_words", "progression"]
+
+_IS_LITTLE = sys.byteorder == "little"
+WORD_MASK = 0xFFFFFFFF
+
+
+def pack_words(words: Sequence[int]) -> bytes:
+    """Unsigned numbers of 32 bits, big-endian. Raises OverflowError for others."""
+    packed = array("I", words)
+    if _IS_LITTLE:
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def pack_longs(numbers: Sequence[int]) -> bytes:
+    """Unsigned numbers of 64 bits, big-endian. Raises OverflowError for others."""
+    packed = array("Q", numbers)
+    if _IS_LITTLE:
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def pack_table(row: Sequence[int], count: int, columns: Sequence[tuple[int, array[int]]]) -> bytes:
+    """So many times `row`, unsigned numbers of 32 bits, but for some columns (number of the word, and its `count`
+    values, as an array of type "I"); big-endian. Raises OverflowError for other numbers."""
+    width = len(row)
+    table = array("I", row) * count
+    for word, values in columns:
+        table[word::width] = values
+    if _IS_LITTLE:
+        table.byteswap()
+    return table.tobytes()
+
+
+def progression(first: int, count: int, step: int) -> tuple[int, array[int]] | None:
+    """The upper word of `first`, `first + step` and so on, which are numbers of 63 bits, and their lower words. None
+    where they have different upper words, or are no such numbers."""
+    upper = first >> 32
+    last = first + (count - 1) * step
+    if not 0 <= upper < 1 << 31 or last >> 32 != upper:
+        return None
+    low = first & WORD_MASK
+    return upper, array("I", range(low, low + count * step, step))

@@ -1,0 +1,23 @@
+"""Bodies whose checksums are known: counted once, where they are made, for whoever is to store them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+
+__all__ = ["SummedBodies", "crcs_of"]
+
+
+class SummedBodies(list[bytes]):
+    """Bodies with the CRC-32 of each."""
+
+    __slots__ = ("crcs",)
+
+    def __init__(self, bodies: Iterable[bytes]) -> None:
+        super().__init__(bodies)
+        self.crcs: Sequence[int] = list(map(zlib.crc32, self))
+
+
+def crcs_of(bodies: Sequence[bytes]) -> Sequence[int]:
+    """The CRC-32 of each."""
+    return bodies.crcs if isinstance(bodies, SummedBodies) else list(map(zlib.crc32, bodies))
