@@ -1,19 +1,20 @@
 """Plain messages that came together are stored together: one append, one word of the log, one write of all answers.
 
 A connection hands over the sends that it has read in one turn of the loop, read by the form of their headers. As many
-of them, from the first on, as are plain single messages (see `plain_send`) go into the log as one row, each with its
-place in its own queue. The first that is not is left to the processor, as all are when the log refuses them. What is
-stored and answered is the same as one by one, byte for byte; the tests hold both against each other.
+of them, from the first on, as are plain single messages (see `plain_send`), or as are plain batches, go into the log as
+one row, each message with its place in its own queue. The first that is not is left to the processor, as all are when
+the log refuses them. What is stored and answered is the same as one by one, byte for byte; the tests hold both against
+each other.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from node.broker.ledger import DLedgerError, StoredInPart
-from node.broker.message_store import GroupMessage, NotTogether, NotWritable
-from node.broker.plain_send import MAX_PLANS, REPLY_NAMES, PlainSends, SendPlan
+from node.broker.message_store import GroupMessage, MessageRow, NotTogether, NotWritable, PutRow
+from node.broker.plain_send import MAX_PLANS, REPLY_NAMES, PlainSends, SendPlan, batch_row, ids_of
 from node.broker.ports import Ports
 from node.remoting import (
     Command,
@@ -23,6 +24,7 @@ from node.remoting import (
     LateReplies,
     Places,
     RequestCode,
+    RequestError,
     ResponseCode,
     encode,
 )
@@ -60,9 +62,9 @@ def _is_special(text: bytes) -> bool:
 
 
 def register_gathered(ports: Ports, sends: GatheredSends) -> None:
-    """Have sends read by the form of their headers, and single messages gathered."""
+    """Have sends read by the form of their headers, and gathered."""
     for code, places in PLACES.items():
-        ports.register_form(code, places, sends.take if code != RequestCode.SEND_BATCH_MESSAGE else None)
+        ports.register_form(code, places, sends.take)
 
 
 class GatheredSends:
@@ -78,8 +80,9 @@ class GatheredSends:
     def take(
         self, requests: Sequence[Command], start: int, stop: int, connection: Connection
     ) -> LateReplies | None:
-        """Store the plain ones among `requests[start:stop]`, from the first on, up to one that is not. None, and
-        nothing is changed, where there are none or they are refused."""
+        """Store the plain ones among `requests[start:stop]`, from the first on, up to one that is not, or is a batch
+        where the first is none and the other way round. None, and nothing is changed, where there are none or they are
+        refused."""
         plain = self._plain
         if self._is_hooked() or not plain.takes_now:
             return None
@@ -88,6 +91,7 @@ class GatheredSends:
             plans = connection.state[_STATE_KEY] = {}
         topics, max_bytes = self._topics, self._max_message_size_bytes
         messages: list[GroupMessage] = []
+        rows: list[MessageRow] = []
         size_bytes = 0
         for at in range(start, stop):
             request = requests[at]
@@ -98,7 +102,7 @@ class GatheredSends:
             plan = plans.get(key)
             if plan is None or topics.get(plan.topic.name) is not plan.topic:
                 plan = plain.plan(request, connection.remote_address)
-                if plan is None or plan.is_batch:
+                if plan is None:
                     break
                 if len(plans) >= MAX_PLANS:
                     plans.clear()
@@ -107,18 +111,41 @@ class GatheredSends:
             text = text or b""
             if len(body) > max_bytes or (text not in _HARMLESS and _is_special(text)):
                 break
-            messages.append((plan.maker, plan.flag, body, text, int(born) if born else 0, plan.reconsume_times))
+            if not plan.is_batch:
+                if rows:
+                    break
+                messages.append((plan.maker, plan.flag, body, text, int(born) if born else 0, plan.reconsume_times))
+            elif messages:
+                break
+            else:
+                row = _batch_row(plan, body, born)
+                if row is None:
+                    break
+                rows.append(row)
             size_bytes += request.size_bytes
-        if not messages:
+        own = requests[start : start + (len(rows) or len(messages))]
+        if not own:
             return None
-        group = _Group(plain, requests[start : start + len(messages)], messages, size_bytes)
+        group: _Group
         try:
-            group.offsets, group.positions = self._store.put_group(messages, group.stored)
+            if rows:
+                group = batches = _Batches(plain, own, rows, size_bytes)
+                batches.put = self._store.put_rows(rows, group.stored)
+            else:
+                group = singles = _Singles(plain, own, messages, size_bytes)
+                singles.offsets, singles.positions = self._store.put_group(messages, group.stored)
         except (ValueError, struct.error, NotTogether, NotWritable, DLedgerError):
             return None  # nothing was stored; whoever looks closely says why
         plain.taken()
         group.go_on()
         return group
+
+
+def _batch_row(plan: SendPlan, body: bytes, born: bytes | None) -> MessageRow | None:
+    try:
+        return batch_row(plan, body, int(born) if born else 0)
+    except RequestError:
+        return None
 
 
 _UNKNOWN = object()
@@ -127,37 +154,36 @@ _UNKNOWN = object()
 class _Group(LateReplies):
     """The replies to requests whose messages are stored together."""
 
-    __slots__ = ("_began_s", "_messages", "_outcome", "_plain", "_requests", "offsets", "positions")
+    __slots__ = ("_began_s", "_count", "_outcome", "_plain", "_requests")
 
-    def __init__(
-        self, plain: PlainSends, requests: Sequence[Command], messages: Sequence[GroupMessage], size_bytes: int
-    ) -> None:
+    def __init__(self, plain: PlainSends, requests: Sequence[Command], count: int, size_bytes: int) -> None:
         super().__init__(len(requests), size_bytes)
         self._plain = plain
         self._requests = requests
-        self._messages = messages
+        self._count = count
         self._began_s = plain.now_s()
         self._outcome: Exception | object | None = _UNKNOWN
-        self.offsets: Sequence[int] = ()
-        self.positions: Sequence[int] = ()
+
+    def _is_placed(self) -> bool:
+        """Whether it is known where the messages are."""
+        raise NotImplementedError
+
+    def _values(self) -> Iterable[tuple[str, str, str, str]]:
+        """For each request what its reply says, by `REPLY_NAMES`."""
+        raise NotImplementedError
 
     def stored(self, error: Exception | None) -> None:
         """What became of the messages; before `go_on` it is only noted."""
-        if not self.positions:
+        if not self._is_placed():
             self._outcome = error
             return
         plain = self._plain
         plain.answered()
         frames: list[bytes] = []
         if error is None or isinstance(error, StoredInPart):
-            plain.note(len(self._requests), plain.now_s() - self._began_s, requests=len(self._requests))
-            host, frame = plain.host_text, plain.form.frame
-            for request, message, offset, position in zip(
-                self._requests, self._messages, self.offsets, self.positions, strict=True
-            ):
-                text = message[3]
-                key = (property_value(text.decode(), UNIQUE_KEY) or "") if _KEY in text else ""
-                values = f"{host}{position:016X}", str(message[0].queue_id), str(offset), key
+            plain.note(self._count, plain.now_s() - self._began_s, requests=len(self._requests))
+            frame = plain.form.frame
+            for request, values in zip(self._requests, self._values(), strict=True):
                 if error is None:
                     frames.append(frame(request, values))
                 else:
@@ -174,3 +200,51 @@ class _Group(LateReplies):
         if self._outcome is not _UNKNOWN:
             assert self._outcome is None or isinstance(self._outcome, Exception)
             self.stored(self._outcome)
+
+
+class _Singles(_Group):
+    """To requests with one message each."""
+
+    __slots__ = ("_messages", "offsets", "positions")
+
+    def __init__(
+        self, plain: PlainSends, requests: Sequence[Command], messages: Sequence[GroupMessage], size_bytes: int
+    ) -> None:
+        super().__init__(plain, requests, len(messages), size_bytes)
+        self._messages = messages
+        self.offsets: Sequence[int] = ()
+        self.positions: Sequence[int] = ()
+
+    def _is_placed(self) -> bool:
+        return bool(self.positions)
+
+    def _values(self) -> Iterable[tuple[str, str, str, str]]:
+        host = self._plain.host_text
+        for message, offset, position in zip(self._messages, self.offsets, self.positions, strict=True):
+            text = message[3]
+            key = (property_value(text.decode(), UNIQUE_KEY) or "") if _KEY in text else ""
+            yield f"{host}{position:016X}", str(message[0].queue_id), str(offset), key
+
+
+class _Batches(_Group):
+    """To requests with a batch each."""
+
+    __slots__ = ("_rows", "put")
+
+    def __init__(
+        self, plain: PlainSends, requests: Sequence[Command], rows: Sequence[MessageRow], size_bytes: int
+    ) -> None:
+        super().__init__(plain, requests, sum([len(row.messages) for row in rows]), size_bytes)
+        self._rows = rows
+        self.put: Sequence[PutRow] = ()
+
+    def _is_placed(self) -> bool:
+        return bool(self.put)
+
+    def _values(self) -> Iterable[tuple[str, str, str, str]]:
+        host = self._plain.host_text
+        for request, row, put in zip(self._requests, self._rows, self.put, strict=True):
+            assert isinstance(request, FormedRequest)
+            text = request.values[3] or b""
+            key = (property_value(text.decode(), UNIQUE_KEY) or "") if _KEY in text else ""
+            yield ids_of(host, put.positions), str(row.maker.queue_id), str(put.queue_offset), key

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from node.broker.foretold import Foretold, ForetoldPart, ForetoldRow, Queue
@@ -21,14 +22,14 @@ from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, Ledger
 from node.broker.metrics import SLOW_PUT_S, Histogram
 from node.logs import LogLimiter
 from node.runtime import Clock
-from node.store.consume_queue import pack_unit, pack_units
+from node.store.consume_queue import CRC_SIZE_BYTES, UNIT_SIZE_BYTES, pack_unit, pack_units
 from node.store.properties import KEYS, TAGS, UNIQUE_KEY, property_value
 from node.store.queue_store import QueueStore
 from node.store.record import PreparedRecord, RecordSummary, tag_hash
 from node.store.record_row import RecordMaker, RowMessage
-from node.store.summed import crcs_of
+from node.store.summed import SummedBodies
 
-__all__ = ["GroupMessage", "MessageStore", "NotTogether", "NotWritable", "PendingPut", "PutRow"]
+__all__ = ["GroupMessage", "MessageRow", "MessageStore", "NotTogether", "NotWritable", "PendingPut", "PutRow"]
 
 
 logger = logging.getLogger("node.broker")
@@ -56,6 +57,17 @@ class PutRow(NamedTuple):
 
     queue_offset: int
     positions: Sequence[int]
+
+
+class MessageRow(NamedTuple):
+    """Messages of one queue, to be put together."""
+
+    maker: RecordMaker
+    messages: Sequence[RowMessage]
+    texts: Sequence[str]
+    """Their properties."""
+    born_timestamp_ms: int
+    reconsume_times: int
 
 
 GroupMessage = tuple[RecordMaker, int, bytes, bytes, int, int]
@@ -167,76 +179,99 @@ class MessageStore:
         if self._is_disk_full():
             raise DLedgerError(DLedgerCode.DISK_FULL, "the disk is full")
 
-    def put_row(
-        self,
-        maker: RecordMaker,
-        messages: Sequence[RowMessage],
-        texts: Sequence[str],
-        *,
-        born_timestamp_ms: int,
-        reconsume_times: int,
-        then: Callable[[Exception | None], object],
-    ) -> PutRow:
-        """Append plain messages of one queue, all or none: no delayed ones, none of a transaction. `texts` are their
-        properties. `then` is told when all are committed, see `Ledger.append_row`.
+    def put_rows(
+        self, rows: Sequence[MessageRow], then: Callable[[Exception | None], object]
+    ) -> Sequence[PutRow]:
+        """Append rows of plain messages, one behind the other, all or none: no delayed ones, none of a transaction.
+        `then` is told when all are committed, see `Ledger.append_row`.
 
-        Raises as `put`, and struct.error where a number does not fit the record: nothing was stored.
+        Raises as `put`, struct.error where a number does not fit the record, NotTogether where rows have to be put one
+        by one: nothing was stored.
         """
         self._check()
-        key = (maker.topic, maker.queue_id)
-        queue_offset = self._next_offsets.get(key, 0)
+        next_offsets = self._next_offsets
         store_timestamp_ms = max(self._last_store_timestamp_ms, self._clock.wall_ms())
-        sizes = maker.sizes(messages)
+        sizes = [size for row in rows for size in row.maker.sizes(row.messages)]
+        if len(rows) > 1 and not self._ledger.takes_together(len(sizes), sum(sizes)):
+            raise NotTogether
         positions: Sequence[int] = ()
-        records: Sequence[bytes] = ()
+        offsets: list[int] = []
+        crcs: list[int] = []
+        following: dict[Queue, int] = {}
 
         def encode(places: Sequence[int]) -> Sequence[bytes]:
-            nonlocal positions, records
+            nonlocal positions
             positions = places
-            if len(places) == 1:
-                made = maker.make_one(
-                    messages[0], places[0], queue_offset, born_timestamp_ms, store_timestamp_ms, reconsume_times
+            records: list[bytes] = []
+            for row in rows:
+                queue, at, end = row.maker.queue, len(records), len(records) + len(row.messages)
+                offset = following[queue] if queue in following else next_offsets.get(queue, 0)
+                made = row.maker.make(
+                    row.messages,
+                    places[at:end],
+                    queue_offset=offset,
+                    born_timestamp_ms=row.born_timestamp_ms,
+                    store_timestamp_ms=store_timestamp_ms,
+                    reconsume_times=row.reconsume_times,
                 )
-                records = (made,)
-                return records
-            records = maker.make(
-                messages,
-                places,
-                queue_offset=queue_offset,
-                born_timestamp_ms=born_timestamp_ms,
-                store_timestamp_ms=store_timestamp_ms,
-                reconsume_times=reconsume_times,
-            )
-            return records
+                following[queue] = offset + len(row.messages)
+                offsets.append(offset)
+                records += made
+                crcs.extend(made.crcs)
+            return SummedBodies(records, crcs)
 
-        row = self._ledger.append_row(sizes, encode, then)
-        self._next_offsets[key] = queue_offset + len(records)
+        placed = self._ledger.append_row(sizes, encode, then)
+        next_offsets.update(following)
         self._last_store_timestamp_ms = store_timestamp_ms
-        self.put_total += len(records)
-        if row[0] < 0:
-            return PutRow(queue_offset, positions)
-        if len(records) == 1 and not texts[0]:
-            units, crcs = pack_units(positions, sizes, _NO_TAGS, (zlib.crc32(records[0]),))
-            part = ForetoldPart(key, queue_offset, units, crcs)
-            self._foretold.add(ForetoldRow(*row, 1, (part,), store_timestamp_ms, ()))
-        else:
-            has_texts = any(texts)
-            hashes = [_hash(text) for text in texts] if has_texts else (0,) * len(texts)
-            units, crcs = pack_units(positions, sizes, hashes, crcs_of(records))
-            summaries = [] if not has_texts else [
-                _summary(maker, queue_offset + number, position, store_timestamp_ms, text)
-                for number, (position, text) in enumerate(zip(positions, texts, strict=True))
-                if text and (KEYS in text or UNIQUE_KEY in text)
-            ]
-            part = ForetoldPart(key, queue_offset, units, crcs)
-            self._foretold.add(ForetoldRow(*row, len(records), (part,), store_timestamp_ms, summaries))
-        return PutRow(queue_offset, positions)
+        self.put_total += len(sizes)
+        if placed[0] >= 0:
+            self._foretell(rows, placed, offsets, positions, sizes, crcs, store_timestamp_ms)
+        if len(rows) == 1:
+            return (PutRow(offsets[0], positions),)
+        ends = accumulate([len(row.messages) for row in rows])
+        return [
+            PutRow(offset, positions[end - len(row.messages) : end])
+            for row, offset, end in zip(rows, offsets, ends, strict=True)
+        ]
+
+    def _foretell(
+        self,
+        rows: Sequence[MessageRow],
+        placed: tuple[int, int, int],
+        offsets: Sequence[int],
+        positions: Sequence[int],
+        sizes: Sequence[int],
+        crcs: Sequence[int],
+        store_timestamp_ms: int,
+    ) -> None:
+        """Tell the dispatcher of rows that were just appended."""
+        hashes: list[int] = []
+        for row in rows:
+            hashes += [_hash(text) for text in row.texts] if any(row.texts) else [0] * len(row.texts)
+        units, packed_crcs = pack_units(positions, sizes, hashes, crcs)
+        parts: list[ForetoldPart] = []
+        summaries: list[RecordSummary] = []
+        at = 0
+        for row, offset in zip(rows, offsets, strict=True):
+            end = at + len(row.messages)
+            own = units[at * UNIT_SIZE_BYTES : end * UNIT_SIZE_BYTES]
+            parts.append(
+                ForetoldPart(row.maker.queue, offset, own, packed_crcs[at * CRC_SIZE_BYTES : end * CRC_SIZE_BYTES])
+            )
+            if any(row.texts):
+                summaries += [
+                    _summary(row.maker, offset + number, positions[at + number], store_timestamp_ms, text)
+                    for number, text in enumerate(row.texts)
+                    if text and (KEYS in text or UNIQUE_KEY in text)
+                ]
+            at = end
+        self._foretold.add(ForetoldRow(*placed, len(sizes), parts, store_timestamp_ms, summaries))
 
     def put_group(
         self, messages: Sequence[GroupMessage], then: Callable[[Exception | None], object]
     ) -> tuple[Sequence[int], Sequence[int]]:
         """Append plain messages of any queues, one behind the other, all or none. Returns the number of each in its
-        queue, and where it lies. `then` and errors: as `put_row`; NotTogether where they have to be put one by one."""
+        queue, and where it lies. `then` and errors: as `put_rows`; NotTogether where they have to be put one by one."""
         self._check()
         next_offsets = self._next_offsets
         store_timestamp_ms = max(self._last_store_timestamp_ms, self._clock.wall_ms())
@@ -288,7 +323,6 @@ class MessageStore:
         return offsets, places
 
 
-_NO_TAGS = (0,)
 _TAGS, _KEYS, _UNIQUE_KEY = TAGS.encode(), KEYS.encode(), UNIQUE_KEY.encode()
 
 

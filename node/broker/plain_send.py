@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from node.broker.internal_topics import is_internal
 from node.broker.ledger import DLedgerError, StoredInPart
-from node.broker.message_store import NotWritable
+from node.broker.message_store import MessageRow, NotWritable
 from node.broker.send import SendProcessor
 from node.broker.send_request import names_of, split_batch
 from node.config import TopicConfig
@@ -30,9 +30,9 @@ from node.store.record import (
     RecordError,
     message_id,
 )
-from node.store.record_row import RecordMaker, RowMessage, record_maker
+from node.store.record_row import RecordMaker, record_maker
 
-__all__ = ["MAX_PLANS", "REPLY_NAMES", "PlainSends", "SendPlan"]
+__all__ = ["MAX_PLANS", "REPLY_NAMES", "PlainSends", "SendPlan", "batch_row", "ids_of"]
 
 MAX_PLANS = 1024
 """Kinds of requests remembered for one connection: a sender uses as many as it has queues. All are forgotten when there
@@ -120,26 +120,18 @@ class PlainSends:
             or (_WAITS in text and (text.count(_WAITS) > 1 or _WAITS_INDEED not in text))
         ):
             return None
-        messages: list[RowMessage]
         try:
+            born_timestamp_ms = command.get_int(names["bornTimestamp"], 0)
+            row: MessageRow | None
             if plan.is_batch:
-                parts = split_batch(body)
-                texts = [own for _, _, own in parts]
-                if any(map(_is_special, filter(None, texts))):
+                row = batch_row(plan, body, born_timestamp_ms)
+                if row is None:
                     return None
-                messages = [(flag, own_body, own.encode()) for flag, own_body, own in parts]
             else:
-                texts = [text]
-                messages = [(plan.flag, body, text.encode())]
-            reply = _Sent(self, command, len(messages), text)
-            reply.queue_offset, reply.positions = self._store.put_row(
-                plan.maker,
-                messages,
-                texts,
-                born_timestamp_ms=command.get_int(names["bornTimestamp"], 0),
-                reconsume_times=plan.reconsume_times,
-                then=reply.stored,
-            )
+                message = plan.flag, body, text.encode()
+                row = MessageRow(plan.maker, (message,), (text,), born_timestamp_ms, plan.reconsume_times)
+            reply = _Sent(self, command, len(row.messages), text)
+            ((reply.queue_offset, reply.positions),) = self._store.put_rows((row,), reply.stored)
         except (RequestError, ValueError, struct.error, NotWritable, DLedgerError):
             return None  # nothing was stored; whoever looks closely says why
         reply.queue_id = plan.maker.queue_id
@@ -185,6 +177,21 @@ class PlainSends:
         self._store.note_put(duration_s, requests)
 
 
+def ids_of(host: str, positions: Sequence[int]) -> str:
+    """The ids of messages at these positions, as a reply to their sender has them; `host` as `host_text`."""
+    return f"{host}{pack_longs(positions).hex(',', 8).upper().replace(',', f',{host}')}"
+
+
+def batch_row(plan: SendPlan, body: bytes, born_timestamp_ms: int) -> MessageRow | None:
+    """The messages of a batch; None where any of them is not plain. Raises RequestError for what is no batch."""
+    parts = split_batch(body)
+    texts = [own for _, _, own in parts]
+    if any(map(_is_special, filter(None, texts))):
+        return None
+    messages = [(flag, own_body, own.encode()) for flag, own_body, own in parts]
+    return MessageRow(plan.maker, messages, texts, born_timestamp_ms, plan.reconsume_times)
+
+
 def _is_special(text: str) -> bool:
     return bool(text) and (TRANSACTION_PREPARED in text or DELAY_LEVEL in text or len(text) > MAX_PROPERTIES_SIZE_BYTES)
 
@@ -228,10 +235,7 @@ class _Sent(LateReply):
         if error is None or isinstance(error, StoredInPart):
             sends.note(self._count, sends.now_s() - self._began_s)
             host, positions = sends.host_text, self.positions
-            ids = f"{host}{positions[0]:016X}"
-            if len(positions) > 1:
-                ids = f"{host}{pack_longs(positions).hex(',', 8).upper().replace(',', f',{host}')}"
-            values = ids, str(self.queue_id), str(self.queue_offset), self._transaction_id
+            values = ids_of(host, positions), str(self.queue_id), str(self.queue_offset), self._transaction_id
             if error is None:
                 self.give(sends.form.frame(command, values))
             else:

@@ -9,13 +9,13 @@ __all__ = ["SummedBodies", "crcs_of"]
 
 
 class SummedBodies(list[bytes]):
-    """Bodies with the CRC-32 of each."""
+    """Bodies with the CRC-32 of each: `crcs`, or counted here."""
 
     __slots__ = ("crcs",)
 
-    def __init__(self, bodies: Iterable[bytes]) -> None:
+    def __init__(self, bodies: Iterable[bytes], crcs: Sequence[int] | None = None) -> None:
         super().__init__(bodies)
-        self.crcs: Sequence[int] = list(map(zlib.crc32, self))
+        self.crcs: Sequence[int] = list(map(zlib.crc32, self)) if crcs is None else crcs
 
 
 def crcs_of(bodies: Sequence[bytes]) -> Sequence[int]:

@@ -137,6 +137,21 @@ def request(
     return made
 
 
+BATCHES = st.sampled_from(
+    [
+        batch([(1, b"x", b"TAGS\x01a\x02"), (0, b"y", b"")]),
+        batch([(0, b"body", b"")] * 9),
+        batch([(0, b"body", b"")] * 9),
+        batch([(7, bytes(number), b"UNIQ_KEY\x01%d\x02" % number) for number in range(4)]),
+        batch([(0, b"one", b"KEYS\x01a b\x02TAGS\x01c\x02")]),
+        batch([(0, b"later", b"DELAY\x013\x02")]),
+        batch([(0, b"body", b"\xff")]),
+        b"no batch",
+        b"",
+    ]
+)
+
+
 @st.composite
 def requests(draw: Any) -> Command:
     changed: dict[str, Any] = {
@@ -148,15 +163,16 @@ def requests(draw: Any) -> Command:
         "h": draw(st.sampled_from([0, 0, 3, 2**31])),
     }
     body = draw(st.sampled_from([b"", b"body", bytes(301)]))
-    if draw(st.integers(0, 7)) == 0:
-        changed["m"], body = True, batch([(1, b"x", b"TAGS\x01a\x02"), (0, b"y", b"")])
+    code = draw(st.sampled_from([310, 310, 10, 320, 320, 320]))
+    if code == 320 or draw(st.integers(0, 7)) == 0:
+        changed["m"], body = draw(st.booleans()) or code != 320, draw(BATCHES)
     return request(
-        draw(st.sampled_from(["json", "binary"])), draw(st.sampled_from([310, 310, 10])), body,
+        draw(st.sampled_from(["json", "binary"])), code, body,
         draw(st.integers(0, 1000)), **changed,
     )  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(requests(), max_size=8))
 def test_what_is_stored_together_is_what_is_stored_one_by_one(make_parts: Any, sent: list[Command]) -> None:
     asyncio.run(both_ways(make_parts, sent))
@@ -172,13 +188,29 @@ def test_what_clients_send_all_day_is_gathered(make_parts: Any, code: int, seria
     assert asyncio.run(both_ways(make_parts, sent)) == len(sent)
 
 
+@pytest.mark.parametrize("serializer", ["json", "binary"])
+def test_batches_are_gathered_as_well(make_parts: Any, serializer: str) -> None:
+    bodies = [batch([(0, b"body", b"")] * 9), batch([(1, b"x", b"TAGS\x01a\x02"), (0, b"y", b"UNIQ_KEY\x01B7\x02")])]
+    texts = ["", "WAIT\x01true\x02", "UNIQ_KEY\x01AC10\x02WAIT\x01true\x02"]
+    sent = [
+        request(serializer, 320, bodies[number % 2], number, e=number % 4, i=texts[number % len(texts)], m=True)
+        for number in range(12)
+    ]
+    assert asyncio.run(both_ways(make_parts, sent)) == len(sent)
+    mixed = [*sent[:3], request(serializer, opaque=90), request(serializer, opaque=91), *sent[3:6]]
+    assert asyncio.run(both_ways(make_parts, mixed)) == len(mixed)
+
+
 def test_one_that_is_not_plain_keeps_its_place(make_parts: Any) -> None:
     texts = ["", "", "DELAY\x013\x02", "", "TRAN_MSG\x01true\x02", "WAIT\x01false\x02", ""]
     sent = [request(opaque=number, i=text) for number, text in enumerate(texts)]
     assert asyncio.run(both_ways(make_parts, sent)) == texts.count("")
 
 
-def test_refusals_lost_outcomes_and_halves_are_answered_as_alone(make_parts: Any) -> None:
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_refusals_lost_outcomes_and_halves_are_answered_as_alone(make_parts: Any, is_batch: bool) -> None:
+    kind: dict[str, Any] = {"code": 320, "body": batch([(0, b"body", b"")] * 7), "m": True} if is_batch else {}
+
     async def main() -> None:
         answers = []
         for is_together in (False, True):
@@ -187,7 +219,7 @@ def test_refusals_lost_outcomes_and_halves_are_answered_as_alone(make_parts: Any
             slow = processor_of(parts)
             plain = PlainSends(slow)
             gathered = GatheredSends(plain, is_hooked=_taken if is_together else _hooked)
-            sent = formed([request(opaque=number) for number in range(3)])
+            sent = formed([request(opaque=number, **kind) for number in range(3)])
             seen: list[Any] = []
             parts.ledger.refuse_with = DLedgerCode.LEADER_PENDING_FULL
             seen.append((await turn(gathered, plain, sent, parts.connection))[0])
