@@ -10,7 +10,10 @@ would decide otherwise, which the tests hold against each other.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from struct import Struct
 
 from node.broker.foretold import Queue
@@ -41,6 +44,8 @@ _SIZE_AND_MAGIC = Struct(">II")
 _PREPARED_AND_SIZE = Struct(">qi")
 LEAST_ALIKE = 6
 """Messages of the same sizes; below these a loop is as quick."""
+RUN_LENGTH = 8
+"""Of messages of one queue: where runs are shorter, sorting them first is quicker."""
 SIZES_REMEMBERED = 64
 _SECOND_LOOK = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6 | SYS_FLAG_TRANSACTION_MASK
 _LEAST_BYTES = HEADER_SIZE_BYTES + FIXED_SIZE_BYTES
@@ -188,7 +193,7 @@ def _gather_alike(row: EntryRow, first_index: int, queues: QueueStore) -> Gather
         or heads.count(_SIZE_AND_MAGIC.pack(size - HEADER_SIZE_BYTES, RECORD_MAGIC)) != count
         or ends.count(_PREPARED_AND_SIZE.pack(0, body_size)) != count
         or positions != tuple(range(first_position, first_position + count * size, size))
-        or any([flag & _SECOND_LOOK for flag in flags])
+        or any([flag & _SECOND_LOOK for flag in set(flags)])
         or list(body_crcs) != [crc & 0x7FFFFFFF for crc in map(zlib.crc32, bodies)]
         or tail[0] > MAX_TOPIC_SIZE_BYTES or tail[0] + 3 > tail_size
     ):  # fmt: skip
@@ -204,28 +209,37 @@ def _gather_alike(row: EntryRow, first_index: int, queues: QueueStore) -> Gather
         return None
     tag = tag_hash(property_value(text, TAGS) if TAGS in text else None)
     found = Gathered()
-    numbers: dict[int, list[int]] = {}
-    for number, queue_id in enumerate(queue_ids):
-        known = numbers.get(queue_id)
-        if known is None:
-            numbers[queue_id] = [number]
-        else:
-            known.append(number)
     name = tail[1 : text_at - 2]
-    for queue_id, own in numbers.items():
-        of_queue = _of_queue(name, queue_id, queues)
-        if of_queue is None or [offsets[each] for each in own] != list(
-            range(of_queue.first, of_queue.first + len(own))
-        ):
+    runs = _runs(queue_ids)
+    if len(runs) * RUN_LENGTH > count:  # bring those of a queue together, in their order
+        pick = itemgetter(*sorted(range(count), key=queue_ids.__getitem__))
+        queue_ids, offsets, positions, crcs = map(pick, (queue_ids, offsets, positions, crcs))
+        runs = _runs(queue_ids)
+    at = 0
+    for queue_id, length in runs:
+        of_queue = found.of_queues.get((name, queue_id))
+        if of_queue is None:
+            of_queue = _of_queue(name, queue_id, queues)
+            if of_queue is None:
+                return None
+            found.of_queues[name, queue_id] = of_queue
+        first = of_queue.first + len(of_queue.positions)
+        if offsets[at : at + length] != tuple(range(first, first + length)):
             return None
-        of_queue.positions = [positions[each] for each in own]
-        of_queue.crcs = [crcs[each] for each in own]
-        of_queue.sizes = [size - HEADER_SIZE_BYTES] * len(own)
-        of_queue.tags = [tag] * len(own)
-        found.of_queues[name, queue_id] = of_queue
+        of_queue.positions += positions[at : at + length]
+        of_queue.crcs += crcs[at : at + length]
+        at += length
+    for of_queue in found.of_queues.values():
+        of_queue.sizes = [size - HEADER_SIZE_BYTES] * len(of_queue.positions)
+        of_queue.tags = [tag] * len(of_queue.positions)
     found.count = count
     found.store_timestamp_ms = max(0, *stored_ms)
     return found
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Numbers that follow each other and are the same: the number, and how many."""
+    return [(number, len(list(run))) for number, run in groupby(numbers)]
 
 
 def _of_queue(name: bytes, queue_id: int, queues: QueueStore) -> _OfQueue | None:

@@ -9,7 +9,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 
-__all__ = ["pack_longs", "pack_table", "pack_words", "progression"]
+__all__ = ["WORD_MASK", "pack_longs", "pack_table", "pack_words", "progression", "split_longs"]
 
 _IS_LITTLE = sys.byteorder == "little"
 WORD_MASK = 0xFFFFFFFF
@@ -52,3 +52,9 @@ def progression(first: int, count: int, step: int) -> tuple[int, array[int]] | N
         return None
     low = first & WORD_MASK
     return upper, array("I", range(low, low + count * step, step))
+
+
+def split_longs(numbers: Sequence[int]) -> tuple[array[int], array[int]]:
+    """The upper and the lower words of unsigned numbers of 64 bits. Raises OverflowError for others."""
+    words = array("I", array("Q", numbers).tobytes())
+    return (words[1::2], words[0::2]) if _IS_LITTLE else (words[0::2], words[1::2])

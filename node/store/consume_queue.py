@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from node.runtime import Disk
-from node.store.columns import pack_words
+from node.store.columns import WORD_MASK, pack_table, pack_words, split_longs
 from node.store.file_cache import FileCache
 from node.store.unit_row import UnitRow
 
@@ -39,6 +39,7 @@ CRC_SIZE_BYTES = 4
 
 _UNIT = struct.Struct(">qiq")
 _CRC = struct.Struct(">I")
+LONG_MASK = (1 << 64) - 1
 
 
 def pack_unit(position: int, size_bytes: int, tag_hash: int, crc: int) -> tuple[bytes, bytes]:
@@ -52,7 +53,13 @@ def pack_units(
     """The units of messages that follow each other in a queue, and the CRCs of their records, as files have them."""
     if len(positions) == 1:
         return _UNIT.pack(positions[0], sizes[0], tag_hashes[0]), _CRC.pack(crcs[0])
-    return b"".join(map(_UNIT.pack, positions, sizes, tag_hashes)), pack_words(crcs)
+    size, tag_hash = sizes[0], tag_hashes[0]
+    if sizes.count(size) != len(sizes) or tag_hashes.count(tag_hash) != len(tag_hashes):
+        return b"".join(map(_UNIT.pack, positions, sizes, tag_hashes)), pack_words(crcs)
+    upper, lower = split_longs(positions)
+    tag = tag_hash & LONG_MASK
+    row = [0, 0, size, tag >> 32, tag & WORD_MASK]
+    return pack_table(row, len(positions), [(0, upper), (1, lower)]), pack_words(crcs)
 
 
 class Unit(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.store.columns import pack_longs, pack_table, pack_words, progression
+from node.store.columns import pack_longs, pack_table, pack_words, progression, split_longs
 
 words = st.integers(0, (1 << 32) - 1)
 
@@ -18,7 +18,9 @@ words = st.integers(0, (1 << 32) - 1)
 def test_numbers_are_packed_as_one_by_one(small: list[int], large: list[int]) -> None:
     assert pack_words(small) == b"".join(struct.pack(">I", number) for number in small)
     assert pack_longs(large) == b"".join(struct.pack(">Q", number) for number in large)
-    for pack in (pack_words, pack_longs):
+    upper, lower = split_longs(large)
+    assert [high << 32 | low for high, low in zip(upper, lower, strict=True)] == large
+    for pack in (pack_words, pack_longs, split_longs):
         with pytest.raises(OverflowError):
             pack([-1])
     with pytest.raises(OverflowError):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from node.store.consume_queue import ConsumeQueue, QueueGap, Unit
+from node.store.consume_queue import ConsumeQueue, QueueGap, Unit, pack_unit, pack_units
 from node.store.file_cache import FileCache
 
 
@@ -240,3 +240,16 @@ def test_crcs_lie_beside_the_units(disk: Any) -> None:
     disk.files["/c/t/0/00000000000000000016"][1] ^= 1
     assert not asyncio.run(make_both().restore(0, 6, queue.sums()))
     assert make(disk).read_crcs(0, 1) == ()
+
+
+longs = st.integers(-(1 << 63), (1 << 63) - 1)
+sizes = st.integers(1, (1 << 31) - 1)
+unit_rows = st.lists(st.tuples(st.integers(0, (1 << 63) - 1), sizes, longs, st.integers(0, (1 << 32) - 1)), min_size=1)
+
+
+@given(unit_rows | st.tuples(sizes, longs, unit_rows).map(lambda same: [(p, *same[:2], c) for p, _, _, c in same[2]]))
+def test_units_are_packed_together_as_one_by_one(rows: list[tuple[int, int, int, int]]) -> None:
+    positions, all_sizes, tags, crcs = ([row[column] for row in rows] for column in range(4))
+    singly = [pack_unit(*row) for row in rows]
+    expected = b"".join(unit for unit, _ in singly), b"".join(crc for _, crc in singly)
+    assert pack_units(positions, all_sizes, tags, crcs) == expected
