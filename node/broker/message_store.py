@@ -244,28 +244,30 @@ class MessageStore:
         crcs: Sequence[int],
         store_timestamp_ms: int,
     ) -> None:
-        """Tell the dispatcher of rows that were just appended."""
+        """Tell the dispatcher of rows that were just appended: each alone, as a commit may lie between them."""
         hashes: list[int] = []
         for row in rows:
             hashes += [_hash(text) for text in row.texts] if any(row.texts) else [0] * len(row.texts)
         units, packed_crcs = pack_units(positions, sizes, hashes, crcs)
-        parts: list[ForetoldPart] = []
-        summaries: list[RecordSummary] = []
+        begin_index, last_index, term = placed
+        is_counted = last_index - begin_index + 1 == len(sizes)  # an index is else where a record begins or ends
         at = 0
         for row, offset in zip(rows, offsets, strict=True):
             end = at + len(row.messages)
+            if is_counted:
+                first, last = begin_index + at, begin_index + end - 1
+            else:
+                first, last = positions[at], positions[end - 1] + sizes[end - 1] - 1
             own = units[at * UNIT_SIZE_BYTES : end * UNIT_SIZE_BYTES]
-            parts.append(
-                ForetoldPart(row.maker.queue, offset, own, packed_crcs[at * CRC_SIZE_BYTES : end * CRC_SIZE_BYTES])
-            )
-            if any(row.texts):
-                summaries += [
-                    _summary(row.maker, offset + number, positions[at + number], store_timestamp_ms, text)
-                    for number, text in enumerate(row.texts)
-                    if text and (KEYS in text or UNIQUE_KEY in text)
-                ]
+            own_crcs = packed_crcs[at * CRC_SIZE_BYTES : end * CRC_SIZE_BYTES]
+            part = ForetoldPart(row.maker.queue, offset, own, own_crcs)
+            summaries = [] if not any(row.texts) else [
+                _summary(row.maker, offset + number, positions[at + number], store_timestamp_ms, text)
+                for number, text in enumerate(row.texts)
+                if text and (KEYS in text or UNIQUE_KEY in text)
+            ]
+            self._foretold.add(ForetoldRow(first, last, term, end - at, (part,), store_timestamp_ms, summaries))
             at = end
-        self._foretold.add(ForetoldRow(*placed, len(sizes), parts, store_timestamp_ms, summaries))
 
     def put_group(
         self, messages: Sequence[GroupMessage], then: Callable[[Exception | None], object]
