@@ -43,14 +43,14 @@ node.pyz: $(SETUP) $(NODE_SOURCES)
 demo: $(SETUP) host
 	$(BIN)/harness run --nemesis partition --nemesis-interval 2.5 --time-limit 30
 
-# Three at a time where safe (many wait most of the time), then those of Spark, each file by one of two, then those that
-# need the machine to themselves.
+# Four at a time where safe (many wait most of the time), then those of Spark, each file by one of two, then whole runs of
+# real clusters, two at a time, but for those that try `harness clean`, which takes whatever is dead: one after the other.
 # Python keeps what it has compiled, also where the environment says not to: the tests start hundreds of processes.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(SPARK) host
-	$(BIN)/python -m pytest -n 3 -m "not serial and not spark" -q
+	$(BIN)/python -m pytest -n 4 -m "not serial and not spark" -q
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m spark -q
-	$(BIN)/python -m pytest -m serial -q
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m serial -q
 
 lint: $(SETUP)
 	$(BIN)/ruff check .

@@ -28,6 +28,7 @@ pytestmark = [
     pytest.mark.root,
     pytest.mark.netns,
     pytest.mark.serial,
+    pytest.mark.xdist_group("clean"),
     pytest.mark.timeout(TIMEOUT_S + 60),
     pytest.mark.skipif(WHY_NOT is not None, reason=f"no file systems for hosts: {WHY_NOT}"),
 ]

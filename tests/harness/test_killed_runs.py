@@ -36,6 +36,7 @@ pytestmark = [
     pytest.mark.netns,
     pytest.mark.cluster,
     pytest.mark.serial,
+    pytest.mark.xdist_group("clean"),
     pytest.mark.skipif(WHY_NOT is not None, reason=f"not every fault can be had: {WHY_NOT}"),
 ]
 

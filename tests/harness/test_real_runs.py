@@ -248,6 +248,7 @@ def _ours(run_id: str) -> list[int]:
     return marked
 
 
+@pytest.mark.xdist_group("clean")
 def test_kill_9_and_clean_leave_nothing(running: subprocess.Popen[str], tmp_path: Path, state_dir: Path) -> None:
     _wait_for_fault(tmp_path / "store", running)
     (state,) = state_dir.glob("*.jsonl")

@@ -28,7 +28,7 @@ LAB = runpy.run_path(str(Path(__file__).resolve().parents[3] / "scripts" / "lab.
 NO_MACHINES = LAB["missing_for"]("ssh") or why_no_shim()
 NO_ENGINE = LAB["missing_for"]("docker") or why_no_shim()
 
-pytestmark = [pytest.mark.root, pytest.mark.cluster, pytest.mark.serial]
+pytestmark = [pytest.mark.root, pytest.mark.cluster, pytest.mark.serial, pytest.mark.xdist_group("clean")]
 
 KILLS = int(os.environ.get("SPLITBRAIN_KILLS", "1"))
 SEED = int(os.environ.get("SPLITBRAIN_KILLS_SEED", "10"))

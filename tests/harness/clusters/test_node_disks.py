@@ -275,6 +275,7 @@ def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, 
 
 
 @pytest.mark.serial  # any `harness clean` beside it would take the device, which is nobody's any more
+@pytest.mark.xdist_group("clean")
 def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

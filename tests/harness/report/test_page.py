@@ -278,7 +278,6 @@ def test_a_place_that_cannot_be_written_is_one_line(run, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.serial
 def test_the_report_of_a_large_run_is_small(run):
     """The number of dots is bounded by the grid, not by the run: 200,000 operations stand for any number."""
     faults = runs.make_faults(600)
