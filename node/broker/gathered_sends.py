@@ -10,6 +10,7 @@ each other.
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 from node.broker.ledger import DLedgerError, StoredInPart
@@ -151,7 +152,7 @@ def _batch_row(plan: SendPlan, body: bytes, born: bytes | None) -> MessageRow | 
 _UNKNOWN = object()
 
 
-class _Group(LateReplies):
+class _Group(LateReplies, ABC):
     """The replies to requests whose messages are stored together."""
 
     __slots__ = ("_began_s", "_count", "_outcome", "_plain", "_requests")
@@ -164,13 +165,13 @@ class _Group(LateReplies):
         self._began_s = plain.now_s()
         self._outcome: Exception | object | None = _UNKNOWN
 
+    @abstractmethod
     def _is_placed(self) -> bool:
         """Whether it is known where the messages are."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _values(self) -> Iterable[tuple[str, str, str, str]]:
         """For each request what its reply says, by `REPLY_NAMES`."""
-        raise NotImplementedError
 
     def stored(self, error: Exception | None) -> None:
         """What became of the messages; before `go_on` it is only noted."""
