@@ -7,8 +7,8 @@ Five brokers, one name server and ten clients, as `harness run --cluster sim` ha
 
 PyPy compiles while it runs, and some minutes of cluster time pass until it has compiled what is run often. There the
 figures are taken after ten minutes of warm-up, which are shown too: a process that runs few seeds runs at their speed
-rather. Its collector looks through what is new whenever the nursery is full; a larger one than its own (4 MB) saves much
-of the time, so the benchmark starts itself again with `PYPY_GC_NURSERY=64M`, as `harness` does, unless it is set.
+rather. Its collector looks through what is new whenever the nursery is full; a larger one than its own (4 MB) saves
+much of the time, so the benchmark starts itself again with `PYPY_GC_NURSERY=64M`, as `harness` does, unless it is set.
 
 What remains on CPython has no peak to take off (2026-11, Python 3.11): 25 % DLedger, 24 % the remoting protocol, 22 %
 the simulation itself (loop, network, disk, the watch over its invariants), 12 % the stores and brokers above the log,
