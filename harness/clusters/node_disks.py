@@ -110,24 +110,27 @@ def why_no_file_systems() -> str | None:
 def cgroup_parents() -> list[str]:
     """The control group that this process is in, as a directory, in every hierarchy where it may make groups.
 
-    Hosts' groups lie inside it, so that limits on the harness hold for its hosts too.
+    Hosts' groups lie inside it, so that limits on the harness hold for its hosts too. A hierarchy that is mounted more
+    than once, as for a chroot, counts once.
     """
     own: dict[str, str] = {}
     with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             _, controllers, path = line.rstrip("\n").split(":", 2)
             own |= dict.fromkeys(controllers.split(",") if controllers else ["cgroup2"], path)
-    found = []
+    found: dict[str, str] = {}
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             before, _, after = line.partition(" - ")
-            root, point = before.split()[3:5]
+            device, root, point = before.split()[2:5]
             kind, _, options = after.split()[:3]
             names = ["cgroup2"] if kind == "cgroup2" else options.split(",") if kind == "cgroup" else []
             inside = next((os.path.relpath(own[name], root) for name in names if name in own), None)
             if inside is not None and not inside.startswith("..") and _CONTROLLERS & set(names):
-                found.append(os.path.normpath(os.path.join(point, inside)))
-    return [path for path in found if os.access(path, os.W_OK)]
+                path = os.path.normpath(os.path.join(point, inside))
+                if os.access(path, os.W_OK):
+                    found.setdefault(device, path)
+    return list(found.values())
 
 
 class NodeDisks:

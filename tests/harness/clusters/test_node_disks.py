@@ -22,6 +22,7 @@ from harness.clusters.node_disks import (
     MEMORY,
     SHARED,
     NodeDisks,
+    cgroup_parents,
     storage_for,
     why_no_file_systems,
 )
@@ -272,6 +273,15 @@ def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, 
     finally:
         subprocess.run(["fsfreeze", "-u", str(tmp_path / "elsewhere")], capture_output=True)
         subprocess.run(["umount", str(tmp_path / "elsewhere")], check=True)
+
+
+def test_a_hierarchy_of_control_groups_that_is_mounted_twice_counts_once(tmp_path: Path) -> None:
+    program = "from harness.clusters.node_disks import cgroup_parents; print(cgroup_parents())"
+    bind = f'mount --rbind /sys/fs/cgroup "{tmp_path}" && exec "$0" -c "{program}"'
+    argv = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", bind, sys.executable]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    told = subprocess.run(argv, env=environment, check=True, capture_output=True, text=True).stdout
+    assert told.strip() == str(cgroup_parents()) and cgroup_parents()
 
 
 @pytest.mark.serial  # any `harness clean` beside it would take the device, which is nobody's any more
