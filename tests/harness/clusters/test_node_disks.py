@@ -312,6 +312,10 @@ def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
     assert {f"run {RUN}-lost: loop device {device}" for device in devices} <= set(report.removed)
     assert report.left == []
     assert [mark for _, mark in marked_devices() if mark.run_id == f"{RUN}-lost"] == []
+    groups = [f"{parent}/splitbrain-{RUN}-lost-{host}" for parent in cgroup_parents() for host in ("n1", "n2")]
+    assert all(map(os.path.isdir, groups)), "without its state nobody knows that the run is over"
+    for group in groups:
+        os.rmdir(group)
 
 
 def test_the_mark_of_a_live_harness_and_of_another_machine_protects_its_image(
