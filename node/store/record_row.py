@@ -119,19 +119,11 @@ class RecordMaker:
         )
         if alike is not None:
             return alike
-        pack, crc32, queue_id = self._pack, zlib.crc32, self.queue_id
-        sys_flag, born, store, topic, fixed = self.sys_flag, self._born, self._store, self._topic, self._fixed_bytes
-        records = []
-        for number, (position, (flag, body, properties)) in enumerate(
-            zip(positions, messages, strict=True), queue_offset
-        ):
-            size = len(body)
-            head = pack(
-                fixed + size + len(properties), RECORD_MAGIC, crc32(body) & 0x7FFFFFFF, queue_id, flag, number,
-                position, sys_flag, born_timestamp_ms, born, store_timestamp_ms, store, reconsume_times, 0, size,
-            )  # fmt: skip
-            records.append(b"".join((head, body, topic, _INT16.pack(len(properties)), properties)))
-        return SummedBodies(records)
+        numbered = enumerate(zip(messages, positions, strict=True), queue_offset)
+        return SummedBodies(
+            self.make_one(message, position, number, born_timestamp_ms, store_timestamp_ms, reconsume_times)
+            for number, (message, position) in numbered
+        )
 
     def _make_alike(
         self,
