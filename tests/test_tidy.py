@@ -10,7 +10,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("checker", "nemesis", "node", "spark_analysis", "harness")
-MAX_LINES = 500
+MAX_FUNCTION_LINES = 70
+"""A function fits a screen. Files have no limit: a file holds one thought, however long."""
+
+LONGER_FUNCTIONS = {
+    "checker/history.py feed",
+    "checker/linearizability/general.py _run",
+    "checker/linearizability/log.py _surely_fine",
+    "checker/linearizability/problem.py _compiled",
+    "checker/transactions/list_append.py _order_of_key",
+    "harness/clusters/sim/watch.py attach",
+    "node/broker/controller.py __init__",
+    "node/broker/controller.py _register_processors",
+    "node/broker/row_dispatch.py gather",
+    "node/config.py parse_broker_config",
+}
+"""Those from before the limit. The list only gets shorter: the test fails on names that need not be here."""
+
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".sh", ".cfg", ".yml", ".yaml", ".j2", ".css", ".js", ".html", ""}
 
 UNIT_SUFFIXES = ("_s", "_ms", "_us", "_ns", "_hours", "_days", "_bytes", "_ratio", "_ppm", "_percent")
@@ -38,10 +54,16 @@ def text_files() -> Iterator[tuple[Path, str]]:
             yield path, path.read_text(encoding="utf-8")
 
 
-def test_no_file_is_too_long() -> None:
-    lengths = {path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines()) for path in python_files()}
-    assert lengths
-    assert {str(path): lines for path, lines in lengths.items() if lines > MAX_LINES} == {}
+def test_functions_fit_a_screen() -> None:
+    longer = {
+        f"{path.relative_to(ROOT)} {node.name}"
+        for path in python_files()
+        if path.relative_to(ROOT).parts[0] in PACKAGES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or node.lineno) - node.lineno >= MAX_FUNCTION_LINES
+    }
+    assert longer == LONGER_FUNCTIONS
 
 
 def test_every_module_of_ours_says_what_it_is() -> None:
