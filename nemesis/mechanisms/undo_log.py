@@ -42,7 +42,7 @@ for record in records():
         durable[key] = max(durable.get(key, 0), seq)
     else:
         found.append(record)
-        if kind == CREATED:
+        if kind == CREATED and own:
             reborn[own] = seq
 where = {}
 def remember(path):
@@ -81,7 +81,8 @@ for kind, seq, key, own, offset, length, size, (old_at, count), path, other in r
             file.truncate(size)
         size_bytes += length
     elif kind == CREATED:
-        if inode(path) != own:
+        # Who writes the log before a file is made does not know its number.
+        if inode(path) is None or own and inode(path) != own:
             continue
         lost = os.path.join(undo, "lost%d" % seq)
         os.rename(path, lost)

@@ -1,0 +1,154 @@
+"""Run a program under faults of this host, whatever it is linked to.
+
+    python3 -I -S launcher.pyz --control FILE [--root DIRECTORY] [--trap GROUP]... [--undo DIRECTORY] [--clock]
+        -- PROGRAM [ARGUMENT]...
+
+The program replaces this process, so its process number is the one that was started. With `--trap` the kernel reports
+its file system calls to a supervisor (supervisor.py), which with `--undo` keeps track of what is not synced
+(account.py); with `--clock` a driver moves the wall clock that it reads (vdso.py). Neither takes privileges: where
+they are lacking, NO_NEW_PRIVS is set for `--trap`, and the program can gain none by set-user-ID. Both reach the
+program's children and threads.
+
+Exits with 2 for wrong arguments, 126 where the faults cannot be had, 127 where the program cannot be run, each with
+one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import platform
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+
+from .account import Account
+from .control import UNDO_OVERFLOW, Control
+from .files import Files
+from .filter import GROUPS, FilterError, Listener, install_filter
+from .supervisor import Ledger, Supervisor, guard
+from .vdso import ClockDriver, ClockError
+
+__all__ = ["main"]
+
+_PR_SET_NAME, _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 15, 0x59616D61, 2**64 - 1
+
+
+def _name(name: str) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def _start_helper(serve: Callable[[socket.socket], None]) -> socket.socket:
+    """Fork a process that does `serve`, as nobody's child, so that the program meets no child that it did not start.
+    Returns the channel to it."""
+    ours, theirs = socket.socketpair()
+    first = os.fork()
+    if first == 0:
+        try:
+            ours.close()
+            if os.fork() == 0:
+                os.setsid()
+                os.chdir("/")
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_IGN)
+                nothing = os.open(os.devnull, os.O_RDWR)
+                for descriptor in (0, 1, 2):
+                    os.dup2(nothing, descriptor)
+                serve(theirs)
+        finally:
+            os._exit(0)
+    os.waitpid(first, 0)
+    theirs.close()
+    return ours
+
+
+def _ready(channel: socket.socket, what: str) -> None:
+    """Wait for the helper's word. Raises RuntimeError with what it said instead."""
+    said = channel.recv(1000)
+    if said != b"+":
+        raise RuntimeError(said.decode(errors="replace") or f"the {what} did not start")
+
+
+def _supervise(channel: socket.socket, control: Control, files: Files, account: Account | None) -> None:
+    _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+    if not descriptors:
+        return
+    listener, ledger = Listener(descriptors[0], platform.machine()), Ledger()
+    alive, held_by_supervisor = os.pipe()
+    if os.fork() == 0:
+        os.close(held_by_supervisor)
+        channel.close()
+        _name("fault-guardian")
+        guard(listener, ledger, alive, lambda: control.add_to_counter(UNDO_OVERFLOW) if account is not None else None)
+        return
+    os.close(alive)
+    _name("fault-calls")
+    channel.sendall(b"+")
+    channel.close()
+    Supervisor(listener, control, files, ledger, account).serve()
+
+
+def _trap(control: Control, root: str, groups: Sequence[str], undo: str | None) -> None:
+    files, account = Files(root), Account(undo) if undo is not None else None
+    channel = _start_helper(lambda theirs: _supervise(theirs, control, files, account))
+    listener = install_filter(groups)
+    socket.send_fds(channel, [b"+"], [listener])
+    _ready(channel, "supervisor")
+    channel.close()
+    os.close(listener)
+
+
+def _drive_clock(control: Control, program: int) -> None:
+    def serve(channel: socket.socket) -> None:
+        try:
+            driver = ClockDriver(control, program)
+        except (ClockError, OSError) as error:
+            channel.sendall(str(error).encode() or b"?")
+            return
+        _name("fault-clock")
+        channel.sendall(b"+")
+        channel.close()
+        driver.serve()
+
+    channel = _start_helper(serve)
+    _ready(channel, "clock driver")
+    channel.close()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Become the program."""
+    parser = argparse.ArgumentParser(prog="launcher", allow_abbrev=False)
+    parser.add_argument("--control", required=True)
+    parser.add_argument("--root")
+    parser.add_argument("--trap", action="append", choices=list(GROUPS), default=[])
+    parser.add_argument("--undo")
+    parser.add_argument("--clock", action="store_true")
+    parser.add_argument("program", nargs="+")
+    options = parser.parse_args(arguments)
+    if options.trap and not options.root:
+        parser.error("--trap needs --root")
+    if options.undo and not {"sync", "write"} <= {*options.trap}:
+        parser.error("--undo needs --trap sync and --trap write")
+    try:
+        control = Control(options.control)
+        control.claim(os.getpid())
+        # Where only ancestors may look into a process, the helpers must be allowed to; they are not its ancestors.
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0)
+        if options.clock:
+            _drive_clock(control, os.getpid())
+        if options.trap:
+            _trap(control, options.root, options.trap, options.undo)
+    except (OSError, ValueError, RuntimeError, FilterError) as error:
+        print(f"launcher: {error}", file=sys.stderr)
+        sys.exit(126)
+    try:
+        os.execvp(options.program[0], options.program)
+    except OSError as error:
+        print(f"launcher: {options.program[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,184 @@
+"""The account of unsynced data: what a power cut would take away, kept by the supervisor of a program.
+
+Before a reported call changes a file under the root, what was there goes into the undo log, whose format is that of
+shim/undo.c; nemesis/mechanisms/undo_log.py applies it. A sync is done by the supervisor in the program's place, on the
+program's own open file, because only so its success is known. A write through a descriptor that was opened with
+O_SYNC or O_DSYNC is durable when it returns and is not kept.
+
+Not seen: writes through shared mappings, and what io_uring does. Records are written before their call is made; of a
+call that then fails the record restores what is there anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+
+__all__ = ["Account", "AccountError"]
+
+_MAGIC = 0x4F444E55
+_CHANGED, _CREATED, _UNLINKED, _RENAMED, _SYNCED = 1, 2, 3, 4, 5
+_RECORD = struct.Struct("=2I8Q2I")
+_FIRST_LIMIT_BYTES = 16 << 20
+"""The log is compacted when it is longer than this, or twice what must stay."""
+_MAX_LOG_BYTES = 1 << 30
+"""Beyond this nothing is kept track of, and the harness is told."""
+_CHUNK_BYTES = 1 << 20
+
+
+class AccountError(RuntimeError):
+    """What is not synced cannot be kept track of any more."""
+
+
+class Account:
+    """The undo log in a directory, continued where an earlier program has left it."""
+
+    def __init__(self, directory: str) -> None:
+        """Raises OSError."""
+        self._directory = directory
+        self._path = os.path.join(directory, "log")
+        self._log = open(self._path, "a+b", buffering=0)  # noqa: SIM115 (open for the program's life)
+        self._limit_bytes = _FIRST_LIMIT_BYTES
+        records = self._records()
+        self._next_seq = 1 + max((record[2] for record, _, _ in records), default=0)
+        self._bytes = records[-1][2] if records else 0
+        self._log.truncate(self._bytes)  # what was torn
+
+    def changing(self, path: str, offset: int, length: int, *, is_cut: bool = False) -> None:
+        """Before bytes [offset, offset + length) of a file change, or its length becomes `offset` (`is_cut`). `path`
+        may be one of /proc/PID/fd. Raises AccountError, OSError."""
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            return
+        end = status.st_size if is_cut else min(offset + length, status.st_size)
+        count = max(0, end - offset)
+        name = os.fsencode(os.readlink(path) if path.startswith("/proc/") else path)
+        head = (status.st_dev, status.st_ino, status.st_ino, offset, 0 if is_cut else length, status.st_size, count)
+        data_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if count else -1
+        try:
+            self._append(_CHANGED, head, name, b"", data_fd)
+        finally:
+            if data_fd >= 0:
+                os.close(data_fd)
+
+    def creating(self, path: str) -> None:
+        """Before a file or directory is made. Its inode is not known yet: the record has none."""
+        parent = os.stat(os.path.dirname(path))
+        self._append(_CREATED, (parent.st_dev, parent.st_ino, 0, 0, 0, 0, 0), os.fsencode(path))
+
+    def unlinking(self, path: str) -> None:
+        """Before a name goes."""
+        own, parent = os.lstat(path), os.stat(os.path.dirname(path))
+        self._keep(path)
+        self._append(_UNLINKED, (parent.st_dev, parent.st_ino, own.st_ino, 0, 0, 0, 0), os.fsencode(path))
+
+    def renaming(self, source: str, destination: str) -> None:
+        """Before a file gets another name."""
+        own, parent = os.lstat(source), os.stat(os.path.dirname(destination))
+        try:
+            if stat.S_ISREG(os.lstat(destination).st_mode):
+                self._keep(destination)
+        except FileNotFoundError:
+            pass
+        head = (parent.st_dev, parent.st_ino, own.st_ino, 0, 0, 0, 0)
+        self._append(_RENAMED, head, os.fsencode(source), os.fsencode(destination))
+
+    def sync_begins(self) -> int:
+        """A number for `synced`: what was recorded before this moment becomes durable by the sync."""
+        return self._next_seq
+
+    def synced(self, status: os.stat_result, begun: int) -> None:
+        """A sync of a file or directory has succeeded that began at `begun`."""
+        self._append(_SYNCED, (status.st_dev, status.st_ino, 0, 0, 0, 0, 0), seq=begun)
+
+    def _keep(self, path: str) -> None:
+        """Keep a file under another name until its going is durable."""
+        try:
+            os.link(path, os.path.join(self._directory, f"k{self._next_seq}"), follow_symlinks=False)
+        except FileExistsError:
+            pass
+
+    def _append(
+        self,
+        kind: int,
+        head: tuple[int, ...],
+        first: bytes = b"",
+        second: bytes = b"",
+        data_fd: int = -1,
+        *,
+        seq: int | None = None,
+    ) -> None:
+        *_, count = head
+        if seq is None:
+            seq = self._next_seq
+            self._next_seq += 1
+        content = _RECORD.pack(_MAGIC, kind, seq, *head, len(first), len(second)) + first + second
+        if self._bytes + len(content) + count > _MAX_LOG_BYTES:
+            raise AccountError("more is unsynced than can be kept track of")
+        self._write(content)
+        offset = head[3]
+        while count:
+            piece = os.pread(data_fd, min(count, _CHUNK_BYTES), offset)
+            if not piece:
+                raise AccountError("a file got shorter while its content was kept")
+            self._write(piece)
+            offset += len(piece)
+            count -= len(piece)
+        if self._bytes > self._limit_bytes:
+            self._compact()
+
+    def _write(self, content: bytes) -> None:
+        view = memoryview(content)
+        while view:
+            put = self._log.write(view)
+            self._bytes += put
+            view = view[put:]
+
+    def _records(self) -> list[tuple[tuple[int, ...], int, int]]:
+        """(fields, begin, end) of every whole record."""
+        found, at, size = [], 0, os.fstat(self._log.fileno()).st_size
+        while at + _RECORD.size <= size:
+            record = _RECORD.unpack(os.pread(self._log.fileno(), _RECORD.size, at))
+            end = at + _RECORD.size + record[9] + record[10] + record[11]
+            if record[0] != _MAGIC or end > size:
+                break
+            found.append((record, at, end))
+            at = end
+        return found
+
+    def _compact(self) -> None:
+        """Rewrite the log without what has become durable."""
+        records = self._records()
+        durable: dict[tuple[int, int], int] = {}
+        for record, _, _ in records:
+            if record[1] == _SYNCED:
+                key = record[3], record[4]
+                durable[key] = max(durable.get(key, 0), record[2])
+        kept_syncs = {(*key, seq) for key, seq in durable.items()}
+        fresh_path = self._path + ".new"
+        with open(fresh_path, "wb") as fresh:
+            for record, begin, end in records:
+                _, kind, seq, dev, ino, *_ = record
+                if kind == _SYNCED:
+                    # A file's sync may make its name durable, whose record names the directory: the last one stays.
+                    if (dev, ino, seq) not in kept_syncs:
+                        continue
+                    kept_syncs.discard((dev, ino, seq))
+                elif seq < durable.get((dev, ino), 0):
+                    if kind in (_UNLINKED, _RENAMED):
+                        self._forget(seq)
+                    continue
+                for at in range(begin, end, _CHUNK_BYTES):
+                    fresh.write(os.pread(self._log.fileno(), min(_CHUNK_BYTES, end - at), at))
+        os.replace(fresh_path, self._path)
+        self._log.close()
+        self._log = open(self._path, "a+b", buffering=0)  # noqa: SIM115
+        self._bytes = os.path.getsize(self._path)
+        self._limit_bytes = max(_FIRST_LIMIT_BYTES, 2 * self._bytes)
+
+    def _forget(self, seq: int) -> None:
+        try:
+            os.unlink(os.path.join(self._directory, f"k{seq}"))
+        except FileNotFoundError:
+            pass

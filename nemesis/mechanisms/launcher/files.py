@@ -1,0 +1,185 @@
+"""Which file of a host a reported call is about, and what the call does to it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from dataclasses import dataclass
+
+from .filter import GROUPS, Call
+
+__all__ = ["CHANGE", "CREATE", "CUT", "GROW", "READ", "RENAME", "SYNC", "UNLINK", "WRITE", "Effect", "Files"]
+
+WRITE, GROW, SYNC, READ = "write", "grow", "sync", "read"
+"""What a call asks of the disk; GROW is a write that needs more space."""
+
+CHANGE, CUT, CREATE, UNLINK, RENAME = "change", "cut", "create", "unlink", "rename"
+"""What a write does to a file: changes bytes, sets the length, makes it, takes its name, gives it another name."""
+
+_PATH_BYTES = 4096
+_AT_FDCWD = -100
+_MS_SYNC = 4
+_UNLINK_DIRECTORY = 0x200
+_VECTORS = 1024
+"""IOV_MAX of Linux."""
+
+_PATHS: dict[str, tuple[int | None, int]] = {
+    "open": (None, 0), "openat": (0, 1), "openat2": (0, 1), "creat": (None, 0), "truncate": (None, 0),
+    "rename": (None, 0), "renameat": (0, 1), "renameat2": (0, 1), "unlink": (None, 0), "unlinkat": (0, 1),
+    "mkdir": (None, 0), "mkdirat": (0, 1), "rmdir": (None, 0), "link": (None, 1), "linkat": (2, 3),
+    "symlink": (None, 1), "symlinkat": (1, 2),
+}  # fmt: skip
+"""Call -> the arguments that are the directory's descriptor and the path of the file that it concerns."""
+
+_DESTINATIONS: dict[str, tuple[int | None, int]] = {"rename": (None, 1), "renameat": (2, 3), "renameat2": (2, 3)}
+
+_MAKING = ("mkdir", "mkdirat", "link", "linkat", "symlink", "symlinkat")
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a call would do. `path` opens the file, and may be one of /proc/PID/fd; `offset` and `length` are of a
+    CHANGE, or `offset` the new length for CUT; `new_path` is of a RENAME. `is_durable`: done means durable, as with
+    O_DSYNC."""
+
+    operation: str
+    action: str = ""
+    path: str = ""
+    offset: int = 0
+    length: int = 0
+    new_path: str = ""
+    is_durable: bool = False
+
+
+class Files:
+    """Which file a call is about: answers from /proc of the thread that waits in it."""
+
+    def __init__(self, root: str) -> None:
+        self._root = os.path.realpath(root)
+
+    def effect(self, call: Call, *, looks_closely: bool) -> Effect | None:
+        """What the call does to a file under the root; None when it is about another file, or changes nothing, or the
+        process is gone. `looks_closely`: where a write by descriptor goes, too, which takes two more looks."""
+        try:
+            if call.name == "msync":
+                return self._mapped(call.thread, call.arguments)
+            if call.name in GROUPS["sync"]:
+                return self._by_descriptor(call, 0, SYNC)
+            if call.name in GROUPS["read"]:
+                return self._by_descriptor(call, 0, READ)
+            if call.name in _PATHS:
+                return self._by_path(call)
+            effect = self._by_descriptor(call, 2 if call.name == "copy_file_range" else 0, WRITE)
+            return self._extent(call, effect) if effect is not None and looks_closely else effect
+        except (OSError, ValueError, KeyError, struct.error):
+            return None
+
+    def _is_under_root(self, path: str) -> bool:
+        return path == self._root or path.startswith(self._root + "/")
+
+    def _by_descriptor(self, call: Call, argument: int, operation: str) -> Effect | None:
+        path = f"/proc/{call.thread}/fd/{_signed(call.arguments[argument])}"
+        return Effect(operation, path=path) if self._is_under_root(os.readlink(path)) else None
+
+    def _mapped(self, thread: int, arguments: tuple[int, ...]) -> Effect | None:
+        if not arguments[2] & _MS_SYNC:
+            return None
+        with open(f"/proc/{thread}/maps", "rb") as maps:
+            for line in maps:
+                words = line.rstrip(b"\n").split(maxsplit=5)
+                begin, end = (int(part, 16) for part in words[0].split(b"-"))
+                if begin <= arguments[0] < end:
+                    path = os.fsdecode(words[5]) if len(words) == 6 else ""
+                    return Effect(SYNC, path=path) if self._is_under_root(path) else None
+        return None
+
+    def _extent(self, call: Call, effect: Effect) -> Effect:
+        """The effect of a write by descriptor with where it goes."""
+        name, arguments = call.name, call.arguments
+        size_bytes = os.stat(effect.path).st_size
+        if name == "ftruncate":
+            return Effect(GROW if arguments[1] > size_bytes else WRITE, CUT, effect.path, arguments[1])
+        if name == "fallocate":
+            return Effect(GROW, CHANGE, effect.path, arguments[2], arguments[3])
+        with open(effect.path.replace("/fd/", "/fdinfo/"), "rb") as info:
+            fields = dict(line.split(b":", 1) for line in info.read().splitlines() if b":" in line)
+        flags, offset = int(fields[b"flags"], 8), int(fields[b"pos"])
+        if flags & os.O_APPEND:
+            offset = size_bytes
+        elif name in ("pwrite64", "pwritev", "pwritev2"):
+            offset = arguments[3]
+        if name in ("writev", "pwritev", "pwritev2"):
+            length = self._vector_bytes(call.thread, arguments[1], arguments[2])
+        else:
+            length = arguments[4] if name == "copy_file_range" else arguments[2]
+        operation = GROW if offset + length > size_bytes else WRITE
+        is_durable = bool(flags & os.O_DSYNC)
+        return Effect(operation, CHANGE, effect.path, offset, length, is_durable=is_durable)
+
+    def _memory(self, thread: int, address: int, length: int) -> bytes:
+        with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
+            memory.seek(address)
+            return memory.read(length)
+
+    def _vector_bytes(self, thread: int, address: int, count: int) -> int:
+        raw = self._memory(thread, address, 16 * min(count, _VECTORS))
+        return sum(length for _, length in struct.iter_unpack("=2Q", raw))
+
+    def _text(self, thread: int, address: int) -> str:
+        text = b""
+        while len(text) < _PATH_BYTES and b"\0" not in text:
+            at = address + len(text)
+            piece = self._memory(thread, at, min(256, 4096 - at % 4096))
+            if not piece:
+                break
+            text += piece
+        return os.fsdecode(text.partition(b"\0")[0])
+
+    def _path(self, call: Call, where: tuple[int | None, int]) -> str:
+        """The path that a call names, its directory resolved as the thread sees it."""
+        directory, argument = where
+        path = self._text(call.thread, call.arguments[argument])
+        if not path.startswith("/"):
+            descriptor = _AT_FDCWD if directory is None else _signed(call.arguments[directory])
+            link = "cwd" if descriptor == _AT_FDCWD else f"fd/{descriptor}"
+            path = os.path.join(os.readlink(f"/proc/{call.thread}/{link}"), path)
+        parent, name = os.path.split(path)
+        return os.path.join(os.path.realpath(parent), name)
+
+    def _by_path(self, call: Call) -> Effect | None:
+        name, arguments = call.name, call.arguments
+        path = self._path(call, _PATHS[name])
+        if not self._is_under_root(path):
+            return None
+        if name in ("open", "openat", "openat2", "creat"):
+            return self._opening(call, path)
+        if name in _DESTINATIONS:
+            return Effect(WRITE, RENAME, path, new_path=self._path(call, _DESTINATIONS[name]))
+        if name == "truncate":
+            operation = GROW if arguments[1] > os.stat(path).st_size else WRITE
+            return Effect(operation, CUT, path, arguments[1])
+        if name in _MAKING:
+            return Effect(GROW, CREATE, path)
+        is_directory = name == "rmdir" or (name == "unlinkat" and arguments[2] & _UNLINK_DIRECTORY)
+        return Effect(WRITE, "" if is_directory else UNLINK, path)
+
+    def _opening(self, call: Call, path: str) -> Effect | None:
+        arguments = call.arguments
+        if call.name == "creat":
+            flags = os.O_CREAT | os.O_TRUNC
+        elif call.name == "openat2":
+            flags = struct.unpack("=Q", self._memory(call.thread, arguments[2], 8))[0]
+        else:
+            flags = arguments[2] if call.name == "openat" else arguments[1]
+        try:
+            status = os.stat(path)
+        except FileNotFoundError:
+            return Effect(GROW, CREATE, path) if flags & os.O_CREAT else None
+        return Effect(WRITE, CUT, path) if flags & os.O_TRUNC and stat.S_ISREG(status.st_mode) else None
+
+
+def _signed(number: int) -> int:
+    """A descriptor as the kernel sees it: the low 32 bits of the argument, with a sign."""
+    number &= 0xFFFFFFFF
+    return number - (1 << 32) if number & 1 << 31 else number

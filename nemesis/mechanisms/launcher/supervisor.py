@@ -1,0 +1,311 @@
+"""Answers the reported calls of one program, in two processes.
+
+The supervisor lets each call go on, holds it, delays it or fails it, as the control file says. It never looks at what a
+call would write, only at which file it concerns; a program that changes its arguments meanwhile fools nobody
+but itself. The guardian holds the listener as well: when the supervisor is killed, the guardian lets everything
+go on, so that no call hangs and none fails. Both end with the last process that can make a reported call.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import queue
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .account import Account, AccountError
+from .control import DELAYED, FAILED, HELD, REFUSED, UNDO_OVERFLOW, Control, Settings
+from .files import CHANGE, CREATE, CUT, GROW, READ, RENAME, SYNC, UNLINK, WRITE, Effect, Files
+from .filter import Call, Listener
+
+__all__ = ["Ledger", "Supervisor", "guard"]
+
+_POLL_S = 0.002
+"""How often the control file is looked at while a call is held; nothing is polled while none is."""
+
+_HELD_SLOTS = 4096
+"""Calls that can be held at a time: one a thread. One more is let go on and is not counted as held."""
+
+_UNKNOWN_IDS = 64
+"""Calls that the guardian lets go on beyond the last one that the supervisor had noted."""
+
+
+class Ledger:
+    """Which calls wait for an answer, in memory that the guardian shares."""
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, 8 * (_HELD_SLOTS + 1))
+        self._free = list(range(_HELD_SLOTS, 0, -1))
+        self._slots: dict[int, int] = {}
+
+    def received(self, identity: int) -> None:
+        """Note the newest call."""
+        struct.pack_into("=Q", self._map, 0, identity)
+
+    def hold(self, identity: int) -> bool:
+        """Note a call that will be answered later; False when no more can be."""
+        if not self._free:
+            return False
+        slot = self._slots[identity] = self._free.pop()
+        struct.pack_into("=Q", self._map, 8 * slot, identity)
+        return True
+
+    def answered(self, identity: int) -> None:
+        """Forget a call."""
+        slot = self._slots.pop(identity, None)
+        if slot is not None:
+            struct.pack_into("=Q", self._map, 8 * slot, 0)
+            self._free.append(slot)
+
+    def unanswered(self) -> list[int]:
+        """Every call that may be waiting, those that were never noted included."""
+        last, *held = (value for (value,) in struct.iter_unpack("=Q", self._map[:]))
+        return [*filter(None, held), *range(last, last + _UNKNOWN_IDS)]
+
+
+@dataclass(slots=True)
+class Pending:
+    """A call that is about a file under the root, until it is answered."""
+
+    call: Call
+    effect: Effect
+    is_met: bool = False
+    due_ns: int = 0
+    """When its delay is over, by the monotonic clock; 0 for none."""
+
+    @property
+    def operation(self) -> str:
+        """What it asks of the disk."""
+        return self.effect.operation
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Answers the reported calls of one program as its control file says, until the program has ended."""
+
+    listener: Listener
+    control: Control
+    files: Files
+    ledger: Ledger
+    account: Account | None = None
+    """What is not synced, where a power cut may take it."""
+    waiting: dict[int, Pending] = field(default_factory=dict)
+    """thread -> its call that waits for an answer"""
+    _syncs: Syncs | None = None
+
+    def serve(self) -> None:
+        """Until nobody can make a reported call any more."""
+        if self.account is not None:
+            self._syncs = Syncs(self.listener)
+        while True:
+            has_call = self.listener.wait(self._timeout_s())
+            if has_call is None:
+                return
+            if has_call:
+                call = self.listener.receive()
+                if call is not None:
+                    self._receive(call)
+            self._look_again()
+            if self._syncs is not None:
+                for pending, begun, status, error_number in self._syncs.finished():
+                    self._synced(pending, begun, status, error_number)
+
+    def _timeout_s(self) -> float | None:
+        if not self.waiting:
+            return None
+        now_ns = time.monotonic_ns()
+        return min(max(0, each.due_ns - now_ns) / 1e9 if each.due_ns else _POLL_S for each in self.waiting.values())
+
+    def _receive(self, call: Call) -> None:
+        self.ledger.received(call.id)
+        earlier = self.waiting.pop(call.thread, None)
+        if earlier is not None:
+            # A signal took the thread out of its call, and the kernel makes the call again.
+            self.ledger.answered(earlier.call.id)
+            earlier.call = call
+            self._decide(earlier)
+            return
+        looks_closely = self.account is not None or self.control.settings().full
+        effect = self.files.effect(call, looks_closely=looks_closely)
+        if effect is None:
+            self.listener.let_go_on(call.id)
+            return
+        self.control.count(None)
+        self._decide(Pending(call, effect))
+
+    def _decide(self, pending: Pending) -> None:
+        """Answer a call, or have it wait."""
+        settings, operation = self.control.settings(), pending.operation
+        if _is_stalled(pending, settings):
+            self._wait(pending, HELD)
+        elif _is_delayed(pending, settings):
+            if not pending.due_ns:
+                pending.due_ns = time.monotonic_ns() + settings.delay_ns
+            self._wait(pending, DELAYED)
+        elif settings.full and operation == GROW:
+            self._refuse(pending, REFUSED, errno.ENOSPC)
+        elif (
+            (settings.error_write and operation in (WRITE, GROW))
+            or (settings.error_sync and operation == SYNC)
+            or (settings.error_read and operation == READ)
+        ):
+            self._refuse(pending, FAILED, errno.EIO)
+        else:
+            self._go_on(pending)
+
+    def _met(self, pending: Pending, column: int) -> None:
+        if not pending.is_met:
+            pending.is_met = True
+            self.control.count_met(column)
+
+    def _wait(self, pending: Pending, column: int) -> None:
+        if self.ledger.hold(pending.call.id):
+            self._met(pending, column)
+            self.waiting[pending.call.thread] = pending
+        else:
+            self._go_on(pending)
+
+    def _refuse(self, pending: Pending, column: int, error_number: int) -> None:
+        self._met(pending, column)
+        self.listener.finish(pending.call.id, error_number)
+
+    def _go_on(self, pending: Pending) -> None:
+        """Let the call be made, and keep the account of it."""
+        effect = pending.effect
+        if self.account is None or self._syncs is None:
+            self.listener.let_go_on(pending.call.id)
+        elif effect.operation == SYNC and pending.call.name in ("fsync", "fdatasync", "msync"):
+            if self.ledger.hold(pending.call.id):
+                self._syncs.begin(pending, self.account.sync_begins())
+            else:
+                self._give_up()
+        else:
+            try:
+                _record(self.account, effect)
+            except (AccountError, OSError) as error:
+                # A path that is not there makes the call fail by itself.
+                if not isinstance(error, FileNotFoundError | NotADirectoryError):
+                    self._give_up()
+            self.listener.let_go_on(pending.call.id)
+
+    def _give_up(self) -> None:
+        """The account is not whole any more: no power cut can be vouched for."""
+        self.control.add_to_counter(UNDO_OVERFLOW)
+        self.account = None
+
+    def _synced(self, pending: Pending, begun: int, status: os.stat_result | None, error_number: int) -> None:
+        if self.account is not None and status is not None and not error_number:
+            try:
+                self.account.synced(status, begun)
+            except (AccountError, OSError):
+                self._give_up()
+        self.ledger.answered(pending.call.id)
+        self.listener.finish(pending.call.id, error_number)
+
+    def _look_again(self) -> None:
+        """Decide anew about calls that have waited long enough, or whose fault is over."""
+        if not self.waiting:
+            return
+        settings = self.control.settings()
+        for pending in [*self.waiting.values()]:
+            if not _is_stalled(pending, settings) and not _is_delayed(pending, settings):
+                del self.waiting[pending.call.thread]
+                self.ledger.answered(pending.call.id)
+                self._decide(pending)
+
+
+class Syncs:
+    """Syncs that are done in a program's place, each in a thread, so that none holds up the others' calls."""
+
+    _WORKERS = 8
+    """Syncs at a time; more wait. One disk hardly does more at once."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._asked: queue.SimpleQueue[tuple[Pending, int]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Pending, int, os.stat_result | None, int]] = queue.SimpleQueue()
+        self._wake = listener.add_wake()
+        for _ in range(self._WORKERS):
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def begin(self, pending: Pending, begun: int) -> None:
+        """Sync the file of a call; `begun` comes back with the result."""
+        self._asked.put((pending, begun))
+
+    def finished(self) -> list[tuple[Pending, int, os.stat_result | None, int]]:
+        """Syncs that have ended since: the call, `begun`, the file's status, and an errno or 0."""
+        found = []
+        while not self._done.empty():
+            found.append(self._done.get())
+        return found
+
+    def _work(self) -> None:
+        while True:
+            pending, begun = self._asked.get()
+            status, error_number = _sync(pending.effect.path, pending.call.name == "fdatasync")
+            self._done.put((pending, begun, status, error_number))
+            self._wake()
+
+
+def _sync(path: str, only_data: bool) -> tuple[os.stat_result | None, int]:
+    try:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except PermissionError:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            os.fdatasync(descriptor) if only_data else os.fsync(descriptor)
+            return os.fstat(descriptor), 0
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return None, error.errno or errno.EIO
+
+
+def _record(account: Account, effect: Effect) -> None:
+    """Keep what a call is about to change. Raises AccountError, OSError."""
+    if effect.action == CHANGE and not effect.is_durable:
+        account.changing(effect.path, effect.offset, effect.length)
+    elif effect.action == CUT:
+        account.changing(effect.path, effect.offset, 0, is_cut=True)
+    elif effect.action == CREATE:
+        account.creating(effect.path)
+    elif effect.action == UNLINK:
+        account.unlinking(effect.path)
+    elif effect.action == RENAME:
+        account.renaming(effect.path, effect.new_path)
+
+
+def _is_stalled(call: Pending, settings: Settings) -> bool:
+    return (settings.stall_all and call.operation != READ) or (settings.stall_sync and call.operation == SYNC)
+
+
+def _is_delayed(call: Pending, settings: Settings) -> bool:
+    if settings.delay_ns <= 0 or call.operation == READ:
+        return False
+    return not call.due_ns or time.monotonic_ns() < call.due_ns
+
+
+def guard(listener: Listener, ledger: Ledger, supervisor_alive: int, on_loss: Callable[[], None]) -> None:
+    """Wait until the supervisor has ended, then let every call go on until nobody can make one any more. `on_loss` is
+    called when there still is somebody who can."""
+    while True:
+        try:
+            if not os.read(supervisor_alive, 1):
+                break
+        except InterruptedError:
+            continue
+    for identity in ledger.unanswered():
+        listener.let_go_on(identity)
+    is_lost = False
+    while (has_call := listener.wait(None if is_lost else 0)) is not None:
+        if not is_lost:
+            is_lost = True
+            on_loss()
+        call = listener.receive() if has_call else None
+        if call is not None:
+            listener.let_go_on(call.id)

@@ -1,0 +1,326 @@
+"""The wall clock of a running program, moved in its own copy of the vDSO (`man 7 vdso`).
+
+A program reads the clock by code that the kernel maps into it, not by a system call, so nothing outside sees it read.
+But that code is the program's own copy: written to through /proc/PID/mem, it differs from then on in this process only.
+`clock_gettime`, `gettimeofday` and `time` are given a jump to a few instructions behind the image's end, in the rest
+of its last page. Those make the real system call and add a number of nanoseconds that lies beside them, to
+the wall clocks only (CLOCK_REALTIME, its coarse twin, CLOCK_TAI). So a jump of the clock is one write of eight bytes.
+This reaches static programs and Go as well as those with a C library; not programs that make the raw system call.
+
+Nothing is patched before a fault asks for it. A child inherits its parent's patched copy; a program that is executed
+has a new one. So the driver looks at all processes of the program every few milliseconds while a fault is in force.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import struct
+import time
+from dataclasses import dataclass
+
+from .control import Control
+
+__all__ = ["ClockDriver", "ClockError", "read_offset_ns"]
+
+_STUB = bytes.fromhex(
+    "0000000000000000b8e40000000f0585c0753483ff00740a83ff05740583ff0b"
+    "752548690600ca9a3b48034608480305ccffffffb900ca9a3b489948f7f94889"
+    "064889560831c0c3b8600000000f054885ff742e574883ec1031ff4889e6e8a5"
+    "ffffff488b44240831d2b9e803000048f7f1488b0c244883c4105f48890f4889"
+    "470831c0c3574883ec1031ff4889e6e874ffffff488b04244883c4105f4885ff"
+    "7403488907c3"
+)
+"""x86-64, at any address: the offset in nanoseconds, then
+
+    clock_gettime:  mov eax,228; syscall; test eax,eax; jnz out; cmp edi,0; je wall; cmp edi,5; je wall
+                    cmp edi,11; jne out
+            wall:   imul rax,[rsi],1000000000; add rax,[rsi+8]; add rax,[rip+offset]
+                    mov ecx,1000000000; cqo; idiv rcx; mov [rsi],rax; mov [rsi+8],rdx; xor eax,eax
+            out:    ret
+    gettimeofday:   mov eax,96; syscall; test rdi,rdi; jz none; push rdi; sub rsp,16; xor edi,edi; mov rsi,rsp
+                    call clock_gettime; mov rax,[rsp+8]; xor edx,edx; mov ecx,1000; div rcx; mov rcx,[rsp]
+                    add rsp,16; pop rdi; mov [rdi],rcx; mov [rdi+8],rax
+            none:   xor eax,eax; ret
+    time:           push rdi; sub rsp,16; xor edi,edi; mov rsi,rsp; call clock_gettime; mov rax,[rsp]
+                    add rsp,16; pop rdi; test rdi,rdi; jz end; mov [rdi],rax
+            end:    ret
+"""
+
+_ENTRIES = {"__vdso_clock_gettime": 0x08, "__vdso_gettimeofday": 0x48, "__vdso_time": 0x85}
+"""Function of the image -> where its replacement begins in the stub."""
+
+_JUMP_BYTES = 5
+_WATCH_S = 0.005
+"""How often processes are looked at while a clock fault is in force: a program that is executed meanwhile reads the
+true time for that long, and a drift moves in steps of this."""
+_IDLE_S = 0.05
+"""How often the control file is looked at while no clock fault is."""
+_SETTLE_ATTEMPTS = 50
+"""How often a process is let go on because one of its threads stands in the bytes that are to change."""
+
+_AT_SYSINFO_EHDR = 33
+_PTRACE_GETREGS, _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 12, 17, 0x4206, 0x4207
+_WALL = 0x40000000
+_RIP = 16
+_REGISTERS = 27
+
+
+class ClockError(RuntimeError):
+    """The clock of a program cannot be moved by its vDSO; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Where a process has its vDSO: its first byte, the functions' entries, and room for the stub."""
+
+    base: int
+    entries: dict[int, int]
+    """address of a function's entry -> address of its replacement"""
+    stub: int
+
+
+def _read(pid: int, address: int, length: int) -> bytes:
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        memory.seek(address)
+        return memory.read(length)
+
+
+def _write(pid: int, address: int, data: bytes) -> None:
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        memory.seek(address)
+        memory.write(data)
+
+
+def _base_of(pid: int) -> int:
+    """Where the vDSO of a process begins. Raises ClockError, OSError."""
+    with open(f"/proc/{pid}/auxv", "rb") as file:
+        vector = file.read()
+    for kind, value in struct.iter_unpack("=2Q", vector[: len(vector) // 16 * 16]):
+        if kind == _AT_SYSINFO_EHDR and value:
+            return int(value)
+    raise ClockError("the program has no vDSO")
+
+
+def _extent_of(pid: int, base: int) -> int:
+    with open(f"/proc/{pid}/maps", encoding="ascii", errors="replace") as maps:
+        for line in maps:
+            begin, _, end = line.split()[0].partition("-")
+            if int(begin, 16) == base:
+                return int(end, 16) - base
+    raise ClockError("the program's vDSO is not mapped")
+
+
+def locate(pid: int) -> Image:
+    """The vDSO of a process. Raises ClockError where it is not as expected, OSError where the process may not be looked
+    into or is gone."""
+    base = _base_of(pid)
+    image = _read(pid, base, _extent_of(pid, base))
+    if image[:5] != b"\x7fELF\x02":
+        raise ClockError("the program's vDSO is no 64-bit ELF image")
+    sections_at, = struct.unpack_from("=Q", image, 40)
+    section_bytes, section_count = struct.unpack_from("=2H", image, 58)
+    end = sections_at + section_bytes * section_count
+    stub = (end + 15) // 16 * 16
+    if stub + len(_STUB) > len(image):
+        raise ClockError("the vDSO has no room behind its end")
+    entries = {}
+    for name, address in _symbols(image, sections_at, section_bytes, section_count):
+        if name in _ENTRIES:
+            entries[base + address] = base + stub + _ENTRIES[name]
+    if len(set(entries.values())) < len(_ENTRIES):
+        raise ClockError("the vDSO lacks a clock function")
+    return Image(base, entries, base + stub)
+
+
+def _symbols(image: bytes, sections_at: int, section_bytes: int, count: int) -> list[tuple[str, int]]:
+    """(name, address) of every symbol of the image."""
+    sections = [struct.unpack_from("=2I4Q2I2Q", image, sections_at + i * section_bytes) for i in range(count)]
+    found = []
+    for _, kind, _, _, at, length, link, _, _, entry_bytes in sections:
+        if kind != 11 or not entry_bytes:  # SHT_DYNSYM
+            continue
+        names_at = sections[link][4]
+        for position in range(at, at + length, entry_bytes):
+            name_at, _, _, _, address, _ = struct.unpack_from("=I2BH2Q", image, position)
+            end = image.index(b"\0", names_at + name_at)
+            found.append((image[names_at + name_at : end].decode("ascii", "replace"), address))
+    return found
+
+
+def _is_patched(pid: int, image: Image) -> bool:
+    return _read(pid, image.stub + 8, len(_STUB) - 8) == _STUB[8:] and all(
+        _read(pid, entry, _JUMP_BYTES) == _jump(entry, to) for entry, to in image.entries.items()
+    )
+
+
+def _jump(entry: int, to: int) -> bytes:
+    return b"\xe9" + struct.pack("=i", to - entry - _JUMP_BYTES)
+
+
+def read_offset_ns(pid: int) -> int | None:
+    """By how much the process's clock functions are moved, from its own memory; None where they are the kernel's own.
+    Raises ClockError, OSError."""
+    image = locate(pid)
+    return struct.unpack("=q", _read(pid, image.stub, 8))[0] if _is_patched(pid, image) else None
+
+
+class _Stopped:
+    """A process all of whose threads stand still, by ptrace, while the context lasts."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._threads: list[int] = []
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.ptrace.argtypes = [ctypes.c_ulong, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+        self._libc.ptrace.restype = ctypes.c_long
+
+    def _trace(self, request: int, thread: int, data: int | None = None) -> None:
+        if self._libc.ptrace(request, thread, None, data) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, f"the program may not be traced: {os.strerror(code)}")
+
+    def __enter__(self) -> _Stopped:
+        try:
+            while new := [each for each in self._listed() if each not in self._threads]:
+                for thread in new:
+                    self._stop(thread)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _listed(self) -> list[int]:
+        return [int(name) for name in os.listdir(f"/proc/{self._pid}/task")]
+
+    def _stop(self, thread: int) -> None:
+        try:
+            self._trace(_PTRACE_SEIZE, thread)
+            self._threads.append(thread)
+            self._trace(_PTRACE_INTERRUPT, thread)
+            os.waitpid(thread, _WALL)
+        except ProcessLookupError:
+            if thread == self._pid:
+                raise
+        except ChildProcessError:
+            self._threads.remove(thread)
+
+    def positions(self) -> list[int]:
+        """The address at which each thread stands."""
+        found = []
+        for thread in self._threads:
+            registers = (ctypes.c_uint64 * _REGISTERS)()
+            with contextlib.suppress(ProcessLookupError):
+                self._trace(_PTRACE_GETREGS, thread, ctypes.addressof(registers))
+                found.append(registers[_RIP])
+        return found
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            with contextlib.suppress(OSError):
+                self._trace(_PTRACE_DETACH, thread)
+
+
+def patch(pid: int, image: Image) -> None:
+    """Give the clock functions of a process their jumps, with an offset of nothing. Raises ClockError, OSError."""
+    for _ in range(_SETTLE_ATTEMPTS):
+        with _Stopped(pid) as stopped:
+            if any(entry < at < entry + _JUMP_BYTES for at in stopped.positions() for entry in image.entries):
+                continue
+            _write(pid, image.stub, _STUB)
+            for entry, to in image.entries.items():
+                _write(pid, entry, _jump(entry, to))
+            return
+    raise ClockError("a thread of the program does not leave the clock function")
+
+
+class ClockDriver:
+    """Keeps the clocks of one program and its children as the control file says, until all of them have ended."""
+
+    def __init__(self, control: Control, program: int) -> None:
+        """`program` is the number of its first process, which may be about to execute it. Raises ClockError."""
+        if platform.machine() != "x86_64":
+            raise ClockError(f"clocks are moved by the vDSO on x86-64 only, not on {platform.machine()}")
+        self._control = control
+        self._processes = {program: _start_of(program)}
+        self._program = program
+        self._images: dict[int, Image] = {}
+        self._is_used = False
+
+    def serve(self) -> None:
+        """Until the last process has ended."""
+        while True:
+            self._look_for_children()
+            if not self._processes:
+                return
+            slots, generation = self._control.wall_clock_slots()
+            if slots or self._is_used:
+                self._apply(slots, generation)
+                self._is_used = self._is_used or bool(slots)
+            else:
+                self._control.applied(generation, len(self._processes), 0)
+            time.sleep(_WATCH_S if slots else _IDLE_S)
+
+    def _look_for_children(self) -> None:
+        for pid, start in list(self._processes.items()):
+            try:
+                if _start_of(pid) != start:
+                    raise ProcessLookupError
+                threads = os.listdir(f"/proc/{pid}/task")
+            except OSError:
+                self._processes.pop(pid)
+                self._images.pop(pid, None)
+                continue
+            for thread in threads:
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                    for child in map(int, file.read().split()):
+                        if child not in self._processes:
+                            self._processes[child] = _start_of(child)
+
+    def _apply(self, slots: list[tuple[int, ...]], generation: int) -> None:
+        reached = failed = 0
+        for pid in list(self._processes):
+            try:
+                self._set(pid, slots)
+                reached += 1
+            except (OSError, ClockError) as error:
+                if isinstance(error, OSError) and error.errno in (errno.ESRCH, errno.ENOENT, errno.EIO):
+                    continue  # it has ended meanwhile
+                failed += 1
+        self._control.applied(generation, reached, failed)
+
+    def _set(self, pid: int, slots: list[tuple[int, ...]]) -> None:
+        image = self._images.get(pid)
+        if image is None or _base_of(pid) != image.base:
+            image = self._images[pid] = locate(pid)
+        if not _is_patched(pid, image):
+            if not slots:
+                return
+            patch(pid, image)
+        offset_ns = sum(_slot_offset_ns(slot, time.time_ns()) for slot in slots)
+        _write(pid, image.stub, struct.pack("=q", offset_ns))
+
+
+def _slot_offset_ns(slot: tuple[int, ...], now_ns: int) -> int:
+    """What a skew adds to the wall clock at a true time, as shim/clock.c has it."""
+    offset_ns, rate_ppb, since_ns, strobe_ns, period_ns, _ = slot
+    total_ns = offset_ns + (now_ns - since_ns) * rate_ppb // 1_000_000_000
+    if period_ns > 0 and (now_ns - since_ns) // (period_ns // 2 + 1) % 2:
+        total_ns += strobe_ns
+    return total_ns
+
+
+def _start_of(pid: int) -> int:
+    """The start time of a process, which tells it from a later one of the same number. Raises ProcessLookupError when
+    it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except FileNotFoundError:
+        raise ProcessLookupError(errno.ESRCH, "gone") from None
+    if fields[0] in (b"Z", b"X"):
+        raise ProcessLookupError(errno.ESRCH, "a zombie")
+    return int(fields[19])
