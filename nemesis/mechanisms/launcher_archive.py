@@ -8,10 +8,22 @@ from __future__ import annotations
 import functools
 import io
 import os
+import subprocess
+import sys
+import tempfile
+import time
 import zipfile
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
-__all__ = ["launcher_archive", "launcher_command"]
+from nemesis.mechanisms.launcher.control import CONTROL_BYTES, parse_clock_states, parse_process_counts
+from nemesis.mechanisms.launcher.vdso import ClockError, read_offset_ns
+from nemesis.mechanisms.shim import HostFaults
+from nemesis.target import ClockSkew
+
+__all__ = ["launcher_archive", "launcher_command", "why_no_clock", "why_no_traps"]
+
+_TRIAL_TIMEOUT_S = 20.0
 
 _PACKAGE = "splitbrain_launcher"
 _START = f"import sys\nfrom {_PACKAGE}.__main__ import main\nmain(sys.argv[1:])\n"
@@ -56,3 +68,71 @@ def launcher_command(
     if moves_clock:
         command.append("--clock")
     return [*command, "--", *program]
+
+
+@functools.cache
+def why_no_traps() -> str | None:
+    """None when system calls can be reported and answered here; otherwise why not, in one line."""
+    script = "import os, sys; os.fsync(os.open(sys.argv[1], os.O_RDONLY))"
+
+    def judge(process: subprocess.Popen[str], control: Path) -> str | None:
+        _, errors = process.communicate(timeout=_TRIAL_TIMEOUT_S)
+        counted = [each.calls for each in parse_process_counts(control.read_bytes())]
+        if process.returncode == 0 and counted == [1]:
+            return None
+        return " ".join(errors.split())[:200] or f"a reported call was counted as {counted}"
+
+    return _trial(script, judge, traps=("sync",))
+
+
+@functools.cache
+def why_no_clock() -> str | None:
+    """None when a program's clock can be moved by its vDSO here; otherwise why not, in one line."""
+
+    def judge(process: subprocess.Popen[str], control: Path) -> str | None:
+        deadline_s = time.monotonic() + _TRIAL_TIMEOUT_S
+        failed = 0
+        while process.poll() is None and time.monotonic() < deadline_s:
+            for state in parse_clock_states(control.read_bytes()):
+                failed = state.failed  # may be once, while the program is executed
+                try:
+                    if state.reached and read_offset_ns(process.pid) == -3_600_000_000_000:
+                        return None
+                except (OSError, ClockError):
+                    pass  # it is about to execute the program
+            time.sleep(0.01)
+        if process.poll() is None:
+            return "the program's vDSO cannot be written to" if failed else "the program's clock did not move"
+        return " ".join(process.communicate()[1].split())[:200] or "the program ended"
+
+    return _trial("import sys; sys.stdin.read()", judge, moves_clock=True)
+
+
+def _trial(
+    script: str,
+    judge: Callable[[subprocess.Popen[str], Path], str | None],
+    *,
+    traps: Collection[str] = (),
+    moves_clock: bool = False,
+) -> str | None:
+    if not sys.platform.startswith("linux"):
+        return "the launcher is for Linux"
+    with tempfile.TemporaryDirectory(prefix="splitbrain-launcher-") as directory:
+        archive, control = Path(directory, "launcher.pyz"), Path(directory, "control")
+        archive.write_bytes(launcher_archive())
+        faults = HostFaults()
+        if moves_clock:
+            faults.add_skew("trial", ClockSkew(offset_ms=-3_600_000), wall_ns=0, monotonic_ns=0)
+        control.write_bytes(faults.pack().ljust(CONTROL_BYTES, b"\0"))
+        program = [sys.executable, "-I", "-S", "-c", script, directory]
+        argv = launcher_command(
+            sys.executable, str(archive), str(control), program, root=directory, traps=traps, moves_clock=moves_clock
+        )
+        pipe = subprocess.PIPE
+        with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+            try:
+                return judge(process, control)
+            except subprocess.TimeoutExpired:
+                return "a reported call was not answered"
+            finally:
+                process.kill()

@@ -245,6 +245,11 @@ class HostFaults:
         """Every fault in force on this host."""
         return frozenset({*self._skews, *self._disk})
 
+    @property
+    def generation(self) -> int:
+        """The number of what `pack` has returned last."""
+        return self._generation
+
     def pack(self) -> bytes:
         """The first part of the control file, as a new generation."""
         self._generation += 1

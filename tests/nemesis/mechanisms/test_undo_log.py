@@ -15,11 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_command, why_no_traps
 from nemesis.mechanisms.shim import CONTROL_BYTES, HostFaults, build_shim, parse_counters, shim_environment, why_no_shim
 from nemesis.mechanisms.undo_log import take_back_script
 
-NO_SHIM = why_no_shim()
-pytestmark = pytest.mark.skipif(NO_SHIM is not None, reason=str(NO_SHIM))
+REASONS = {"shim": why_no_shim(), "launcher": why_no_traps()}
+every_keeper = pytest.mark.parametrize(
+    "keeper",
+    [pytest.param(name, marks=pytest.mark.skipif(why is not None, reason=str(why))) for name, why in REASONS.items()],
+)
+"""Who keeps the log: the preloaded library, or the supervisor of reported system calls."""
 
 PROGRAM = """
 import json, os, sys
@@ -144,22 +149,33 @@ def programs(draw: Any) -> list[list[Any]]:
 
 
 class Host:
-    """A data directory with the shim around it."""
+    """A data directory whose programs' unsynced changes are kept track of by `keeper`."""
 
-    def __init__(self, directory: str, files: dict[str, bytes]) -> None:
+    def __init__(self, directory: str, files: dict[str, bytes], keeper: str) -> None:
         self.data, self.undo = os.path.join(directory, "data"), os.path.join(directory, "undo")
         os.mkdir(self.data)
         os.mkdir(self.undo)
         for name, content in files.items():
             Path(self.data, name).write_bytes(content)
-        library, self.control = os.path.join(directory, "shim.so"), os.path.join(directory, "control")
-        Path(library).write_bytes(build_shim())
+        self.control = os.path.join(directory, "control")
         Path(self.control).write_bytes(HostFaults().pack().ljust(CONTROL_BYTES, b"\0"))
-        self.environment = {**os.environ, **shim_environment(library, self.control, self.data, undo_path=self.undo)}
+        self.keeper, self.tool = keeper, os.path.join(directory, "tool")
+        Path(self.tool).write_bytes(build_shim() if keeper == "shim" else launcher_archive())
+
+    def start(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A Python program under the keeper, to its end."""
+        argv, environment = [sys.executable, "-I", "-S", "-c", script, *arguments], dict(os.environ)
+        if self.keeper == "shim":
+            environment |= shim_environment(self.tool, self.control, self.data, undo_path=self.undo)
+        else:
+            argv = launcher_command(
+                sys.executable, self.tool, self.control, argv,
+                root=self.data, traps=["sync", "write"], undo_path=self.undo,
+            )  # fmt: skip
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
 
     def run(self, steps: list[list[Any]]) -> None:
-        argv = [sys.executable, "-I", "-S", "-c", PROGRAM, self.data, json.dumps(steps)]
-        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=60)
+        done = self.start(PROGRAM, self.data, json.dumps(steps))
         assert done.returncode == -9, done.stderr
 
     def take_back(self) -> tuple[int, int]:
@@ -173,17 +189,17 @@ class Host:
         return {path.name: path.read_bytes() for path in Path(self.data).iterdir()}
 
 
-def check_against_model(*lives: list[list[Any]]) -> None:
+def check_against_model(keeper: str, *lives: list[list[Any]]) -> None:
     """Every life is a process that is killed; after the last one the power goes."""
     first = {"a": b"old a", "b": b"old b"}
     directory = tempfile.mkdtemp(prefix="undo-")
     try:
-        host, model = Host(directory, first), ModelDisk(first)
+        host, model = Host(directory, first, keeper), ModelDisk(first)
         for steps in lives:
             host.run(steps)
             for step in steps:
                 model.do(*step)
-        assert host.files() == model.as_it_is(), "the shim changed what the program did"
+        assert host.files() == model.as_it_is(), f"the {keeper} changed what the program did"
         host.take_back()
         assert host.files() == model.after_power_cut()
         assert os.listdir(host.undo) == []
@@ -192,32 +208,37 @@ def check_against_model(*lives: list[list[Any]]) -> None:
         shutil.rmtree(directory)
 
 
+@every_keeper
 @settings(max_examples=30, deadline=None)
 @given(programs())
-def test_what_was_not_synced_is_lost_and_nothing_else(steps: list[list[Any]]) -> None:
-    check_against_model(steps)
+def test_what_was_not_synced_is_lost_and_nothing_else(keeper: str, steps: list[list[Any]]) -> None:
+    check_against_model(keeper, steps)
 
 
+@every_keeper
 @settings(max_examples=12, deadline=None)
 @given(programs(), st.integers(0, 14))
-def test_a_killed_program_leaves_its_debts_to_the_next(steps: list[list[Any]], cut: int) -> None:
-    check_against_model(steps[:cut], steps[cut:])
+def test_a_killed_program_leaves_its_debts_to_the_next(keeper: str, steps: list[list[Any]], cut: int) -> None:
+    check_against_model(keeper, steps[:cut], steps[cut:])
 
 
-def test_replacing_a_file_without_syncing_it_loses_its_content() -> None:
+@every_keeper
+def test_replacing_a_file_without_syncing_it_loses_its_content(keeper: str) -> None:
     """The classic: the new name is durable, what is in the file is not."""
-    check_against_model([["create", "c"], ["append", "c", "new"], ["rename", "c", "a"], ["sync-names", ""]])
+    check_against_model(keeper, [["create", "c"], ["append", "c", "new"], ["rename", "c", "a"], ["sync-names", ""]])
 
 
-def test_losses_are_counted(tmp_path: Path) -> None:
-    host = Host(str(tmp_path), {"a": b"12345"})
+@every_keeper
+def test_losses_are_counted(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": b"12345"}, keeper)
     host.run([["append", "a", "durable"], ["sync", "a"], ["append", "a", "lost"], ["write", "a", 0, "xx"]])
     assert host.take_back() == (2, 6)
     assert host.files() == {"a": b"12345durable"}
 
 
-def test_a_long_log_is_compacted_and_forgets_nothing(tmp_path: Path) -> None:
-    host = Host(str(tmp_path), {"a": b"", "b": b"durable"})
+@every_keeper
+def test_a_long_log_is_compacted_and_forgets_nothing(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": b"", "b": b"durable"}, keeper)
     script = (
         "import os, sys\n"
         "a, b = (os.open(os.path.join(sys.argv[1], name), os.O_RDWR) for name in 'ab')\n"
@@ -226,25 +247,26 @@ def test_a_long_log_is_compacted_and_forgets_nothing(tmp_path: Path) -> None:
         "    os.pwrite(a, bytes([number]) * (1 << 20), 0)\n"
         "    os.fsync(a)\n"
     )
-    argv = [sys.executable, "-I", "-S", "-c", script, host.data]
-    subprocess.run(argv, env=host.environment, check=True, timeout=60)
+    host.start(script, host.data).check_returncode()
     assert Path(host.undo, "log").stat().st_size < 20 << 20
     assert parse_counters(Path(host.control).read_bytes()).undo_overflow == 0
     host.take_back()
     assert host.files() == {"a": bytes([59]) * (1 << 20), "b": b"durable"}
 
 
-def test_files_elsewhere_are_left_alone(tmp_path: Path) -> None:
-    host = Host(str(tmp_path), {"a": b"1"})
+@every_keeper
+def test_files_elsewhere_are_left_alone(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": b"1"}, keeper)
     outside = tmp_path / "outside"
     script = f"open({str(outside)!r}, 'w').write('kept')"
-    subprocess.run([sys.executable, "-c", script], env=host.environment, check=True, timeout=60)
+    host.start(script).check_returncode()
     assert host.take_back() == (0, 0)
     assert outside.read_text() == "kept"
 
 
-def test_a_damaged_log_is_not_applied(tmp_path: Path) -> None:
-    host = Host(str(tmp_path), {"a": b"1"})
+@every_keeper
+def test_a_damaged_log_is_not_applied(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": b"1"}, keeper)
     host.run([["append", "a", "2"]])
     Path(host.undo, "log").write_bytes(b"rubbish " * 20)
     argv = [sys.executable, "-I", "-S", "-", host.undo, host.data]
