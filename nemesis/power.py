@@ -1,16 +1,22 @@
-"""The nemesis `power`: replicas that lose power, and with it everything that they had not synced.
+"""The nemesis `power`: replicas that lose power, and with it what they had not synced.
 
 A killed process loses nothing that it wrote, since the kernel still has it; a host that loses power does. Here the
 replica is killed and then what it had not synced is taken from its disk; healing starts it again on what is left.
-`cut` takes everything back that was not synced, by an account that the shim keeps: the worst that POSIX allows. `crash`
-leaves it to a real file system: it is shut down as it is and mounted again, and what the kernel had written by then is
-there, so that it loses less and counts nothing.
+
+The forms `cut`, `cut-posix` and `cut-torn` take back what was not synced, by an account that is kept of it, each by
+another model of what a sync makes durable (nemesis.mechanisms.undo_log). `cut` grants what ext4, xfs and btrfs do:
+whoever loses something under it has not asked for it to be kept. `cut-posix` also loses names whose directory was not
+synced, which those file systems would have kept: a finding that only it gives says so. `crash` leaves it to a real
+file system: it is shut down as it is and mounted again, and what the kernel had written by then is there, so that it
+loses less and counts nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from nemesis.disk import disks_of
 from nemesis.forms import Form, FormNemesis, split_variant
@@ -20,8 +26,10 @@ from nemesis.target import DOWN, Target
 
 __all__ = ["POWER", "Power"]
 
-KINDS: Mapping[str, str] = {"cut": "power", "crash": "crash"}
+KINDS: Mapping[str, str] = {"cut": "ext4", "cut-posix": "posix", "cut-torn": "torn", "crash": "crash"}
 """Form -> which of the disks' power cuts it is."""
+
+SEEDS = 1 << 32
 
 
 class Power(FormNemesis):
@@ -32,9 +40,22 @@ class Power(FormNemesis):
     forms: Mapping[str, Form] = {
         "cut": Form(
             name="cut",
-            description="SIGKILL, then every change that was not synced is taken back",
+            description="SIGKILL, then what was not synced is taken back, as ext4, xfs and btrfs may lose it",
             needs=(("processes", "kill"), ("disks", "power")),
             targets=("one", "leader", "minority", "all"),
+        ),
+        "cut-torn": Form(
+            name="cut-torn",
+            description="the same, and of unsynced data any sectors are there and others not",
+            needs=(("processes", "kill"), ("disks", "power")),
+            targets=("one", "leader"),
+        ),
+        "cut-posix": Form(
+            name="cut-posix",
+            description="the same as cut, and names are lost whose directory was not synced: all that POSIX allows",
+            needs=(("processes", "kill"), ("disks", "power")),
+            targets=("one", "leader", "all"),
+            is_cycled=False,
         ),
         "crash": Form(
             name="crash",
@@ -43,6 +64,9 @@ class Power(FormNemesis):
             targets=("one", "leader", "all"),
         ),
     }
+
+    def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
+        return {"model": KINDS[form.name]} | ({"seed": rng.randrange(SEEDS)} if form.name == "cut-torn" else {})
 
     async def inject(self, target: Target, injection: Injection) -> None:
         """Cut the power of the victims; returns when they are down and their losses are counted.
@@ -59,8 +83,8 @@ class Power(FormNemesis):
             if unreached is not None:
                 raise RuntimeError(unreached)
         await processes.end(injection.fault_id, hosts)
-        kind = KINDS[split_variant(injection.variant)[0]]
-        await asyncio.gather(*(disks.cut_power(injection.fault_id, host, kind=kind) for host in hosts))
+        kind, seed = KINDS[split_variant(injection.variant)[0]], int(injection.value.get("seed", 0))
+        await asyncio.gather(*(disks.cut_power(injection.fault_id, host, kind=kind, seed=seed) for host in hosts))
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The victims are down and silent, and what each has lost was counted."""

@@ -271,9 +271,10 @@ class Disks(Protocol):
         """Put disk faults in force on hosts until released."""
         ...
 
-    async def cut_power(self, fault_id: str, host: str, *, kind: str = "power") -> PowerCut:
-        """Lose everything that `host` wrote and did not sync (kind `power`), or what the kernel had not written yet
-        (`crash`). Its replica must be down.
+    async def cut_power(self, fault_id: str, host: str, *, kind: str = "ext4", seed: int = 0) -> PowerCut:
+        """Lose what `host` wrote and did not sync, by a model of what a sync makes durable (`ext4`, `posix`, `torn`),
+        or what the kernel had not written yet (`crash`). `seed` decides what is left to chance. Its replica must be
+        down.
 
         Raises RuntimeError when the loss cannot be vouched for.
         """

@@ -36,7 +36,7 @@ def cut_by_key(run: RunData) -> Iterator[Cut]:
     order = np.argsort(run.key.codes, kind="stable")
     codes = run.key.codes[order]
     starts = np.concatenate(([0], np.flatnonzero(codes[1:] != codes[:-1]) + 1))
-    ends = np.append(starts[1:], len(codes))
+    ends: Any = np.append(starts[1:], len(codes))
     columns, errors, keys = _columns(run, order), _errors(run), _keys(run)
     for place, group in enumerate(np.argsort(order[starts]).tolist()):
         start, end = int(starts[group]), int(ends[group])

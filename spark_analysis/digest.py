@@ -178,7 +178,7 @@ def _fault_rows(run: RunData, spans: list[Span]) -> list[dict[str, Any]]:
     rows = []
     for fault in run.faults:
         until_ns = max(fault.start_ns, run.end_ns if fault.end_ns is None else fault.end_ns)
-        first, last = np.searchsorted(times, (fault.start_ns, until_ns))
+        first, last = (int(np.searchsorted(times, at_ns)) for at_ns in (fault.start_ns, until_ns))
         ok, fail, info = np.bincount(status[first:last], minlength=len(STATUS_NAMES)).tolist()
         in_force_ns = max(0, min(until_ns, run.end_ns) - fault.start_ns)
         rows.append(_fault_row(fault, spans) | {"in_force_ns": in_force_ns, "ok": ok, "fail": fail, "info": info})

@@ -70,10 +70,10 @@ class FileSystemDisks:
             self._faults.get(fault_id, {}), lambda host: self._begin(fault_id, host, self._faults[fault_id][host])
         )
 
-    async def cut_power(self, fault_id: str, host: str, *, kind: str = "power") -> PowerCut:
+    async def cut_power(self, fault_id: str, host: str, *, kind: str = "ext4", seed: int = 0) -> PowerCut:
         """Lose what is not synced: by the shim's account, or for kind `crash` by what the kernel had not written."""
         if kind != "crash":
-            return await self._require_shim().cut_power(fault_id, host)
+            return await self._require_shim().cut_power(fault_id, host, kind=kind, seed=seed)
         self._require_known([host])
         self._hold(fault_id, host, "crash")
         await self._file_systems.perform(host, "shut_down")

@@ -10,7 +10,7 @@ from nemesis.mechanisms.bit_flip import FLIP_SCRIPT, flip_arguments, parse_flip,
 from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
 from nemesis.mechanisms.hosts import HostAccess
 from nemesis.mechanisms.shim import CONTROL_BYTES, Counters, HostFaults, parse_counters, shim_environment
-from nemesis.mechanisms.undo_log import take_back_script
+from nemesis.mechanisms.undo_log import POWER_MODELS, take_back_script
 from nemesis.target import BitFlipped, ClockSkew, DiskFault, DiskProbe, PowerCut
 
 __all__ = ["ShimClocks", "ShimControls", "ShimDisks", "ShimPlace"]
@@ -141,25 +141,25 @@ class ShimDisks:
         self._hosts[fault_id] = tuple(faults)
         await asyncio.gather(*(self._controls.write(host) for host in faults))
 
-    async def cut_power(self, fault_id: str, host: str, *, kind: str = "power") -> PowerCut:
-        """Take back everything that the host's replica wrote and did not sync. Raises RuntimeError, ValueError for
-        another kind."""
-        if kind != "power":
-            raise ValueError(f"the shim cuts no power of kind {kind!r}")
+    async def cut_power(self, fault_id: str, host: str, *, kind: str = POWER_MODELS[0], seed: int = 0) -> PowerCut:
+        """Take back what the host's replica wrote and did not sync, by a model of `POWER_MODELS`. Raises
+        RuntimeError, ValueError for another model."""
+        if kind not in POWER_MODELS:
+            raise ValueError(f"what is not synced is not taken back by the model {kind!r}")
         place = self._controls.places[host]
         if place.undo_path is None:
             raise RuntimeError(f"what the replica of {host} writes is not kept track of in this run")
         if (await self._controls.counters(host)).undo_overflow > self._forgiven.get(host, 0):
             raise RuntimeError(f"the replica of {host} wrote more than could be kept track of")
         access = self._controls.access
-        argv = [access.python(host), "-I", "-S", "-", place.undo_path, place.data_path]
+        argv = [access.python(host), "-I", "-S", "-", place.undo_path, place.data_path, kind, str(seed)]
         status, output, errors = await access.run(host, argv, stdin=take_back_script(), timeout_s=UNDO_TIMEOUT_S)
         words = output.split()
-        if status != 0 or len(words) != 2:
+        if status != 0 or len(words) != 3:
             said = (errors.strip().splitlines() or [f"status {status}"])[-1]
             raise RuntimeError(f"what {host} had not synced could not be taken back: {said}")
-        operations, size_bytes = map(int, words)
-        cut = PowerCut(operations, size_bytes, f"{operations} unsynced operations, {size_bytes} bytes")
+        operations, size_bytes, files = map(int, words)
+        cut = PowerCut(operations, size_bytes, f"{operations} operations, {size_bytes:,} bytes in {files} files")
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut
 

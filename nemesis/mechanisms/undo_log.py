@@ -1,20 +1,37 @@
-"""Taking back what was not synced: the power cut of hosts whose replicas run under the shim.
+"""Taking back what was not synced: the power cut of hosts whose replicas' changes are kept track of.
 
-The shim keeps, in an undo log per host, what was there before every change that is not durable yet (see
-shim/undo.c). The script here applies it: it runs on the host, by the host's Python, after the replica was killed. It
-restores old bytes and lengths, gives replaced and removed files their names back and takes new names away, newest
-first, and leaves an empty log. It prints how many operations and how many written bytes were lost.
+The shim, or the launcher's supervisor, keeps an undo log per host: what was there before every change that is not
+durable yet (see shim/undo.c and launcher/account.py). The script here applies it: it runs on the host, by the host's
+Python, after the replica was killed. It restores old bytes and lengths, gives replaced and removed files their names
+back and takes new names away, newest first, and leaves an empty log. It prints how many operations and how many
+written bytes were lost, and of how many files.
+
+What counts as durable is a matter of the file system, so there are models:
+
+    ext4    a sync of a file makes its content, its length and its own name durable; names come in the order of a
+    journal, so
+            with the last change of name or length of the synced file every earlier change of a name is durable
+            (ext4, xfs and btrfs do at least that)
+    posix   a name is durable only once its directory was synced: the least that POSIX promises
+    torn    names as in ext4; of data that was not synced every sector of 512 bytes is there or not, by chance, in any
+    order,
+            as when the disk was writing it back
 """
 
 from __future__ import annotations
 
-__all__ = ["take_back_script"]
+__all__ = ["POWER_MODELS", "take_back_script"]
+
+POWER_MODELS = ("ext4", "posix", "torn")
+"""What may be lost, the default first."""
 
 _SCRIPT = r"""
-import os, shutil, struct, sys
-undo, data = sys.argv[1], sys.argv[2]
+import os, random, shutil, struct, sys
+undo, data, model = sys.argv[1], sys.argv[2], sys.argv[3]
+chance = random.Random(sys.argv[4])
 HEAD = struct.Struct("=2I8Q2I")
-MAGIC, CHANGED, CREATED, UNLINKED, RENAMED, SYNCED = 0x4F444E55, 1, 2, 3, 4, 5
+MAGIC, CHANGED, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER = 0x4F444E55, 1, 2, 3, 4, 5, 6
+SECTOR = 512
 
 def records():
     with open(os.path.join(undo, "log"), "rb") as log:
@@ -33,17 +50,38 @@ def records():
 try:
     total = os.path.getsize(os.path.join(undo, "log"))
 except FileNotFoundError:
-    print(0, 0)
+    print(0, 0, 0)
     sys.exit()
-durable, reborn, found = {}, {}, []
+def inode(path):
+    try:
+        return os.lstat(path).st_ino
+    except FileNotFoundError:
+        return None
+durable, reborn, found, barrier = {}, {}, [], 0
 for record in records():
     kind, seq, key, own = record[:4]
     if kind == SYNCED:
         durable[key] = max(durable.get(key, 0), seq)
+    elif kind == BARRIER:
+        barrier = max(barrier, seq)
     else:
         found.append(record)
         if kind == CREATED and own:
             reborn[own] = seq
+found.sort(key=lambda record: record[1])
+# Up to which change of a name the journal is on disk: a sync takes it to the last change of the file's name or length.
+holder = {}
+for kind, seq, key, own, offset, length, size, _, path, other in reversed(found):
+    if kind in (UNLINKED, RENAMED):
+        holder[path] = own
+    elif kind == CREATED:
+        own = own or holder.pop(path, None) or inode(path)
+    elif length and offset + length <= size:
+        continue
+    if seq < max(durable.get(key, 0), durable.get((key[0], own), 0)):
+        barrier = max(barrier, seq)
+if model == "posix":
+    barrier = 0
 where = {}
 def remember(path):
     try:
@@ -56,29 +94,49 @@ for top in (undo, data):
             remember(os.path.join(directory, name))
 def kept(seq):
     return os.path.join(undo, "k%d" % seq)
-def inode(path):
-    try:
-        return os.lstat(path).st_ino
-    except FileNotFoundError:
-        return None
+# Torn files: the sectors that survived, and how far the last of them reaches.
+survived, reach = {}, {}
+def tear(own, file, offset, length, old, size):
+    # Takes back by chance, sector by sector, a write of `length` bytes over `old`.
+    decided = survived.setdefault(own, set())
+    lost = 0
+    at = offset
+    while at < offset + length:
+        sector = at // SECTOR
+        end = min((sector + 1) * SECTOR, offset + length)
+        if sector not in decided and chance.random() < 0.5:
+            decided.add(sector)
+            reach[own] = max(reach.get(own, 0), end)
+        elif sector not in decided:
+            file.seek(at)
+            file.write(old[at - offset : end - offset].ljust(end - at, b"\0"))
+            lost += end - at
+        at = end
+    file.truncate(max(size, reach.get(own, 0)))
+    return lost
 operations = size_bytes = 0
+files = set()
 log = open(os.path.join(undo, "log"), "rb")
-found.sort(key=lambda record: record[1])
 for kind, seq, key, own, offset, length, size, (old_at, count), path, other in reversed(found):
-    if seq < durable.get(key, 0):
+    if seq < durable.get(key, 0) or kind != CHANGED and seq <= barrier:
         continue
     if kind == CHANGED:
         # A number of a file that is gone for good may have gone to a newer file.
         if own not in where or seq < reborn.get(own, 0):
             continue
+        files.add(own)
         with open(where[own], "r+b") as file:
             log.seek(old_at)
+            if model == "torn" and length and length < 1 << 26:
+                size_bytes += tear(own, file, offset, length, log.read(count), size)
+                operations += 1
+                continue
             file.seek(offset)
             while count:
                 piece = log.read(min(count, 1 << 20))
                 file.write(piece)
                 count -= len(piece)
-            file.truncate(size)
+            file.truncate(max(size, reach.get(own, 0)))
         size_bytes += length
     elif kind == CREATED:
         # Who writes the log before a file is made does not know its number.
@@ -101,6 +159,8 @@ for kind, seq, key, own, offset, length, size, (old_at, count), path, other in r
             os.rename(kept(seq), other)
             remember(other)
     operations += 1
+    if kind != CHANGED:
+        files.add(path)
 log.close()
 for name in os.listdir(undo):
     path = os.path.join(undo, name)
@@ -108,10 +168,11 @@ for name in os.listdir(undo):
         shutil.rmtree(path)
     else:
         os.unlink(path)
-print(operations, size_bytes)
+print(operations, size_bytes, len(files))
 """
 
 
 def take_back_script() -> str:
-    """A Python script to be run on the host with two arguments: the undo directory and the data's directory."""
+    """A Python script to be run on the host with four arguments: the undo directory, the data's directory,
+    one of `POWER_MODELS`, and a seed for what is left to chance."""
     return _SCRIPT

@@ -2,10 +2,11 @@
 
 What programs see is the page cache, and it outlives their processes. What survives a power cut is less:
 
-    content   what was synced; every 4 KiB block written since may be there, be missing or be torn, in any
-              combination, and so may the new length (inode.py)
-    names     creations, replacements and removals that were followed by a sync of their directory; of the others
-              either the first few or any subset happened
+    content   what was synced; every 4 KiB block written since may be there or be missing, in any combination, and
+              so may the new length (inode.py); in the model `torn` a block may also be torn
+    names     creations, replacements and removals that were followed by a sync of their directory; in the models
+              `ext4` and `torn` also those up to the last change of name or length of a file that was synced since,
+              and of the others the first few, as in a journal; in the model `posix` any subset of the others
 
 Directories themselves are durable at once, because `make_dirs` promises it.
 
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from harness.clusters.sim.inode import Inode
 from harness.seeded import seeded
+from nemesis.mechanisms.undo_log import POWER_MODELS
 
 if TYPE_CHECKING:
     from harness.clusters.sim.loop import SimLoop
@@ -43,6 +45,9 @@ SLOW_SYNC_RATIO = 0.001
 SLOW_SYNC_MAX_S = 0.05
 """One sync in a thousand takes tens of ms, as when the disk cleans up behind itself."""
 BYTES_PER_S = 1e9
+
+Change = dict[str, Inode | None]
+"""What names stand for after a change: files, or nothing."""
 
 
 def disk_error(number: int, path: str) -> OSError:
@@ -68,8 +73,13 @@ class SimDisk:
         self._files: dict[str, Inode] = {}
         self._directories: dict[str, None] = {"/": None}
         self._durable: dict[str, Inode] = {}
-        self._pending: list[dict[str, Inode | None]] = []
-        """Changes of names that no directory sync has covered, in order; each happens as a whole or not."""
+        self._pending: list[tuple[int, Change]] = []
+        """Changes of names that no directory sync has covered, with their serial numbers, in order; each happens as a
+        whole or not."""
+        self.name_serial = 0
+        """The number of the last change of a name."""
+        self._journal_serial = 0
+        """Up to which change of a name a journal is on disk."""
 
     # Faults
 
@@ -116,22 +126,27 @@ class SimDisk:
             raise disk_error(errno.EINVAL, path)
         inode.flip_bit(offset, bit)
 
-    def power_fail(self) -> int:
-        """Lose what was not durable, as far as chance has it. Returns how many bytes are not as they were."""
+    def power_fail(self, model: str | None = None) -> int:
+        """Lose what was not durable, by one of `POWER_MODELS` or by any of them, as far as chance has it. Returns how
+        many bytes are not as they were."""
         self.power_cycles += 1
         self._parked.clear()
         rng = self.random
-        if rng.random() < 0.5:  # a journal: everything up to some point
+        model = model or rng.choice(POWER_MODELS)
+        if model != "posix":
+            reached = sum(serial <= self._journal_serial for serial, _ in self._pending)
+            surviving = self._pending[: rng.randrange(reached, len(self._pending) + 1)]
+        elif rng.random() < 0.5:  # as a journal would have it all the same
             surviving = self._pending[: rng.randrange(len(self._pending) + 1)]
-        else:  # no order promised: any subset
-            surviving = [change for change in self._pending if rng.random() < 0.5]
-        for change in surviving:
+        else:
+            surviving = [pending for pending in self._pending if rng.random() < 0.5]
+        for _, change in surviving:
             _apply(self._durable, change)
         self._pending.clear()
         before, self._files = self._files, dict(self._durable)
         kept = dict.fromkeys(self._files.values())
         gone_bytes = sum(len(inode.cache) for inode in dict.fromkeys(before.values()) if inode not in kept)
-        return gone_bytes + sum(inode.power_fail(rng) for inode in kept)
+        return gone_bytes + sum(inode.power_fail(rng, tears=model == "torn") for inode in kept)
 
     # State
 
@@ -178,7 +193,7 @@ class SimDisk:
             raise disk_error(errno.ENOENT, path)
         if path in self._directories:
             raise disk_error(errno.EISDIR, path)
-        change: dict[str, Inode | None] = {path: inode}
+        change: Change = {path: inode}
         if replaced is not None:
             change[replaced] = None
         self._change(change)
@@ -188,22 +203,29 @@ class SimDisk:
         self.inode(path)
         self._change({path: None})
 
-    def _change(self, change: dict[str, Inode | None]) -> None:
+    def _change(self, change: Change) -> None:
+        self.name_serial += 1
+        for inode in change.values():
+            if inode is not None:
+                inode.name_serial = self.name_serial
         _apply(self._files, change)
-        self._pending.append(change)
+        self._pending.append((self.name_serial, change))
 
-    def sync_names(self, directory: str, changes: list[dict[str, Inode | None]]) -> None:
+    def sync_names(self, directory: str, changes: list[tuple[int, Change]]) -> None:
         """Make those of `changes` durable that concern a directory."""
         directory = directory.rstrip("/") or "/"
-        for change in changes:
+        for serial, change in changes:
             if any(os.path.dirname(path) == directory for path in change):
-                for position, pending in enumerate(self._pending):
-                    if pending is change:
-                        del self._pending[position]
-                        _apply(self._durable, change)
-                        break
+                self.journal_reaches(serial)
+                if (serial, change) in self._pending:
+                    self._pending.remove((serial, change))
+                    _apply(self._durable, change)
 
-    def pending_changes(self) -> list[dict[str, Inode | None]]:
+    def journal_reaches(self, serial: int) -> None:
+        """A sync has shown that a journal is on disk up to a change of a name."""
+        self._journal_serial = max(self._journal_serial, serial)
+
+    def pending_changes(self) -> list[tuple[int, Change]]:
         """The changes of names that are not durable yet."""
         return list(self._pending)
 
@@ -257,7 +279,7 @@ class SimDisk:
         return None if self.capacity_bytes is None else max(0, self.capacity_bytes - self.used_bytes())
 
 
-def _apply(names: dict[str, Inode], change: dict[str, Inode | None]) -> None:
+def _apply(names: dict[str, Inode], change: Change) -> None:
     for path, inode in change.items():
         if inode is None:
             names.pop(path, None)

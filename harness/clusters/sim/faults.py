@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.clusters.sim.disk import READ, SYNC, WRITE
 from harness.clusters.sim.process_disk import Operation, ProcessDisk
+from nemesis.mechanisms.undo_log import POWER_MODELS
 from nemesis.target import (
     BitFlipped,
     ClockSkew,
@@ -141,13 +142,14 @@ class SimDisks:
             disk.stall(sorted(stalled))
             disk.unstall([kind for kind in (WRITE, SYNC) if kind not in stalled])
 
-    async def cut_power(self, fault_id: str, host: str, *, kind: str = "power") -> PowerCut:
-        """Lose what `host` has not synced. Raises ValueError for another kind, RuntimeError while its replica runs."""
-        if kind != "power":
-            raise ValueError(f"a simulated disk loses what was not synced (power), not {kind!r}")
+    async def cut_power(self, fault_id: str, host: str, *, kind: str = "ext4", seed: int = 0) -> PowerCut:
+        """Lose what `host` has not synced, by one of `POWER_MODELS`; the disk's own randomness decides what is left
+        to chance. Raises ValueError for another kind, RuntimeError while its replica runs."""
+        if kind not in POWER_MODELS:
+            raise ValueError(f"a simulated disk loses what was not synced ({', '.join(POWER_MODELS)}), not {kind!r}")
         if self._hosts[host].is_running:
             raise RuntimeError(f"the power of {host} cannot be cut while its replica runs: it would not notice")
-        lost_bytes = self._hosts[host].disk.power_fail()
+        lost_bytes = self._hosts[host].disk.power_fail(kind)
         for probe in self._probes.pop(host, ()):
             probe.give_up()
         cut = PowerCut(lost_operations=None, lost_bytes=lost_bytes, detail=f"{lost_bytes} bytes")

@@ -66,12 +66,14 @@ def _put_block(content: bytearray, block: int, data: bytes) -> None:
 class Inode:
     """One file's content. Nothing here takes time; see disk.py."""
 
-    __slots__ = ("_lost", "cache", "layers")
+    __slots__ = ("_lost", "cache", "layers", "name_serial")
 
     def __init__(self) -> None:
         self.cache = bytearray()
         self.layers = [Layer(0, {})]
         """The durable content, then those of the syncs under way, in the order they began."""
+        self.name_serial = 0
+        """The last change of a name that a sync of this file brings to a journal's disk (disk.py)."""
         self._lost: dict[int, bytes] = {}
         """Blocks that a failed sync gave up: no later sync writes them, unless they are written again."""
 
@@ -166,8 +168,9 @@ class Inode:
         self.layers = [Layer(len(self.cache), {})]
         self._lost.clear()
 
-    def power_fail(self, rng: random.Random) -> int:
-        """Lose, keep or tear every block that was not durable, and the change of length, each on its own.
+    def power_fail(self, rng: random.Random, *, tears: bool) -> int:
+        """Lose or keep every block that was not durable, and the change of length, each on its own; with `tears` some
+        blocks are torn.
 
         Returns how many bytes are not as they were before, counted in blocks.
         """
@@ -189,7 +192,7 @@ class Inode:
                 outcome = 1.0 if keeps_all else rng.random()
                 if outcome >= 0.55:
                     _put_block(content, block, new)
-                elif outcome >= 0.45:
+                elif tears and outcome >= 0.45:
                     cut = rng.randrange(0, BLOCK_BYTES, SECTOR_BYTES)
                     _put_block(content, block, new[:cut].ljust(cut, b"\0") + old[cut:])
         common = min(len(cache), len(content))

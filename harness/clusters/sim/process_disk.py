@@ -297,8 +297,11 @@ class ProcessDisk:
             if growth > room:
                 fitting = len(data) - (growth - room)
                 if fitting > 0:
+                    inode.name_serial = device.name_serial
                     inode.write(offset, data[:fitting])
                 raise disk_error(errno.ENOSPC, path)
+        if offset + len(data) > len(inode.cache):
+            inode.name_serial = device.name_serial
         inode.write(offset, data)
 
     def write(
@@ -344,6 +347,7 @@ class ProcessDisk:
             if self.device.fails(WRITE):
                 operation.finish(error=disk_error(errno.EIO, path))
                 return
+            inode.name_serial = self.device.name_serial
             inode.truncate(size_bytes)
             operation.finish()
 
@@ -365,7 +369,7 @@ class ProcessDisk:
         if self._lane.is_dead:
             return
         layer: Layer = inode.begin_sync()
-        device = self.device
+        device, name_serial = self.device, inode.name_serial
 
         def synced() -> None:
             if device.error_ratios and device.fails(SYNC):
@@ -373,6 +377,7 @@ class ProcessDisk:
                 operation.finish(error=disk_error(errno.EIO, path))
                 return
             inode.end_sync(layer)
+            device.journal_reaches(name_serial)
             go_on()
 
         device.later(after_s + device.sync_s(), SYNC, synced)

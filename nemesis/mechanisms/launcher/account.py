@@ -18,7 +18,7 @@ import struct
 __all__ = ["Account", "AccountError"]
 
 _MAGIC = 0x4F444E55
-_CHANGED, _CREATED, _UNLINKED, _RENAMED, _SYNCED = 1, 2, 3, 4, 5
+_CHANGED, _CREATED, _UNLINKED, _RENAMED, _SYNCED, _BARRIER = range(1, 7)
 _RECORD = struct.Struct("=2I8Q2I")
 _FIRST_LIMIT_BYTES = 16 << 20
 """The log is compacted when it is longer than this, or twice what must stay."""
@@ -158,13 +158,17 @@ class Account:
         kept_syncs = {(*key, seq) for key, seq in durable.items()}
         fresh_path = self._path + ".new"
         with open(fresh_path, "wb") as fresh:
+            barrier = _journal_barrier([fields for fields, _, _ in records], durable)
+            fresh.write(_RECORD.pack(_MAGIC, _BARRIER, barrier, *[0] * 9))
             for record, begin, end in records:
                 _, kind, seq, dev, ino, *_ = record
                 if kind == _SYNCED:
-                    # A file's sync may make its name durable, whose record names the directory: the last one stays.
+                    # It may make the file's own name durable, whose record is about the directory: the last one stays.
                     if (dev, ino, seq) not in kept_syncs:
                         continue
                     kept_syncs.discard((dev, ino, seq))
+                elif kind == _BARRIER:
+                    continue
                 elif seq < durable.get((dev, ino), 0):
                     if kind in (_UNLINKED, _RENAMED):
                         self._forget(seq)
@@ -182,3 +186,17 @@ class Account:
             os.unlink(os.path.join(self._directory, f"k{seq}"))
         except FileNotFoundError:
             pass
+
+
+def _journal_barrier(records: list[tuple[int, ...]], durable: dict[tuple[int, int], int]) -> int:
+    """The last change of a name or length that a sync of the same file or directory has covered, as undo.c has it. A
+    file whose number was not known when it was made counts through its directory only."""
+    barrier = 0
+    for _, kind, seq, dev, ino, own, offset, length, size, *_ in records:
+        if kind == _BARRIER:
+            barrier = max(barrier, seq)
+        elif kind == _SYNCED or (kind == _CHANGED and length and offset + length <= size):
+            continue
+        elif seq < max(durable.get((dev, ino), 0), durable.get((dev, own), 0)):
+            barrier = max(barrier, seq)
+    return barrier

@@ -3,9 +3,8 @@
  * Before a program changes a file under the root, what was there goes into the undo log; when the program has synced
  * the file, or the directory for changes of names, the log says that everything up to then is durable. A harness that
  * "cuts the power" kills the program and takes back, newest first, every change that was not made durable (see
- * nemesis/mechanisms/undo_log.py). The model is the strictest that POSIX allows: what was not synced is lost as a
- * whole, and the name of a new file is lost until its directory was synced. The log survives the program, so a
- * killed and restarted program's unsynced changes are still known.
+ * nemesis/mechanisms/undo_log.py, which also says what counts as durable). The log survives the program, so a killed and
+ * restarted program's unsynced changes are still known.
  *
  * A write and a sync of one file at the same time count as write first: programs that leave their order open get less
  * than the worst case. Writes through shared mappings are not seen.
@@ -35,7 +34,7 @@
 #define CHUNK_BYTES (256u << 10)
 #define MAX_OBJECTS 8192               /* files and directories that were synced, told apart during a compaction */
 
-enum kind { CHANGED = 1, CREATED, UNLINKED, RENAMED, SYNCED };
+enum kind { CHANGED = 1, CREATED, UNLINKED, RENAMED, SYNCED, BARRIER };
 
 struct record {
     uint32_t magic, kind;
@@ -124,15 +123,20 @@ static int copy_bytes(int from_fd, uint64_t offset, uint64_t length, int to_fd)
     return result;
 }
 
-/* Rewrites the log without what has become durable. Called with the lock held. */
-static void compact(void)
+/* Up to which change everything of an object was synced; 0 when nothing was. */
+static uint64_t durable_seq(const struct object *objects, size_t count, uint64_t dev, uint64_t ino)
 {
-    struct object *objects = calloc(MAX_OBJECTS, sizeof *objects);
+    for (size_t i = 0; i < count; i++)
+        if (objects[i].dev == dev && objects[i].ino == ino)
+            return objects[i].durable_seq;
+    return 0;
+}
+
+/* Collects what was synced, and up to when; returns how many objects. */
+static size_t synced_objects(struct object *objects)
+{
     struct record record;
-    char fresh_path[PATH_MAX], path[PATH_MAX];
     size_t count = 0;
-    if (!objects)
-        return;
     for (uint64_t offset = 0; record_at(offset, &record); offset += size_of(&record)) {
         if (record.kind != SYNCED)
             continue;
@@ -146,26 +150,65 @@ static void compact(void)
         if (record.seq > objects[i].durable_seq)
             objects[i].durable_seq = record.seq;
     }
+    return count;
+}
+
+/* The last change of a name or length that a sync of the same file or directory has covered: in a journal everything
+ * before it is on disk as well. The records that show it may go, so it is written down. */
+static struct record journal_barrier(const struct object *objects, size_t count)
+{
+    struct record record, barrier = {.magic = RECORD_MAGIC, .kind = BARRIER};
+    for (uint64_t offset = 0; record_at(offset, &record); offset += size_of(&record)) {
+        if (record.kind == SYNCED ||
+            (record.kind == CHANGED && record.length && record.offset + record.length <= record.old_size))
+            continue;
+        if (record.seq > barrier.seq && (record.kind == BARRIER ||
+                                         record.seq < durable_seq(objects, count, record.dev, record.ino) ||
+                                         record.seq < durable_seq(objects, count, record.dev, record.own_ino)))
+            barrier.seq = record.seq;
+    }
+    return barrier;
+}
+
+/* Whether a record has become needless; for names, a kept file goes with it. The last sync of every object stays: it
+ * may make the file's own name durable, whose record is about the directory. */
+static int is_durable(const struct object *objects, size_t count, const struct record *record)
+{
+    uint64_t durable = durable_seq(objects, count, record->dev, record->ino);
+    if (record->kind == BARRIER)
+        return 1;
+    if (!durable || record->seq >= durable)
+        return 0;
+    if (record->kind == UNLINKED || record->kind == RENAMED) {
+        char kept[PATH_MAX];
+        kept_name(record->seq, kept);
+        syscall(SYS_unlinkat, AT_FDCWD, kept, 0);
+    }
+    return 1;
+}
+
+/* Rewrites the log without what has become durable. Called with the lock held. */
+static void compact(void)
+{
+    struct object *objects = calloc(MAX_OBJECTS, sizeof *objects);
+    struct record record;
+    char fresh_path[PATH_MAX], path[PATH_MAX];
+    if (!objects)
+        return;
+    size_t count = synced_objects(objects);
+    struct record barrier = journal_barrier(objects, count);
     snprintf(fresh_path, sizeof fresh_path, "%s/log.new", undo_path);
     snprintf(path, sizeof path, "%s/log", undo_path);
     int fresh = (int)syscall(SYS_openat, AT_FDCWD, fresh_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    uint64_t kept_bytes = 0;
+    uint64_t kept_bytes = sizeof barrier;
     int failed = fresh < 0;
-    if (!failed)
+    if (!failed) {
         reserve(fresh);
+        failed = write_all(fresh, &barrier, sizeof barrier);
+    }
     for (uint64_t offset = 0; !failed && record_at(offset, &record); offset += size_of(&record)) {
-        size_t i = 0;
-        while (i < count && (objects[i].dev != record.dev || objects[i].ino != record.ino))
-            i++;
-        int is_known = i < count;
-        if (is_known && (record.kind == SYNCED || record.seq < objects[i].durable_seq)) {
-            if (record.kind == UNLINKED || record.kind == RENAMED) {
-                char kept[PATH_MAX];
-                kept_name(record.seq, kept);
-                syscall(SYS_unlinkat, AT_FDCWD, kept, 0);
-            }
+        if (is_durable(objects, count, &record))
             continue;
-        }
         failed = copy_bytes(log_fd, offset, size_of(&record), fresh);
         kept_bytes += size_of(&record);
     }
@@ -250,6 +293,10 @@ void undo_before_write(int fd, off_t offset, uint64_t length, int is_truncate)
     int saved = errno;
     if (!undo_is_on() || fstat(fd, &status) != 0 || !S_ISREG(status.st_mode))
         return;
+    if (!is_truncate && (syscall(SYS_fcntl, fd, F_GETFL) & O_DSYNC)) {
+        errno = saved;  /* durable when it returns */
+        return;
+    }
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t path_bytes = readlink(link, path, sizeof path - 1);
     path[path_bytes > 0 ? path_bytes : 0] = 0;

@@ -131,7 +131,7 @@ class FakeDisks:
     async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
         self.faults[fault_id] = dict(faults)
 
-    async def cut_power(self, fault_id: str, host: str, *, kind: str = "power") -> PowerCut:
+    async def cut_power(self, fault_id: str, host: str, *, kind: str = "ext4", seed: int = 0) -> PowerCut:
         cut = PowerCut(3, 100, "3 unsynced operations, 100 bytes")
         if kind == "crash":
             cut = PowerCut(None, None, "what the kernel had not written")
