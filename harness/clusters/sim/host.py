@@ -181,13 +181,13 @@ class SimHost:
         if self.process is not None:
             self.process.resume()
 
-    def power_fail(self) -> None:
-        """Cut the power. Idempotent."""
+    def power_fail(self, model: str | None = None) -> None:
+        """Cut the power; the disk loses what a model of `POWER_MODELS`, or any of them, lets it lose. Idempotent."""
         if not self.is_up:
             return
         self.network.power_lost(self.name, [self.process] if self.process is not None else [])
         self.kill()
-        self.disk.power_fail()
+        self.disk.power_fail(model)
 
     def boot(self) -> None:
         """Give power again; no process yet. Idempotent."""

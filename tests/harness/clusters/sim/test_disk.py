@@ -118,8 +118,10 @@ def test_a_kill_keeps_the_page_cache_and_power_does_not(simulate: Simulate) -> N
         simulate(scenario, seed=seed)
 
 
-def _after_power_cut(simulate: Simulate, seed: int, work: Callable[[Disk], Any], after_s: float = 1.0) -> Any:
-    """The disk of host a after `work` was interrupted by a power cut."""
+def _after_power_cut(
+    simulate: Simulate, seed: int, work: Callable[[Disk], Any], after_s: float = 1.0, model: str | None = None
+) -> Any:
+    """The disk of host a after `work` was interrupted by a power cut, of any model unless one is given."""
 
     async def scenario(world: Any) -> Any:
         async def program(process: Incarnation) -> None:
@@ -128,7 +130,7 @@ def _after_power_cut(simulate: Simulate, seed: int, work: Callable[[Disk], Any],
 
         world.on("a", program)
         await asyncio.sleep(after_s)
-        world["a"].power_fail()
+        world["a"].power_fail(model)
         return world["a"].disk
 
     return simulate(scenario, seed=seed)
@@ -144,9 +146,41 @@ def test_names_without_a_directory_sync_may_be_gone(simulate: Simulate) -> None:
         for name in ("/d/4", "/d/5"):
             await disk.open(name).write(0, name.encode(), sync=True)
 
-    listings = {tuple(_after_power_cut(simulate, seed, work).paths()) for seed in range(40)}
+    listings = {tuple(_after_power_cut(simulate, seed, work, model="posix").paths()) for seed in range(40)}
     certain = ("/d/1", "/d/2", "/d/3")
     assert listings == {certain, (*certain, "/d/4"), (*certain, "/d/5"), (*certain, "/d/4", "/d/5")}
+
+
+@pytest.mark.parametrize("model", ["ext4", "torn"])
+def test_a_journal_has_names_in_order_and_with_the_sync_of_a_file(simulate: Simulate, model: str) -> None:
+    async def work(disk: Disk) -> None:
+        disk.make_dirs("/d")
+        for name in ("/d/1", "/d/2"):
+            disk.open(name)
+        file = disk.open("/d/3")
+        await file.write(0, b"3", sync=True)
+        for name in ("/d/4", "/d/5"):
+            disk.open(name)
+
+    listings = {tuple(_after_power_cut(simulate, seed, work, model=model).paths()) for seed in range(40)}
+    certain = ("/d/1", "/d/2", "/d/3")
+    assert listings == {certain, (*certain, "/d/4"), (*certain, "/d/4", "/d/5")}
+
+
+def test_only_a_change_of_its_length_takes_other_names_along_with_a_sync(simulate: Simulate) -> None:
+    def writing(offset: int) -> Callable[[Disk], Any]:
+        async def work(disk: Disk) -> None:
+            disk.make_dirs("/d")
+            file = disk.open("/d/log")
+            await file.write(0, b"x" * 100, sync=True)
+            disk.open("/d/other")
+            await file.write(offset, b"y", sync=True)
+
+        return work
+
+    for offset, outcomes in ((0, {False, True}), (100, {True})):
+        disks = [_after_power_cut(simulate, seed, writing(offset), model="ext4") for seed in range(30)]
+        assert {disk.exists("/d/other") for disk in disks} == outcomes
 
 
 def test_an_atomic_replacement_is_never_a_mixture(simulate: Simulate) -> None:
@@ -192,7 +226,7 @@ def test_blocks_reach_the_disk_in_any_order_or_torn(simulate: Simulate) -> None:
     patterns = set()
     torn = 0
     for seed in range(80):
-        content = bytes(_after_power_cut(simulate, seed, work).inode("/d/f").cache)
+        content = bytes(_after_power_cut(simulate, seed, work, model="torn").inode("/d/f").cache)
         assert len(content) == 16384 and set(content) <= set(b"on")
         blocks = [content[start : start + 4096] for start in range(0, 16384, 4096)]
         patterns.add(tuple(block[:1] for block in blocks if len(set(block)) == 1))
