@@ -161,23 +161,15 @@ class Workers:
                 self._tell(thread, process, self.recorder.append(invocation))
                 if self._line and self._line_timer is None:
                     self._call_next()
-                if client is None:
-                    client = self.make_client(process, thread)
-                    outcome = await self._open_and_invoke(client, step)
+                ready = await self._open(process, thread) if client is None else client
+                if isinstance(ready, Outcome):
+                    outcome = ready
                 else:
+                    client = ready
                     outcome = await self._invoke(client, step)
-                completion = {**invocation, "type": outcome.type}
-                if outcome.type == "ok":
-                    completion["value"] = outcome.value
-                if outcome.error is not None:
-                    completion["error"] = outcome.error
-                if outcome.node is not None:
-                    completion["node"] = outcome.node
-                if outcome.durability is not None:
-                    completion["durability"] = outcome.durability
                 self.completed += 1
-                self._tell(thread, process, self.recorder.append(completion))
-                if outcome.type == "info":
+                self._tell(thread, process, self.recorder.append(_completion(invocation, outcome)))
+                if client is not None and outcome.type == "info":
                     await _close_quietly(client)
                     client = None
                     process = self._next_process
@@ -231,14 +223,23 @@ class Workers:
                 waiter.set_result(None)
                 return
 
-    async def _open_and_invoke(self, client: Client, op: Op) -> Outcome:
+    async def _open(self, process: int, thread: int) -> Client | Outcome:
+        """An open client; or how the operation that needed it ended: whatever the reason, it was not sent.
+
+        A client that could not be opened is closed and forgotten, so that the next operation tries with another one.
+        """
+        client = self.make_client(process, thread)
         try:
             async with asyncio.timeout(self.operation_timeout_s):
                 await client.open()
-        except Exception as error:  # whatever it was, the operation was not sent
+        except Exception as error:
+            await _close_quietly(client)
             await asyncio.sleep(REOPEN_PAUSE_S)
             return Outcome("fail", error=f"open: {_describe(error)}")
-        return await self._invoke(client, op)
+        except BaseException:
+            await _close_quietly(client)
+            raise
+        return client
 
     async def _invoke(self, client: Client, op: Op) -> Outcome:
         limit = self._begin_limit()
@@ -298,6 +299,18 @@ class Workers:
                 return
             logger.error("unexpected error of a client", exc_info=error)
         self.unexpected_errors[text] = self.unexpected_errors.get(text, 0) + 1
+
+
+def _completion(invocation: dict[str, Any], outcome: Outcome) -> dict[str, Any]:
+    """The event that ends an operation; what was not answered keeps the value that was asked for."""
+    completion = {**invocation, "type": outcome.type}
+    if outcome.type == "ok":
+        completion["value"] = outcome.value
+    for name in ("error", "node", "durability"):
+        said = getattr(outcome, name)
+        if said is not None:
+            completion[name] = said
+    return completion
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

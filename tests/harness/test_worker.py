@@ -59,7 +59,7 @@ class ScriptedClient:
 
 def run(
     script: Callable[[Op], Outcome | Exception | None], count: int = 1, threads: int = 1, timeout_s: float = 5.0,
-    generator: Generator | None = None,
+    generator: Generator | None = None, make: type[ScriptedClient] = ScriptedClient,
 ) -> tuple[list[dict[str, Any]], Workers]:  # fmt: skip
     ScriptedClient.opened = ScriptedClient.closed = 0
     recorder = Recorder()
@@ -67,13 +67,13 @@ def run(
     async def main() -> Workers:
         loop = asyncio.get_running_loop()
 
-        def make(process: int, thread: int) -> Client:
-            return ScriptedClient(script)
+        def make_client(process: int, thread: int) -> Client:
+            return make(script)
 
         workers = Workers(
             generator=generator or Limit(count, Calls(lambda context: Op("write", 3, 7))),
             threads=threads,
-            make_client=make,
+            make_client=make_client,
             recorder=recorder,
             now_ns=lambda: int(loop.time() * 1e9),
             random=random.Random(0),
@@ -151,6 +151,31 @@ def test_a_client_that_cannot_open_fails_for_certain() -> None:
     asyncio.run(main())
     assert recorder.events[1]["type"] == "fail"
     assert "no route" in recorder.events[1]["error"]
+
+
+def test_a_client_that_could_not_open_is_never_invoked_and_the_next_operation_opens_another() -> None:
+    opens = iter([OSError("no route"), OSError("no route"), None])
+    invoked: list[bool] = []
+
+    class LateComer(ScriptedClient):
+        is_open = False
+
+        async def open(self) -> None:
+            await super().open()
+            failure = next(opens)
+            if failure is not None:
+                raise failure
+            self.is_open = True
+
+        async def invoke(self, op: Op) -> Outcome:
+            invoked.append(self.is_open)
+            return await super().invoke(op)
+
+    events, _ = run(lambda op: Outcome("ok", 1), count=4, make=LateComer)
+    assert [event["type"] for event in events if event["type"] != "invoke"] == ["fail", "fail", "ok", "ok"]
+    assert invoked == [True, True]
+    assert {event["process"] for event in events} == {0}, "what was not sent leaves the process as it is"
+    assert ScriptedClient.opened == ScriptedClient.closed == 3
 
 
 def test_stop_ends_a_run_that_is_waiting() -> None:
