@@ -31,7 +31,7 @@ from harness.seeded import seeded
 from harness.store import RunDir, Store
 from harness.test import ALL, Test
 from harness.workloads.base import Workload
-from nemesis.forms import VariantNames, is_of_all, needs_of
+from nemesis.forms import VariantNames, is_of_all, needs_of, split_variant
 from nemesis.protocol import Nemesis
 from nemesis.schedule import INJECT, Schedule, ScheduleError, load_schedule, periodic, save_schedule
 
@@ -125,15 +125,35 @@ def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, 
 
 
 def left_out(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, system_class: Any) -> list[str]:
-    """Why `all` does not mean every nemesis here: one line for each that is left out, or that loses variants."""
+    """Why `all` does not mean every nemesis here: one line for each reason, which names what it keeps out, be that a
+    whole nemesis ("nemesis link") or a form of one that is had otherwise ("disk-full=fill")."""
     if not any(choice.name == ALL for choice in test.nemesis):
         return []
     target = _planned(test, cluster_class, system_class)
-    reasons = [
-        reason for nemesis in nemeses.values() if is_of_all(nemesis) for reason in target.usable(nemesis, None)[1]
-    ]
-    reasons += [f"{name}: only where it is asked for" for name, each in nemeses.items() if not is_of_all(each)]
-    return list(dict.fromkeys(reasons))
+    subjects: dict[str, list[str]] = {}
+    for name, nemesis in sorted(nemeses.items()):
+        if not is_of_all(nemesis):
+            subjects.setdefault("only where it is asked for by name", []).append(f"nemesis {name}")
+            continue
+        problems = {variant: nemesis.requires(target, variant) for variant in nemesis.variants}
+        is_out = {variant: bool(found) for variant, found in problems.items()}
+        for variant, found in problems.items():
+            for problem in found:
+                subject = _subject_left_out(name, variant, is_out)
+                named = subjects.setdefault(problem.removeprefix(f"{name}: "), [])
+                if subject not in named:
+                    named.append(subject)
+    return [f"{', '.join(named)}: {reason}" for reason, named in subjects.items()]
+
+
+def _subject_left_out(name: str, variant: str, is_out: Mapping[str, bool]) -> str:
+    """The largest part of a nemesis that goes with a variant which is out: all of it, the form, or the variant."""
+    if all(is_out.values()):
+        return f"nemesis {name}"
+    form = split_variant(variant)[0]
+    if all(out for other, out in is_out.items() if split_variant(other)[0] == form):
+        return f"{name}={form}"
+    return f"{name}={variant}"
 
 
 def _load_schedule(path: str, nemeses: Mapping[str, Nemesis], target: PlannedTarget) -> Schedule:

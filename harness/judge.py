@@ -85,7 +85,7 @@ def _doubts(
 ) -> Iterable[str]:
     if ops.get("ok", 0) == 0:
         yield "no operation succeeded, so nothing was tested"
-    if (test.nemesis or test.nemesis_schedule is not None) and not faults:
+    if (test.nemesis or test.nemesis_schedule is not None or observed.faults_planned) and not faults:
         yield (
             f"no fault was injected: the load ended before the first one was due "
             f"(--nemesis-interval {test.nemesis_interval_s:g}, --time-limit {test.time_limit_s:g})"

@@ -36,7 +36,7 @@ from harness.worker import Client, Recorder, Workers
 from harness.workloads.base import Workload
 from nemesis.driver import run_schedule
 from nemesis.protocol import Nemesis
-from nemesis.schedule import Schedule
+from nemesis.schedule import INJECT, Schedule
 from nemesis.target import Moments
 
 __all__ = ["FINAL_READ_LIMIT_S", "RECOVER_TIMEOUT_S", "Observed", "Run"]
@@ -68,6 +68,8 @@ class Observed:
     """Why the load ended before its time, in words; None when it did not."""
     stopped_at_first_violation: str | None = None
     """The violation that ended the load, as the online checker put it; None when none did."""
+    faults_planned: int = 0
+    """Injections of the schedule, whether or not the load lasted until they were due."""
     trouble: list[str] = field(default_factory=list)
     """What went wrong with the run itself; any entry keeps the verdict from being valid."""
     unexpected_errors: dict[str, int] = field(default_factory=dict)
@@ -98,6 +100,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self._target = RunTarget(self.cluster, self.system)
+        self.observed.faults_planned = sum(event.action == INJECT for event in self.schedule)
 
     async def execute(self, *, wall_ms: Callable[[], int]) -> Observed:
         """Every phase up to the judging, which needs no event loop and is the command's.

@@ -20,13 +20,6 @@ from nemesis.target import Target
 
 __all__ = ["BIT_FLIP", "BitFlip"]
 
-FILES: Mapping[str, str] = {
-    "log": "data/dledger/data/*",
-    "vote": "data/dledger/member_state",
-    "checkpoint": "data/dledger/checkpoint",
-}
-"""Form -> which files, below the data directory of a host."""
-
 MIN_PLACE, MAX_PLACE = 0.05, 0.75
 """Where in a file, as part of its length. Not at its end: what was written last may be cut off as unfinished."""
 
@@ -51,6 +44,18 @@ class BitFlip(FormNemesis):
         )
     }
 
+    def requires(self, target: Target, variant: str | None = None) -> list[str]:
+        """As for every nemesis of forms; and each form needs files of its own name, which the system declares."""
+        problems = super().requires(target, variant)
+        if problems:
+            return problems
+        if not any(target.stored_files(form) for form in self.forms):
+            return [f"{self.name}: the system, with these settings, names no stored files that may be damaged"]
+        form = None if variant is None else split_variant(variant)[0]
+        if form is not None and target.stored_files(form) is None:
+            return [f"{self.name}: the system, with these settings, names no {form} file that may be damaged"]
+        return []
+
     def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
         return {"place": round(rng.uniform(MIN_PLACE, MAX_PLACE), 6), "bit": rng.randrange(8)}
 
@@ -59,7 +64,10 @@ class BitFlip(FormNemesis):
         if injection.problem is not None:
             return
         processes, disks, value = processes_of(target), disks_of(target), injection.value
-        files = FILES[split_variant(injection.variant)[0]]
+        form = self._form_of(injection)
+        files = target.stored_files(form)
+        if files is None:
+            raise RuntimeError(f"the system names no {form} file that may be damaged")
         await processes.end(injection.fault_id, value["hosts"])
         for host in value["hosts"]:
             await disks.flip_bit(injection.fault_id, host, files=files, place=value["place"], bit=value["bit"])

@@ -482,6 +482,11 @@ class Target(Protocol):
         it; None when it has it."""
         ...
 
+    def stored_files(self, role: str) -> str | None:
+        """Where a replica keeps its files with a role (log, vote, checkpoint): a pattern for glob below its data
+        directory. None where the system, with its settings, has no such files."""
+        ...
+
     async def leaders(self) -> Sequence[str]:
         """Hosts that call themselves leader right now, by asking the system under test; the highest term
         first. Empty when nobody answers as leader."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
+from nemesis.moments import PATIENCE_S
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 
 __all__ = ["MAX_FAULTS_PER_S", "QUIET_END_S", "random_mix"]
@@ -40,6 +41,10 @@ PROOF_S = 0.5
 
 MAX_TRIES = 20
 """For a place in the schedule where a fault does not collide; after that it is left out."""
+
+MAX_DRAWS = 100
+"""Of a whole mix, until one has a fault that is sure to begin: a run without faults tries nothing. Half of the faults wait
+for no moment, so a hundred in vain mean that nothing of what is asked for can be had."""
 
 _DOWN = frozenset(("kill", "pause", "power", "bit-flip"))
 _HANDLED = frozenset(("restart", "promote"))
@@ -77,26 +82,19 @@ def random_mix(
 
     `choices` are pairs of a nemesis and its variants, for `nodes` replicas; `events` asks for that many events (two for
     each fault, as far as they find room) instead of a random number. Replicas that elect nobody (`elects` False) have a
-    leader while that one runs. Empty for a time limit that leaves no room.
+    leader while that one runs. A mix of which no fault is sure to begin before the load ends is drawn again. Empty for a
+    time limit that leaves no room.
     """
     end_s = time_limit_s - QUIET_END_S
     span_s = end_s - QUIET_START_S
     if span_s <= 0.2 or not choices:
         return Schedule(())
-    count = events // 2 if events is not None else max(1, round(span_s * MAX_FAULTS_PER_S * rng.random()))
     timed: list[Timed] = []
-    for _ in range(count):
-        for _ in range(MAX_TRIES):
-            nemesis, variants = choices[rng.randrange(len(choices))]
-            variant = variants[rng.randrange(len(variants))]
-            at_s, when = _begin(rng, timed, span_s)
-            length_s = rng.choice((rng.uniform(0.05, 0.6), rng.uniform(0.5, 2.0), rng.uniform(1.0, 5.0)))
-            fault = (at_s, max(at_s + 0.05, min(end_s, at_s + length_s)), nemesis, variant, when)
-            if any(_collide(fault, other, nodes) for other in timed):
-                continue
-            if _finds_leaders([*timed, fault], nodes, elects=elects):
-                timed.append(fault)
-                break
+    for _ in range(MAX_DRAWS):
+        count = events // 2 if events is not None else max(1, round(span_s * MAX_FAULTS_PER_S * rng.random()))
+        timed = _draw(choices, rng, count, end_s, nodes=nodes, elects=elects)
+        if count == 0 or any(_is_sure(fault, time_limit_s) for fault in timed):
+            break
     timed.sort(key=lambda fault: fault[:4])
     found: list[FaultEvent] = []
     for number, (begin_s, heal_s, nemesis, variant, moment) in enumerate(timed, start=1):
@@ -113,6 +111,32 @@ def random_mix(
             )
     found.sort(key=lambda event: event.at_s)
     return Schedule(tuple(found))
+
+
+def _draw(
+    choices: Choices, rng: random.Random, count: int, end_s: float, *, nodes: int, elects: bool
+) -> list[Timed]:
+    """`count` faults that can be had together, less those for which no place was found."""
+    span_s = end_s - QUIET_START_S
+    timed: list[Timed] = []
+    for _ in range(count):
+        for _ in range(MAX_TRIES):
+            nemesis, variants = choices[rng.randrange(len(choices))]
+            variant = variants[rng.randrange(len(variants))]
+            at_s, when = _begin(rng, timed, span_s)
+            length_s = rng.choice((rng.uniform(0.05, 0.6), rng.uniform(0.5, 2.0), rng.uniform(1.0, 5.0)))
+            fault = (at_s, max(at_s + 0.05, min(end_s, at_s + length_s)), nemesis, variant, when)
+            if any(_collide(fault, other, nodes) for other in timed):
+                continue
+            if _finds_leaders([*timed, fault], nodes, elects=elects):
+                timed.append(fault)
+                break
+    return timed
+
+
+def _is_sure(fault: Timed, time_limit_s: float) -> bool:
+    """Whether a fault begins before the load ends, also when the moment that it waits for does not come."""
+    return fault[4] is None or fault[0] + PATIENCE_S + PROOF_S <= time_limit_s
 
 
 def _collide(one: Timed, other: Timed, nodes: int) -> bool:

@@ -50,6 +50,12 @@ def system_lacks(system_class: Any, settings: Mapping[str, str], ability: str) -
     return missing(ability, settings)
 
 
+def stored_files(system_class: Any, settings: Mapping[str, str], role: str) -> str | None:
+    """Where a system with these settings keeps its files with a role; None where it declares none."""
+    declared: Callable[[Mapping[str, str]], Mapping[str, str]] | None = getattr(system_class, "stored_files", None)
+    return None if declared is None else declared(settings).get(role)
+
+
 def equip(cluster: Any, needs: Collection[tuple[str, str]]) -> None:
     """Tell a cluster, or a system, that was not started yet which abilities the run will use."""
     prepare: Callable[[frozenset[tuple[str, str]]], None] | None = getattr(cluster, "equip", None)
@@ -80,6 +86,10 @@ class PlannedTarget:
         if interface == OPERATOR:
             return system_lacks(self._system_class, self._settings, ability)
         return cluster_lacks(self._cluster_class, interface, ability)
+
+    def stored_files(self, role: str) -> str | None:
+        """As the class of the system says."""
+        return stored_files(self._system_class, self._settings, role)
 
     async def leaders(self) -> Sequence[str]:
         """Nobody yet."""
@@ -153,6 +163,10 @@ class RunTarget:
         if interface == OPERATOR:
             return system_lacks(self._system, getattr(self._system, "given_settings", {}), ability)
         return cluster_lacks(self._cluster, interface, ability)
+
+    def stored_files(self, role: str) -> str | None:
+        """As the system says."""
+        return stored_files(self._system, getattr(self._system, "given_settings", {}), role)
 
     async def leaders(self) -> Sequence[str]:
         """As the system says."""

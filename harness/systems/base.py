@@ -134,7 +134,8 @@ class System(Protocol):
 
     One that can be operated also has `operator` (nemesis.target.Operator); a static method `operation_missing(ability,
     settings)` that says in one line why it lacks an ability of an operator, None when it has it; and `equip(needs)`,
-    called before `start` with what the run will use.
+    called before `start` with what the run will use. One whose stored files may be damaged has a static method
+    `stored_files(settings)`: role (log, vote, checkpoint) -> pattern for glob below a host's data directory.
     """
 
     name: str

@@ -126,6 +126,19 @@ class BrokerSystem:
         """Why an operator cannot have brokers with these settings do something; None when it can."""
         return operation_missing(ability, is_classic=settings.get("replication", DLEDGER) != DLEDGER)
 
+    @staticmethod
+    def stored_files(settings: Mapping[str, str]) -> Mapping[str, str]:
+        """Role -> the files of a broker that may be damaged at rest, as a pattern below its data directory. None in
+        classic HA: a master ends its log at a damaged record and asks nobody for what came after it
+        (docs/classic-ha.md), so that damage could only show what is known."""
+        if settings.get("replication", DLEDGER) != DLEDGER:
+            return {}
+        return {
+            "log": "data/dledger/data/*",
+            "vote": "data/dledger/member_state",
+            "checkpoint": "data/dledger/checkpoint",
+        }
+
     def equip(self, needs: Collection[tuple[str, str]]) -> None:
         """Prepare for what an operator will do: members of a group change only where that was configured from the
         beginning; a former master may have to give up what the new one lacks; and whoever gives up a master knows that

@@ -24,9 +24,9 @@ RETRY_S = 0.2
 def operation_missing(ability: str, *, is_classic: bool) -> str | None:
     """Why the brokers cannot be asked for an operation, as one line that names what mends it; None when they can."""
     if ability == "promote":
-        return None if is_classic else "DLedger elects its leaders: promoting is for --replication sync or async"
+        return None if is_classic else "DLedger elects its leaders: promoting is for --set replication=sync or async"
     if is_classic:
-        return f"classic HA has no {_GROUP_WORDS[ability]}: it needs --replication dledger"
+        return f"classic HA has no {_GROUP_WORDS[ability]}: it needs --set replication=dledger"
     return None
 
 

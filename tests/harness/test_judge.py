@@ -134,6 +134,11 @@ def test_without_nemesis_no_fault_is_missed() -> None:
     assert judge(make_test(nemesis=""), VALID, operations(), Observed())["valid"] is True
 
 
+def test_a_schedule_of_which_nothing_came_true_is_no_run_without_faults() -> None:
+    results = judge(make_test(nemesis=""), VALID, operations(), Observed(faults_planned=1))
+    assert results["valid"] == "unknown" and "no fault was injected" in results["reason"]
+
+
 def test_an_interrupted_run_gets_a_verdict_that_says_so() -> None:
     results = judge(make_test(), VALID, [*operations(), *fault()], Observed(interrupted="SIGINT after 3.0 s"))
     assert results["valid"] is True

@@ -19,6 +19,7 @@ from harness.exploration.rehearsal import rehearse_test, usable_choices
 from harness.exploration.search import Tally, explore, mix_for
 from harness.exploration.shrinking import shrink
 from harness.test import NemesisChoice, Test
+from nemesis.moments import PATIENCE_S
 from nemesis.schedule import HEAL, INJECT, Schedule
 
 CHOICES = [("partition", ["halves", "leader"]), ("kill", ["sigkill@one", "sigkill@leader"]), ("pause", ["sigstop@one"])]
@@ -46,6 +47,32 @@ def test_mixes_are_schedules_that_heal_in_time(seed: int, limit_s: float, events
         assert len(schedule) <= 2 * (events // 2)  # as far as they find room beside each other
         if limit_s > 4 * events:
             assert len(schedule) == 2 * (events // 2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**63), limit_s=st.floats(5.0, 30.0))
+def test_every_mix_has_a_fault_that_begins_before_the_load_ends_whatever_it_waits_for(seed: int, limit_s: float) -> None:
+    schedule = random_mix(CHOICES, random.Random(seed), time_limit_s=limit_s)
+    latest_s = [event.at_s + (PATIENCE_S if event.when else 0.0) for event in schedule if event.action == INJECT]
+    assert min(latest_s) < limit_s
+
+
+def test_a_mix_whose_only_fault_waited_until_the_load_was_over_is_drawn_again() -> None:
+    names = (
+        "partition", "kill", "pause", "clock", "disk-stall", "disk-slow", "disk-full", "disk-error", "power", "link"
+    )  # fmt: skip
+    test = make_test(
+        workload="queue", nodes=3, time_limit_s=6.0, concurrency=10, rate=100.0, settings={"replication": "sync"},
+        nemesis=tuple(NemesisChoice(name) for name in names),
+    )  # fmt: skip
+    rehearsal = rehearse_test(*mix_for(test, 555035, usable_choices(test)))
+    assert (rehearsal.valid, rehearsal.faults) == (True, 1), rehearsal.reason
+
+
+@pytest.mark.parametrize("replication", ["sync", "async", "dledger"])
+def test_mixes_of_every_nemesis_name_only_files_that_the_system_has(replication: str) -> None:
+    test = make_test(settings={"replication": replication})
+    assert ("bit-flip" in dict(usable_choices(test))) == (replication == "dledger")
 
 
 @given(seed=st.integers(0, 2**63))

@@ -26,7 +26,7 @@ def run(tmp_path: Path, *words: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_faults_of_one_machine_lose_nothing_with_a_synchronous_flush(tmp_path: Path, mode: str) -> None:
-    status, results = run(tmp_path, "--replication", mode, "--nemesis", "kill@leader,partition,power=cut@one")
+    status, results = run(tmp_path, "--set", f"replication={mode}", "--nemesis", "kill@leader,partition,power=cut@one")
     assert (status, results["valid"]) == (0, True), results["reason"]
     assert results["checks"]["replicas"]["reason"].startswith("3 replicas hold the same")
     assert "leaders" not in results["checks"]
@@ -35,7 +35,7 @@ def test_faults_of_one_machine_lose_nothing_with_a_synchronous_flush(tmp_path: P
 
 
 def test_what_an_asynchronous_master_loses_in_a_power_cut_is_found(tmp_path: Path) -> None:
-    words = ("--replication", "async", "--flush-mode", "async", "--nemesis", "power=cut@leader")
+    words = ("--set", "replication=async", "--set", "flush_mode=async", "--nemesis", "power=cut@leader")
     status, results = run(tmp_path, *words)
     assert (status, results["valid"]) == (1, False)
     assert results["checks"]["log"]["valid"] is False
@@ -45,7 +45,7 @@ def test_what_an_asynchronous_master_loses_in_a_power_cut_is_found(tmp_path: Pat
 
 
 def test_reads_at_slaves_may_be_stale_and_are_found_out(tmp_path: Path) -> None:
-    words = ("--replication", "async", "--set", "slave_reads=on", "--nemesis", "partition")
+    words = ("--set", "replication=async", "--set", "slave_reads=on", "--nemesis", "partition")
     status, results = run(tmp_path, *words)
     assert (status, results["checks"]["linearizable"]["valid"]) == (1, False)
     assert results["checks"]["replicas"]["valid"] is True, "stale, and nothing lost"

@@ -245,11 +245,15 @@ class FaultTarget:
         self.operator: Any = None
         self.leader = leader
         self.lacks: dict[tuple[str, str], str] = {}
+        self.files = {"log": "log/*", "vote": "vote", "checkpoint": "checkpoint"}
         self.mute: set[str] = set()
         self.talkative: set[str] = set()
 
     def missing(self, interface: str, ability: str) -> str | None:
         return self.lacks.get((interface, ability))
+
+    def stored_files(self, role: str) -> str | None:
+        return self.files.get(role)
 
     async def leaders(self) -> Sequence[str]:
         return [] if self.leader is None else [self.leader]

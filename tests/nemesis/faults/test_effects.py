@@ -237,12 +237,28 @@ def test_a_replica_without_the_file_is_no_victim_of_a_flipped_bit(
         target = make_fault_target(5)
         injection = await plan_fault(BIT_FLIP, target, "log@n1")
         target.disks.broken.add("n1")
-        with pytest.raises(RuntimeError, match="n1 has no data/dledger/data"):
+        with pytest.raises(RuntimeError, match="n1 has no log"):
             await BIT_FLIP.inject(target, injection)
         await BIT_FLIP.heal(target, injection)
         assert (await BIT_FLIP.prove_healed(target, injection)).proven
 
     run_virtual(main())
+
+
+def test_bits_are_flipped_in_files_that_the_system_names_and_in_no_others(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    target = make_fault_target(5)
+    injection = run_virtual(plan_fault(BIT_FLIP, target, "vote@n1"))
+    run_virtual(BIT_FLIP.inject(target, injection))
+    assert target.disks.flipped(injection.fault_id)["n1"].path == "/n1/vote"
+
+    del target.files["vote"]
+    assert "no vote file" in BIT_FLIP.requires(target, "vote@one")[0]
+    assert BIT_FLIP.requires(target) == BIT_FLIP.requires(target, "log@one") == []
+    target.files.clear()
+    assert len({*BIT_FLIP.requires(target), *BIT_FLIP.requires(target, "log@one")}) == 1
+    assert "names no stored files" in BIT_FLIP.requires(target)[0]
 
 
 def test_faults_on_the_same_hosts_heal_independently(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
