@@ -186,7 +186,7 @@ def render(results: Mapping[str, Any]) -> str:
         "<!-- made by: python -m benchmarks.seeds -->",
         "",
         "Every seed is a run with a random mix of faults in simulation, judged by the clients' history, by the "
-        "invariants and by the replicas, which must have become equal byte for byte within 30 s after all faults "
+        "invariants and by the replicas, which must have become equal byte for byte soon after all faults (30 s, later 60 s) "
         "([exploration.md](exploration.md)). Seeds count from 0. *Lost* are messages that were acknowledged and are "
         "gone.",
         "",

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from harness.recovery import RECOVERS, judge_recovery
 from harness.runner import Observed
 from harness.systems.base import CheckOutcome
 from harness.test import Test
@@ -34,6 +35,8 @@ def judge(
     checks: dict[str, CheckOutcome] = dict(workload.check(clients, context))
     checks.update(observed.system_checks)
     faults = faults_of(events)
+    if observed.recovery is not None:
+        checks[RECOVERS] = judge_recovery(observed.recovery, faults, observed.trouble)
     ops = Counter(event["type"] for event in clients)
     doubts = [*_doubts(test, ops, faults, observed)]
     if history_note is not None:

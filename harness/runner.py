@@ -29,6 +29,7 @@ from harness.faults.moments import WatchedMoments
 from harness.faults.target import RunTarget
 from harness.generator import Generator, Stagger, TimeLimit
 from harness.history_writer import HistoryWriteError, HistoryWriter
+from harness.recovery import wait_for_recovery, with_last_words
 from harness.seeded import seeded
 from harness.systems.base import CheckOutcome, System
 from harness.test import Test
@@ -39,12 +40,9 @@ from nemesis.protocol import Nemesis
 from nemesis.schedule import INJECT, Schedule
 from nemesis.target import Moments
 
-__all__ = ["FINAL_READ_LIMIT_S", "RECOVER_TIMEOUT_S", "Observed", "Run"]
+__all__ = ["FINAL_READ_LIMIT_S", "Observed", "Run"]
 
 logger = logging.getLogger(__name__)
-
-RECOVER_TIMEOUT_S = 30.0
-"""For the replicas to become equal after the last heal. With default timings an election takes up to 10 s."""
 
 FINAL_READ_LIMIT_S = 120.0
 """For the final reads as a whole; what is unread after that is left unread, and the checkers see it."""
@@ -74,6 +72,8 @@ class Observed:
     """What went wrong with the run itself; any entry keeps the verdict from being valid."""
     unexpected_errors: dict[str, int] = field(default_factory=dict)
     system_checks: Mapping[str, CheckOutcome] = field(default_factory=dict)
+    recovery: CheckOutcome | None = None
+    """What came of waiting for the system after the last heal; None where nobody waited."""
     system_facts: Mapping[str, Any] = field(default_factory=dict)
     leave_files: Callable[[], None] | None = None
     """Puts the hosts' data files into the run's directory, where a cluster has not done that by itself."""
@@ -128,6 +128,7 @@ class Run:
                 finally:
                     self.on_phase("taking the cluster down")
                     await self._tear_down()
+                    self._keep_last_words()
                     if not is_through and self.observed.leave_files is not None:
                         self.observed.leave_files()  # there will be no verdict that could ask for them
             self.observed.system_checks = await self.system.check(started_wall_ms=started_wall_ms)
@@ -190,7 +191,17 @@ class Run:
         await self._target.heal_all()
 
     async def _recover(self) -> None:
-        await self.system.recover(timeout_s=RECOVER_TIMEOUT_S)
+        """Wait for the system. What came of it counts once: of two times, the first that was not well."""
+        before = self.observed.recovery
+        had_its_time = before is not None and before.valid is not True
+        recovery = await wait_for_recovery(self.system, timeout_s=0.0 if had_its_time else None)
+        if not had_its_time:
+            self.observed.recovery = recovery
+
+    def _keep_last_words(self) -> None:
+        """Now that the logs are here: what the programs said last that did not come back."""
+        if self.observed.recovery is not None:
+            self.observed.recovery = with_last_words(self.observed.recovery, self.system)
 
     async def _final_reads(self) -> None:
         workers = self._make_workers(TimeLimit(FINAL_READ_LIMIT_S, self.workload.final_generator()), self.writer)

@@ -14,7 +14,7 @@ from typing import Any
 
 from nemesis.disk import disks_of
 from nemesis.forms import Form, FormNemesis, split_variant
-from nemesis.process import processes_of, prove_running
+from nemesis.process import processes_of, prove_released
 from nemesis.protocol import Injection, Proof
 from nemesis.target import Target
 
@@ -96,7 +96,7 @@ class BitFlip(FormNemesis):
         if flipped:
             failed = [f"{host}: {flipped[host]}" for host in sorted(flipped)]
             return Proof(proven=False, detail="; ".join(failed), checked=len(failed), failed=failed)
-        return await prove_running(target, injection.value["hosts"], in_force=in_force)
+        return await prove_released(target, injection.value["hosts"], in_force=in_force)
 
 
 BIT_FLIP = BitFlip()

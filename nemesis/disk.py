@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from nemesis.forms import Form, FormNemesis, hosts_of, split_variant
-from nemesis.process import prove_running
+from nemesis.process import prove_released
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DiskFault, DiskProbe, Disks, DiskStep, Target
 
@@ -99,7 +99,7 @@ class DiskNemesis(FormNemesis):
             *(_works(target, host, patience_s=HEAL_PATIENCE_S, slow_ms=slow_ms) for host in mended)
         )
         failed = [problem for problem in found if problem is not None]
-        running = await prove_running(target, injection.value["hosts"], in_force=in_force)
+        running = await prove_released(target, injection.value["hosts"], in_force=in_force)
         failed += running.failed
         detail = "; ".join(failed[:3]) if failed else f"{len(mended)} disks work again; {running.detail}"
         return Proof(proven=not failed, detail=detail, checked=len(found) + running.checked, failed=failed)

@@ -20,7 +20,7 @@ from typing import Any
 
 from nemesis.disk import disks_of
 from nemesis.forms import Form, FormNemesis, split_variant
-from nemesis.process import processes_of, prove_running, prove_stopped
+from nemesis.process import processes_of, prove_released, prove_stopped
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DOWN, Target
 
@@ -108,7 +108,7 @@ class Power(FormNemesis):
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The replicas run and answer."""
-        return await prove_running(target, injection.value["hosts"], in_force=in_force)
+        return await prove_released(target, injection.value["hosts"], in_force=in_force)
 
 
 POWER = Power()

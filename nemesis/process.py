@@ -16,7 +16,7 @@ from nemesis.forms import Form, FormNemesis, hosts_of, split_variant
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DOWN, PAUSED, RUNNING, Processes, Target
 
-__all__ = ["KILL", "PAUSE", "Kill", "Pause", "processes_of", "prove_running", "prove_stopped"]
+__all__ = ["KILL", "PAUSE", "Kill", "Pause", "processes_of", "prove_released", "prove_running", "prove_stopped"]
 
 SILENCE_S = 0.5
 """How long a replica that should not answer is asked. One that is well answers in a few milliseconds."""
@@ -51,29 +51,55 @@ def _downed(in_force: Sequence[Injection]) -> frozenset[str]:
 async def prove_running(target: Target, hosts: Sequence[str], *, in_force: Sequence[Injection]) -> Proof:
     """Wait until the replicas of `hosts` run and answer. Those that another fault keeps from running are left
     out; those that any other fault hits need only run, since it may keep them from answering."""
+    silent, held = await _wait_for_answers(target, hosts, in_force)
+    checked = sum(host not in _downed(in_force) for host in hosts)
+    failed = [*held, *silent]
+    detail = "; ".join(failed[:3]) if failed else _running(checked)
+    return Proof(proven=not failed, detail=detail, checked=checked, failed=failed)
+
+
+async def prove_released(target: Target, hosts: Sequence[str], *, in_force: Sequence[Injection]) -> Proof:
+    """That nothing holds the replicas of `hosts` any more; they are waited for as in `prove_running`.
+
+    A replica that was started again and ended by itself, or runs and does not answer, is free of the fault all the
+    same: that it does not come back is the system's doing, and for the check `recovers` to judge. The proof names it.
+    """
+    silent, held = await _wait_for_answers(target, hosts, in_force)
+    checked = sum(host not in _downed(in_force) for host in hosts)
+    detail = "; ".join([*held, *silent][:3]) or _running(checked)
+    return Proof(proven=not held, detail=detail, checked=checked, failed=held)
+
+
+async def _wait_for_answers(
+    target: Target, hosts: Sequence[str], in_force: Sequence[Injection]
+) -> tuple[list[str], list[str]]:
+    """(replicas that did not come back by themselves, replicas that something still holds), in words."""
     processes = processes_of(target)
     disturbed = hosts_of(in_force)
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + BACK_TIMEOUT_S
 
-    async def problem(host: str) -> str | None:
+    silent: list[str] = []
+    held: list[str] = []
+
+    async def wait_for(host: str) -> None:
         while True:
             view = await processes.look(host)
-            if view.state != RUNNING:
-                found = f"{host} is {view.state}"
-            elif host in disturbed or await target.answers(host, timeout_s=2.0):
-                return None
+            if view.state == RUNNING:
+                if host in disturbed or await target.answers(host, timeout_s=2.0):
+                    return
+                found, kind = f"{host} runs and does not answer", silent
+            elif view.ended_by_itself:
+                found, kind = f"{host} was started and ended by itself", silent
             else:
-                found = f"{host} runs and does not answer"
+                found, kind = f"{host} is {view.state}", held
             if loop.time() > deadline_s:
-                return found
+                kind.append(found)
+                return
             await asyncio.sleep(RETRY_S)
 
-    wanted = [host for host in hosts if host not in _downed(in_force)]
-    problems = await asyncio.gather(*(problem(host) for host in wanted))
-    failed = [found for found in problems if found is not None]
-    detail = "; ".join(failed[:3]) if failed else _running(len(wanted))
-    return Proof(proven=not failed, detail=detail, checked=len(wanted), failed=failed)
+    await asyncio.gather(*(wait_for(host) for host in hosts if host not in _downed(in_force)))
+    return sorted(silent), sorted(held)
 
 
 def _running(count: int) -> str:
@@ -169,9 +195,10 @@ class Kill(FormNemesis):
         await processes_of(target).release(injection.fault_id)
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The replicas run and answer. After a crash loop they must also stay up for longer than it let them live."""
+        """The replicas run and answer, or do not come back by themselves. After a crash loop they must also not be
+        started again for longer than it let them live."""
         hosts: Sequence[str] = injection.value["hosts"]
-        proof = await prove_running(target, hosts, in_force=in_force)
+        proof = await prove_released(target, hosts, in_force=in_force)
         if not proof.proven or split_variant(injection.variant)[0] != "crash-loop":
             return proof
         processes = processes_of(target)
@@ -218,8 +245,8 @@ class Pause(FormNemesis):
         await processes_of(target).release(injection.fault_id)
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The replicas run and answer."""
-        return await prove_running(target, injection.value["hosts"], in_force=in_force)
+        """The replicas run and answer, or stay silent by themselves."""
+        return await prove_released(target, injection.value["hosts"], in_force=in_force)
 
 
 async def _prove_crashing(target: Target, victims: Sequence[str], in_force: Sequence[Injection]) -> Proof:

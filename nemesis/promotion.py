@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from nemesis.forms import Form, FormNemesis, split_variant
 from nemesis.operator import find_view, operator_of, views_of
-from nemesis.process import processes_of, prove_running
+from nemesis.process import processes_of, prove_released
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DOWN, Target
 
@@ -91,7 +91,7 @@ class Promote(FormNemesis):
         leading = [view.host for view in await views_of(target) if view.leads]
         if former in leading and len(leading) > 1:
             return Proof(proven=False, detail=f"{' and '.join(leading)} lead at the same time", checked=len(leading))
-        return await prove_running(target, [former], in_force=in_force)
+        return await prove_released(target, [former], in_force=in_force)
 
 
 PROMOTE = Promote()

@@ -13,7 +13,7 @@ from typing import Any
 
 from nemesis.forms import Form, FormNemesis
 from nemesis.operator import find_view
-from nemesis.process import processes_of, prove_running
+from nemesis.process import processes_of, prove_released, prove_running
 from nemesis.protocol import Injection, Proof
 from nemesis.target import RUNNING, Target
 
@@ -109,7 +109,7 @@ class Restart(FormNemesis):
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The replicas run and answer."""
-        return await prove_running(target, injection.value["hosts"], in_force=in_force)
+        return await prove_released(target, injection.value["hosts"], in_force=in_force)
 
 
 RESTART = Restart()

@@ -127,12 +127,14 @@ DOWN = "down"
 @dataclass(frozen=True, slots=True)
 class ProcessView:
     """What one look at a replica's process saw. `state` is RUNNING, PAUSED or DOWN; `starts` counts how often
-    the replica was started in this run; `pid` is its number on its host, None when down or not known."""
+    the replica was started in this run; `pid` is its number on its host, None when down or not known;
+    `ended_by_itself` says of one that is down that it was started and no fault has ended it since."""
 
     host: str
     state: str
     starts: int
     pid: int | None = None
+    ended_by_itself: bool = False
 
 
 class Processes(Protocol):

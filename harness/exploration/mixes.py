@@ -43,8 +43,8 @@ MAX_TRIES = 20
 """For a place in the schedule where a fault does not collide; after that it is left out."""
 
 MAX_DRAWS = 100
-"""Of a whole mix, until one has a fault that is sure to begin: a run without faults tries nothing. Half of the faults wait
-for no moment, so a hundred in vain mean that nothing of what is asked for can be had."""
+"""Of a whole mix, until one has a fault that is sure to begin: a run without faults tries nothing. Half of the faults
+wait for no moment, so a hundred in vain mean that nothing of what is asked for can be had."""
 
 _DOWN = frozenset(("kill", "pause", "power", "bit-flip"))
 _HANDLED = frozenset(("restart", "promote"))
@@ -82,8 +82,8 @@ def random_mix(
 
     `choices` are pairs of a nemesis and its variants, for `nodes` replicas; `events` asks for that many events (two for
     each fault, as far as they find room) instead of a random number. Replicas that elect nobody (`elects` False) have a
-    leader while that one runs. A mix of which no fault is sure to begin before the load ends is drawn again. Empty for a
-    time limit that leaves no room.
+    leader while that one runs. A mix of which no fault is sure to begin before the load ends is drawn again. Empty for
+    a time limit that leaves no room.
     """
     end_s = time_limit_s - QUIET_END_S
     span_s = end_s - QUIET_START_S

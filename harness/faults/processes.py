@@ -66,6 +66,8 @@ class ReplicaProcesses:
         self._holds: dict[str, _Hold] = {}
         self._loops: dict[str, _Loop] = {}
         self._starts = Counter(dict.fromkeys(hosts, 1))
+        self._ended: dict[str, HostProcess] = {}
+        """The process of a host that a fault has ended last."""
         self._locks = {host: asyncio.Lock() for host in hosts}
 
     async def end(self, fault_id: str, hosts: Collection[str], *, signal_name: str = "KILL") -> None:
@@ -116,7 +118,13 @@ class ReplicaProcesses:
         process = self._process(host)
         state = DOWN if process is None else await process.state()
         pid = None if process is None or state == DOWN else process.host_pid
-        return ProcessView(host=host, state=state, starts=self._starts[host], pid=pid)
+        return ProcessView(
+            host=host,
+            state=state,
+            starts=self._starts[host],
+            pid=pid,
+            ended_by_itself=process is not None and state == DOWN and process is not self._ended.get(host),
+        )
 
     def _known(self, hosts: Collection[str]) -> frozenset[str]:
         unknown = set(hosts) - set(self._hosts)
@@ -142,6 +150,7 @@ class ReplicaProcesses:
             is_up = process.exit_status() is None
             if enders:
                 if is_up:
+                    self._ended[host] = process
                     await _end(process, enders[-1].signal_name)
                 return
             if not is_up:

@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.errors import OperatorError
@@ -116,10 +116,13 @@ async def _try_all(
                 rng=random.Random(f"doctor/{name}={variant}"),
                 record=lambda event, events=events: events.append({**event, "time": 0}),  # type: ignore[misc]
             )
-            trials.append(_judge(name, variant, events, loop.time() - begin_s))
-            tell(trials[-1])
+            trial = _judge(name, variant, events, loop.time() - begin_s)
             # The next fault may ask for the leader, and should meet a cluster that is well.
-            await system.recover(timeout_s=RECOVER_TIMEOUT_S)
+            recovery = await system.recover(timeout_s=RECOVER_TIMEOUT_S)
+            if trial.is_good and recovery.valid is False:
+                trial = replace(trial, is_good=False, detail=recovery.reason)
+            trials.append(trial)
+            tell(trial)
     finally:
         await target.heal_all()
     return trials

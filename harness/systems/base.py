@@ -143,6 +143,9 @@ class System(Protocol):
     offers: frozenset[str]
     settings: Sequence[Setting]
     ports: Sequence[int]
+    recovery_timeout_s: float
+    """How long the system itself says that it may take, once every fault is gone, until it serves again and its
+    replicas are equal. Longer is a violation (check `recovers`), so it is generous for slow machines."""
 
     async def start(self) -> None:
         """Install and start everything and wait until it serves. Raises SystemUnderTestError."""
@@ -174,9 +177,16 @@ class System(Protocol):
         """What of the system is worth keeping with the results (JSON data)."""
         ...
 
-    async def recover(self, *, timeout_s: float) -> None:
+    async def recover(self, *, timeout_s: float) -> CheckOutcome:
         """After all faults are healed: wait until the system serves again and its replicas have caught up,
-        at most `timeout_s` seconds. Returns in any case; what is not equal by then shows in `check`."""
+        at most `timeout_s` seconds. Never raises for a system that does not.
+
+        Returns the outcome of the check `recovers`: False where the system was reached and did not come back,
+        "unknown" where that cannot be told. Its details have `missing`, the hosts that did not."""
+        ...
+
+    def last_words(self, host: str) -> Sequence[str]:
+        """The last lines that the programs of a host have logged, as far as they are on this machine by now."""
         ...
 
     def connection(self, kind: str, *, process: int, thread: int) -> Any:

@@ -38,6 +38,7 @@ from harness.systems.broker_messaging import TIMINGS, BrokerMessaging
 from harness.systems.broker_moments import LOGGED_KINDS, LogMoments
 from harness.systems.broker_operator import BrokerOperator, operation_missing
 from harness.systems.node_program import node_program
+from nemesis.target import DOWN, PAUSED
 from node.client import BrokerClient, Client, TransactionState
 from node.mutants.switch import mutate_client
 
@@ -51,6 +52,17 @@ emulated ones. A program that ends meanwhile is noticed at once."""
 
 STATUS_TIMEOUT_MS = 500
 """For one status request. A host that is cut off must not hold up the question who leads."""
+
+
+MAX_LAST_WORDS = 12
+"""Lines of a log that are kept of a program that did not come back: a traceback of Python fits."""
+
+MAX_WORD_LENGTH = 300
+LAST_WORDS_BYTES = 1 << 16
+
+
+STATE_TIMEOUT_S = 10.0
+"""For a host to say whether its program runs, over a slow SSH connection too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,8 @@ class BrokerSystem:
     settings: Sequence[Setting] = SETTINGS
     moment_kinds = LOGGED_KINDS
     """The moments that can be told from the brokers' logs, where the cluster has them while a run goes on."""
+    recovery_timeout_s = 60.0
+    """An election takes up to 10 s with RocketMQ's timings, and may have to be repeated; a start takes seconds."""
     ports: Sequence[int] = (BROKER_PORT, HA_PORT, DLEDGER_PORT, NAME_SERVER_PORT)
 
     def __init__(
@@ -209,11 +223,18 @@ class BrokerSystem:
                 raise SystemUnderTestError(f"{host} ended with status {status} while starting{self._last_words(host)}")
 
     def _last_words(self, host: str) -> str:
+        words = self.last_words(host)
+        return f": {words[-1]}" if words else ""
+
+    def last_words(self, host: str) -> Sequence[str]:
+        """The last lines of a host's log on this machine; none where there is none yet."""
         try:
-            lines = self._log_path(host).read_text(encoding="utf-8", errors="replace").splitlines()
+            with self._log_path(host).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
+                lines = file.read().decode("utf-8", "replace").splitlines()
         except OSError:
-            return ""
-        return f": {lines[-1][:300]}" if lines else ""
+            return []
+        return [line[:MAX_WORD_LENGTH] for line in lines if line.strip()][-MAX_LAST_WORDS:]
 
     def _log_path(self, host: str) -> Path:
         name = "nameserver" if host == NAME_SERVER_HOST else "broker"
@@ -262,19 +283,61 @@ class BrokerSystem:
         leading = [status for status in (await self.statuses()).values() if status.leads]
         return [status.host for status in sorted(leading, key=lambda status: -status.number("term"))]
 
-    async def recover(self, *, timeout_s: float) -> None:
+    async def recover(self, *, timeout_s: float) -> CheckOutcome:
         """Wait until one leader takes writes and every replica has committed and dispatched the same index."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        began_s = loop.time()
         self._recovered = False
         while True:
             self._final = await self.statuses()
+            took_s = loop.time() - began_s
             if self._all_equal(self._final):
                 self._recovered = True
-                return
-            if loop.time() > deadline:
-                return
+                return CheckOutcome(
+                    True, f"{len(self._final)} replicas served and were equal within {took_s:.1f} s of the last heal"
+                )
+            if took_s > timeout_s:
+                return await self._not_recovered(took_s)
             await asyncio.sleep(0.1)
+
+    async def _not_recovered(self, took_s: float) -> CheckOutcome:
+        """What is missing, and whether it is the brokers' own doing."""
+        missing: dict[str, str] = {}
+        open_questions: list[str] = []
+        for host, process in self._processes.items():
+            try:
+                state = await asyncio.wait_for(process.state(), STATE_TIMEOUT_S)
+            except Exception as error:
+                open_questions.append(f"{host} cannot be asked for its program: {type(error).__name__}: {error}")
+                continue
+            if state == DOWN:
+                missing[host] = f"{host} ended with status {process.exit_status()}"
+            elif state == PAUSED:
+                open_questions.append(f"the program of {host} is stopped")
+            elif host in self._cluster.hosts and host not in self._final:
+                missing[host] = f"{host} runs and does not answer"
+        troubles = {host: status.table.get("haTrouble", "") for host, status in self._final.items()}
+        open_questions += [f"{host} waits for an operator: {said}" for host, said in troubles.items() if said]
+        problems = [*missing.values(), *open_questions] or [self._inequality()]
+        return CheckOutcome(
+            "unknown" if open_questions and not missing else False,
+            f"not back {took_s:.0f} s after the last heal: {'; '.join(problems)}",
+            {"missing": list(missing)},
+        )
+
+    def _inequality(self) -> str:
+        """Why brokers that all answer do not count as equal, in words."""
+        writers = [status.host for status in self._final.values() if status.takes_writes]
+        if len(writers) != 1:
+            return f"{', '.join(writers)} take writes at the same time" if writers else "nobody takes writes"
+        end = self._final[writers[0]].number("ledgerEndIndex")
+        behind = [
+            f"{status.host} has {status.number('ledgerEndIndex')}, committed {status.number('committedIndex')}, "
+            f"dispatched {status.number('dispatchedIndex')}"
+            for status in self._final.values()
+            if any(status.number(name) != end for name in ("ledgerEndIndex", "committedIndex", "dispatchedIndex"))
+        ]
+        return f"{writers[0]} ends at {end}, and {'; '.join(behind)}"
 
     def _all_equal(self, statuses: Mapping[str, _Status]) -> bool:
         if len(statuses) != len(self._cluster.hosts):

@@ -71,6 +71,7 @@ class MemorySystem:
     offers = frozenset({"queue"})
     settings: Sequence[Setting] = ()
     ports: Sequence[int] = ()
+    recovery_timeout_s = 1.0
     made: list[MemorySystem] = []  # noqa: RUF012
 
     def __init__(
@@ -89,6 +90,7 @@ class MemorySystem:
         self.checks: dict[str, CheckOutcome] = {"replicas": CheckOutcome(True, "one copy")}
         self.fail_to_start: Exception | None = None
         self.delay_s = 0.0005
+        self.recovery = CheckOutcome(True, "back at once")
         MemorySystem.made.append(self)
         prepare = PREPARE.get("system")
         if prepare is not None:
@@ -113,8 +115,11 @@ class MemorySystem:
     async def status(self, host: str, *, timeout_s: float) -> Mapping[str, str] | None:
         return {}
 
-    async def recover(self, *, timeout_s: float) -> None:
-        pass
+    async def recover(self, *, timeout_s: float) -> CheckOutcome:
+        return self.recovery
+
+    def last_words(self, host: str) -> Sequence[str]:
+        return ["panic: out of luck"]
 
     def facts(self) -> Mapping[str, Any]:
         return {}

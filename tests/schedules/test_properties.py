@@ -28,10 +28,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from harness import runner
 from harness.execution import rehearse
 from harness.exploration.mutants import SCENARIOS
 from harness.exploration.rehearsal import parts_of, rehearse_test
+from harness.systems.broker import BrokerSystem
 from harness.test import Test
 from nemesis.moments import KINDS
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
@@ -95,7 +95,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 def soon() -> Any:
     """Recovery within RECOVERY_S, or the replicas count as stuck."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "RECOVER_TIMEOUT_S", RECOVERY_S)
+        patch.setattr(BrokerSystem, "recovery_timeout_s", RECOVERY_S)
         yield
 
 

@@ -51,7 +51,7 @@ def test_mixes_are_schedules_that_heal_in_time(seed: int, limit_s: float, events
 
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**63), limit_s=st.floats(5.0, 30.0))
-def test_every_mix_has_a_fault_that_begins_before_the_load_ends_whatever_it_waits_for(seed: int, limit_s: float) -> None:
+def test_every_mix_has_a_fault_that_begins_before_the_load_ends(seed: int, limit_s: float) -> None:
     schedule = random_mix(CHOICES, random.Random(seed), time_limit_s=limit_s)
     latest_s = [event.at_s + (PATIENCE_S if event.when else 0.0) for event in schedule if event.action == INJECT]
     assert min(latest_s) < limit_s

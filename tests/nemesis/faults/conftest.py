@@ -29,7 +29,7 @@ from nemesis.target import (
 
 
 class FakeProcesses:
-    """`immune` hosts feel nothing; `stuck` ones do not come back."""
+    """`immune` hosts feel nothing; `stuck` ones are not started again; `dead` ones end by themselves when started."""
 
     def __init__(self) -> None:
         self.down: dict[str, set[str]] = {}
@@ -38,6 +38,7 @@ class FakeProcesses:
         self.signals: list[str] = []
         self.immune: set[str] = set()
         self.stuck: set[str] = set()
+        self.dead: set[str] = set()
         self.ended: set[str] = set()
         self.starts: dict[str, int] = {}
 
@@ -66,7 +67,7 @@ class FakeProcesses:
         return back
 
     def state(self, host: str) -> str:
-        if host in self.stuck:
+        if host in self.stuck or host in self.dead:
             return DOWN
         if host not in self.immune:
             if host in self.ended or any(host in hosts for hosts in self.down.values()):
@@ -80,7 +81,8 @@ class FakeProcesses:
         if host not in self.immune and any(host in hosts for hosts in self.crashing.values()):
             self.starts[host] = self.starts.get(host, 1) + 1
         state = self.state(host)
-        return ProcessView(host, state, self.starts.get(host, 1), None if state == DOWN else 1)
+        starts, pid = self.starts.get(host, 1), None if state == DOWN else 1
+        return ProcessView(host, state, starts, pid, ended_by_itself=host in self.dead)
 
 
 class FakeClocks:

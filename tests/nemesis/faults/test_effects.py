@@ -187,6 +187,29 @@ def test_a_replica_that_stays_down_is_not_healed(make_fault_target: Any, plan_fa
     run_virtual(main())
 
 
+@pytest.mark.parametrize("nemesis", [KILL, PAUSE, POWER, BIT_FLIP, DISK_ERROR], ids=lambda nemesis: nemesis.name)
+def test_a_fault_is_healed_also_where_the_replica_then_does_not_come_back_by_itself(
+    nemesis: Any, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        form = next(iter(nemesis.forms))
+        injection = await plan_fault(nemesis, target, f"{form}@n1+n2")
+        await nemesis.inject(target, injection)
+        await nemesis.heal(target, injection)
+        target.processes.dead.add("n1")
+        target.mute.add("n2")
+        proof = await nemesis.prove_healed(target, injection)
+        assert proof.proven, proof.detail
+        assert "n1 was started and ended by itself" in proof.detail
+        assert "n2 runs and does not answer" in proof.detail
+        target.processes.dead.clear()
+        target.processes.stuck.add("n1")
+        assert not (await nemesis.prove_healed(target, injection)).proven
+
+    run_virtual(main())
+
+
 def test_replicas_that_died_of_their_disk_are_started_again(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:

@@ -1,0 +1,106 @@
+"""The check `recovers`: a system that does not come back is a finding, where nothing else can be the reason."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness import registry
+from harness.clusters.base import Program
+from harness.execution import Parts, perform, plan_faults
+from harness.recovery import MAX_STALL_S, judge_recovery, wait_for_recovery
+from harness.store import Store
+from harness.systems.base import CheckOutcome
+from harness.systems.broker import BrokerSystem
+from harness.test import NemesisChoice, Test
+from nemesis.process import KILL
+
+LOST = CheckOutcome(False, "n1 ended with status 1", {"missing": ["n1"]})
+
+
+def test_a_system_that_does_not_come_back_is_invalid_and_its_last_words_are_shown(memory_run: Any) -> None:
+    def lost(system: Any) -> None:
+        system.recovery = LOST
+
+    _, results, _ = memory_run(system=lost)
+    assert results["valid"] is False
+    assert results["reason"] == "recovers: n1 ended with status 1 (n1's last words: panic: out of luck)"
+    assert results["checks"]["recovers"]["last_words"] == {"n1": ["panic: out of luck"]}
+
+
+def test_a_system_that_comes_back_is_said_to(memory_run: Any) -> None:
+    _, results, _ = memory_run()
+    assert results["checks"]["recovers"] == {"valid": True, "reason": "back at once"}
+
+
+def test_where_a_fault_may_still_be_there_the_system_is_not_blamed(memory_run: Any) -> None:
+    def lost_and_stuck(system: Any) -> None:
+        system.recovery = LOST
+        system.cluster.network.stuck = True
+
+    _, results, _ = memory_run(system=lost_and_stuck)
+    assert results["valid"] == results["checks"]["recovers"]["valid"] == "unknown"
+    assert "was not proven healed" in results["checks"]["recovers"]["reason"]
+
+
+def test_trouble_of_the_run_itself_is_not_the_systems() -> None:
+    healed = [{"id": "f1", "nemesis": "kill", "variant": "sigkill@one", "healed": True}]
+    assert judge_recovery(LOST, healed, []).valid is False
+    assert judge_recovery(LOST, healed, ["healing: no route to n1"]).valid == "unknown"
+    assert judge_recovery(CheckOutcome(True, "back"), [], ["final reads: gone"]).valid is True
+
+
+def test_a_harness_that_was_kept_from_running_blames_nobody() -> None:
+    class Starved:
+        recovery_timeout_s = 1.0
+
+        async def recover(self, *, timeout_s: float) -> CheckOutcome:
+            await asyncio.sleep(0.3)
+            time.sleep(MAX_STALL_S + 0.5)  # noqa: ASYNC251 (what a machine does that gives no processor time)
+            await asyncio.sleep(0.3)
+            return LOST
+
+    outcome = asyncio.run(wait_for_recovery(Starved(), timeout_s=None))  # type: ignore[arg-type]
+    assert outcome.valid == "unknown" and "did not run for" in outcome.reason
+
+
+class OneStart(BrokerSystem):
+    """Brokers of which n2 can be started once."""
+
+    recovery_timeout_s = 3.0
+    starts = 0
+
+    async def restart(self, host: str) -> None:
+        if host == "n2":
+            self.starts += 1
+            if self.starts > 1:
+                argv = ["/bin/sh", "-c", "echo panic: the vote cannot be read >&2; exit 7"]
+                self._programs[host] = Program(name="broker", argv=argv, log_name="broker.log")
+        await super().restart(host)
+
+
+
+@pytest.mark.serial
+def test_a_broker_that_cannot_start_again_is_found(tmp_path: Path) -> None:
+    test = Test(
+        system="broker", cluster="local", nodes=3, workload="register", nemesis=(NemesisChoice("kill", "sigkill@n2"),),
+        nemesis_interval_s=1.0, time_limit_s=4.0, concurrency=3, rate=50.0, seed=3,
+    )  # fmt: skip
+    cluster_class = registry.load("clusters", "local")
+    parts = Parts(
+        test=test, cluster_class=cluster_class, cluster_reason="a test", system_class=OneStart,
+        workload=registry.load("workloads", "register")(), nemeses={"kill": KILL},
+        schedule=plan_faults(test, {"kill": KILL}, cluster_class, OneStart),
+    )  # fmt: skip
+    _, results = perform(parts, Store(tmp_path / "store"), Console(file=io.StringIO()))
+    assert results["valid"] is False, results["reason"]
+    recovers = results["checks"]["recovers"]
+    assert recovers["missing"] == ["n2"] and "n2 ended with status 7" in recovers["reason"]
+    assert recovers["last_words"]["n2"][-1] == "panic: the vote cannot be read"
+    assert all(fault["healed"] for fault in results["faults"]), results["faults"]
