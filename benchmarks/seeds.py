@@ -186,9 +186,9 @@ def render(results: Mapping[str, Any]) -> str:
         "<!-- made by: python -m benchmarks.seeds -->",
         "",
         "Every seed is a run with a random mix of faults in simulation, judged by the clients' history, by the "
-        "invariants and by the replicas, which must have become equal byte for byte soon after all faults (30 s, later 60 s) "
-        "([exploration.md](exploration.md)). Seeds count from 0. *Lost* are messages that were acknowledged and are "
-        "gone.",
+        "invariants and by the replicas, which must have become equal byte for byte soon after all faults "
+        "(30 s, later 60 s) ([exploration.md](exploration.md)). Seeds count from 0. *Lost* are messages that were "
+        "acknowledged and are gone.",
         "",
         "DLedger and SYNC_MASTER have to be valid throughout. An ASYNC_MASTER promises less: it loses what its slaves "
         "lack where it is given up, and what it has not synced where the power goes under an asynchronous flush.",

@@ -42,7 +42,7 @@ from harness.clusters.sim.cluster import SimCluster
 from harness.clusters.sim.loop import SimLoop
 from harness.history_writer import HistoryWriter
 from harness.nursery import restart_with_nursery
-from harness.runner import Run
+from harness.runner import Run, SilentListener
 from harness.systems.broker import BrokerSystem
 from harness.test import Test
 from harness.workloads.register import RegisterWorkload
@@ -142,7 +142,7 @@ async def _simulate(seed: int, time_limit_s: float, rate: float, with_partitions
             schedule=schedule,
             writer=writer,
             clock=clock,
-            on_phase=lambda title: None,
+            listener=SilentListener(),
         )
         began_s, loop_began_s = time.process_time(), loop.time()
         await run.execute(wall_ms=harness_runtime(cluster).clock.wall_ms)

@@ -12,7 +12,7 @@ import secrets
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from harness import __version__
 from harness.cli_cluster import add_cluster_command, add_cluster_options
@@ -25,7 +25,7 @@ from harness.cli_options import (
     positive_count,
 )
 from harness.commands.spark_options import add_spark_commands
-from harness.errors import HarnessError, OperatorError, SystemUnderTestError
+from harness.errors import HarnessError, OperatorError, SystemUnderTestError, nearest
 from harness.nursery import restart_with_nursery
 
 __all__ = ["EXIT_HARNESS_FAILED", "EXIT_OPERATOR", "main"]
@@ -37,12 +37,46 @@ SIMULATING = ("explore", "shrink")
 """Commands that always simulate."""
 
 
+MOVED = {"--replication": "replication", "--flush-mode": "flush_mode"}
+"""Options of earlier versions -> the setting of the system under test that says the same."""
+
+
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line and exit status 254."""
+    """An argument parser whose errors are one line and exit status 254, with a hint where a word is mistyped.
+
+    Options are not to be abbreviated: `replay` goes by which ones were given, and a new one must not change what an
+    old script means.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
         raise SystemExit(EXIT_OPERATOR)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As the base class does, but nothing may be left over: the parser whose words they are says so."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self._refuse(rest)
+        return found, rest
+
+    def _refuse(self, rest: Sequence[str]) -> NoReturn:
+        option, separator, value = rest[0].partition("=")
+        if not option.startswith("-"):
+            self.error(f"what is {option!r} for?")
+        if option in MOVED and "--set" in self._option_string_actions:
+            value = value if separator else next(iter(rest[1:]), "HOW")
+            self.error(f"{option} is a setting of the system: --set {MOVED[option]}={value}")
+        self.error(f"unknown option {option}{nearest(option, self._option_string_actions)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            what = (action.metavar if isinstance(action.metavar, str) else action.dest).lower()
+            known = [str(choice) for choice in action.choices]
+            hint = f"{nearest(str(value), known)}; known: {', '.join(known)}"
+            raise argparse.ArgumentError(None, f"unknown {what} {value!r}{hint}")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -53,16 +87,19 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="exit status: 0 valid, 1 invalid, 2 unknown, 254 bad arguments, 255 the harness failed",
     )
     parser.add_argument("--version", action="version", version=f"splitbrain {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
 
     run = commands.add_parser("run", help="one test: cluster, faults, verdict, report")
     add_test_options(run)
-    run.add_argument(
+    series = run.add_argument_group("more than one run, and output")
+    series.add_argument(
         "--test-count", type=positive_count, default=1, metavar="N", help="runs, each with its own seed (default: 1)"
     )
-    run.add_argument("--matrix", metavar="FILE", help="TOML with lists of options, all combinations of which are run")
-    run.add_argument("--json", action="store_true", help="print results.json on standard output and nothing else there")
-    add_trace_option(run)
+    series.add_argument("--matrix", metavar="FILE", help="TOML with lists of options; all combinations are run")
+    series.add_argument(
+        "--json", action="store_true", help="print results.json on standard output, and the verdict elsewhere"
+    )
+    add_trace_option(series)
     run.set_defaults(action=_run)
 
     add_exploration_commands(commands)
@@ -148,7 +185,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["check"]:  # a tool of its own with its own options and its own --help
         return _guarded(lambda: _check(argparse.Namespace(rest=words[1:])))
-    arguments = build_parser().parse_args(words)
+    parser = build_parser()
+    arguments = parser.parse_args(words)
+    if arguments.command is None:
+        parser.print_help()
+        return 0
     arguments.words = words
     if argv is None and (arguments.command in SIMULATING or getattr(arguments, "cluster", None) == "sim"):
         restart_with_nursery([sys.executable, "-m", "harness", *words])
@@ -157,7 +198,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _guarded(action: Callable[[], int]) -> int:
     try:
-        return action()
+        status = action()
+        sys.stdout.flush()
+        return status
     except OperatorError as error:
         print(f"harness: {error}", file=sys.stderr)
         return EXIT_OPERATOR
@@ -168,7 +211,7 @@ def _guarded(action: Callable[[], int]) -> int:
         print("harness: interrupted", file=sys.stderr)
         return EXIT_HARNESS_FAILED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output is gone
+        _discard_output()
         return EXIT_HARNESS_FAILED
     except Exception as error:
         if os.environ.get("SPLITBRAIN_TRACEBACK"):
@@ -178,6 +221,17 @@ def _guarded(action: Callable[[], int]) -> int:
             file=sys.stderr,
         )
         return EXIT_HARNESS_FAILED
+
+
+def _discard_output() -> None:
+    """The reader of our output is gone. What is still on its way there goes nowhere, instead of failing at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def random_seed() -> int:

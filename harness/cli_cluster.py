@@ -10,7 +10,7 @@ __all__ = ["add_cluster_command", "add_cluster_options", "cluster_options_of"]
 _OPTIONS = ("inventory", "image", "storage")
 
 
-def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+def add_cluster_options(parser: Any) -> None:
     """Add the options that only some clusters have."""
     parser.add_argument(
         "--inventory", default=None, metavar="FILE",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
+from harness import registry
 from harness.cli_cluster import add_cluster_options
 
 __all__ = [
@@ -49,61 +49,81 @@ def _setting(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def _named_setting(name: str) -> Callable[[str], tuple[str, str]]:
-    """A setting that has an option of its own."""
-    return lambda text: (name, text.strip())
-
-
-def add_system_settings(parser: argparse.ArgumentParser) -> None:
+def add_system_settings(parser: Any) -> None:
     """Options of the system under test, as `settings`."""
     parser.add_argument(
         "--set", dest="settings", action="append", type=_setting, default=[], metavar="KEY=VALUE",
-        help="an option of the system under test, such as read_mode=unsafe; repeatable",
+        help="a setting of the system, such as replication=sync or read_mode=unsafe; repeatable (harness list has all)",
     )  # fmt: skip
 
 
 def add_test_options(parser: argparse.ArgumentParser) -> None:
-    """What determines a test."""
-    parser.add_argument("--cluster", default="auto", help="how hosts are made: auto (default), netns, local, ...")
-    parser.add_argument("--system", default="broker", help="the system under test (default: broker)")
-    parser.add_argument("--nodes", type=int, default=5, metavar="N", help="replicas (default: 5)")
-    parser.add_argument("--workload", default="register", help="what clients do: register (default), log")
-    parser.add_argument(
+    """What determines a test, in groups; names that can be chosen are those of the registry."""
+    _add_what_runs(parser.add_argument_group("what is tested, and where"))
+    _add_faults(parser.add_argument_group("faults"))
+    _add_load(parser.add_argument_group("load"))
+    _add_judging(parser.add_argument_group("judging and keeping"))
+
+
+def _known(kind: str) -> str:
+    return ", ".join(registry.names(kind))
+
+
+def _add_what_runs(group: Any) -> None:
+    group.add_argument(
+        "--system", default="broker", help=f"the system under test: {_known('systems')} (default: broker)"
+    )
+    add_system_settings(group)
+    group.add_argument("--nodes", type=int, default=5, metavar="N", help="replicas (default: 5)")
+    group.add_argument(
+        "--cluster", default="auto", help=f"how hosts are made: auto (the best one here, default), {_known('clusters')}"
+    )
+    add_cluster_options(group)
+
+
+def _add_faults(group: Any) -> None:
+    group.add_argument(
         "--nemesis", default="none", metavar="NAME[=VARIANT][,...]",
-        help="faults: all, or names as kill, kill=sigkill, kill@leader, kill=sigkill@n1+n2; none (default)",
+        help=f"none (default), all, or some of: {_known('nemeses')}; "
+        "a part of one as kill=sigkill, kill@leader, kill=sigkill@n1+n2",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--nemesis-interval", type=float, default=5.0, metavar="SECONDS",
         help="how long a fault lasts, and the calm after it (default: 5)",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--nemesis-schedule", metavar="FILE",
         help="timed faults from a JSON list, such as the schedule.json that every run leaves",
     )  # fmt: skip
-    parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="of load (default: 60)")
-    parser.add_argument("--concurrency", type=int, default=10, metavar="N", help="logical clients (default: 10)")
-    parser.add_argument(
+
+
+def _add_load(group: Any) -> None:
+    group.add_argument(
+        "--workload", default="register", help=f"what clients do: {_known('workloads')} (default: register)"
+    )
+    group.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="of load (default: 60)")
+    group.add_argument("--concurrency", type=int, default=10, metavar="N", help="logical clients (default: 10)")
+    group.add_argument(
         "--rate", type=float, default=200.0, metavar="OPS", help="operations per second, 0 for no limit (default: 200)"
     )
-    parser.add_argument("--seed", type=_seed, metavar="N", help="decides everything random (default: random)")
-    parser.add_argument("--store", default="store", metavar="DIR", help="where runs are kept (default: ./store)")
-    add_system_settings(parser)
-    parser.add_argument(
-        "--replication", dest="settings", action="append", type=_named_setting("replication"), metavar="HOW",
-        help="--set replication=HOW: dledger, or classic HA as sync or async",
-    )  # fmt: skip
-    parser.add_argument(
-        "--flush-mode", dest="settings", action="append", type=_named_setting("flush_mode"), metavar="HOW",
-        help="--set flush_mode=HOW: sync or async",
-    )  # fmt: skip
-    parser.add_argument("--operation-timeout", type=float, default=3.0, metavar="SECONDS", help="(default: 3)")
-    parser.add_argument("--checker-timeout", type=float, default=60.0, metavar="SECONDS", help="(default: 60)")
-    parser.add_argument("--checker-memory", type=int, default=2048, metavar="MB", help="(default: 2048)")
-    parser.add_argument("--fail-fast", action="store_true", help="end the load at the first violation seen on the way")
-    add_cluster_options(parser)
+    group.add_argument(
+        "--operation-timeout", type=float, default=3.0, metavar="SECONDS", help="of one operation (default: 3)"
+    )
+    group.add_argument("--seed", type=_seed, metavar="N", help="decides everything random (default: random)")
 
 
-def add_trace_option(parser: argparse.ArgumentParser) -> None:
+def _add_judging(group: Any) -> None:
+    group.add_argument("--fail-fast", action="store_true", help="end the load at the first violation seen on the way")
+    group.add_argument(
+        "--checker-timeout", type=float, default=60.0, metavar="SECONDS", help="of each check (default: 60)"
+    )
+    group.add_argument(
+        "--checker-memory", type=int, default=2048, metavar="MB", help="for each check (default: 2048)"
+    )
+    group.add_argument("--store", default="store", metavar="DIR", help="where runs are kept (default: ./store)")
+
+
+def add_trace_option(parser: Any) -> None:
     """`--trace`, for the commands that keep their runs."""
     parser.add_argument(
         "--trace", action="store_true", help="keep what the network did in trace.jsonl, for harness trace (sim only)"
@@ -136,7 +156,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 def given_options(words: list[str]) -> frozenset[str]:
     """The options that a command line gives, by the names they have in the parsed arguments."""
     names = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    return frozenset("settings" if name in ("set", "replication", "flush_mode") else name for name in names)
+    return frozenset("settings" if name == "set" else name for name in names)
 
 
 def add_exploration_commands(commands: Any) -> None:

@@ -15,16 +15,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 import harness
 from checker.verdict import Verdict
 from harness.clusters.base import harness_runtime, run_harness
-from harness.errors import OperatorError, how_to_get
+from harness.errors import HarnessError, OperatorError, how_to_get
 from harness.faults.target import PlannedTarget, equip
 from harness.history_writer import HistoryWriter, read_history
 from harness.judge import judge
-from harness.report import LiveProgress, write_report
+from harness.report import LiveProgress, OutputConsole, write_report
 from harness.run_state import RunState
 from harness.runner import Observed, Run
 from harness.seeded import seeded
@@ -172,18 +170,19 @@ def _load_schedule(path: str, nemeses: Mapping[str, Nemesis], target: PlannedTar
     return schedule
 
 
-def perform(parts: Parts, store: Store, console: Console) -> tuple[RunDir, dict[str, Any]]:
-    """Run a test and leave everything in the store. Returns the run's directory and its results.
+def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir, dict[str, Any]]:
+    """Run a test and leave everything in the store, whether or not somebody reads the console to the end.
 
-    Raises OperatorError or SystemUnderTestError when the system could not be brought up; what there is by then
-    (logs, test.json) stays in the store.
+    Returns the run's directory and its results. Raises HarnessError when it is interrupted while it judges, and
+    OperatorError or SystemUnderTestError when the system could not be brought up; what there is by then (logs,
+    test.json) stays in the store.
     """
     test = parts.test
     started_at = datetime.now(UTC)
     run_id = f"{started_at:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
     run_dir = store.create(test.name, now=started_at)
     try:
-        with _log_to(run_dir.harness_log_path):
+        with _log_to(run_dir.harness_log_path), console.without_reader():
             run_dir.write_test(test.to_json())
             began_s = time.monotonic()
             observed = run_harness(parts.cluster_class, _observe(parts, run_dir, run_id, console), seed=test.seed)
@@ -196,14 +195,19 @@ def perform(parts: Parts, store: Store, console: Console) -> tuple[RunDir, dict[
                 "duration_s": round(time.monotonic() - began_s, 3),
                 **_project_version(),
             }
-            results = judge_run(run_dir, test, parts.workload, observed, facts)
-            _finish(run_dir, test, results, observed)
+            try:
+                results = judge_run(run_dir, test, parts.workload, observed, facts)
+                _finish(run_dir, test, results, observed)
+            except KeyboardInterrupt:
+                raise HarnessError(
+                    f"interrupted while the history was checked; it is kept: harness analyze {run_dir.path}"
+                ) from None
     finally:
         run_dir.release()
     return run_dir, results
 
 
-def rehearse(parts: Parts, directory: str, console: Console) -> dict[str, Any]:
+def rehearse(parts: Parts, directory: str, console: OutputConsole) -> dict[str, Any]:
     """Run a test below `directory` and judge it; no report is made. Raises as `perform`."""
     run_dir = Store(directory).create(parts.test.name)
     run_id = f"rehearsal-{secrets.token_hex(6)}"
@@ -214,7 +218,7 @@ def rehearse(parts: Parts, directory: str, console: Console) -> dict[str, Any]:
         run_dir.release()
 
 
-async def _observe(parts: Parts, run_dir: RunDir, run_id: str, console: Console) -> Observed:
+async def _observe(parts: Parts, run_dir: RunDir, run_id: str, console: OutputConsole) -> Observed:
     state = RunState.create(run_id)
     try:
         return await _observe_with(state, parts, run_dir, console)
@@ -222,7 +226,7 @@ async def _observe(parts: Parts, run_dir: RunDir, run_id: str, console: Console)
         state.close()
 
 
-async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console: Console) -> Observed:
+async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console: OutputConsole) -> Observed:
     test = parts.test
     clock = TestClock(asyncio.get_running_loop())
     work_dir = run_dir.nodes_path
@@ -262,7 +266,7 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
                 schedule=parts.schedule,
                 writer=writer,
                 clock=clock,
-                on_phase=progress.phase,
+                listener=progress,
             )
             return await run.execute(wall_ms=harness_runtime(cluster).clock.wall_ms)
 

@@ -2,7 +2,8 @@
 
     invalid   some check found a violation; nothing else can excuse it
     unknown   no violation was found, but something that a valid verdict stands on is missing: a check ran out
-              of its budget, a fault or its healing was not proven, no operation succeeded, a phase failed
+              of its budget, a fault or its healing was not proven, no operation succeeded, a phase failed, the run
+              was interrupted before its time
     valid     everything that was asked for happened, was proven, was checked, and holds
 """
 
@@ -45,8 +46,8 @@ def judge(
     if stopped is not None and all(outcome.valid is not False for outcome in checks.values()):
         doubts.append(f"the load ended at what looked like a violation, which no check confirms: {stopped}")
     valid, reason = _verdict(checks, doubts, ops, faults)
-    if observed.interrupted is not None:
-        reason += f" (stopped by {observed.interrupted})"
+    if observed.interrupted is not None and valid is False:
+        reason += f" (interrupted: {observed.interrupted})"
     if stopped is not None and valid is False:
         reason += " (the load ended at the first violation)"
     return {
@@ -86,6 +87,8 @@ def _verdict(
 def _doubts(
     test: Test, ops: Mapping[str, int], faults: Sequence[Mapping[str, Any]], observed: Observed
 ) -> Iterable[str]:
+    if observed.interrupted is not None:
+        yield f"interrupted: {observed.interrupted}; {ops.get('ok', 0)} operations had succeeded by then"
     if ops.get("ok", 0) == 0:
         yield "no operation succeeded, so nothing was tested"
     if (test.nemesis or test.nemesis_schedule is not None or observed.faults_planned) and not faults:

@@ -39,6 +39,9 @@ NO_SYSTEM = "none"
 MAX_MESSAGE_BYTES = 8 << 20
 """One request or answer: the output of a command at most, which agents cut at a mebibyte or two."""
 
+LOG_SUFFIX = ".log"
+"""Of every program's output (Program.log_name)."""
+
 EXEC_TIMEOUT_S = 600.0
 """For a command of `cluster exec`."""
 
@@ -240,7 +243,8 @@ class Keeper:
         return {**dataclasses.asdict(self._spec), "pid": os.getpid(), "hosts": rows}
 
     async def _logs(self, host: str) -> dict[str, Any]:
-        """Where the logs of a host are on this machine, fetched where that is needed."""
+        """Where the logs of a host are on this machine, fetched where that is needed. What else lies beside them (the
+        image of a disk, state of faults) is none."""
         self._known(host)
         if hasattr(self._cluster, "fetch"):
             problems = await self._cluster.fetch()
@@ -249,7 +253,7 @@ class Keeper:
         directory = os.path.join(self._spec.work_dir, host)
         names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
         paths = [os.path.join(directory, name) for name in names]
-        return {"paths": [path for path in paths if os.path.isfile(path)]}
+        return {"paths": [path for path in paths if path.endswith(LOG_SUFFIX) and os.path.isfile(path)]}
 
     async def _exec(self, host: str, argv: list[str]) -> dict[str, Any]:
         """Run a command on a host: as root where hosts have an agent, else as a program beside the others."""

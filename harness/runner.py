@@ -40,14 +40,45 @@ from nemesis.protocol import Nemesis
 from nemesis.schedule import INJECT, Schedule
 from nemesis.target import Moments
 
-__all__ = ["FINAL_READ_LIMIT_S", "Observed", "Run"]
+__all__ = ["FINAL_READ_LIMIT_S", "Listener", "Observed", "Run", "SilentListener"]
 
 logger = logging.getLogger(__name__)
 
 FINAL_READ_LIMIT_S = 120.0
 """For the final reads as a whole; what is unread after that is left unread, and the checkers see it."""
 
-PhaseListener = Callable[[str], None]
+GIVE_UP_AT = 3
+"""Signals until the run no longer waits: the first ends the load, the second says what is waited for."""
+
+CANCEL_GRACE_S = 1.0
+"""For a phase that is given up to end in order. One that waits for a hung host would not end at all."""
+
+
+class Listener(Protocol):
+    """Whoever shows a run: hears of its phases, of what happens beside them, and of its faults."""
+
+    def phase(self, text: str) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def fault(self, event: Mapping[str, Any]) -> None: ...
+
+
+class SilentListener:
+    """Shows nothing, for runs that nobody watches."""
+
+    def phase(self, text: str) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def fault(self, event: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+
+class GivenUp(Exception):
+    """A phase was not waited for to its end."""
 
 
 class Clock(Protocol):
@@ -91,11 +122,18 @@ class Run:
     schedule: Schedule
     writer: HistoryWriter
     clock: Clock
-    on_phase: PhaseListener
+    listener: Listener
     observed: Observed = field(default_factory=Observed)
     _workers: Workers | None = None
     _next_process: int = 0
     _stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    _given_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while what is waited for is not worth it to who sent the third signal; the next phase begins without."""
+    _signals_heard: int = 0
+    _load_has_begun: bool = False
+    _load_is_over: bool = False
+    _current: str = "starting"
+    """The phase, for whoever asks what the run is waiting for."""
     _target: RunTarget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,7 +164,7 @@ class Run:
                 try:
                     self.writer.flush()
                 finally:
-                    self.on_phase("taking the cluster down")
+                    self._enter("taking the cluster down")
                     await self._tear_down()
                     self._keep_last_words()
                     if not is_through and self.observed.leave_files is not None:
@@ -138,9 +176,11 @@ class Run:
         return self.observed
 
     async def _set_up(self) -> None:
-        self.on_phase("starting the cluster")
-        await self.cluster.start()
-        self.on_phase("starting the system")
+        self._enter("starting the cluster")
+        await self._unless_given_up(self.cluster.start())
+        if self._stop_requested.is_set():
+            raise SystemUnderTestError("interrupted before the system was started: there is nothing to check")
+        self._enter("starting the system")
         start = asyncio.ensure_future(self.system.start())
         stop = asyncio.ensure_future(self._stop_requested.wait())
         try:
@@ -156,9 +196,11 @@ class Run:
 
     async def _phase(self, title: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run one phase; trouble is kept and the phases after it still happen."""
-        self.on_phase(title)
+        self._enter(title)
         try:
-            await work()
+            await self._unless_given_up(work())
+        except GivenUp:
+            self.observed.trouble.append(f"{title}: given up, as asked for by a third signal")
         except (OperatorError, SystemUnderTestError) as error:
             self.observed.trouble.append(f"{title}: {error}")
         except Exception as error:
@@ -166,6 +208,7 @@ class Run:
             self.observed.trouble.append(f"{title}: {type(error).__name__}: {error}")
 
     async def _drive(self) -> None:
+        self._load_has_begun = True
         load: Generator = self.workload.generator()
         if self.test.rate > 0:
             load = Stagger(self.test.rate, load)
@@ -188,6 +231,7 @@ class Run:
         workers.stop()
 
     async def _heal(self) -> None:
+        self._load_is_over = True
         await self._target.heal_all()
 
     async def _recover(self) -> None:
@@ -224,7 +268,7 @@ class Run:
 
     def _stop_at_violation(self, violation: str, time_ns: int) -> None:
         self.observed.stopped_at_first_violation = f"{violation} (after {time_ns / 1e9:.1f} s)"
-        self.on_phase(f"first violation: {violation}; ending the load")
+        self.listener.say(f"first violation: {violation}; ending the load")
         self._stop_requested.set()
 
     def _make_workers(self, generator: Generator, recorder: Recorder) -> Workers:
@@ -244,24 +288,62 @@ class Run:
         )
 
     def _record(self, event: dict[str, Any]) -> None:
-        self.writer.append(event)
+        self.listener.fault(self.writer.append(event))
 
     async def _tear_down(self) -> None:
         for what, work in (("stopping the system", self.system.stop), ("stopping the cluster", self.cluster.stop)):
             try:
-                await work()
+                await self._unless_given_up(work())
+            except GivenUp:
+                self.observed.trouble.append(f"{what}: given up; harness clean removes what it left")
             except Exception as error:
                 logger.exception("%s failed", what)
                 self.observed.trouble.append(f"{what}: {type(error).__name__}: {error}")
 
-    def _signals(self) -> contextlib.AbstractContextManager[None]:
-        return _stop_on_signals(self._interrupt)
+    def _enter(self, phase: str) -> None:
+        self._current = phase
+        self.listener.phase(phase)
 
-    def _interrupt(self, name: str) -> None:
-        if self.observed.interrupted is None:
-            self.observed.interrupted = f"{name} after {self.clock.now_ns() / 1e9:.1f} s"
-            self.on_phase(f"{name}: healing, then a verdict over what happened so far")
+    async def _unless_given_up(self, work: Awaitable[None]) -> None:
+        """Await a part of the run, until it ends or a third signal says not to wait for it. Raises GivenUp then, and
+        else what the work raises. Work that does not let itself be cancelled goes on by itself, unheard."""
+        self._given_up.clear()
+        task = asyncio.ensure_future(work)
+        given_up = asyncio.ensure_future(self._given_up.wait())
+        try:
+            await asyncio.wait({task, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+                return
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_GRACE_S)
+            raise GivenUp
+        finally:
+            given_up.cancel()
+            task.cancel()
+
+    def _signals(self) -> contextlib.AbstractContextManager[None]:
+        return _stop_on_signals(self._on_signal)
+
+    def _on_signal(self, name: str) -> None:
+        """The first signal ends the load, the second says what is waited for, the third ends the waiting."""
+        self._signals_heard += 1
         self._stop_requested.set()
+        if self.observed.interrupted is None and not self._load_is_over:
+            self.observed.interrupted = f"{name} after {self.clock.now_ns() / 1e9:.1f} s"
+            self.listener.say(
+                f"{name}: the load ends; healing, then a verdict over what happened so far"
+                if self._load_has_begun
+                else f"{name}: the run ends before its load has begun"
+            )
+        elif self._signals_heard < GIVE_UP_AT:
+            self.listener.say(
+                f"{name}: still {self._current}; once more to give up waiting for it "
+                "(what cannot be taken down then is for harness clean)"
+            )
+        else:
+            self.listener.say(f"{name}: giving up on {self._current}")
+            self._given_up.set()
 
 
 def _watching(moments: Moments | None, schedule: Schedule) -> contextlib.AbstractAsyncContextManager[None]:

@@ -56,12 +56,27 @@ def why_no_namespaces(*, in_user_namespace: bool) -> str | None:
         return str(error)
     except TrialFailed as error:
         said = str(error)
+    if not _is_mount_point("/"):
+        return (
+            f"/ is no mount point, as in a plain chroot ({said}): outside, mount --bind DIR DIR for the directory that "
+            "is / here, then chroot into it again"
+        )
     if not in_user_namespace:
         return f"root may not make network namespaces here ({said}): run with CAP_SYS_ADMIN and CAP_NET_ADMIN"
     for path, forbidding, mend in _SWITCHES:
         if _first_line(path) == forbidding:
             return f"unprivileged user namespaces are forbidden ({said}): as root, {mend}"
     return f"no network namespace inside a user namespace ({said}): run as root"
+
+
+def _is_mount_point(path: str) -> bool:
+    """Whether something is mounted at `path`, as this process sees it. True where nobody says."""
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            points = [line.split()[4] for line in file]
+    except (OSError, IndexError):
+        return True
+    return path in points
 
 
 def _first_line(path: str) -> str | None:

@@ -13,12 +13,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-
 from harness import registry
 from harness.errors import OperatorError
 from harness.execution import exit_status_of, judge_run
-from harness.report import print_summary, write_report
+from harness.report import OutputConsole, print_summary, write_report
 from harness.runner import Observed
 from harness.store import RunDir, RunStatus, Store
 from harness.systems.base import CheckOutcome
@@ -50,7 +48,8 @@ def analyze_command(arguments: argparse.Namespace) -> int:
     results = judge_run(run_dir, test, workload, observed, facts)
     run_dir.write_results(results)
     write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
-    print_summary(results, Console(stderr=True), test=test.to_json(), report_path=run_dir.report_path)
+    show = OutputConsole(stderr=arguments.json)
+    print_summary(results, show, test=test.to_json(), report_path=run_dir.report_path)
     if arguments.json:
         print(json.dumps(results, indent=2, sort_keys=True))
     return exit_status_of(results)

@@ -14,7 +14,6 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from harness import registry
@@ -25,6 +24,7 @@ from harness.clusters.options import require_cluster
 from harness.clusters.select import choose
 from harness.errors import HarnessError, OperatorError
 from harness.keeper import CONTROL, MAX_MESSAGE_BYTES, NO_SYSTEM, Spec, connect_control
+from harness.report import OutputConsole
 from harness.run_state import process_start_ticks
 from harness.test import MAX_NODES
 
@@ -164,7 +164,7 @@ def _ask(directory: str, name: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print_status(status: dict[str, Any]) -> None:
-    console = Console(highlight=False)
+    console = OutputConsole(highlight=False)
     console.print(f"cluster {status['name']}: {status['cluster']} ({status['reason']}), system {status['system']}")
     table = Table("host", "address", "program", "role", "term", box=None, padding=(0, 2, 0, 0))
     for row in status["hosts"]:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
 from harness import registry
@@ -32,6 +31,7 @@ from harness.commands.run import check_settings, settings_from
 from harness.errors import OperatorError, SystemUnderTestError
 from harness.faults.prove import Trial, prove_variants
 from harness.faults.target import PlannedTarget
+from harness.report import OutputConsole
 from nemesis.protocol import Nemesis
 
 __all__ = ["Cell", "diagnose", "doctor_command"]
@@ -70,9 +70,9 @@ def doctor_command(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=1))
     else:
-        _print(cells, names, Console())
+        _print(cells, names, OutputConsole())
         if LINK_NEMESIS in nemeses:
-            _tell_what_shapes_links(names, Console())
+            _tell_what_shapes_links(names, OutputConsole())
     return 255 if any(cell.state == FAILED for cell in cells) else 0
 
 
@@ -109,7 +109,7 @@ def _diagnose(
     )
 
 
-def _tell_what_shapes_links(names: Sequence[str], console: Console) -> None:
+def _tell_what_shapes_links(names: Sequence[str], console: OutputConsole) -> None:
     """On clusters that can tell without their hosts; on the others the proofs name it."""
     told = []
     for name in names:
@@ -159,7 +159,7 @@ def _prove_here(
         return cells
     if choose(name).in_user_namespace:
         reexec([sys.executable, "-m", "harness", *arguments.words])
-    console = Console(stderr=True)
+    console = OutputConsole(stderr=True)
 
     def tell(trial: Trial) -> None:
         state = "proven and healed" if trial.is_good else "FAILED"
@@ -212,7 +212,7 @@ def _prove_apart(name: str, arguments: argparse.Namespace, options: Mapping[str,
         raise OperatorError(f"harness doctor --prove --cluster {name} ended with status {child.returncode}") from None
 
 
-def _print(cells: Sequence[Cell], clusters: Sequence[str], console: Console) -> None:
+def _print(cells: Sequence[Cell], clusters: Sequence[str], console: OutputConsole) -> None:
     """A row for each form, a column for each cluster, and below what is missing or failed, by number."""
     notes: dict[str, int] = {}
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))

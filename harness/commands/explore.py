@@ -11,15 +11,15 @@ import os
 import time
 from pathlib import Path
 
-from rich.console import Console
-
+from harness import registry
 from harness.commands.run import test_from
 from harness.errors import OperatorError
-from harness.execution import perform
+from harness.execution import left_out, perform
 from harness.exploration.rehearsal import SIMULATED, Rehearsal, parts_of, usable_choices
 from harness.exploration.search import Tally, explore, mix_for, summary_of
+from harness.report import OutputConsole
 from harness.store import Store
-from harness.test import Test
+from harness.test import ALL, NemesisChoice, Test
 from nemesis.schedule import save_schedule
 
 __all__ = ["explore_command"]
@@ -33,7 +33,7 @@ def explore_command(arguments: argparse.Namespace) -> int:
     arguments.cluster = SIMULATED
     test = test_from(arguments)
     store = Store(arguments.store)
-    console = Console(stderr=True)
+    console = OutputConsole(stderr=True)
     first = 0 if arguments.seed is None else arguments.seed
     count = arguments.seeds if arguments.seeds is not None else None
     seeds = itertools.count(first) if count is None else iter(range(first, first + count))
@@ -43,6 +43,8 @@ def explore_command(arguments: argparse.Namespace) -> int:
         f"{jobs} at a time",
         highlight=False,
     )
+    for line in _left_out(test):
+        console.print(f"left out: {line}", highlight=False, markup=False)
     last_said_s = began_s = time.monotonic()
 
     def on_result(tally: Tally, rehearsal: Rehearsal) -> None:
@@ -63,15 +65,25 @@ def explore_command(arguments: argparse.Namespace) -> int:
         stop_at_first=arguments.stop_at_first,
         on_result=on_result,
     )
-    console.print(_line(tally, time.monotonic() - began_s), highlight=False)
+    show = console if arguments.json else OutputConsole()
+    show.print(_line(tally, time.monotonic() - began_s), highlight=False)
     for what, count in sorted(tally.by_reason.items(), key=lambda each: -each[1]):
-        console.print(f"{count:6}    {what}", highlight=False, markup=False)
+        show.print(f"{count:6}    {what}", highlight=False, markup=False)
     kept = [_keep(test, failure.seed, store, console) for failure in tally.failures[:MAX_KEPT_RUNS]]
     if arguments.json:
         print(json.dumps({**summary_of(tally), "kept": kept}, indent=2))
     if tally.runs == 0:
         raise OperatorError("--budget was over before the first seed had begun")
     return 1 if tally.invalid else 2 if tally.unknown else 0
+
+
+def _left_out(test: Test) -> list[str]:
+    """What "every nemesis", which is what no word of nemeses means here, is without."""
+    if any(choice.name != ALL for choice in test.nemesis):
+        return []
+    every = dataclasses.replace(test, nemesis=(NemesisChoice(ALL),))
+    cluster_class, system_class = registry.load("clusters", SIMULATED), registry.load("systems", test.system)
+    return left_out(every, registry.load_all("nemeses"), cluster_class, system_class)
 
 
 def _line(tally: Tally, elapsed_s: float) -> str:
@@ -82,7 +94,7 @@ def _line(tally: Tally, elapsed_s: float) -> str:
     )
 
 
-def _keep(test: Test, seed: int, store: Store, console: Console) -> str:
+def _keep(test: Test, seed: int, store: Store, console: OutputConsole) -> str:
     """Run a failing seed once more, this time for the store; the simulation makes it the same run."""
     seeded, schedule = mix_for(test, seed, usable_choices(test))
     directory = Path(store.root) / "schedules"
@@ -90,7 +102,7 @@ def _keep(test: Test, seed: int, store: Store, console: Console) -> str:
     path = directory / f"{test.workload}-{seed}.json"
     save_schedule(schedule, str(path))
     kept = dataclasses.replace(seeded, nemesis=(), nemesis_schedule=str(path))
-    run_dir, _ = perform(parts_of(kept, schedule), store, Console(file=io.StringIO(), quiet=True))
+    run_dir, _ = perform(parts_of(kept, schedule), store, OutputConsole(file=io.StringIO(), quiet=True))
     console.print(f"seed {seed} kept: {run_dir.report_path}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"  repeat  {kept.replay_line()}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"  shrink  harness shrink {run_dir.path}", highlight=False, markup=False, soft_wrap=True)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
 from rich.table import Table
 
 from harness import registry
+from harness.report import OutputConsole
 
 __all__ = ["list_command"]
 
 
 def list_command(arguments: argparse.Namespace) -> int:
     """Print every workload, nemesis, system and cluster with its description and options."""
-    console = Console()
+    console = OutputConsole()
     for kind in registry.KINDS:
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_column(style="bold", no_wrap=True)

@@ -8,14 +8,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from harness.commands.run import announce, enter_namespace, prepare
 from harness.errors import OperatorError
 from harness.execution import perform
 from harness.faults.moments import count_moments
 from harness.history_writer import read_history
-from harness.report import print_summary
+from harness.report import OutputConsole, print_summary
 from harness.store import Store
 from harness.test import Test, test_from_json
 
@@ -31,7 +29,7 @@ def replay_command(arguments: argparse.Namespace) -> int:
     arguments.nemesis, arguments.nemesis_schedule = "none", arguments.schedule
     _take_over(arguments, arguments.given)
     store = Store(arguments.store)
-    console = Console(stderr=True)
+    console = OutputConsole(stderr=True)
     verdicts: list[bool | str] = []
     came = waited = 0
     for number in range(arguments.times):
@@ -49,12 +47,14 @@ def replay_command(arguments: argparse.Namespace) -> int:
         verdicts.append(results["valid"])
         moments = count_moments(read_history(run_dir.history_path))
         came, waited = came + moments[0], waited + moments[1]
-        print_summary(results, console, test=parts.test.to_json(), report_path=run_dir.report_path)
+        print_summary(results, OutputConsole(), test=parts.test.to_json(), report_path=run_dir.report_path)
     hits = sum(verdict is False for verdict in verdicts)
     unknown = sum(verdict not in (True, False) for verdict in verdicts)
     print(f"invalid in {hits} of {len(verdicts)} runs" + (f", unknown in {unknown}" if unknown else ""))
     if waited:
         print(f"moments waited for: {came} of {waited} came")
+    if console.reader_is_gone:
+        raise BrokenPipeError
     return 1 if hits else 2 if any(verdict is not True for verdict in verdicts) else 0
 
 

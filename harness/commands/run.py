@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
 from harness import registry
 from harness.cli import random_seed
 from harness.cli_cluster import cluster_options_of
@@ -19,10 +17,11 @@ from harness.clusters.base import ClusterUnavailable
 from harness.clusters.options import require_cluster
 from harness.clusters.select import choose
 from harness.clusters.user_namespace import reexec
+from harness.descriptors import require_descriptors
 from harness.errors import OperatorError
 from harness.execution import Parts, exit_status_of, left_out, perform, plan_faults
 from harness.faults.moments import not_waited_for
-from harness.report import print_summary
+from harness.report import OutputConsole, print_summary
 from harness.store import Store
 from harness.systems.base import setting_problems
 from harness.test import ALL, NemesisChoice, Test
@@ -31,6 +30,9 @@ from nemesis.forms import expand_variant
 from nemesis.protocol import Nemesis
 
 __all__ = ["Prepared", "announce", "enter_namespace", "prepare", "run_command", "test_from"]
+
+
+NO_FAULTS = "no faults: this run breaks nothing; --nemesis partition cuts the network, --nemesis all does all it can"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +58,15 @@ def run_command(arguments: argparse.Namespace) -> int:
     prepared = prepare(arguments)
     store = Store(arguments.store)
     enter_namespace(prepared, arguments)
-    console = Console(stderr=True)
+    console = OutputConsole(stderr=True)
     announce(prepared, console)
     run_dir, results = perform(prepared.parts, store, console)
-    print_summary(results, console, test=prepared.parts.test.to_json(), report_path=run_dir.report_path)
+    show = console if arguments.json else OutputConsole()
+    print_summary(results, show, test=prepared.parts.test.to_json(), report_path=run_dir.report_path)
     if arguments.json:
         print(json.dumps(results, indent=2, sort_keys=True))
+    if console.reader_is_gone:
+        raise BrokenPipeError
     return exit_status_of(results)
 
 
@@ -84,6 +89,7 @@ def prepare(arguments: argparse.Namespace) -> Prepared:
     test = dataclasses.replace(test, cluster=choice.name)
     cluster_class = registry.load("clusters", test.cluster)
     cluster_class = require_cluster(cluster_class, test.cluster_options)
+    require_descriptors(test)
     if arguments.trace and not hasattr(cluster_class, "trace_to"):
         raise OperatorError(f"--trace: the network of cluster {test.cluster} cannot be traced; give --cluster sim")
     parts = Parts(
@@ -109,9 +115,11 @@ def enter_namespace(prepared: Prepared, arguments: argparse.Namespace) -> None:
         reexec([sys.executable, "-m", "harness", *arguments.words])
 
 
-def announce(prepared: Prepared, console: Console) -> None:
-    """Say which cluster it is, why, and what cannot be had on it."""
+def announce(prepared: Prepared, console: OutputConsole) -> None:
+    """Say whether anything is broken at all, which cluster it is, why, and what cannot be had on it."""
     parts = prepared.parts
+    if not parts.schedule:
+        console.print(NO_FAULTS, highlight=False, markup=False, soft_wrap=True)
     console.print(f"cluster {parts.test.cluster}: {parts.cluster_reason}", highlight=False)
     unseen = not_waited_for(parts.schedule, parts.cluster_class, parts.system_class)
     if unseen is not None:

@@ -24,13 +24,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from harness.cli import EXIT_HARNESS_FAILED, build_parser, random_seed
 from harness.commands.run import Prepared, announce, enter_namespace, prepare
 from harness.errors import OperatorError, SystemUnderTestError, nearest
 from harness.execution import exit_status_of, perform
+from harness.report import OutputConsole
 from harness.report.units import plural
 from harness.store import Store
 
@@ -81,7 +81,7 @@ def series_command(arguments: argparse.Namespace) -> int:
     total = len(options) * arguments.test_count
     if total > MAX_RUNS:
         raise OperatorError(f"{total:,} runs are asked for, and a series has at most {MAX_RUNS:,}")
-    console = Console(stderr=True)
+    console = OutputConsole(stderr=True)
     parser = build_parser()
     plan: list[tuple[str, Prepared]] = []
     for repetition, words in itertools.product(range(arguments.test_count), options):
@@ -99,13 +99,15 @@ def series_command(arguments: argparse.Namespace) -> int:
     try:
         _perform_all(plan, Store(arguments.store), console, tally)
     finally:
-        _print_summary(tally, console)
+        _print_summary(tally, console if arguments.json else OutputConsole())
     if arguments.json:
         print(json.dumps(tally.results, indent=2, sort_keys=True))
+    if console.reader_is_gone:
+        raise BrokenPipeError
     return tally.worst
 
 
-def _perform_all(plan: Sequence[tuple[str, Prepared]], store: Store, console: Console, tally: _Tally) -> None:
+def _perform_all(plan: Sequence[tuple[str, Prepared]], store: Store, console: OutputConsole, tally: _Tally) -> None:
     failed_starts = 0
     for number, (label, prepared) in enumerate(plan, 1):
         head = f"run {number} of {len(plan)}, {label}, seed {prepared.parts.test.seed}"
@@ -131,7 +133,7 @@ def _perform_all(plan: Sequence[tuple[str, Prepared]], store: Store, console: Co
             return
 
 
-def _print_summary(tally: _Tally, console: Console) -> None:
+def _print_summary(tally: _Tally, console: OutputConsole) -> None:
     if not tally.by_label:
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")

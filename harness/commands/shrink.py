@@ -13,11 +13,10 @@ import os
 import shlex
 from pathlib import Path
 
-from rich.console import Console
-
 from harness.errors import OperatorError
 from harness.exploration.rehearsal import SIMULATED
 from harness.exploration.shrinking import Shrunk, shrink
+from harness.report import OutputConsole
 from harness.store import Store
 from harness.test import test_from_json
 from nemesis.schedule import ScheduleError, load_schedule, save_schedule
@@ -28,12 +27,14 @@ __all__ = ["shrink_command"]
 def shrink_command(arguments: argparse.Namespace) -> int:
     """Shrink a stored run in simulation. Returns 0 when a shortest run was found."""
     run_dir = Store(arguments.store).find(arguments.run)
+    if run_dir.results_path.exists() and run_dir.read_results().get("valid") is True:
+        raise OperatorError(f"{run_dir.name} is valid: only a run that failed can be cut down to what it takes to fail")
     test = dataclasses.replace(test_from_json(run_dir.read_test()), cluster=SIMULATED, cluster_options={})
     try:
         schedule = load_schedule(str(run_dir.path / "schedule.json"))
     except ScheduleError as error:
         raise OperatorError(f"{run_dir.name}: {error}") from None
-    console = Console(stderr=True)
+    console = OutputConsole(stderr=True)
 
     def say(line: str) -> None:
         console.print(f"  {line}", highlight=False)

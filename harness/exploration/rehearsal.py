@@ -9,11 +9,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
 from harness import registry
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.execution import Parts, rehearse
+from harness.report import OutputConsole
 from harness.test import Test
 from nemesis.forms import is_of_all
 from nemesis.protocol import Nemesis
@@ -102,7 +101,7 @@ def rehearse_test(test: Test, schedule: Schedule) -> Rehearsal:
     began_s = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory(prefix="splitbrain-rehearsal-") as directory:
-            results = rehearse(parts_of(test, schedule), directory, Console(file=io.StringIO(), quiet=True))
+            results = rehearse(parts_of(test, schedule), directory, OutputConsole(file=io.StringIO(), quiet=True))
     except (SystemUnderTestError, HarnessError) as error:
         results = {"valid": "unknown", "reason": str(error), "checks": {}, "faults": [], "ops": {}}
     return Rehearsal(

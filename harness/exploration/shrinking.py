@@ -24,6 +24,7 @@ from checker.workers import worker_pool
 from harness.errors import OperatorError
 from harness.exploration.rehearsal import Rehearsal, rehearse_test
 from harness.exploration.simplifying import CLIENTS, FEW_NODES, RATES, simplest_that_fails
+from harness.report.checks import verdict_word
 from harness.report.units import plural
 from harness.test import Test
 from nemesis.schedule import INJECT, Schedule
@@ -176,7 +177,7 @@ def shrink(test: Test, schedule: Schedule, *, jobs: int, budget_s: float, say: L
     try:
         if not shrinker.fails:
             raise OperatorError(
-                f"the run does not fail in simulation (it is {shrinker.rehearsal.valid}: "
+                f"the run does not fail in simulation (it is {verdict_word(shrinker.rehearsal.valid)}: "
                 f"{shrinker.rehearsal.reason[:200]}); there is nothing to shrink"
             )
         shrinker.cut_time()

@@ -12,7 +12,7 @@ units.py      numbers as people read them
 
 from __future__ import annotations
 
-from harness.report.console import LiveProgress, print_summary
+from harness.report.console import LiveProgress, OutputConsole, print_summary
 from harness.report.page import MAX_REPORT_BYTES, write_report
 
-__all__ = ["MAX_REPORT_BYTES", "LiveProgress", "print_summary", "write_report"]
+__all__ = ["MAX_REPORT_BYTES", "LiveProgress", "OutputConsole", "print_summary", "write_report"]

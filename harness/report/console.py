@@ -1,16 +1,19 @@
 """The console: what a run is doing, and what came of it.
 
 On a terminal a panel is redrawn a few times a second; anywhere else (a pipe, a CI log) a plain line appears at
-each phase and every few seconds. Both go to standard error: standard output is for results.
+each phase, when a fault begins and ends, and every few seconds. Both go to standard error; the verdict goes to standard
+output.
 """
 
 from __future__ import annotations
 
-__all__ = ["LiveProgress", "print_summary"]
+__all__ = ["LiveProgress", "OutputConsole", "print_summary"]
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+import sys
+import termios
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -41,6 +44,53 @@ _FAULT_STATES = {
     "unproven": ("NOT PROVEN", "bold magenta"),
     "healing": ("healing", "cyan"),
 }
+
+
+class OutputConsole(Console):
+    """A console whose reader may go away, as that of a pipe into head(1) does.
+
+    Then BrokenPipeError is raised, which the command line turns into an exit status of its own. Whatever must come to
+    its end whether or not somebody reads, does so within `without_reader`.
+    """
+
+    reader_is_gone: bool = False
+    """Whether something could not be printed because nobody reads any more."""
+    _needs_reader: bool = True
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing any more; raises BrokenPipeError unless within `without_reader`."""
+        self.quiet = True
+        self.reader_is_gone = True
+        if self._needs_reader:
+            raise BrokenPipeError
+
+    @contextlib.contextmanager
+    def without_reader(self) -> Iterator[None]:
+        """Go on in silence where the reader goes away; `reader_is_gone` tells afterwards."""
+        before, self._needs_reader = self._needs_reader, False
+        try:
+            yield
+        finally:
+            self._needs_reader = before
+
+
+@contextlib.contextmanager
+def _keys_unseen() -> Iterator[None]:
+    """Have the terminal not show what is typed: "^C" or an empty line would push the panel down and leave a part of it
+    behind. Shells set this right by themselves where a program is killed."""
+    try:
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except (OSError, ValueError, AttributeError, termios.error):  # no terminal, or no standard input at all
+        yield
+        return
+    changed = [*before]
+    changed[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSANOW, changed)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
 def sparkline(values: list[int]) -> str:
@@ -75,6 +125,7 @@ class LiveProgress:
         self._console = console if console is not None else Console(stderr=True)
         self._phase = ""
         self._live: Live | None = None
+        self._terminal = contextlib.ExitStack()
         self._task: asyncio.Task[None] | None = None
 
     def phase(self, text: str) -> None:
@@ -85,8 +136,18 @@ class LiveProgress:
         elif self._task is not None:
             self._console.print(Text(self._phase), soft_wrap=True)
 
+    def say(self, text: str) -> None:
+        """A line that stays: above the panel, or among the others."""
+        self._console.print(Text(text))
+
+    def fault(self, event: Mapping[str, Any]) -> None:
+        """Hear of a completed event of the history's nemesis; a line where there is no panel that shows it."""
+        if self._live is None and self._task is not None and event["type"] == "info":
+            self._console.print(_fault_line(event), soft_wrap=True)
+
     async def __aenter__(self) -> LiveProgress:
         if self._console.is_terminal:
+            self._terminal.enter_context(_keys_unseen())
             self._live = Live(
                 self.render(), console=self._console, auto_refresh=False, transient=True, redirect_stdout=False
             )
@@ -105,6 +166,7 @@ class LiveProgress:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        self._terminal.close()
         if self._stats.events:
             self._console.print(self.line(), soft_wrap=True)
 
@@ -180,6 +242,22 @@ def _fault_words(fault: FaultStatus, now_ns: int) -> str:
     return f"{name}: {_FAULT_STATES[fault.state][0]}, {duration(max(0, now_ns - fault.since_ns))}"
 
 
+def _fault_line(event: Mapping[str, Any]) -> Text:
+    """What a fault has just come to: begun or ended, and by its proof really so."""
+    value = event.get("value")
+    value = value if isinstance(value, Mapping) else {}
+    proof = value.get("proof")
+    proof = proof if isinstance(proof, Mapping) else {}
+    began, is_proven = event["f"] == "inject", proof.get("proven") is True
+    hosts = value.get("hosts")
+    where = f" on {', '.join(map(str, hosts))}" if isinstance(hosts, list) and hosts else ""
+    words = ("proven" if began else "proven healed") if is_proven else ("NOT PROVEN" if began else "NOT PROVEN HEALED")
+    why = "" if is_proven else f" ({proof.get('detail') or 'there is no proof'})"
+    name = f"{value.get('nemesis', 'fault')} {value.get('variant') or ''}".strip()
+    text = f"fault {value.get('id')} {'begins' if began else 'ends'}: {name}{where}: {words}{why}"
+    return Text(f"{event['time'] / 1e9:6.1f} s  {clip(text, 400)}")
+
+
 def print_summary(
     results: Mapping[str, Any],
     console: Console,
@@ -202,6 +280,7 @@ def print_summary(
         if witness is not None and witness.text and witness.text not in str(results.get("reason")):
             lines.append(Text(clip(witness.text, 1200)))
             break
+    lines += [Text(line) for line in _last_words(checks)]
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", justify="right", no_wrap=True)
     table.add_column()
@@ -238,3 +317,12 @@ def print_summary(
 
 def _count(value: Any) -> str:
     return count(value) if isinstance(value, int) else "?"
+
+
+def _last_words(checks: Mapping[str, Any]) -> Iterator[str]:
+    """What programs that did not come back had logged last."""
+    for check in checks.values():
+        words = check.get("last_words") if isinstance(check, Mapping) and check.get("valid") is False else None
+        for host, lines in words.items() if isinstance(words, Mapping) else ():
+            yield f"{clip(host, 40)} at last:"
+            yield from (f"    {clip(line, 300)}" for line in lines)

@@ -293,9 +293,7 @@ class BrokerSystem:
             took_s = loop.time() - began_s
             if self._all_equal(self._final):
                 self._recovered = True
-                return CheckOutcome(
-                    True, f"{len(self._final)} replicas served and were equal within {took_s:.1f} s of the last heal"
-                )
+                return CheckOutcome(True, f"{len(self._final)} replicas were back and equal after {took_s:.1f} s")
             if took_s > timeout_s:
                 return await self._not_recovered(took_s)
             await asyncio.sleep(0.1)
@@ -321,7 +319,7 @@ class BrokerSystem:
         problems = [*missing.values(), *open_questions] or [self._inequality()]
         return CheckOutcome(
             "unknown" if open_questions and not missing else False,
-            f"not back {took_s:.0f} s after the last heal: {'; '.join(problems)}",
+            f"not back after {took_s:.0f} s: {'; '.join(problems)}",
             {"missing": list(missing)},
         )
 

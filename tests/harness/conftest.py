@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from harness.execution import Parts, plan_faults
+from harness.report import OutputConsole
 from harness.store import Store
 from harness.systems.base import CheckOutcome, Setting
 from harness.test import NemesisChoice, Test
@@ -193,7 +193,7 @@ def memory_run(tmp_path: Path) -> Any:
         )
         output = io.StringIO()
         try:
-            run_dir, results = perform(parts, Store(tmp_path / "store"), Console(file=output, width=200))
+            run_dir, results = perform(parts, Store(tmp_path / "store"), OutputConsole(file=output, width=200))
         finally:
             PREPARE.clear()
         return run_dir, results, output.getvalue()

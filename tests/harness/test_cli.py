@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from harness import registry
 from harness.clusters.ssh_connection import require_paramiko
 from harness.commands.report import require_spark
+from harness.descriptors import require_descriptors, wanted_descriptors
 from harness.errors import OperatorError, how_to_get
+from harness.store import RunStatus, Store
+from harness.test import Test
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,8 +55,14 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["run", "--set", "timing=fast", "--set", "timing=default"], "given twice"),
         (["run", "--cluster", "local", "--nemesis", "partition", "--nemesis-interval", "90"], "--nemesis-interval"),
         (["run", "--frobnicate"], "--frobnicate"),
+        (["run", "--time-limt", "3"], "harness run: unknown option --time-limt (did you mean --time-limit?)"),
+        (["run", "--time", "3"], "unknown option --time (did you mean"),
+        (["run", "partition"], "what is 'partition' for?"),
+        (["run", "--replication", "sync"], "--replication is a setting of the system: --set replication=sync"),
+        (["replay", "x", "--flush-mode=async"], "--flush-mode is a setting of the system: --set flush_mode=async"),
         (["frobnicate"], "frobnicate"),
-        ([], "COMMAND"),
+        (["rnu"], "unknown command 'rnu' (did you mean run?)"),
+        (["cluster", "upp"], "unknown action 'upp' (did you mean up?)"),
         (["analyze", "nowhere/at-all"], "no store"),
         (["analyze", "latest"], "store"),
         (["clean", "--run", "../../etc"], "run id"),
@@ -79,6 +90,99 @@ def test_help_goes_to_standard_output(words: list[str], tmp_path: Path) -> None:
     done = harness(*words, cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout and not done.stderr
+
+
+def test_a_bare_harness_says_what_there_is(tmp_path: Path) -> None:
+    done = harness(cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: harness" in done.stdout and "doctor" in done.stdout
+
+
+def test_the_options_of_a_run_are_in_groups_and_name_what_the_registry_has(tmp_path: Path) -> None:
+    said = harness("run", "--help", cwd=tmp_path).stdout
+    groups = ("what is tested, and where", "faults", "load", "judging and keeping", "more than one run, and output")
+    places = [said.index(f"\n{group}:\n") for group in groups]
+    assert places == sorted(places)
+    plain = " ".join(said.split())
+    for kind in registry.KINDS:
+        assert ", ".join(registry.names(kind)) in plain, kind
+    assert "--replication" not in said
+
+
+def test_a_run_without_faults_says_first_that_it_breaks_nothing(tmp_path: Path) -> None:
+    words = ("run", "--cluster", "sim", "--nodes", "3", "--time-limit", "2", "--rate", "20", "--seed", "1")
+    calm = harness(*words, cwd=tmp_path)
+    assert calm.returncode == 0, calm.stderr
+    assert calm.stderr.startswith("no faults: this run breaks nothing; --nemesis partition ")
+    assert "VALID: " in calm.stdout and "VALID" not in calm.stderr
+    words = (*words, "--time-limit", "4", "--nemesis", "kill=sigkill@n1", "--nemesis-interval", "1")
+    struck = harness(*words, cwd=tmp_path)
+    assert "no faults" not in struck.stderr
+    lines = struck.stderr.splitlines()
+    begins = next(line for line in lines if "fault f1 begins: kill sigkill@n1 on n1: proven" in line)
+    ends = next(line for line in lines if "fault f1 ends: kill sigkill@n1 on n1: proven healed" in line)
+    assert lines.index(begins) < lines.index(ends)
+
+
+def test_a_valid_run_is_not_shrunk(tmp_path: Path) -> None:
+    assert harness("run", "--cluster", "sim", "--time-limit", "1", "--rate", "20", cwd=tmp_path).returncode == 0
+    done = harness("shrink", "latest", cwd=tmp_path)
+    assert done.returncode == 254
+    assert "is valid: only a run that failed" in done.stderr and "True" not in done.stderr
+
+
+def limit_open_files() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+
+def test_too_few_open_files_are_said_before_anything_starts(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "run", "--cluster", "local"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=limit_open_files, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 254
+    assert "this run may need 428 open files and the limit is 64: ulimit -n 428" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_run_may_open_is_raised_where_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append(limits))
+    test = Test(
+        system="broker", cluster="local", nodes=5, workload="register", nemesis=(), nemesis_interval_s=5,
+        time_limit_s=5, concurrency=10, rate=1, seed=1,
+    )  # fmt: skip
+    require_descriptors(test)
+    assert asked == [(wanted_descriptors(test), 4096)]
+
+
+def test_a_reader_that_goes_away_is_no_verdict_and_the_run_is_judged_all_the_same(tmp_path: Path) -> None:
+    words = "run --cluster local --nodes 3 --time-limit 3 --nemesis partition=one --nemesis-interval 0.7"
+    pipe = f"{sys.executable} -m harness {words} 2>&1 | head -n 2; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", pipe], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=180,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "255" and lines[1] == "starting the cluster", done.stdout
+    (run_dir,) = Store(tmp_path / "store").runs()
+    assert run_dir.status is RunStatus.FINISHED
+    results = run_dir.read_results()
+    assert results["valid"] is True, results["reason"]
+    assert results["faults"] and all(fault["healed"] for fault in results["faults"])
+    assert done.stderr == ""
+
+
+def test_output_that_nobody_reads_is_no_verdict_of_other_commands_either(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", "list"], cwd=tmp_path, stdout=nobody, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (255, "")
 
 
 def test_list_names_what_can_be_chosen(tmp_path: Path) -> None:

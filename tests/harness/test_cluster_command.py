@@ -49,6 +49,8 @@ def test_up_status_exec_logs_down(tmp_path: Path) -> None:
         assert "what is to be run is missing" in cluster(tmp_path, "exec", "n1").stderr
         log = Path(str(described["work_dir"]), "n1", "some.log")
         log.write_text("said before\n")
+        log.with_name("disk.img").write_bytes(bytes(1 << 16))
+        log.with_name("faults.json").write_text("{}")
         assert cluster(tmp_path, "logs", "n1").stdout == "said before\n"
     finally:
         down = cluster(tmp_path, "down")

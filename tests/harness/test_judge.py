@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from harness.execution import exit_status_of
 from harness.generator import Generator, Nothing
 from harness.judge import faults_of, judge
 from harness.runner import Observed
@@ -139,10 +140,18 @@ def test_a_schedule_of_which_nothing_came_true_is_no_run_without_faults() -> Non
     assert results["valid"] == "unknown" and "no fault was injected" in results["reason"]
 
 
-def test_an_interrupted_run_gets_a_verdict_that_says_so() -> None:
-    results = judge(make_test(), VALID, [*operations(), *fault()], Observed(interrupted="SIGINT after 3.0 s"))
-    assert results["valid"] is True
-    assert "SIGINT after 3.0 s" in results["reason"]
+def test_an_interrupted_run_is_no_whole_one_and_says_so() -> None:
+    observed = Observed(interrupted="SIGINT after 3.0 s")
+    results = judge(make_test(), VALID, [*operations(), *fault()], observed)
+    assert results["valid"] == "unknown" and exit_status_of(results) == 2
+    assert results["interrupted"] == "SIGINT after 3.0 s"
+    assert results["reason"] == "interrupted: SIGINT after 3.0 s; 1 operations had succeeded by then"
+
+
+def test_a_violation_is_one_also_where_the_run_was_interrupted() -> None:
+    results = judge(make_test(), INVALID, [*operations(), *fault()], Observed(interrupted="SIGINT after 3.0 s"))
+    assert results["valid"] is False and exit_status_of(results) == 1
+    assert results["reason"].endswith("(interrupted: SIGINT after 3.0 s)")
 
 
 def test_a_damaged_history_is_not_valid() -> None:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from harness import registry
 from harness.clusters.select import choose
 from harness.execution import Parts, perform, plan_faults
+from harness.report import OutputConsole
 from harness.store import Store
 from harness.systems.broker import BROKER_PORT, DLEDGER_PORT, NAME_SERVER_PORT, BrokerSystem
 from harness.test import NemesisChoice, Test
@@ -58,7 +58,7 @@ def perform_test(store: Path, *, system_class: Any = BrokerSystem, **changes: An
         nemeses=nemeses,
         schedule=plan_faults(test, nemeses, registry.load("clusters", test.cluster), system_class),
     )
-    _, results = perform(parts, Store(store), Console(file=io.StringIO()))
+    _, results = perform(parts, Store(store), OutputConsole(file=io.StringIO()))
     return results
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from harness import registry
 from harness.clusters.base import Program
 from harness.execution import Parts, perform, plan_faults
 from harness.recovery import MAX_STALL_S, judge_recovery, wait_for_recovery
+from harness.report import OutputConsole
 from harness.store import Store
 from harness.systems.base import CheckOutcome
 from harness.systems.broker import BrokerSystem
@@ -98,7 +98,7 @@ def test_a_broker_that_cannot_start_again_is_found(tmp_path: Path) -> None:
         workload=registry.load("workloads", "register")(), nemeses={"kill": KILL},
         schedule=plan_faults(test, {"kill": KILL}, cluster_class, OneStart),
     )  # fmt: skip
-    _, results = perform(parts, Store(tmp_path / "store"), Console(file=io.StringIO()))
+    _, results = perform(parts, Store(tmp_path / "store"), OutputConsole(file=io.StringIO()))
     assert results["valid"] is False, results["reason"]
     recovers = results["checks"]["recovers"]
     assert recovers["missing"] == ["n2"] and "n2 ended with status 7" in recovers["reason"]

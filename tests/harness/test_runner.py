@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 import json
@@ -122,10 +123,46 @@ def test_ctrl_c_heals_and_still_gives_a_verdict(memory_run: Any) -> None:
         assert original is not None
 
     _, results, _ = memory_run(system=interrupt_later, time_limit_s=30.0)
-    assert results["interrupted"] is not None
-    assert results["valid"] is True, results["reason"]
-    assert "SIGINT" in results["reason"]
+    assert results["interrupted"].startswith("SIGINT after ")
+    assert results["valid"] == "unknown" and "interrupted: SIGINT" in results["reason"]
+    assert all(check["valid"] is True for check in results["checks"].values())
     assert seen[0].cluster.network.cuts == {} and seen[0].cluster.stopped
+
+
+def test_a_second_ctrl_c_says_what_is_waited_for_and_a_third_gives_up_waiting(memory_run: Any) -> None:
+    seen: list[Any] = []
+
+    def interrupt_thrice(system: Any) -> None:
+        seen.append(system)
+        pressed = 0
+
+        class Pressing(type(system.connection("queue", process=0, thread=0))):  # type: ignore[misc]
+            async def append(self, key: int, value: Any) -> int:
+                nonlocal pressed
+                pressed += 1
+                if pressed == 50:
+                    os.kill(os.getpid(), signal.SIGINT)
+                offset: int = await super().append(key, value)
+                return offset
+
+        async def recover_never(*, timeout_s: float) -> CheckOutcome:
+            await asyncio.sleep(0)  # by then the handler of the first signal has been called
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.sleep(0.05)
+            await asyncio.Event().wait()
+            raise AssertionError("nobody sets it")
+
+        system.connection = lambda kind, *, process, thread: Pressing(system)
+        system.recover = recover_never
+
+    _, results, said = memory_run(system=interrupt_thrice, time_limit_s=30.0)
+    assert "SIGINT: the load ends; healing, then a verdict" in said
+    assert "SIGINT: still waiting for recovery; once more to give up waiting for it" in said
+    assert "SIGINT: giving up on waiting for recovery" in said
+    assert "waiting for recovery: given up, as asked for by a third signal" in results["trouble"]
+    assert results["valid"] == "unknown" and results["interrupted"] is not None
+    assert seen[0].cluster.stopped, "what comes after is done all the same"
 
 
 def test_a_client_with_a_bug_makes_it_unknown(memory_run: Any) -> None:

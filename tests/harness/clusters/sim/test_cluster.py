@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from harness import registry
 from harness.clusters.base import NAME_SERVER_HOST, Program
@@ -21,6 +20,7 @@ from harness.clusters.sim.cluster import SimCluster
 from harness.clusters.sim.errors import NotSimulated, SimulationError
 from harness.clusters.sim.guard import guarded
 from harness.execution import Parts, perform, plan_faults
+from harness.report import OutputConsole
 from harness.store import Store
 from harness.test import NemesisChoice, Test
 from nemesis.target import ABILITIES, PAUSED, RUNNING, ClockSkew, DiskFault, Link, LinkShape
@@ -79,7 +79,7 @@ def perform_test(
         nemeses=nemeses,
         schedule=plan_faults(test, nemeses, SimCluster, registry.load("systems", "broker")),
     )
-    run_dir, results = perform(parts, Store(tmp_path / "store"), Console(file=io.StringIO()))
+    run_dir, results = perform(parts, Store(tmp_path / "store"), OutputConsole(file=io.StringIO()))
     return Path(run_dir.history_path).read_bytes(), results
 
 
