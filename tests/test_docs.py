@@ -1,0 +1,77 @@
+"""What the pages tell a reader to type, and what they show as printed, is what the program takes and prints now."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.cli import build_parser
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMAND = re.compile(r"^(?: {4}|(?: {4})?\$ )harness (.+)$", re.MULTILINE)
+PHASES = (
+    "starting the cluster", "starting the system", "driving the load", "healing", "waiting for recovery", "final reads",
+    "waiting for replicas to agree", "taking the cluster down", "checking the history",
+)  # fmt: skip
+FAULT = re.compile(r"^ *[\d.]+ s  fault f1 (begins: partition \S+: proven|ends: partition \S+: proven healed)$", re.M)
+CHECK = re.compile(r"^ *(\S+)  (?:valid|invalid|unknown)  ", re.MULTILINE)
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for match in COMMAND.finditer(text):
+            yield str(page.relative_to(ROOT)), shlex.split(match[1], comments=True)
+
+
+def harness(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def tutorial_blocks() -> list[str]:
+    return (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8").split("```")[1::2]
+
+
+def test_the_pages_name_commands() -> None:
+    assert len(list(commands())) > 30
+
+
+@pytest.mark.parametrize(("page", "words"), list(commands()), ids=lambda value: value if isinstance(value, str) else None)
+def test_commands_of_the_pages_are_taken(page: str, words: list[str]) -> None:
+    if words[0] != "check":  # which has a parser of its own
+        assert build_parser().parse_args(words).command == words[0], page
+
+
+def test_errors_in_the_tutorial_are_what_is_printed(tmp_path: Path) -> None:
+    transcripts = [block.strip().splitlines() for block in tutorial_blocks() if block.startswith("\n$ harness ")]
+    assert transcripts
+    for command, *printed in transcripts:
+        done = harness(*shlex.split(command.removeprefix("$ harness ")), cwd=tmp_path)
+        assert done.stderr.splitlines() == printed, command
+
+
+def test_runs_in_the_tutorial_look_as_runs_do_now(tmp_path: Path) -> None:
+    words = ["--time-limit", "6", "--nemesis", "partition=leader", "--nemesis-interval", "2", "--seed", "5"]
+    done = harness("run", "--cluster", "sim", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert tuple(line for line in lines if line in PHASES) == PHASES
+    assert len(FAULT.findall(done.stderr)) == 2
+    checks = [name for name in CHECK.findall(done.stdout) if name != "invariants"]  # which only simulation has
+    shown = [block for block in tutorial_blocks() if "checking the history" in block]
+    assert len(shown) == 2
+    for block in shown:
+        assert tuple(line for line in block.splitlines() if line in PHASES) == PHASES
+        assert len(FAULT.findall(block)) == 2
+        assert CHECK.findall(block.partition("checking the history")[2]) == checks
