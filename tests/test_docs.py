@@ -47,7 +47,7 @@ def test_the_pages_name_commands() -> None:
     assert len(list(commands())) > 30
 
 
-@pytest.mark.parametrize(("page", "words"), list(commands()), ids=lambda value: value if isinstance(value, str) else None)
+@pytest.mark.parametrize(("page", "words"), list(commands()))
 def test_commands_of_the_pages_are_taken(page: str, words: list[str]) -> None:
     if words[0] != "check":  # which has a parser of its own
         assert build_parser().parse_args(words).command == words[0], page

@@ -148,3 +148,33 @@ def test_a_program_that_is_not_there_is_one_line_and_status_255() -> None:
     assert done.returncode == 255
     assert done.stderr.startswith("harness: cannot set up the user namespace: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+CHROOT = """
+set -e
+cd "$1"
+for name in bin lib lib64 usr sbin etc dev root tmp; do
+    if [ -L "/$name" ]; then ln -s "$(readlink "/$name")" "$name"
+    elif [ -d "/$name" ]; then mkdir "$name"; mount --rbind "/$name" "$name"; fi
+done
+mkdir proc run sys
+mount -t proc proc proc
+exec chroot . "$2" -c "$3"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may chroot")
+def test_root_in_a_chroot_is_told_what_is_missing_there(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    ask = (
+        f"import sys; sys.path[:0] = {sys.path!r}; from harness.clusters.netns_trial import why_no_namespaces; "
+        "print(why_no_namespaces(in_user_namespace=False))"
+    )
+    namespaces = ["unshare", "--mount", "--propagation", "private", "--"]
+    done = subprocess.run(
+        [*namespaces, "sh", "-c", CHROOT, "sh", str(root), sys.executable, ask],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.startswith("/ is no mount point, as in a plain chroot"), done.stdout + done.stderr
+    assert "mount --bind DIR DIR" in done.stdout and "CAP_SYS_ADMIN" not in done.stdout

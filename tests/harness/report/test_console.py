@@ -2,6 +2,10 @@
 
 import asyncio
 import io
+import os
+import pty
+import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ from rich.console import Console
 
 import harness.report.console as module
 from harness.live_stats import FaultStatus, LiveStats
-from harness.report import LiveProgress, print_summary
+from harness.report import LiveProgress, OutputConsole, print_summary
 from harness.report.console import sparkline
 
 S = 1_000_000_000
@@ -97,6 +101,66 @@ def test_without_a_terminal_there_are_plain_lines(monkeypatch):
     assert (
         "   6.0 s  1 ops/s  ok 4 fail 1 info 1  median 2 ms p99 2 ms  partition halves: in force, proven, 3 s" in text
     )
+
+
+def fault_event(f, proof, kind="info"):
+    value = {"id": "f3", "nemesis": "kill", "variant": "sigkill@one", "hosts": ["n2"], "proof": proof}
+    return {"time": 2_500_000_000, "type": kind, "f": f, "value": value}
+
+
+def test_without_a_terminal_a_fault_is_a_line_when_it_begins_and_when_it_ends():
+    where = console()
+
+    async def run():
+        async with progress(LiveStats(), where) as live:
+            live.fault(fault_event("inject", {}, kind="invoke"))
+            live.fault(fault_event("inject", {"proven": True}))
+            live.fault(fault_event("heal", {"proven": True}))
+            live.fault(fault_event("inject", {"proven": False, "detail": "n2 still answers"}))
+            live.fault(fault_event("heal", None))
+
+    asyncio.run(run())
+    assert where.file.getvalue().splitlines() == [
+        "   2.5 s  fault f3 begins: kill sigkill@one on n2: proven",
+        "   2.5 s  fault f3 ends: kill sigkill@one on n2: proven healed",
+        "   2.5 s  fault f3 begins: kill sigkill@one on n2: NOT PROVEN (n2 still answers)",
+        "   2.5 s  fault f3 ends: kill sigkill@one on n2: NOT PROVEN HEALED (there is no proof)",
+    ]
+
+
+class NoReader(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError
+
+
+def test_a_reader_that_is_gone_is_an_error_unless_the_work_goes_on_without():
+    where = OutputConsole(file=NoReader())
+    with pytest.raises(BrokenPipeError):
+        where.print("to nobody")
+    where = OutputConsole(file=NoReader())
+    with where.without_reader():
+        where.print("to nobody")
+        where.print("still to nobody")
+    assert where.reader_is_gone
+
+
+def test_what_is_typed_leaves_no_trace_while_the_panel_is_shown(monkeypatch):
+    main, terminal = pty.openpty()
+    try:
+        with open(terminal, "rb", closefd=False) as typed:
+            monkeypatch.setattr(sys, "stdin", typed)
+            before = termios.tcgetattr(terminal)
+
+            async def run():
+                async with progress(LiveStats(), console(terminal=True)):
+                    return termios.tcgetattr(terminal)
+
+            during = asyncio.run(run())
+            assert before[3] & termios.ECHO and not during[3] & termios.ECHO
+            assert termios.tcgetattr(terminal) == before
+    finally:
+        os.close(main)
+        os.close(terminal)
 
 
 def test_on_a_terminal_the_panel_is_redrawn_and_taken_away(monkeypatch):
@@ -185,6 +249,14 @@ def test_the_summary_has_the_verdict_first_and_everything_to_go_on():
         "repeat  harness run --seed 7 --set 'a=[b]'",
     ):
         assert words in text
+
+
+def test_the_summary_has_the_last_words_of_those_that_did_not_come_back():
+    check = {"valid": False, "reason": "n1 ended", "last_words": {"n1": ["reading the log", "panic: no log"]}}
+    text = summary({"valid": False, "reason": "r", "checks": {"recovers": check}})
+    lines = [line.strip() for line in text.splitlines()]
+    at = lines.index("n1 at last:")
+    assert lines[at + 1 : at + 3] == ["reading the log", "panic: no log"]
 
 
 @pytest.mark.parametrize(("valid", "word"), [(True, "VALID"), ("unknown", "UNKNOWN"), (None, "UNKNOWN")])
