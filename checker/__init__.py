@@ -19,7 +19,6 @@ from checker.history import History, HistoryBuilder, HistoryError, Operation
 from checker.linearizability.check import check
 from checker.log import check_log
 from checker.models import (
-    FAILED,
     ILLEGAL,
     UNKNOWN,
     CASRegister,
@@ -50,14 +49,14 @@ from checker.online import (
     OnlineVersionedRegister,
 )
 from checker.queue import check_total_queue
-from checker.sessions import check_sequential, check_sessions
+from checker.sequential import check_sequential
+from checker.sessions import check_sessions
 from checker.sets import check_set, check_set_full
 from checker.simple import check_bank, check_counter, check_exclusion, check_long_fork, check_unique_ids
 from checker.transactions import check_transactions
 from checker.verdict import Edge, Result, Verdict, Witness, worst
 
 __all__ = [
-    "FAILED",
     "ILLEGAL",
     "UNKNOWN",
     "CASRegister",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from checker.history import FAIL, OK, History, freeze
+from checker.history import FAIL, OK, History
 from checker.tally import Events, Tally
+from checker.values import exact
 from checker.verdict import Result
 from checker.words import named_row, short
 
@@ -16,7 +17,7 @@ __all__ = ["check_consumer_progress", "check_delay", "check_replicas", "check_tr
 def _received(history: History, row: int) -> list[Any]:
     """The messages a ``receive`` returned: one, or a list."""
     result = history.result[row]
-    return [freeze(item) for item in result] if isinstance(result, list) else [] if result is None else [freeze(result)]
+    return [exact(item) for item in result] if isinstance(result, list) else [] if result is None else [exact(result)]
 
 
 def check_delay(
@@ -50,7 +51,7 @@ def check_delay(
         started = history.invoked_ns[row]
         if started is None:
             return tally.result(fine="", unknown="the history has no times, so delays cannot be judged")
-        message = freeze(history.value[row]["message"])
+        message = exact(history.value[row]["message"])
         delay_ns = history.value[row]["delay_ms"] * 1e6
         due_ns = (history.returned_ns[row] or started) + delay_ns + tolerance_ms * 1e6
         if message in first:
@@ -92,7 +93,7 @@ def check_transaction_visibility(events: Events) -> Result:
     known: set[Any] = set()
     for row, f in enumerate(history.f):
         if f in ("prepare", "commit", "rollback") and history.status[row] != FAIL:
-            message = freeze(history.value[row])
+            message = exact(history.value[row])
             known.add(message)
             if f != "prepare":
                 (commits if f == "commit" else rollbacks).setdefault(message, row)
@@ -137,7 +138,7 @@ def check_consumer_progress(events: Events) -> Result:
     for row, f in enumerate(history.f):
         if f in ("commit", "fetch") and history.status[row] == OK:
             about = _progress(history, row)
-            groups.setdefault((freeze(about.get("group")), freeze(about.get("queue"))), []).append(row)
+            groups.setdefault((exact(about.get("group")), exact(about.get("queue"))), []).append(row)
     for rows in groups.values():
         done = sorted(rows, key=history.returned.__getitem__)
         reached, by, at = -1, -1, 0
@@ -191,8 +192,8 @@ def check_replicas(logs: Mapping[str, Sequence[Any]], committed: Mapping[str, in
         if longest is None or node == longest:
             continue
         size = sizes[node]
-        if list(log[:size]) != list(logs[longest][:size]):
-            index = next(i for i in range(size) if log[i] != logs[longest][i])
+        if list(map(exact, log[:size])) != list(map(exact, logs[longest][:size])):
+            index = next(i for i in range(size) if exact(log[i]) != exact(logs[longest][i]))
             entries = f"{short(log[index])} and {short(logs[longest][index])}"
             text = f"{node} and {longest} differ at index {index}: {entries}"
             tally.add("diverged", (), text)

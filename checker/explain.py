@@ -8,7 +8,7 @@ not.  They are:
   becomes "outcome unknown");
 * drop an operation that never changes the state;
 * registers: drop a value altogether (its writes and its reads; a compare-and-set away from it counts as a plain
-  write), provided no failed compare-and-set is kept;
+  write), provided no refused compare-and-set is kept;
 * queues, stacks and bags: drop a value altogether.
 
 What is shown is always a subset of the operations as recorded, which can only be more contradictory than the
@@ -27,9 +27,9 @@ from checker.linearizability.budget import Budget
 from checker.linearizability.general import Search
 from checker.linearizability.outcome import NotApplicable
 from checker.linearizability.problem import expected_bytes
-from checker.models.base import FAILED, UNKNOWN, Model
+from checker.models.base import UNKNOWN, Model
 from checker.models.collections import FIFOQueue, PriorityQueue, Stack, UnorderedQueue
-from checker.models.registers import CASRegister, Mutex, Register
+from checker.models.registers import CASRegister, Mutex, Register, is_refused
 from checker.verdict import Edge, Witness
 from checker.words import named, named_row, short
 
@@ -272,7 +272,7 @@ class _Reducer:
 
     def _drop_pure(self, part: _Part) -> _Part:
         history, model = self._history, self._model
-        pure = [row for row in part.rows if model.is_pure(*_triple(history, row))]
+        pure = [row for row in part.rows if history.status[row] == FAIL or model.is_pure(*_triple(history, row))]
         return self._drop_groups(part, [(row,) for row in pure], self._without)
 
     def _without(self, part: _Part, rows: frozenset[int]) -> _Part:
@@ -323,7 +323,7 @@ class _Reducer:
             value = history.value[row]
             if history.f[row] == "write":
                 values[value] = values.get(value, 0) + 1
-            elif history.f[row] == "cas" and history.status[row] != FAIL:
+            elif history.f[row] == "cas" and not _says_nothing(history, row):
                 values[value[1]] = values.get(value[1], 0) + 1
         for value in sorted(values, key=lambda v: -values[v]):
             smaller = self._without_register_value(part, value)
@@ -336,7 +336,7 @@ class _Reducer:
         kept, weakened = [], set(part.weakened)
         for row in part.rows:
             f, value = history.f[row], history.value[row]
-            if history.status[row] == FAIL:
+            if _says_nothing(history, row):
                 continue
             if f == "cas":
                 if value[1] == dropped:
@@ -349,19 +349,25 @@ class _Reducer:
         return replace(part, rows=tuple(kept), weakened=frozenset(weakened).intersection(kept))
 
 
+def _says_nothing(history: History, row: int) -> bool:
+    """Whether an operation wrote nothing and may be left out for it: one that failed, a refused compare-and-set."""
+    status = history.status[row]
+    return status == FAIL or (status == OK and is_refused(history.f[row], history.result[row]))
+
+
 def _triple(history: History, row: int) -> tuple[str, Any, Any]:
     status = history.status[row]
-    result = history.result[row] if status == OK else FAILED if status == FAIL else UNKNOWN
+    result = history.result[row] if status == OK else UNKNOWN
     return history.f[row], history.value[row], result
 
 
 def _triples(history: History) -> list[tuple[str, Any, Any]]:
-    return [_triple(history, row) for row in range(len(history))]
+    return [_triple(history, row) for row in range(len(history)) if history.status[row] != FAIL]
 
 
 def _extract(history: History, part: _Part) -> History:
     """The part as a history of its own."""
-    out = History()
+    out = History(booleans=history.booleans)
     for row in part.rows:
         crashed = row in part.crashed
         weak = row in part.weakened

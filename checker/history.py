@@ -18,6 +18,8 @@ from itertools import islice
 from operator import lt
 from typing import Any
 
+from checker.values import truth
+
 __all__ = [
     "FAIL",
     "INFO",
@@ -75,7 +77,8 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, (set, frozenset)):
         return sorted((plain(item) for item in value), key=repr)
-    return str(value)
+    known = truth(value)
+    return str(value) if known is None else known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +124,8 @@ class History:
     """Operations in columns, one row each, in order of invocation.
 
     ``problems`` lists what a reader of the source should know (a truncated last line, skipped events); it never
-    changes the meaning of the rows.
+    changes the meaning of the rows.  ``booleans`` says whether a boolean occurs among keys, values and results, for
+    those who compare them (see ``values``); ``None`` where nobody has looked.
     """
 
     process: list[Any] = field(default_factory=list)
@@ -139,6 +143,7 @@ class History:
     keyed: bool = False
     skipped_events: int = 0
     problems: list[str] = field(default_factory=list)
+    booleans: bool | None = None
 
     def __len__(self) -> int:
         return len(self.f)

@@ -17,10 +17,12 @@ counted without being wrong.  One pass in event order; linear time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from checker.history import FAIL, INFO, OK, History, HistoryError, Operation
 from checker.linearizability.budget import Budget
+from checker.values import exact, holds_boolean
 from checker.verdict import Result, Verdict, Witness
 from checker.words import named_row, short
 
@@ -74,6 +76,9 @@ def check_log(
     """
     budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
     history = History.of(history)
+    if history.booleans is not False and (holds_boolean(history.value) or holds_boolean(history.result)):
+        values, results = list(map(exact, history.value)), list(map(exact, history.result))
+        history = replace(history, value=values, result=results)
     harm = _Harm()
     totals = dict.fromkeys(("acknowledged", "observed", "unread", "recovered", "reads"), 0)
     groups = history.rows_by_key()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from checker.history import FAIL, INFO, OK, History, freeze
+from checker.history import FAIL, INFO, OK, History
 from checker.models.collections import FIFOQueue
 from checker.tally import Events, Tally
+from checker.values import exact
 from checker.verdict import Result
 from checker.words import named_row, short
 
@@ -32,7 +33,7 @@ def check_total_queue(events: Events, *, allow_duplicates: bool = True) -> Resul
     for row, f in enumerate(history.f):
         status = history.status[row]
         if f in FIFOQueue.puts:
-            value = freeze(history.value[row])
+            value = exact(history.value[row])
             if status != FAIL:
                 attempts.setdefault(value, []).append(row)
             if status == OK:
@@ -44,7 +45,7 @@ def check_total_queue(events: Events, *, allow_duplicates: bool = True) -> Resul
         result = history.result[row]
         for item in result if f == "drain" else [result]:
             if item is not None:
-                taken.setdefault(freeze(item), []).append(row)
+                taken.setdefault(exact(item), []).append(row)
     for value, rows in taken.items():
         tried = attempts.get(value, [])
         if not tried:

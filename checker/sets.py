@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from checker.history import FAIL, INFO, OK, History, freeze
+from checker.history import FAIL, INFO, OK, History
 from checker.tally import Events, Tally
+from checker.values import exact
 from checker.verdict import Result
 from checker.words import named_row, short
 
@@ -23,13 +24,13 @@ def check_set(events: Events) -> Result:
     if not reads:
         return tally.result(fine="", unknown="no read completed")
     last = max(reads, key=history.invoked.__getitem__)
-    shown = {freeze(item) for item in history.result[last]}
+    shown = {exact(item) for item in history.result[last]}
     attempted: set[Any] = set()
     for row, f in enumerate(history.f):
         status = history.status[row]
         if f != "add" or status == FAIL:
             continue
-        value = freeze(history.value[row])
+        value = exact(history.value[row])
         attempted.add(value)
         if status == OK and value not in shown and history.returned[row] < history.invoked[last]:
             text = f"{short(value)}, acknowledged to {named_row(history, row)}, is absent from the last read"
@@ -76,12 +77,12 @@ def _elements(history: History, rows: Any, tally: Tally, latencies: list[float])
     known: dict[Any, int] = {}
     for row in rows:
         if history.f[row] == "add" and history.status[row] != FAIL:
-            value = freeze(history.value[row])
+            value = exact(history.value[row])
             adds.setdefault(value, row)
             if history.status[row] == OK:
                 known[value] = min(known.get(value, returned[row]), returned[row])
         elif history.f[row] == "read" and history.status[row] == OK:
-            items = [freeze(item) for item in history.result[row] or ()]
+            items = [exact(item) for item in history.result[row] or ()]
             shown = set(items)
             reads.append((invoked[row], row, shown))
             if len(shown) < len(items):

@@ -6,9 +6,10 @@ import sys
 from itertools import pairwise
 from typing import Any
 
-from checker.history import NEVER, OK, History, freeze
+from checker.history import NEVER, OK, History
 from checker.linearizability.counter import read_bounds
 from checker.tally import Events, Tally
+from checker.values import exact
 from checker.verdict import Result
 from checker.words import named_row, short
 
@@ -22,7 +23,7 @@ def check_unique_ids(events: Events) -> Result:
     seen: dict[Any, int] = {}
     for row, status in enumerate(history.status):
         if status == OK:
-            value = freeze(history.result[row])
+            value = exact(history.result[row])
             if value in seen:
                 first = seen[value]
                 text = f"id {short(value)} was given to {named_row(history, first)} and {named_row(history, row)}"
@@ -125,8 +126,8 @@ def check_long_fork(events: Events) -> Result:
             continue
         if any(step[0] not in ("r", "read") for step in steps):
             continue
-        keys = frozenset(freeze(step[1]) for step in steps)
-        seen = frozenset(freeze(step[1]) for step in steps if step[2] is not None)
+        keys = frozenset(exact(step[1]) for step in steps)
+        seen = frozenset(exact(step[1]) for step in steps if step[2] is not None)
         groups.setdefault(keys, []).append((seen, row))
     reads = 0
     for views in groups.values():

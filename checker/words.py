@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from checker.history import FAIL, INFO, OK, History, Operation
-from checker.models.base import FAILED, UNKNOWN, Model
+from checker.models.base import UNKNOWN, Model
 
 __all__ = ["at", "named", "named_row", "seconds", "short", "span"]
 
@@ -44,11 +44,9 @@ def span(operation: Operation) -> str:
 def named(operation: Operation, model: Model | None = None) -> str:
     """The operation with its process and times: ``process 3's write(5) (0.1 s to 0.2 s)``."""
     model = model or _PLAIN
-    result = operation.result if operation.status == OK else FAILED if operation.status == FAIL else UNKNOWN
+    what = model.describe(operation.f, operation.value, operation.result if operation.status == OK else UNKNOWN)
     if operation.status == FAIL:
-        what = f"failed {model.describe(operation.f, operation.value, UNKNOWN)}"
-    else:
-        what = model.describe(operation.f, operation.value, result)
+        what = f"failed {what}"
     where = f" on {operation.node}" if operation.node else ""
     return f"process {operation.process}'s {what}{where} ({span(operation)})"
 

@@ -13,6 +13,8 @@ from checker.history import History, HistoryBuilder, HistoryError
 __all__ = ["read_jepsen_log_text", "read_limo_text"]
 
 _LOG_LINE = re.compile(r"(?:^|\s)(-?\d+|:?[a-z][\w-]*)\s+:(invoke|ok|fail|info)\s+:([\w-]+)\s+(.*?)\s*$")
+#: What stands before every event in the logs of Porcupine's etcd tests.
+_ETCD_LOG = re.compile(r"INFO\s+jepsen\.util\s+-\s")
 _LIMO_CALL = re.compile(r"\[(\d+)\]\s+call\s+(\w+)(?:\((.*)\))?$")
 _LIMO_RETURN = re.compile(r"\[(\d+)\]\s+return(?:\s+(.+))?$")
 
@@ -45,6 +47,9 @@ def _read(text: str, source: str, parse: Parse) -> History:
 def read_jepsen_log_text(text: str, *, source: str = "<log>") -> History:
     """Lines ``process :type :f value`` behind any log prefix; other lines of a log are skipped.
 
+    In the logs of Porcupine's etcd tests a compare-and-set that failed made its comparison and found another value: it
+    is read as one that completed with the result ``False``.  Anywhere else a failure says that nothing happened.
+
     Raises :class:`FormatError` for a line whose value is not EDN or that does not pair.
     """
     memory: dict[str, Any] = {}
@@ -59,6 +64,8 @@ def read_jepsen_log_text(text: str, *, source: str = "<log>") -> History:
             first = forms[0] if forms else None
             memory[value] = first
         found = memory[value]
+        if kind == "fail" and f == "cas" and isinstance(found, (list, tuple)) and _ETCD_LOG.match(line):
+            kind, found = "ok", False
         number: Any = int(process) if process.lstrip("-").isdigit() else process
         return {"process": number, "type": kind, "f": f, "value": found}
 

@@ -15,7 +15,7 @@ from typing import Any
 from checker.history import FAIL, INFO, NEVER, OK, History, columns
 from checker.linearizability.outcome import NotApplicable, Violation
 from checker.linearizability.register import BEFORE_ALL, zone_conflict
-from checker.models.registers import CASRegister
+from checker.models.registers import CASRegister, is_refused
 
 __all__ = ["check_cas"]
 
@@ -34,7 +34,7 @@ class _Values:
 def check_cas(history: History, rows: Sequence[int], model: CASRegister) -> Violation | None:
     """A violation, or ``None`` for a linearizable history of a :class:`CASRegister`.
 
-    Raises :class:`NotApplicable` for values written twice, asserting failures, or values that are not hashable.
+    Raises :class:`NotApplicable` for values written twice, refused compare-and-sets, or values that are not hashable.
     """
     try:
         return _check(history, rows, model)
@@ -43,19 +43,16 @@ def check_cas(history: History, rows: Sequence[int], model: CASRegister) -> Viol
 
 
 def _check(history: History, rows: Sequence[int], model: CASRegister) -> Violation | None:
-    asserts = bool(model.failures_that_assert())
     none_counts = model.reads_of_none_count()
     values = _Values()
     writer, parent = values.writer, values.parent
     first, last = values.read_first, values.read_last
     crashed: dict[Any, tuple[int, Any]] = {}
     writes = 0
-    for row, f, value, result, status, invoked, returned in zip(
-        rows, *columns(history, rows, "f", "value", "result", "status", "invoked", "returned"), strict=True
+    for f, value, result, status, invoked, returned in zip(
+        *columns(history, rows, "f", "value", "result", "status", "invoked", "returned"), strict=True
     ):
         if status == FAIL:
-            if asserts and f == "cas" and row not in history.errors:
-                raise NotApplicable("a failed compare-and-set asserts what the register did not hold")
             continue
         if f == "read":
             if status == OK and (none_counts or result is not None):
@@ -65,6 +62,8 @@ def _check(history: History, rows: Sequence[int], model: CASRegister) -> Violati
             continue
         old: Any = _WRITE
         if f == "cas":
+            if status == OK and is_refused(f, result):
+                raise NotApplicable("a compare-and-set that was refused says what the register did not hold")
             old, value = value
         writes += 1
         if status == INFO:

@@ -9,11 +9,14 @@ from typing import Any
 
 from checker.explain import explain
 from checker.history import History, HistoryError, Operation, freeze
+from checker.linearizability.booleans import mixes_booleans, told_apart
 from checker.linearizability.budget import Budget
 from checker.linearizability.engine import KeyOutcome, Unhashable, decide
 from checker.linearizability.parallel import decide_in_parallel
+from checker.linearizability.steps import is_ours
 from checker.models.base import Model, ModelError
 from checker.models.registry import parse_model
+from checker.values import exact
 from checker.verdict import Result, Verdict, bounded, worst
 from checker.words import short
 
@@ -50,21 +53,39 @@ def check(
     gc.disable()
     try:
         history = History.of(history)
+        given = history
+        if mixes_booleans(history, model):
+            history, model = told_apart(history, model)
+        elif history.booleans:
+            history = given = replace(history, booleans=False)
+        is_exact = history is not given and is_ours(model)
         try:
-            return _check(history, model, budget, explained, jobs, frozen=False)
+            result = _check(history, model, budget, explained, jobs, frozen=is_exact)
         except (TypeError, Unhashable):
+            if is_exact:
+                raise
             # Values that are lists or maps, which the history of a file holds as they were written.
-            values, results = map(freeze, history.value), map(freeze, history.result)
+            frozen = exact if is_ours(model) else freeze
+            values, results = map(frozen, history.value), map(frozen, history.result)
             history = replace(history, value=list(values), result=list(results))
-            return _check(history, model, budget, explained, jobs, frozen=True)
+            result = _check(history, model, budget, explained, jobs, frozen=True)
+        return result if history is given else _as_recorded(result, given)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
-        if isinstance(error, (HistoryError, ModelError)) or not type(model).__module__.startswith("checker."):
+        if isinstance(error, (HistoryError, ModelError)) or not is_ours(model):
             raise
         what = f"{type(error).__name__}: {short(str(error))}"
         raise HistoryError(f"a {model.name} cannot be used with values like these ({what})") from error
     finally:
         if collecting:
             gc.enable()
+
+
+def _as_recorded(result: Result, history: History) -> Result:
+    """The same result, with the operations of its witness as the history that was given has them."""
+    if result.witness is None:
+        return result
+    operations = history.operations(operation.index for operation in result.witness.operations)
+    return replace(result, witness=replace(result.witness, operations=operations))
 
 
 def _check(history: History, model: Model, budget: Budget, explained: bool, jobs: int, *, frozen: bool) -> Result:

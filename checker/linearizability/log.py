@@ -25,14 +25,24 @@ __all__ = ["check_log_order"]
 def check_log_order(history: History, rows: Sequence[int], model: Log) -> Violation | None:
     """A violation, or ``None`` for a linearizable history of a :class:`Log` whose appends write different values.
 
-    Raises :class:`NotApplicable` for equal values, reads without a tail, or values that are not hashable.
+    Raises :class:`NotApplicable` for equal values, appends without an offset, reads without a tail, or values that are
+    not hashable.
     """
     try:
         if _surely_fine(history, rows):
             return None
         return _check(history, rows)
     except (TypeError, KeyError, IndexError) as error:
+        if any(_is_without_offset(history, row) for row in rows):
+            raise NotApplicable("an append was not told its offset") from None
         raise NotApplicable(f"results are not [offset, value] or offset, messages, tail ({error})") from error
+
+
+def _is_without_offset(history: History, row: int) -> bool:
+    if history.f[row] != "append" or history.status[row] != OK:
+        return False
+    result = history.result[row]
+    return result is None or result[0] is None
 
 
 _ABSENT = object()

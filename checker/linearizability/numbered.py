@@ -21,7 +21,11 @@ __all__ = ["check_fetch_and_add", "check_grow_only_set", "check_versions"]
 
 
 def check_versions(history: History, rows: Sequence[int], model: VersionedRegister) -> Violation | None:
-    """A versioned register is a log: version n is offset n-1, a read shows the last message and the tail."""
+    """A versioned register is a log: version n is offset n-1, a read shows the last message and the tail.
+
+    Raises :class:`NotApplicable` for a write that was not told its version.
+    """
+    wrong = Violation(rows=tuple(rows), text="", minimal=False)
     log = History()
     base = model.initial_version
     for row in rows:
@@ -31,17 +35,24 @@ def check_versions(history: History, rows: Sequence[int], model: VersionedRegist
         log.invoked.append(history.invoked[row])
         log.returned.append(history.returned[row])
         if f == "write":
+            if status == OK:
+                if result is None:
+                    raise NotApplicable("a write was not told its version")
+                if not isinstance(result, (int, float)) or result <= base:
+                    return wrong
             log.f.append("append")
             log.value.append(value)
             log.result.append([result - base - 1, value] if status == OK else None)
-            if status == OK and result <= base:
-                return Violation(rows=tuple(rows), text="", minimal=False)
         else:
             if status == OK:
+                if not isinstance(result, (list, tuple)) or len(result) != 2:
+                    return wrong
                 version, seen = result
+                if not isinstance(version, (int, float)):
+                    return wrong
                 at = version - base
                 if at < 0 or (at == 0 and seen != model.initial):
-                    return Violation(rows=tuple(rows), text="", minimal=False)
+                    return wrong
                 messages = [seen] if at else []
                 log.result.append({"offset": max(at - 1, 0), "messages": messages, "tail": at})
             else:

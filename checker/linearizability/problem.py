@@ -13,8 +13,10 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import compress, count, repeat
 from typing import Any
 
-from checker.history import FAIL, INFO, NEVER, OK, History, columns, freeze
-from checker.models.base import FAILED, ILLEGAL, UNKNOWN, Model, ModelError
+from checker.history import FAIL, INFO, NEVER, OK, History, columns
+from checker.linearizability.steps import checked_step
+from checker.models.base import ILLEGAL, UNKNOWN, Model, ModelError
+from checker.values import exact
 
 __all__ = ["Problem", "Space", "Transitions", "expected_bytes"]
 
@@ -54,21 +56,22 @@ def _tuples(values: Sequence[Any]) -> list[Any]:
 
 
 class Space:
-    """Interned states."""
+    """Interned states; where values may be booleans (``booleans``), as JSON tells them apart."""
 
-    __slots__ = ("ids", "states", "step")
+    __slots__ = ("booleans", "ids", "states", "step")
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, booleans: bool = False) -> None:
         self.states: list[Hashable] = []
         self.ids: dict[Hashable, int] = {}
-        self.step = model.step
+        self.step = checked_step(model)
+        self.booleans = booleans
 
     def intern(self, state: Hashable) -> int:
+        token = exact(state) if self.booleans else state
         try:
-            number = self.ids.get(state)
-            token = state
+            number = self.ids.get(token)
         except TypeError:  # a map or a list, as the values of a history may be
-            token = freeze(state)
+            token = exact(state)
             number = self.ids.get(token)
         if number is None:
             number = self.ids[token] = len(self.states)
@@ -95,6 +98,8 @@ class Transitions(dict[int, int]):
         after = space.step(space.states[state], *self.kind)
         if after is ILLEGAL:
             number = -1
+        elif space.booleans:
+            number = space.intern(after)
         else:
             try:
                 number = space.ids[after]
@@ -126,7 +131,7 @@ class Problem:
     ) -> None:
         self.live_rows, self.live_kinds, kinds, crashed_kinds = _select(history, rows, model)
         model = model.specialised(kinds) if starts is None else model
-        self.space = space = Space(model)
+        self.space = space = Space(model, booleans=bool(history.booleans))
         self.kinds = [Transitions(space, kind) for kind in kinds]
         self.pure = [model.is_pure(*kind) for kind in kinds]
         self.starts = [space.intern(state) for state in ([model.start()] if starts is None else starts)]
@@ -292,33 +297,37 @@ def _compiled(
     yield ready
 
 
+def _alike(
+    fs: Sequence[str], values: Sequence[Any], results: Sequence[Any], statuses: Sequence[str], *, booleans: bool
+) -> tuple[dict[Any, int], list[int]]:
+    """The first of all operations that look like each one; and that first one, by what they look like."""
+    first_alike: dict[Any, int] = {}
+    if not booleans:
+        # A map or a list, as the values of a history may be, is not hashable.
+        for asked, told in ((values, results), (_tuples(values), _tuples(results))):
+            try:
+                alike = list(map(first_alike.setdefault, zip(fs, asked, told, statuses, strict=True), count()))
+            except TypeError:
+                first_alike = {}
+            else:
+                return first_alike, alike
+    looks = zip(fs, map(exact, values), map(exact, results), statuses, strict=True)
+    return first_alike, list(map(first_alike.setdefault, looks, count()))
+
+
 def _select(
     history: History, rows: Sequence[int], model: Model
 ) -> tuple[Sequence[int], list[int], list[tuple[str, Any, Any]], dict[int, int]]:
     """The rows that matter, the kind of each, the kinds, and how many crashed operations each kind has."""
-    pure, asserts, functions, errors = model.pure, model.failures_that_assert(), model.functions, history.errors
+    pure, functions = model.pure, model.functions
     fs, values, results, statuses = columns(history, rows, "f", "value", "result", "status")
-    if FAIL in statuses and (errors or not asserts):
+    if FAIL in statuses:
         kept = list(map(FAIL.__ne__, statuses))
-        if asserts:
-            pairs = zip(rows, fs, kept, strict=True)
-            kept = [keep or (f in asserts and row not in errors) for row, f, keep in pairs]
         rows, fs, values, results, statuses = (
             list(compress(column, kept)) for column in (rows, fs, values, results, statuses)
         )
     # Operations that look alike are of one kind, named by the first of them: found without a step of ours for each.
-    first_alike: dict[Any, int] = {}
-    try:
-        alike = list(map(first_alike.setdefault, zip(fs, values, results, statuses, strict=True), count()))
-    except TypeError:  # a map or a list, as the values of a history may be
-        first_alike = {}
-        asked, told = _tuples(values), _tuples(results)
-        try:
-            alike = list(map(first_alike.setdefault, zip(fs, asked, told, statuses, strict=True), count()))
-        except TypeError:
-            first_alike = {}
-            asked, told = list(map(freeze, asked)), list(map(freeze, told))
-            alike = list(map(first_alike.setdefault, zip(fs, asked, told, statuses, strict=True), count()))
+    first_alike, alike = _alike(fs, values, results, statuses, booleans=bool(history.booleans))
     kinds: list[tuple[str, Any, Any]] = []
     ids: dict[Any, int] = {}
     number_of: dict[int, int] = {}
@@ -328,17 +337,13 @@ def _select(
         result = results[first]
         number = -1
         if functions and f not in functions:
-            if status in (OK, INFO) or f in asserts:
-                known = ", ".join(sorted(functions))
-                raise ModelError(f"model {model.name} knows {known}; the history has {f!r} (row {rows[first]})")
-        elif status == INFO:
+            known = ", ".join(sorted(functions))
+            raise ModelError(f"model {model.name} knows {known}; the history has {f!r} (row {rows[first]})")
+        if status == INFO:
             if f not in pure and not model.is_pure(f, values[first], UNKNOWN):
                 result = answer = UNKNOWN
                 number = 0
         elif status == OK:
-            number = 0
-        elif f in asserts and status == FAIL:
-            result = answer = FAILED
             number = 0
         if number < 0:
             is_complete = False

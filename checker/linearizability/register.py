@@ -16,7 +16,7 @@ from typing import Any
 
 from checker.history import FAIL, NEVER, OK, History, columns
 from checker.linearizability.outcome import NotApplicable, Violation
-from checker.models.registers import Register
+from checker.models.registers import Register, is_refused
 from checker.verdict import Edge
 from checker.words import named_row, short
 
@@ -66,7 +66,11 @@ def _check(history: History, rows: Sequence[int], initial: Hashable, none_counts
             else:
                 crashed[value] = invoked
                 writes += 1
-    if not none_counts and None in first_return and None not in written and None not in crashed:
+    if not none_counts and None in first_return:
+        if None in written or None in crashed:
+            # Reads of it say nothing, its write does.
+            telling = [row for row in rows if history.f[row] != "read" or history.result[row] is not None]
+            return _check(history, telling, initial, True)
         del first_return[None], last_invoke[None]
     if len(written) + len(crashed) != writes or not crashed.keys().isdisjoint(written):
         raise NotApplicable("two writes write the same value")
@@ -102,8 +106,8 @@ def impossible_read(history: History, rows: Sequence[int], model: Register) -> V
     none_counts = model.reads_of_none_count()
     earliest: dict[Any, int] = {model.initial: BEFORE_ALL}
     try:
-        for f, value, status, begun in zip(fs, values, statuses, invoked, strict=True):
-            if f != "read" and status != FAIL:
+        for f, value, result, status, begun in zip(fs, values, results, statuses, invoked, strict=True):
+            if f != "read" and status != FAIL and not is_refused(f, result):
                 earliest.setdefault(value[1] if f == "cas" else value, begun)
         begins = earliest.get
         for row, f, seen, status, done in zip(rows, fs, results, statuses, returned, strict=True):
@@ -118,7 +122,7 @@ def impossible_read(history: History, rows: Sequence[int], model: Register) -> V
 
 def _writes(history: History, row: int, value: Any) -> bool:
     asked = history.value[row]
-    if history.f[row] == "read":
+    if history.f[row] == "read" or is_refused(history.f[row], history.result[row]):
         return False
     return bool((asked[1] if history.f[row] == "cas" else asked) == value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checker.models.base import FAILED, ILLEGAL, UNKNOWN, Model, ModelError
+from checker.models.base import ILLEGAL, UNKNOWN, Model, ModelError
 from checker.models.collections import (
     FIFOQueue,
     GrowOnlySet,
@@ -18,7 +18,6 @@ from checker.models.registers import CASRegister, MultiRegister, Mutex, Register
 from checker.models.registry import MODELS, parse_model
 
 __all__ = [
-    "FAILED",
     "ILLEGAL",
     "MODELS",
     "UNKNOWN",

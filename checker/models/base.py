@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-__all__ = ["FAILED", "ILLEGAL", "UNKNOWN", "Model", "ModelError", "shortened"]
+__all__ = ["ILLEGAL", "UNKNOWN", "Model", "ModelError", "shortened"]
 
 
 class ModelError(ValueError):
@@ -26,8 +26,6 @@ class _Sentinel:
 
 #: Result of an operation that crashed: any result the model allows will do.
 UNKNOWN: Any = _Sentinel("UNKNOWN")
-#: Result of an operation that reported failure, passed only for those in ``failures_that_assert``.
-FAILED: Any = _Sentinel("FAILED")
 #: What ``step`` returns when the operation could not have had that result in that state.
 ILLEGAL: Any = _Sentinel("ILLEGAL")
 
@@ -45,6 +43,11 @@ class Model:
     functions: ClassVar[frozenset[str]] = frozenset()
     #: Names of operations that never change the state.
     pure: ClassVar[frozenset[str]] = frozenset()
+    #: States that are ``None`` or a boolean, where ``start`` is nothing of the kind: a ``step`` that returns what is
+    #: not listed is taken to have forgotten its ``return``, or :data:`ILLEGAL`.
+    unusual_states: ClassVar[tuple[Any, ...]] = ()
+    #: Names of operations whose boolean result is an answer about the operation itself, never a value of the object.
+    answers: ClassVar[frozenset[str]] = frozenset()
 
     def start(self) -> Hashable:
         """The state before the first operation."""
@@ -57,16 +60,9 @@ class Model:
         """
         raise TypeError(f"model {type(self).__name__} has no step")
 
-    def failures_that_assert(self) -> frozenset[str]:
-        """Names of operations whose reported failure says something about the state.
-
-        ``step`` sees such a failure as a pure operation with result :data:`FAILED`; all other failures are dropped.
-        """
-        return frozenset()
-
     def is_pure(self, f: str, value: Any, result: Any) -> bool:
         """Whether this operation leaves every state in which it is legal as it was."""
-        return f in self.pure or result is FAILED
+        return f in self.pure
 
     def outcomes(self, f: str, value: Any, operations: Sequence[tuple[str, Any, Any]]) -> Sequence[Any]:
         """The results a crashed operation may have had, where they lead to different states.

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from checker.history import freeze
 from checker.models.base import ILLEGAL, UNKNOWN, Model, shortened
+from checker.values import truth
 
 __all__ = ["PUT_NOTHING", "FIFOQueue", "GrowOnlySet", "PriorityQueue", "Set", "Stack", "UnorderedQueue"]
 
@@ -126,21 +127,22 @@ class Set(Model):
     name: ClassVar[str] = "set"
     functions: ClassVar[frozenset[str]] = frozenset({"add", "remove", "contains", "read"})
     pure: ClassVar[frozenset[str]] = frozenset({"contains", "read"})
+    answers: ClassVar[frozenset[str]] = frozenset({"add", "remove", "contains"})
 
     def start(self) -> Hashable:
         return frozenset()
 
     def is_pure(self, f: str, value: Any, result: Any) -> bool:
-        return f in self.pure or (result is False and f != "read")
+        return f in self.pure or (f != "read" and truth(result) is False)
 
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if f == "read":
             return state if result is UNKNOWN or frozenset(result) == state else ILLEGAL
         present = value in state
         if f == "contains":
-            return state if result is UNKNOWN or result == present else ILLEGAL
+            return state if result is UNKNOWN or truth(result) is present else ILLEGAL
         changes = present if f == "remove" else not present
-        if isinstance(result, bool) and result != changes:
+        if truth(result) not in (None, changes):
             return ILLEGAL
         if not changes:
             return state
@@ -149,7 +151,7 @@ class Set(Model):
     def describe(self, f: str, value: Any, result: Any) -> str:
         if f == "read":
             return super().describe(f, value, result)
-        return f"{f}({shortened(value)})" + (f" -> {result}" if isinstance(result, bool) else "")
+        return f"{f}({shortened(value)})" + ("" if truth(result) is None else f" -> {result}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,15 +33,14 @@ class KeyValue(Model):
 
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if f == "get":
-            return state if result is UNKNOWN or (result or "") == state else ILLEGAL
+            return state if _may_show(result, state) else ILLEGAL
         return value if f == "put" else state + value
 
     def specialised(self, operations: Sequence[tuple[str, Any, Any]]) -> Model:
-        reads = sorted({result or "" for f, _, result in operations if f == "get" and result is not UNKNOWN})
-        return _Observed(initial=self.initial, reads=tuple(reads))
+        return _Observed(initial=self.initial, reads=tuple(sorted(_strings_read(operations))))
 
     def possible_states(self, operations: Sequence[tuple[str, Any, Any]]) -> Iterable[Hashable]:
-        reads = {result or "" for f, _, result in operations if f == "get" and result is not UNKNOWN}
+        reads = _strings_read(operations)
         states: set[str] = set(reads)
         for token in {value for f, value, _ in operations if f == "append"}:
             for read in reads:
@@ -50,6 +49,17 @@ class KeyValue(Model):
                     states.add(read[:at])
                     at = read.find(token, at + 1)
         return [*sorted(states), _DEAD]
+
+
+def _may_show(result: Any, state: str) -> bool:
+    """Whether a read of this string can have had this result; ``None`` where nobody has put anything."""
+    return result is UNKNOWN or result == state or (result is None and not state)
+
+
+def _strings_read(operations: Sequence[tuple[str, Any, Any]]) -> set[str]:
+    """Every string that some read shows; nothing that can be put makes a read show anything else."""
+    shown = ("" if result is None else result for f, _, result in operations if f == "get")
+    return {result for result in shown if isinstance(result, str)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +73,7 @@ class _Observed(KeyValue):
 
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if f == "get":
-            return state if result is UNKNOWN or (result or "") == state else ILLEGAL
+            return state if _may_show(result, state) else ILLEGAL
         if f == "put":
             return self._merged(value)
         return _DEAD if state is _DEAD else self._merged(state + value)

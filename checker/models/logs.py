@@ -6,8 +6,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from checker.history import freeze
 from checker.models.base import ILLEGAL, UNKNOWN, Model, shortened
+from checker.values import exact
 
 __all__ = ["Log", "Topic"]
 
@@ -16,7 +16,7 @@ def _log_step(state: tuple[Any, ...], f: str, value: Any, result: Any) -> Any:
     if f in ("append", "send"):
         if result is not UNKNOWN and result is not None and result[0] not in (None, len(state)):
             return ILLEGAL
-        return (*state, freeze(value))
+        return (*state, exact(value))
     if result is UNKNOWN:
         return state
     if f == "tail":
@@ -25,13 +25,16 @@ def _log_step(state: tuple[Any, ...], f: str, value: Any, result: Any) -> Any:
     tail = result.get("tail")
     if tail is not None and tail != len(state):
         return ILLEGAL
-    return state if state[offset : offset + len(messages)] == freeze(messages) else ILLEGAL
+    if offset < 0 and messages:
+        return ILLEGAL
+    return state if not messages or state[offset : offset + len(messages)] == exact(messages) else ILLEGAL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Log(Model):
     """An append-only queue: ``append(v) -> [offset, v]``, ``read({offset, max}) -> {offset, messages, tail}``,
-    ``tail() -> number of messages``.  The messages of a read and its tail are one atomic observation.
+    ``tail() -> number of messages``.  The messages of a read and its tail are one atomic observation.  An append that
+    answers ``None`` or ``[None, v]`` was not told its offset; a read may carry fewer messages than it asked for.
     """
 
     name: ClassVar[str] = "log"
@@ -78,6 +81,8 @@ class Topic(Model):
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if result is UNKNOWN:
             return state
+        if f == "send" and (result is None or result[0] is None):
+            raise ValueError("a send was acknowledged without its queue, so it may be in any")
         queue = result["queue"] if f == "read" else result[0]
         if not 0 <= queue < len(state):
             return ILLEGAL

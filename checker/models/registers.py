@@ -6,9 +6,10 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from checker.models.base import FAILED, ILLEGAL, UNKNOWN, Model, shortened
+from checker.models.base import ILLEGAL, UNKNOWN, Model, shortened
+from checker.values import truth
 
-__all__ = ["CASRegister", "MultiRegister", "Mutex", "Register", "VersionedRegister"]
+__all__ = ["CASRegister", "MultiRegister", "Mutex", "Register", "VersionedRegister", "is_refused"]
 
 
 class _Other:
@@ -57,31 +58,26 @@ class Register(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class CASRegister(Register):
-    """A register with ``cas([old, new])``, which fails, and is recorded as ``fail``, when it does not hold ``old``.
+    """A register with ``cas([old, new])``, which answers ``False`` when the register does not hold ``old``.
 
-    With ``failed_cas_asserts`` a failed ``cas`` with no recorded error says that the register did not hold ``old``; one
-    with an error (a refused connection, say) merely did not happen.  Like ``none_is_any`` it follows from ``initial``
-    unless given: Knossos, whose histories start from a number, takes every failure as "did not happen".
+    That is an operation that completed (``ok``) and made a comparison; any other result says that ``new`` was written.
+    One that failed (``fail``) did not happen, like every operation that failed, and says nothing about the state.
     """
-
-    failed_cas_asserts: bool | None = None
 
     name: ClassVar[str] = "cas-register"
     functions: ClassVar[frozenset[str]] = frozenset({"read", "write", "cas"})
 
-    def failures_that_assert(self) -> frozenset[str]:
-        asserts = self.initial is None if self.failed_cas_asserts is None else self.failed_cas_asserts
-        return frozenset({"cas"}) if asserts else frozenset()
+    answers: ClassVar[frozenset[str]] = frozenset({"cas"})
 
     def is_pure(self, f: str, value: Any, result: Any) -> bool:
-        return f == "read" or result is FAILED or (f == "cas" and value[0] == value[1])
+        return f == "read" or (f == "cas" and (value[0] == value[1] or is_refused(f, result)))
 
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if f == "write":
             return value
         if f == "cas":
             old, new = value
-            if result is FAILED:
+            if is_refused(f, result):
                 return ILLEGAL if state == old else state
             return new if state == old else ILLEGAL
         return state if result == state or self._says_nothing(result) else ILLEGAL
@@ -90,6 +86,14 @@ class CASRegister(Register):
         observed = {result for f, _, result in operations if f == "read"}
         observed.update(value[0] for f, value, _ in operations if f == "cas")
         return [*observed, _OTHER]
+
+    def describe(self, f: str, value: Any, result: Any) -> str:
+        return super().describe(f, value, result) + (" -> False" if is_refused(f, result) else "")
+
+
+def is_refused(f: str, result: Any) -> bool:
+    """Whether this is a compare-and-set that completed and found another value."""
+    return f == "cas" and truth(result) is False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +141,8 @@ def _kind(step: Sequence[Any]) -> str:
 class VersionedRegister(Model):
     """A register whose every write gets the next version: ``write(v) -> version``, ``read() -> [version, v]``.
 
-    Versions count up by one from ``initial_version``, which belongs to ``initial``.
+    Versions count up by one from ``initial_version``, which belongs to ``initial``.  A write that answers ``None`` was
+    not told its version.
     """
 
     initial: Hashable = None
@@ -153,8 +158,10 @@ class VersionedRegister(Model):
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if f == "write":
             version = state[0] + 1
-            return (version, value) if result is UNKNOWN or result == version else ILLEGAL
-        return state if result is UNKNOWN or tuple(result) == state else ILLEGAL
+            return (version, value) if result is UNKNOWN or result is None or result == version else ILLEGAL
+        if result is UNKNOWN:
+            return state
+        return state if isinstance(result, (list, tuple)) and tuple(result) == state else ILLEGAL
 
 
 @dataclass(frozen=True, kw_only=True)

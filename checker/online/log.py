@@ -12,8 +12,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from checker.history import FAIL, OK, freeze
+from checker.history import FAIL, OK
 from checker.online.pairs import WINDOW, Call, Judge, Online
+from checker.values import exact
 from checker.words import short
 
 __all__ = ["OnlineLog", "OnlineVersionedRegister"]
@@ -205,6 +206,10 @@ class _LogJudge(_PlacesJudge):
     """One key's log."""
 
     def _acknowledged(self, call: Call, result: Any, now: int) -> str | None:
+        if result is None or result[0] is None:
+            # Nobody was told where the message is: it is wherever it was seen, or will be.
+            self._places.give_up(call.value)
+            return None
         return self._places.acknowledge(call.value, result[0], now)
 
     def _view(self, call: Call, result: Any, now: int) -> str | None:
@@ -246,6 +251,9 @@ class _VersionsJudge(_PlacesJudge):
         return problem
 
     def _acknowledged(self, call: Call, result: Any, now: int) -> str | None:
+        if result is None:
+            self._places.give_up(call.value)
+            return None
         if result <= self._base:
             return f"got version {result}, though versions begin after {self._base}"
         return self._places.acknowledge(call.value, result - self._base - 1, now)
@@ -269,5 +277,5 @@ class OnlineVersionedRegister(Online):
     """
 
     def __init__(self, *, initial: Any = None, initial_version: int = 0) -> None:
-        value = freeze(initial)
+        value = exact(initial)
         super().__init__(lambda: _VersionsJudge(value, initial_version))

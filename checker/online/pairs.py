@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from checker.history import FAIL, INFO, OK, freeze
+from checker.history import FAIL, INFO, OK
+from checker.values import exact
 
 __all__ = ["NOT_YET", "WINDOW", "Call", "Judge", "Online"]
 
@@ -90,7 +91,7 @@ class Online:
             return None
         outcome = INFO if call.excused else event["type"]
         who = f"{'' if key is None else f'key {key!r}: '}process {process}'s {call.f}"
-        result = freeze(event.get("value")) if outcome == OK else None
+        result = exact(event.get("value")) if outcome == OK else None
         try:
             return judge.end(call, outcome if outcome in (OK, FAIL) else INFO, result, self._position, who)
         except (TypeError, ValueError, LookupError):
@@ -104,11 +105,11 @@ class Online:
         return len(self._open) + len(judges) + sum(judge.held() for judge in judges if judge.is_judging)
 
     def _begin(self, process: int, event: Mapping[str, Any]) -> None:
-        key = freeze(event.get("key"))
+        key = exact(event.get("key"))
         judge = self._judges.get(key)
         if judge is None:
             judge = self._judges[key] = self._new_judge()
-        call = Call(str(event.get("f")), freeze(event.get("value")), self._position)
+        call = Call(str(event.get("f")), exact(event.get("value")), self._position)
         self._open[process] = key, judge, call
         if judge.is_judging:
             judge.open[call.start] = call

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from checker.history import FAIL, OK, freeze
+from checker.history import FAIL, OK
 from checker.online.pairs import NOT_YET, WINDOW, Call, Judge, Online
+from checker.values import exact
 from checker.words import short
 
 __all__ = ["OnlineRegister"]
@@ -113,5 +114,5 @@ class OnlineRegister(Online):
     """
 
     def __init__(self, *, initial: Any = None) -> None:
-        value = freeze(initial)
+        value = exact(initial)
         super().__init__(lambda: _RegisterJudge(value))

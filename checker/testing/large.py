@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from checker.history import FAIL, INFO, NEVER, OK, History
+from checker.history import INFO, NEVER, OK, History
 
 __all__ = ["LARGE", "large_history"]
 
@@ -30,7 +30,7 @@ def _cas(rng: random.Random, state: dict[str, Any], history: History, row: int) 
         if held == old:
             state["value"], history.result[row] = new, (old, new)
         else:
-            history.status[row] = FAIL
+            history.result[row] = False
 
 
 def _register(rng: random.Random, state: dict[str, Any], history: History, row: int) -> None:
@@ -114,11 +114,12 @@ LARGE: dict[str, Perform] = {
 def large_history(kind: str, operations: int, clients: int, *, seed: int = 1, crash: float = 0.0) -> History:
     """A linearizable history of that kind (a name in ``LARGE``) by ``clients`` clients, the same for the same seed.
 
-    ``crash`` is the share of operations whose outcome stays unknown; all of them did happen.
+    ``crash`` is the share of operations whose outcome stays unknown; all of them did happen.  Booleans occur as answers
+    of a compare-and-set only.
     """
     perform = LARGE[kind]
     rng = random.Random(seed)
-    history = History()
+    history = History(booleans=False)
     state: dict[str, Any] = {}
     idle, next_process = list(range(clients)), clients
     running: list[tuple[int, int, bool]] = []

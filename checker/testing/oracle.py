@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from checker.history import FAIL, INFO, OK, History
-from checker.models.base import FAILED, ILLEGAL, UNKNOWN, Model
+from checker.history import INFO, OK, History
+from checker.models.base import ILLEGAL, UNKNOWN, Model
 from checker.models.collections import UnorderedQueue
 from checker.models.logs import Topic
 
@@ -26,8 +26,6 @@ def linearizable_by_force(history: History, model: Model) -> bool:
             kept.append((history.invoked[row], history.returned[row], f, history.value[row], history.result[row]))
         elif status == INFO:
             kept.append((history.invoked[row], None, f, history.value[row], UNKNOWN))
-        elif status == FAIL and f in model.failures_that_assert() and row not in history.errors:
-            kept.append((history.invoked[row], history.returned[row], f, history.value[row], FAILED))
     return _extend(model, model.start(), kept)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from checker.history import History
-from checker.models.base import FAILED, ILLEGAL, Model
+from checker.models.base import ILLEGAL, Model
 from checker.models.collections import FIFOQueue, GrowOnlySet, PriorityQueue, Set, Stack, UnorderedQueue
 from checker.models.counters import Counter, FetchAndAdd
 from checker.models.keyvalue import KeyValue
@@ -168,7 +168,7 @@ def _perform(model: Model, state: Any, f: str, value: Any, rng: random.Random) -
     after = model.step(state, f, value, result)
     if after is ILLEGAL:
         return state, "fail", None
-    return after, "fail" if result is FAILED else "ok", result
+    return after, "ok", result
 
 
 def _answer(model: Model, state: Any, f: str, value: Any, rng: random.Random) -> Any:
@@ -188,6 +188,8 @@ def _answer(model: Model, state: Any, f: str, value: Any, rng: random.Random) ->
         if f == "read":
             return sorted(state)
         return (value in state) if f in ("contains", "remove") else value not in state
+    if isinstance(model, CASRegister) and f == "cas" and state != value[0]:
+        return False
     if isinstance(model, FetchAndAdd):
         return state
     if isinstance(model, Log):

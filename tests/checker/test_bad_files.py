@@ -41,7 +41,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "nan.jsonl": (INVOKE.replace("%s", "NaN").encode(), ":1: not JSON: NaN"),
     "long.jsonl": (INVOKE.replace("%s", "9" * 10_000).encode(), ":1: "),
     "deep.jsonl": (INVOKE.replace("%s", "[" * 100_000 + "]" * 100_000).encode(), ":1: "),
-    "nested.jsonl": (INVOKE.replace("%s", "[" * 900 + "]" * 900).encode(), "nested too deeply"),
+    "nested.jsonl": (INVOKE.replace("%s", "[" * 2000 + "]" * 2000).encode(), "nested too deeply"),
     "cut.json": (b'[{"process": 0,', ":1: not JSON"),
     "numbers.json": (b"[1, 2]", ":1: an event must be a map"),
     "open.edn": (b"{:process 0 :type :invoke :f :read\n", ":1: '{' is never closed"),

@@ -1,0 +1,61 @@
+"""Histories in which booleans and numbers must be told apart, which Python does not (see ``checker.values``)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from checker.history import History
+from checker.linearizability.steps import is_ours
+from checker.models.base import Model
+from checker.values import exact, holds_boolean, truth
+
+__all__ = ["exact_model", "mixes_booleans", "told_apart"]
+
+
+def mixes_booleans(history: History, model: Model) -> bool:
+    """Whether a boolean occurs where it could be taken for a number.
+
+    Not where the model's ``answers`` are booleans and none of them is a number.  One look at every value: where the
+    history was read from a text without any boolean it says so, and nothing is looked at.
+    """
+    if holds_boolean([getattr(model, "initial", None)]):
+        return True
+    if history.booleans is False:
+        return False
+    if history.keyed and holds_boolean(history.key):
+        return True
+    return holds_boolean(history.value) or holds_boolean(_results(history, model))
+
+
+def _results(history: History, model: Model) -> list[Any]:
+    """All results but those that only answer yes or no, unless numbers are among the answers."""
+    if not model.answers:
+        return history.result
+    answers: list[Any] = []
+    others: list[Any] = []
+    for f, result in zip(history.f, history.result, strict=True):
+        (answers if f in model.answers else others).append(result)
+    if any(isinstance(answer, (int, float)) and truth(answer) is None for answer in answers):
+        return history.result
+    return others + [answer for answer in answers if truth(answer) is None]
+
+
+def told_apart(history: History, model: Model) -> tuple[History, Model]:
+    """The same history and model with exact values; only its keys are where the model is not ours.
+
+    The ``step`` of a user's model sees values as they were recorded; the search tells them, and the states, apart.
+    """
+    keys = list(map(exact, history.key)) if history.keyed else history.key
+    if not is_ours(model):
+        return replace(history, key=keys, booleans=True), model
+    values, results = list(map(exact, history.value)), list(map(exact, history.result))
+    return replace(history, key=keys, value=values, result=results, booleans=False), exact_model(model)
+
+
+def exact_model(model: Model) -> Model:
+    """The same model of ours with an exact first value, where it has one."""
+    if not hasattr(model, "initial"):
+        return model
+    changed: Model = replace(model, initial=exact(model.initial))  # type: ignore[call-arg]
+    return changed

@@ -1,0 +1,94 @@
+"""The ``step`` of a model that somebody else wrote, watched for the mistakes that make every history look valid."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from checker.models.base import ILLEGAL, Model, ModelError
+from checker.values import exact
+
+__all__ = ["Step", "checked_step", "is_ours"]
+
+_MEND = "it must return the state after the operation, or ILLEGAL where the operation is not possible"
+
+Step = Callable[[Any, str, Any, Any], Any]
+
+
+def is_ours(model: Model) -> bool:
+    """Whether the model is one of this package, not a class of the user's."""
+    return type(model).__module__.startswith("checker.")
+
+
+def checked_step(model: Model) -> Step:
+    """``model.step``; one of the user's raises :class:`ModelError` at the first call that
+
+    * changes the state that it was given, or, being of an operation in ``pure``, returns another one;
+    * returns ``None`` or a boolean that is no state by all appearances (see :func:`_is_usual`) and that the model does
+      not list in ``unusual_states``.
+
+    Raises :class:`ModelError` at once for a ``step`` that returns nothing at all.
+    """
+    step = model.step
+    if is_ours(model):
+        return step
+    name = type(model).__name__
+    if _returns_nothing(step):
+        raise ModelError(f"step of {name} returns nothing: {_MEND}")
+    start, pure = model.start(), model.pure
+
+    def watched(state: Any, f: str, value: Any, result: Any) -> Any:
+        before = _image(state)
+        after = step(state, f, value, result)
+        if _image(state) != before:
+            raise ModelError(
+                f"step of {name} changed the state that it was given, at {f}({value!r}): it must return a new state"
+            )
+        if (after is None or isinstance(after, bool)) and not _is_usual(after, state, start, value, model):
+            raise ModelError(
+                f"step of {name} returned {after} at {f}({value!r}) in state {state!r}: {_MEND}; "
+                "list it in unusual_states if it is a state"
+            )
+        if f in pure and after is not ILLEGAL and _image(after) != before:
+            raise ModelError(f"step of {name} changed the state at {f}({value!r}), although {f!r} is listed in pure")
+        return after
+
+    return watched
+
+
+def _is_usual(after: Any, state: Any, start: Any, value: Any, model: Model) -> bool:
+    """Whether ``None`` or a boolean may well be the state that an operation has led to.
+
+    It may if it is the state as it was, the value that was asked or a part of it; a boolean, if the first state is one;
+    ``None``, if it is the first state and the operation has no value.
+    """
+    if after is state or any(after is known for known in model.unusual_states):
+        return True
+    if isinstance(after, bool) and isinstance(start, bool):
+        return True
+    if value is None:
+        return after is None and start is None
+    return any(after is part for part in (value if isinstance(value, (list, tuple)) else (value,)))
+
+
+def _returns_nothing(step: Step) -> bool:
+    """Whether every way out of a function written in Python returns a constant ``None``."""
+    code = getattr(step, "__code__", None)
+    if code is None:
+        return False
+    returns = [
+        now.argval is None if now.opname == "RETURN_CONST" else before.opname == "LOAD_CONST" and before.argval is None
+        for before, now in pairwise(dis.get_instructions(code))
+        if now.opname in ("RETURN_VALUE", "RETURN_CONST")
+    ]
+    return bool(returns) and all(returns)
+
+
+def _image(state: Any) -> Any:
+    """Something that equals itself for as long as the state is the same."""
+    held = getattr(state, "__dict__", None)
+    if held is None:
+        return exact(state)
+    return exact(state) if isinstance(state, (list, tuple, dict, set, frozenset)) else None, exact(held)

@@ -1,0 +1,170 @@
+"""Sequential consistency: one order of all operations that keeps the order of each process (Lamport 1979).
+
+Not local, so keys cannot be checked one by one: a state is the states of all keys together.  Deciding is NP-complete;
+the search is depth first over how far each process has come, and remembers where it has been.
+
+An operation of unknown outcome takes effect after what its process had completed before it, at any time or never: a
+process that goes on after it does not wait for it.  So every linearizable history is sequentially consistent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from checker.history import FAIL, INFO, History, HistoryError
+from checker.linearizability.booleans import exact_model
+from checker.linearizability.budget import Budget
+from checker.linearizability.steps import checked_step, is_ours
+from checker.models.base import ILLEGAL, UNKNOWN, Model, ModelError
+from checker.tally import Events, Tally
+from checker.values import exact
+from checker.verdict import Result, Verdict
+from checker.words import named_row, short
+
+__all__ = ["check_sequential"]
+
+#: Configurations between two looks at the budget.
+STEPS_BETWEEN_CHECKS = 4096
+
+#: How many operations each process has completed, which of the crashed ones took effect (bits), the state of each key.
+Configuration = tuple[tuple[int, ...], int, tuple[Any, ...]]
+
+
+@dataclass(slots=True)
+class _Program:
+    """What the processes did.  An operation is its row, the number of its key, its name, value and result."""
+
+    #: Completed operations of each process, in its order.
+    lanes: list[list[tuple[int, int, str, Any, Any]]] = field(default_factory=list)
+    #: Operations of unknown outcome: its lane, how many of that must come first, and the same with every result.
+    crashed: list[tuple[int, int, list[tuple[int, int, str, Any, Any]]]] = field(default_factory=list)
+    #: For each of them, the one before it that looks the same, or none: that one goes first.
+    twin: list[int | None] = field(default_factory=list)
+    keys: int = 0
+
+
+def check_sequential(
+    events: Events, model: Model, *, timeout_s: float | None = None, memory_mb: float | None = None
+) -> Result:
+    """Whether one order of all operations, keeping each process's own, is legal for the model, key by key.
+
+    ``timeout_s`` (seconds) and ``memory_mb`` (MiB beyond what the process holds) bound the search; past either the
+    verdict is ``unknown``.  Raises :class:`HistoryError` for values that the model cannot be used with and
+    :class:`ModelError` for operations that the model lacks.
+    """
+    history = History.of(events)
+    try:
+        return _check(history, model, Budget(timeout_s=timeout_s, memory_mb=memory_mb))
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        if isinstance(error, (HistoryError, ModelError)) or not is_ours(model):
+            raise
+        what = f"{type(error).__name__}: {short(str(error))}"
+        raise HistoryError(f"a {model.name} cannot be used with values like these ({what})") from error
+
+
+def _check(history: History, model: Model, budget: Budget) -> Result:
+    if is_ours(model):
+        model = exact_model(model)
+    program = _program_of(history, model)
+    stats: dict[str, Any] = {"model": model.name, "operations": len(history), "engines": {"sequential search": 1}}
+    start: Configuration = ((0,) * len(program.lanes), 0, (model.start(),) * program.keys)
+    stack, seen = [start], {_token(start, model)}
+    step = checked_step(model)
+    best = start[0]
+    steps = 0
+    while stack:
+        places, used, states = stack.pop()
+        if all(place == len(lane) for place, lane in zip(places, program.lanes, strict=True)):
+            stats["steps"] = steps
+            reason = f"sequentially consistent: {len(history)} operations"
+            return Result(verdict=Verdict.VALID, stats=stats, reason=reason)
+        if sum(places) > sum(best):
+            best = places
+        steps += 1
+        if steps % STEPS_BETWEEN_CHECKS == 0:
+            stopped = budget.exhausted()
+            if stopped:
+                stats["steps"] = steps
+                return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=f"{stopped} after {steps} steps")
+        for following, taken, (_, key, f, value, result) in _choices(program, places, used):
+            after = step(states[key], f, value, result)
+            if after is ILLEGAL:
+                continue
+            moved = (following, taken, (*states[:key], after, *states[key + 1 :]))
+            token = _token(moved, model)
+            if token not in seen:
+                seen.add(token)
+                stack.append(moved)
+    stats["steps"] = steps
+    stuck = [lane[place][0] for place, lane in zip(best, program.lanes, strict=True) if place < len(lane)]
+    tally = Tally(model.name, history, wrong=("not-sequential",))
+    named = "; ".join(named_row(history, row, model) for row in stuck[:6])
+    tally.add("not-sequential", stuck[:12], f"no order that keeps each process's own gets past all of: {named}")
+    found = tally.result(fine="")
+    return Result(verdict=found.verdict, witness=found.witness, stats={**found.stats, **stats}, reason=found.reason)
+
+
+def _token(configuration: Configuration, model: Model) -> Any:
+    """What a configuration is remembered by."""
+    places, used, states = configuration
+    return configuration if is_ours(model) else (places, used, exact(states))
+
+
+def _choices(
+    program: _Program, places: tuple[int, ...], used: int
+) -> Iterator[tuple[tuple[int, ...], int, tuple[int, int, str, Any, Any]]]:
+    """Every operation that may be next: crashed ones first, so that the search tries those last."""
+    for number, (lane, after, results) in enumerate(program.crashed):
+        twin = program.twin[number]
+        if used >> number & 1 or places[lane] < after or (twin is not None and not used >> twin & 1):
+            continue
+        for operation in results:
+            yield places, used | 1 << number, operation
+    for lane, place in enumerate(places):
+        if place < len(program.lanes[lane]):
+            yield (*places[:lane], place + 1, *places[lane + 1 :]), used, program.lanes[lane][place]
+
+
+def _program_of(history: History, model: Model) -> _Program:
+    """The operations that happened or may have, by process."""
+    of_values = exact if is_ours(model) else _as_it_is
+    program = _Program()
+    lane_of: dict[Any, int] = {}
+    key_of: dict[Any, int] = {}
+    waiting: list[tuple[int, int, int]] = []
+    kinds: list[tuple[str, Any, Any]] = []
+    for row, status in enumerate(history.status):
+        if status == FAIL:
+            continue
+        f, value = history.f[row], of_values(history.value[row])
+        if model.functions and f not in model.functions:
+            known = ", ".join(sorted(model.functions))
+            raise ModelError(f"model {model.name} knows {known}; the history has {f!r} (row {row})")
+        lane = lane_of.setdefault(exact(history.process[row]), len(lane_of))
+        key = key_of.setdefault(exact(history.key[row]), len(key_of))
+        if lane == len(program.lanes):
+            program.lanes.append([])
+        if status == INFO:
+            kinds.append((f, value, UNKNOWN))
+            if f not in model.pure and not model.is_pure(f, value, UNKNOWN):
+                waiting.append((row, lane, len(program.lanes[lane])))
+            continue
+        result = of_values(history.result[row])
+        kinds.append((f, value, result))
+        program.lanes[lane].append((row, key, f, value, result))
+    program.keys = len(key_of)
+    last_alike: dict[Any, int] = {}
+    for number, (row, lane, after) in enumerate(waiting):
+        f, value, key = history.f[row], of_values(history.value[row]), key_of[exact(history.key[row])]
+        results = [(row, key, f, value, result) for result in model.outcomes(f, value, kinds)]
+        program.crashed.append((lane, after, results))
+        look = (lane, after, key, f, exact(value))
+        program.twin.append(last_alike.get(look))
+        last_alike[look] = number
+    return program
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

@@ -1,0 +1,101 @@
+"""Values as JSON compares them: ``true`` is not ``1``, ``1`` is ``1.0``, a list is no map.
+
+Python says ``True == 1`` and hashes both alike, so a dictionary or a set takes one for the other.  :func:`exact` turns
+a value into one that can be hashed and that equals another exactly where JSON says so: :data:`TRUE` and
+:data:`FALSE` stand for the booleans.  That costs time for every value, so :func:`holds_boolean` says first whether
+there is a boolean at all: without any, Python's equality is JSON's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+__all__ = ["FALSE", "TRUE", "FrozenMap", "exact", "holds_boolean", "truth"]
+
+
+#: Below it every whole number is a float of its own.
+_EXACT_FLOATS = 1 << 53
+
+
+class _Truth:
+    """A boolean that equals nothing but itself."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name.capitalize()
+
+    def __bool__(self) -> bool:
+        return self is TRUE
+
+    def __reduce__(self) -> str:
+        return self._name
+
+
+TRUE: Any = _Truth("TRUE")
+FALSE: Any = _Truth("FALSE")
+
+
+class FrozenMap(dict[Any, Any]):
+    """A map that can be hashed; nobody changes it once it is made."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
+def exact(value: Any) -> Any:
+    """A hashable value that equals ``exact(other)`` if and only if JSON's ``value`` equals ``other``.
+
+    Whole numbers become ints, lists tuples, sets frozensets, maps :class:`FrozenMap`; :data:`TRUE` and :data:`FALSE`
+    stand for booleans.
+    """
+    kind = value.__class__
+    if kind is int or kind is str or value is None:
+        return value
+    if kind is bool:
+        return TRUE if value else FALSE
+    if isinstance(value, (list, tuple)):
+        return tuple(map(exact, value))
+    if isinstance(value, (set, frozenset)):
+        return frozenset(map(exact, value))
+    if isinstance(value, Mapping):
+        pairs = [(exact(name), exact(held)) for name, held in value.items()]
+        return FrozenMap(sorted(pairs, key=lambda pair: repr(pair[0])))
+    if kind is float and value.is_integer() and abs(value) < _EXACT_FLOATS:
+        return int(value)
+    return value
+
+
+def truth(value: Any) -> bool | None:
+    """The boolean that ``value`` is, exact or not; ``None`` for anything else."""
+    if value is True or value is TRUE:
+        return True
+    if value is False or value is FALSE:
+        return False
+    return None
+
+
+def holds_boolean(values: Iterable[Any]) -> bool:
+    """Whether there is a boolean among these values, or anywhere inside of them."""
+    level = values if isinstance(values, list) else list(values)
+    while level:
+        kinds = set(map(type, level))
+        if bool in kinds:
+            return True
+        inner: list[Any] = []
+        for kind in kinds:
+            if issubclass(kind, Mapping):
+                maps = [value for value in level if value.__class__ is kind]
+                inner.extend(chain.from_iterable(maps))
+                inner.extend(chain.from_iterable(held.values() for held in maps))
+            elif issubclass(kind, (list, tuple, set, frozenset)):
+                inner.extend(chain.from_iterable(value for value in level if value.__class__ is kind))
+        level = inner
+    return False
