@@ -131,7 +131,7 @@ def _one_by_one(
         try:
             event = _decode(line)
         except (ValueError, RecursionError) as error:
-            reason = str(error)
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
             if isinstance(error, json.JSONDecodeError):
                 reason = f"not JSON: {error.msg} at column {error.colno}"
             if number == last and not line.endswith("\n") and not strict:
