@@ -43,6 +43,7 @@ class _Program:
     #: For each of them, the one before it that looks the same, or none: that one goes first.
     twin: list[int | None] = field(default_factory=list)
     keys: int = 0
+    model: Model = field(default_factory=Model)
 
 
 def check_sequential(
@@ -68,6 +69,7 @@ def _check(history: History, model: Model, budget: Budget) -> Result:
     if is_ours(model):
         model = exact_model(model)
     program = _program_of(history, model)
+    described, model = model, program.model
     stats: dict[str, Any] = {"model": model.name, "operations": len(history), "engines": {"sequential search": 1}}
     start: Configuration = ((0,) * len(program.lanes), 0, (model.start(),) * program.keys)
     stack, seen = [start], {_token(start, model)}
@@ -100,7 +102,7 @@ def _check(history: History, model: Model, budget: Budget) -> Result:
     stats["steps"] = steps
     stuck = [lane[place][0] for place, lane in zip(best, program.lanes, strict=True) if place < len(lane)]
     tally = Tally(model.name, history, wrong=("not-sequential",))
-    named = "; ".join(named_row(history, row, model) for row in stuck[:6])
+    named = "; ".join(named_row(history, row, described) for row in stuck[:6])
     tally.add("not-sequential", stuck[:12], f"no order that keeps each process's own gets past all of: {named}")
     found = tally.result(fine="")
     return Result(verdict=found.verdict, witness=found.witness, stats={**found.stats, **stats}, reason=found.reason)
@@ -155,6 +157,7 @@ def _program_of(history: History, model: Model) -> _Program:
         kinds.append((f, value, result))
         program.lanes[lane].append((row, key, f, value, result))
     program.keys = len(key_of)
+    program.model = model = model.specialised(kinds)
     last_alike: dict[Any, int] = {}
     for number, (row, lane, after) in enumerate(waiting):
         f, value, key = history.f[row], of_values(history.value[row]), key_of[exact(history.key[row])]

@@ -63,7 +63,8 @@ class Log(Model):
 @dataclass(frozen=True, kw_only=True)
 class Topic(Model):
     """A topic of ``queues`` logs: ``send(v) -> [queue, offset]``, ``read({queue, offset, max}) ->
-    {queue, offset, messages, tail}``, ``tail({queue}) -> [queue, tail]``.  A send that crashed may be in any queue.
+    {queue, offset, messages, tail}``, ``tail({queue}) -> [queue, tail]``.  A send that crashed, or that answers ``None``
+    or ``[None, offset]``, may be in any queue.
     """
 
     queues: int = 4
@@ -75,14 +76,16 @@ class Topic(Model):
     def outcomes(self, f: str, value: Any, operations: Sequence[tuple[str, Any, Any]]) -> Sequence[Any]:
         return [(queue, None) for queue in range(self.queues)] if f == "send" else (UNKNOWN,)
 
+    def specialised(self, operations: Sequence[tuple[str, Any, Any]]) -> Model:
+        done = (result for f, _, result in operations if f == "send" and result is not UNKNOWN)
+        return _Unplaced(queues=self.queues) if any(map(_lacks_queue, done)) else self
+
     def start(self) -> Hashable:
         return ((),) * self.queues
 
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if result is UNKNOWN:
             return state
-        if f == "send" and (result is None or result[0] is None):
-            raise ValueError("a send was acknowledged without its queue, so it may be in any")
         queue = result["queue"] if f == "read" else result[0]
         if not 0 <= queue < len(state):
             return ILLEGAL
@@ -94,3 +97,35 @@ class Topic(Model):
             where = "" if result is UNKNOWN else f" to queue {result[0]} at offset {result[1]}"
             return f"send({shortened(value)}){where}"
         return f"{f} -> {shortened(result)}"
+
+
+def _lacks_queue(result: Any) -> bool:
+    """Whether a send was not told its queue."""
+    return result is UNKNOWN or result is None or result[0] is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unplaced(Topic):
+    """The same, where sends that completed may be in any queue: a state is the set of all that the topic may be in.
+
+    What a read shows leaves fewer of them, so nothing is pure.
+    """
+
+    pure: ClassVar[frozenset[str]] = frozenset()
+
+    def outcomes(self, f: str, value: Any, operations: Sequence[tuple[str, Any, Any]]) -> Sequence[Any]:
+        return (UNKNOWN,)
+
+    def specialised(self, operations: Sequence[tuple[str, Any, Any]]) -> Model:
+        return self
+
+    def start(self) -> Hashable:
+        return frozenset({super().start()})
+
+    def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
+        results = [result]
+        if f == "send" and _lacks_queue(result):
+            offset = None if result is UNKNOWN or result is None else result[1]
+            results = [(queue, offset) for queue in range(self.queues)]
+        after = {super(_Unplaced, self).step(one, f, value, each) for one in state for each in results}
+        return frozenset(after - {ILLEGAL}) or ILLEGAL
