@@ -63,8 +63,8 @@ class Log(Model):
 @dataclass(frozen=True, kw_only=True)
 class Topic(Model):
     """A topic of ``queues`` logs: ``send(v) -> [queue, offset]``, ``read({queue, offset, max}) ->
-    {queue, offset, messages, tail}``, ``tail({queue}) -> [queue, tail]``.  A send that crashed, or that answers ``None``
-    or ``[None, offset]``, may be in any queue.
+    {queue, offset, messages, tail}``, ``tail({queue}) -> [queue, tail]``.  A send that crashed, or that answers
+    ``None`` or ``[None, offset]``, may be in any queue.
     """
 
     queues: int = 4
@@ -94,7 +94,7 @@ class Topic(Model):
 
     def describe(self, f: str, value: Any, result: Any) -> str:
         if f == "send":
-            where = "" if result is UNKNOWN else f" to queue {result[0]} at offset {result[1]}"
+            where = "" if _lacks_queue(result) else f" to queue {result[0]} at offset {result[1]}"
             return f"send({shortened(value)}){where}"
         return f"{f} -> {shortened(result)}"
 
