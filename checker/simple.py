@@ -42,7 +42,8 @@ def check_counter(events: Events, *, initial: int = 0) -> Result:
         slack = _rounding([initial, *(history.value[row] for row in rows if history.f[row] != "read")])
         for row, low, high in read_bounds(history, rows, initial):
             reads += 1
-            if not low - slack <= history.result[row] <= high + slack:
+            result = exact(history.result[row])
+            if not isinstance(result, (int, float)) or not low - slack <= result <= high + slack:
                 tally.add("out-of-bounds", (row,), f"{named_row(history, row)} is not within {low} to {high}")
     return tally.result(fine=f"{reads} reads within their bounds")
 

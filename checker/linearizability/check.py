@@ -16,7 +16,6 @@ from checker.linearizability.parallel import decide_in_parallel
 from checker.linearizability.steps import is_ours
 from checker.models.base import Model, ModelError
 from checker.models.registry import parse_model
-from checker.values import exact
 from checker.verdict import Result, Verdict, bounded, worst
 from checker.words import short
 
@@ -65,9 +64,11 @@ def check(
             if is_exact:
                 raise
             # Values that are lists or maps, which the history of a file holds as they were written.
-            frozen = exact if is_ours(model) else freeze
-            values, results = map(frozen, history.value), map(frozen, history.result)
-            history = replace(history, value=list(values), result=list(results))
+            if is_ours(model):
+                history, model = told_apart(history, model)
+            else:
+                values, results = map(freeze, history.value), map(freeze, history.result)
+                history = replace(history, value=list(values), result=list(results))
             result = _check(history, model, budget, explained, jobs, frozen=True)
         return result if history is given else _as_recorded(result, given)
     except (TypeError, ValueError, LookupError, AttributeError) as error:

@@ -66,7 +66,8 @@ def check_counter_bounds(history: History, rows: Sequence[int], model: Counter) 
     if any(isinstance(number, float) for number in (model.initial, *(history.value[row] for row in rows))):
         raise NotApplicable("sums of floats depend on the order of what is added")
     for row, low, high in read_bounds(history, rows, model.initial):
-        if not low <= history.result[row] <= high:
+        result = history.result[row]
+        if not isinstance(result, (int, float)) or not low <= result <= high:
             text = f"{named_row(history, row, model)} is outside of what additions allow: {low} to {high}."
             return Violation(rows=tuple(rows), text=text, minimal=False)
         if low != high:

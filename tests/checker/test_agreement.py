@@ -69,7 +69,7 @@ def operations(draw: st.DrawFn) -> list[Operation]:
                 process=index,
                 f=f,
                 value=value,
-                result=draw(st.sampled_from([None, 1, 2, 3])) if f == "read" else value,
+                result=draw(st.sampled_from({"read": [None, 1, 2, 3], "cas": [value, False]}.get(f, [value]))),
                 status=status,
                 invoked=start,
                 returned=None if status == "info" else start + draw(st.integers(1, 8)),
