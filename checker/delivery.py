@@ -92,10 +92,10 @@ def check_transaction_visibility(events: Events) -> Result:
     rollbacks: dict[Any, int] = {}
     known: set[Any] = set()
     for row, f in enumerate(history.f):
-        if f in ("prepare", "commit", "rollback") and history.status[row] != FAIL:
+        if f in ("prepare", "commit", "rollback"):
             message = exact(history.value[row])
             known.add(message)
-            if f != "prepare":
+            if f != "prepare" and history.status[row] != FAIL:
                 (commits if f == "commit" else rollbacks).setdefault(message, row)
     seen: set[Any] = set()
     last_start = -1

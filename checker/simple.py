@@ -6,7 +6,7 @@ import sys
 from itertools import pairwise
 from typing import Any
 
-from checker.history import NEVER, OK, History
+from checker.history import FAIL, NEVER, OK, History
 from checker.linearizability.counter import read_bounds
 from checker.tally import Events, Tally
 from checker.values import exact
@@ -60,7 +60,7 @@ def check_exclusion(events: Events) -> Result:
     """No two processes surely hold one lock at once: from the return of ``acquire`` to the invocation of ``release``.
 
     The key, where there is one, names the lock.  A process whose ``release`` is of unknown outcome counts as not
-    holding it from that invocation on.
+    holding it from that invocation on; one whose ``release`` failed holds it still.
     """
     history = History.of(events)
     tally = Tally("exclusion", history, wrong=("overlapping",))
@@ -72,7 +72,7 @@ def check_exclusion(events: Events) -> Result:
             process = history.process[row]
             if history.f[row] == "acquire" and history.status[row] == OK:
                 open_holds[process] = row
-            elif history.f[row] == "release" and process in open_holds:
+            elif history.f[row] == "release" and history.status[row] != FAIL and process in open_holds:
                 acquired = open_holds.pop(process)
                 holds.append((history.returned[acquired], history.invoked[row], acquired))
         holds += [(history.returned[row], NEVER, row) for row in open_holds.values()]

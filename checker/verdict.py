@@ -64,8 +64,7 @@ class Witness:
     """The operations that contradict each other, and why.
 
     ``minimal`` says that no sound reduction of the model removes another operation; where it is false the
-    witness is right but may hold more than needed, and ``note`` says why.  ``relaxed`` holds positions of
-    operations whose own return plays no part: they count as "may take effect at any later time".
+    witness is right but may hold more than needed, and ``note`` says why.
     """
 
     operations: tuple[Operation, ...]

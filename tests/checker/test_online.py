@@ -184,3 +184,10 @@ def test_a_read_of_nothing_says_nothing_where_a_register_starts_from_a_value(don
     history = done((0, "write", 1, 1), (1, "read", None, None))
     assert first_alarm(OnlineRegister(initial=0), history) is None
     assert first_alarm(OnlineRegister(), history) == 4
+
+
+def test_clients_may_have_names(events) -> None:
+    for name, silent in (("client-1", False), ("nemesis", True)):
+        online = OnlineRegister()
+        history = events((name, "invoke", "read", None), (name, "ok", "read", 7))
+        assert ([online.feed(event) for event in history] == [None, None]) is silent

@@ -130,6 +130,25 @@ def test_consumer_progress(done) -> None:
     assert check_consumer_progress(done(op(0, "commit", 3), op(0, "commit", 1))).stats["counts"]["backward"] == 1
 
 
+def test_what_failed_did_not_happen(events) -> None:
+    """A lock whose release failed is still held; a message whose prepare or commit failed was never committed."""
+    rows = [(0, "invoke", "acquire", None), (0, "ok", "acquire", None), (0, "invoke", "release", None)]
+    rows += [(0, "fail", "release", None), (1, "invoke", "acquire", None), (1, "ok", "acquire", None)]
+    assert check_exclusion(events(*rows)).verdict is Verdict.INVALID
+    for failed in ("prepare", "commit"):
+        rows = [(0, "invoke", failed, 1), (0, "fail", failed, 1)]
+        rows += [(1, "invoke", "receive", None), (1, "ok", "receive", [1])]
+        result = check_transaction_visibility(events(*rows))
+        assert result.verdict is Verdict.INVALID and result.stats["counts"]["prepared-seen"] == 1
+
+
+def test_a_queue_is_empty_only_for_those_who_look_after_something_was_put_in(done) -> None:
+    for take, nothing in (("dequeue", None), ("drain", [])):
+        before, after = (0, take, None, nothing), (0, "enqueue", 3, 3)
+        assert check_total_queue(done(before, after)).verdict is Verdict.UNKNOWN
+        assert check_total_queue(done(after, before)).stats["counts"]["lost"] == 1
+
+
 def test_replicas() -> None:
     assert check_replicas({"n1": [1, 2, 3], "n2": [1, 2]}).verdict is Verdict.VALID
     differ = check_replicas({"n1": [1, 2, 3], "n2": [1, 9]})
