@@ -45,11 +45,11 @@ def check_set(events: Events) -> Result:
 def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
     """Every element from its add to the end of the history, by every read of the whole set.
 
-    An element is known once its add was acknowledged or a read showed it.  ``lost``: a read invoked after that lacks
-    it, and so does every later one.  ``stale``: some read invoked after that lacks it, but a later one has it; wrong
-    only if ``linearizable``.  ``never-read``: acknowledged, but no read began afterwards.  ``visible_ms`` gives
-    quantiles of the time from acknowledgement to the first read after which it was never missing.  Duplicates within
-    one read are wrong.  Keys are sets of their own.
+    An element is known once its add was acknowledged or a read showed it, whoever added it.  ``lost``: a read invoked
+    after that lacks it, and so does every later one.  ``stale``: some read invoked after that lacks it, but a later one
+    has it; wrong only if ``linearizable``.  ``never-read``: acknowledged, but no read began afterwards.  ``visible_ms``
+    gives quantiles of the time from acknowledgement to the first read after which it was never missing.  Duplicates
+    within one read are wrong.  Keys are sets of their own.
     """
     history = History.of(events)
     wrong = ("lost", "duplicated", *(("stale",) if linearizable else ()))

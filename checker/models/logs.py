@@ -34,7 +34,8 @@ def _log_step(state: tuple[Any, ...], f: str, value: Any, result: Any) -> Any:
 class Log(Model):
     """An append-only queue: ``append(v) -> [offset, v]``, ``read({offset, max}) -> {offset, messages, tail}``,
     ``tail() -> number of messages``.  The messages of a read and its tail are one atomic observation.  An append that
-    answers ``None`` or ``[None, v]`` was not told its offset; a read may carry fewer messages than it asked for.
+    answers ``None`` or ``[None, v]`` was not told its offset.  What a read asked for is not judged: it may carry fewer
+    messages, or more.
     """
 
     name: ClassVar[str] = "log"
@@ -64,7 +65,7 @@ class Log(Model):
 class Topic(Model):
     """A topic of ``queues`` logs: ``send(v) -> [queue, offset]``, ``read({queue, offset, max}) ->
     {queue, offset, messages, tail}``, ``tail({queue}) -> [queue, tail]``.  A send that crashed, or that answers
-    ``None`` or ``[None, offset]``, may be in any queue.
+    ``None`` or ``[None, offset]``, may be in any queue.  What a read asked for is not judged.
     """
 
     queues: int = 4

@@ -67,7 +67,9 @@ def _legal(history: History, model: Model, order: tuple[int, ...], kinds: list[A
     return bool(states)
 
 
-@pytest.mark.parametrize("name", ["versioned-register", "cas-register", "counter", "fifo-queue", "unordered-queue", "log"])
+@pytest.mark.parametrize(
+    "name", ["versioned-register", "cas-register", "counter", "fifo-queue", "unordered-queue", "log"]
+)
 def test_agrees_with_every_order(name: str) -> None:
     """With processes that go on after an operation of unknown outcome."""
     rng = random.Random(11)
