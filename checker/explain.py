@@ -171,7 +171,7 @@ class _Reducer:
     def failing_prefix(self, rows: Sequence[int], culprit: int | None) -> _Part:
         """What was invoked before the culprit returned, or before some later return where that alone is still valid.
 
-        A search with foresight turns back before it reaches the return that makes the history invalid.
+        A search with lookahead turns back before it reaches the return that makes the history invalid.
         """
         if culprit is None:
             return _Part(tuple(rows))

@@ -16,8 +16,6 @@ MAX_FUNCTION_LINES = 70
 LONGER_FUNCTIONS = {
     "checker/history.py feed",
     "checker/linearizability/general.py _run",
-    "checker/linearizability/log.py _surely_fine",
-    "checker/linearizability/problem.py _compiled",
     "checker/transactions/list_append.py _order_of_key",
     "harness/clusters/sim/watch.py attach",
     "node/broker/controller.py __init__",

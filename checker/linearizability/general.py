@@ -4,7 +4,7 @@ After Wing & Gong ("Testing and verifying concurrent objects", 1993), Lowe ("Tes
 Horn & Kroening ("Faster linearizability checking via P-compositionality", 2015).  The search walks the returns in
 time order.  A configuration is the next return, the state, which open operations have taken effect already, and how
 many crashed operations of each kind were used (see ``problem``).  Pure operations take effect as soon as they fit,
-which is always safe.  A search that gets stuck begins again with ``foresight``, and then in other orders.
+which is always safe.  A search that gets stuck begins again with ``lookahead``, and then in other orders.
 
 Worst case exponential in the number of operations open at once; linear on most valid histories.
 """
@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from checker.history import History
-from checker.linearizability.foresight import Foresight, Need
+from checker.linearizability.lookahead import Lookahead, Need
 from checker.linearizability.problem import Problem, Transitions
 from checker.models.base import Model
 
@@ -31,19 +31,19 @@ _STATE_BITS = 32
 _ROOT, _FRESH, _OWN_TAKEN, _EXPANDED, _CRASHED = range(5)
 
 #: Steps without passing another return after which a search that tries operations as they come gives up for one with
-#: foresight; few, because the first is only quick where hardly any choice is wrong.
+#: lookahead; few, because the first is only quick where hardly any choice is wrong.
 NAIVE_PATIENCE_STEPS = 60
-#: The same after which the search begins again in another order, with foresight and where there is none; each time by
+#: The same after which the search begins again in another order, with lookahead and where there is none; each time by
 #: one part in ``PATIENCE_GROWTH`` more, so that every search ends.
 PATIENCE_STEPS = 300
 BLIND_PATIENCE_STEPS = 600
 PATIENCE_GROWTH = 2
-#: Steps without passing another return before foresight is asked: it costs more than a few steps.
+#: Steps without passing another return before lookahead is asked: it costs more than a few steps.
 EASE_STEPS = 20
 #: Operations looked at between two looks at the clock.
 WEIGHT_PER_LOOK = 1 << 16
 
-#: Next return, state, open operations that took effect (and above them those that may have, see ``foresight``), crashed
+#: Next return, state, open operations that took effect (and above them those that may have, see ``lookahead``), crashed
 #: operations used, what is to be done.
 Entry = tuple[int, int, int, int, int]
 
@@ -73,7 +73,7 @@ class Search:
         self._rivals: list[list[tuple[int, Transitions]] | None] = [None] * len(problem.return_bit)
         self._seen: list[Any] = [None] * len(problem.return_bit)
         self._shuffle: random.Random | None = None
-        self._foresight: Foresight | None = None
+        self._lookahead: Lookahead | None = None
         self._enabling = True
         self._looked_ahead = self._hiding = False
         self._restarts = self._stuck = self._reached = 0
@@ -121,19 +121,19 @@ class Search:
                 self._stuck = 0
                 continue
             self._stuck += self.steps - before
-            if self._stuck >= self._patience and not self._bear_on():
+            if self._stuck >= self._patience and not self._goes_on_as_it_is():
                 self._restart()
         return None
 
-    def _bear_on(self) -> bool:
-        """Look ahead, the first time; where there are too many states for that, go on with more patience instead."""
+    def _goes_on_as_it_is(self) -> bool:
+        """Look ahead, the first time; where there are too many states for that, say so and allow for more steps."""
         if self._looked_ahead:
             return False
         self._looked_ahead = True
-        self._foresight = Foresight.of(self._problem)
-        if self._foresight is None:
+        self._lookahead = Lookahead.of(self._problem)
+        if self._lookahead is None:
             self._patience = BLIND_PATIENCE_STEPS
-        return self._foresight is None
+        return self._lookahead is None
 
     def _restart(self) -> None:
         """Begin again from the root, in another order, with all that is known to be dead.
@@ -159,13 +159,13 @@ class Search:
         self._stack = list(self._roots)
         self._candidates[:] = [None] * len(self._candidates)
         self._restarts += 1
-        if self._foresight is None:
+        if self._lookahead is None:
             self._enabling = self._restarts % 2 == 0
         else:
             # Some histories give way sooner with hidden operations, some without; those with crashes never did.
             self._hiding = self._restarts % 2 == 0 and not guards
         if self._restarts == 1:
-            self._patience = BLIND_PATIENCE_STEPS if self._foresight is None else PATIENCE_STEPS
+            self._patience = BLIND_PATIENCE_STEPS if self._lookahead is None else PATIENCE_STEPS
         else:
             self._shuffle = random.Random(self._restarts)
         self._patience += self._patience // PATIENCE_GROWTH + 1
@@ -187,60 +187,63 @@ class Search:
         self._candidates[at] = out
         return out
 
-    def _expand(self, at: int, state: int, mask: int, used: int, own_taken: bool) -> list[Entry]:
-        """What may take effect next, the most promising last: without foresight what makes room for the operation
-        that returns, then the rest; with it what few states allow before what may happen at any time.
+    def _expand(self, at: int, state: int, mask: int, used: int, own_taken: bool) -> None:
+        """Put on the stack what may take effect next, the most promising last, above an entry that says where that
+        came from: without lookahead what makes room for the operation that returns before the rest; with it what few
+        states allow before what may happen at any time.
         """
         problem = self._problem
         candidates = self._candidates[at]
         if candidates is None:
             candidates = self._sorted_candidates(at)
         own, own_bit, closing = problem.own[at], problem.return_bit[at], problem.closing[at]
-        foresight = self._foresight
-        hiding = foresight if self._hiding else None
-        foreseeing = foresight is not None
+        lookahead = self._lookahead
+        hiding = lookahead if self._hiding else None
+        looks_ahead = lookahead is not None
         own_fits = own is not None and own[state] >= 0
         own_free = own is not None and not own.conditional
         first: list[Entry] = []
         second: list[Entry] = []
         third: list[Entry] = []
         last: list[Entry] = []
-        for bit, row, before in candidates:
+        for bit, transitions, before in candidates:
             if mask & bit or before & ~mask:
                 continue
-            after = row[state]
+            after = transitions[state]
             if after < 0:
                 continue
             taken = mask | bit
-            if hiding is not None and row.blind:
+            if hiding is not None and transitions.blind:
                 taken = hiding.hidden(at, taken)
             entry = (at, after, taken, used, _ROOT)
             if bit == own_bit:
                 if not own_taken:
                     second.append(entry)
             elif own_fits:
-                (first if foreseeing and own_free and row.conditional else last).append(entry)
+                (first if looks_ahead and own_free and transitions.conditional else last).append(entry)
             elif self._enabling and closing[after] >= 0:
-                (first if not foreseeing or row.conditional else third).append(entry)
+                (first if not looks_ahead or transitions.conditional else third).append(entry)
             else:
-                (second if foreseeing and row.conditional else last).append(entry)
+                (second if looks_ahead and transitions.conditional else last).append(entry)
         if problem.guards and problem.available[at] != used:
             last.append((at, state, mask, used, _CRASHED))
         if hiding is not None and mask >> hiding.width & own_bit:
             # It may have taken effect unseen: nothing more has to happen for it to return.
             first.insert(0, (at, state, mask ^ (own_bit << hiding.width | own_bit), used, _ROOT))
         order = first + second + third + last
-        order.reverse()
-        return order
+        if order:
+            order.reverse()
+            self._stack.append((at, state, mask, used, _EXPANDED))
+            self._stack.extend(order)
 
     def _next_crashed(self, at: int, state: int, used: int, number: int) -> tuple[int, int, int] | None:
         """The next crashed operation that can take effect: its number, the state after, and what is used then."""
         available = self._problem.available[at]
         crashed = self._problem.crashed
         while number < len(crashed):
-            shift, field, unit, row = crashed[number]
+            shift, field, unit, transitions = crashed[number]
             if (used >> shift) & field < (available >> shift) & field:
-                after = row[state]
+                after = transitions[state]
                 if after >= 0 and after != state:
                     return number, after, used + unit
             number += 1
@@ -251,11 +254,11 @@ class Search:
         rivals = self._rivals[at]
         if rivals is None:
             opened = self._problem.open_mutators[at]
-            rivals = self._rivals[at] = [(bit, row) for _, bit, _, row in opened if row.conditional]
-        return bool(rivals) and any(not mask & bit and row[state] >= 0 for bit, row in rivals)
+            rivals = self._rivals[at] = [(bit, kind) for _, bit, _, kind in opened if kind.conditional]
+        return bool(rivals) and any(not mask & bit and transitions[state] >= 0 for bit, transitions in rivals)
 
     @staticmethod
-    def _hopeless(needs: list[Need], state: int, mask: int, used: int, available: int, width: int) -> bool:
+    def _is_dead_end(needs: list[Need], state: int, mask: int, used: int, available: int, width: int) -> bool:
         """Whether some operation, open or later, needs a state that nothing left can bring about in time.
 
         What may have taken effect unseen need not end a state.
@@ -271,36 +274,33 @@ class Search:
         return False
 
     def _run(self, max_steps: int) -> bool | None:
-        problem, stack, seen = self._problem, self._stack, self._seen
-        guards, own_row = problem.guards, problem.own
-        return_bit, new_pure, open_pure = problem.return_bit, problem.new_pure, problem.open_pure
-        needs_at = None if self._foresight is None else self._foresight.needs_at
-        hopeless, has_rival, available_at = self._hopeless, self._has_rival, problem.available
-        width = 0 if self._foresight is None else self._foresight.width
+        """Search on until so many stops were made; the innermost loop of the checker, and all in one for that."""
+        problem, stack, push = self._problem, self._stack, self._stack.append
+        own_transitions, return_bit = problem.own, problem.return_bit
+        new_pure, open_pure, available_at = problem.new_pure, problem.open_pure, problem.available
+        lookahead = self._lookahead
+        needs_at, width = (None, 0) if lookahead is None else (lookahead.needs_at, lookahead.width)
+        guards, seen = problem.guards, self._seen
         end = problem.ready or problem.more()
         deepest = self._reached
         steps = 0
-        worried = EASE_STEPS if self._stuck == 0 else 0
-        pop, push = stack.pop, stack.append
+        prune_from = EASE_STEPS if self._stuck == 0 else 0
         if end == 0:
             return True
         while stack:
-            at, state, mask, used, choice = pop()
+            at, state, mask, used, choice = stack.pop()
             if choice >= _EXPANDED:
-                if choice == _EXPANDED:
+                following = self._with_next_crashed(at, state, mask, used, choice)
+                if following is None:
                     continue
-                taken = self._next_crashed(at, state, used, choice - _CRASHED)
-                if taken is None:
-                    continue
-                push((at, state, mask, used, taken[0] + 1 + _CRASHED))
-                _, state, used = taken
+                state, used = following
                 choice = _ROOT
             moved = choice == _ROOT
             while True:
                 if moved:
                     # A new state: every open pure operation gets a chance, then returns pass while they can.
-                    for bit, row in open_pure[at]:
-                        if not mask & bit and row[state] == state:
+                    for bit, transitions in open_pure[at]:
+                        if not mask & bit and transitions[state] == state:
                             mask |= bit
                     bit = return_bit[at]
                     while mask & bit:
@@ -312,39 +312,19 @@ class Search:
                                 self.steps += steps
                                 self._reached = end
                                 return True
-                        for fresh, row in new_pure[at]:
-                            if row[state] == state:
+                        for fresh, transitions in new_pure[at]:
+                            if transitions[state] == state:
                                 mask |= fresh
                         bit = return_bit[at]
                     steps += 1
                     if at > deepest:
                         deepest = at
-                        worried = steps + EASE_STEPS
+                        prune_from = steps + EASE_STEPS
                     key = mask << _STATE_BITS | state
                     known = seen[at]
                     if guards:
-                        if known is None:
-                            seen[at] = {key: used}
-                        else:
-                            before = known.get(key)
-                            if before is None:
-                                known[key] = used
-                            elif before.__class__ is int:
-                                guarded = used | guards
-                                if (guarded - before) & guards == guards:
-                                    break
-                                known[key] = used if ((before | guards) - used) & guards == guards else [before, used]
-                            else:
-                                guarded = used | guards
-                                for other in before:
-                                    if (guarded - other) & guards == guards:
-                                        break
-                                else:
-                                    before[:] = [o for o in before if ((o | guards) - used) & guards != guards]
-                                    before.append(used)
-                                    other = None
-                                if other is not None:
-                                    break
+                        if self._is_dominated(at, key, used):
+                            break
                     elif known is None:
                         seen[at] = key
                     elif known.__class__ is int:
@@ -363,26 +343,55 @@ class Search:
                     choice = _FRESH
                 if (
                     needs_at is not None
-                    and steps > worried
-                    and hopeless(needs_at(at), state, mask, used, available_at[at], width)
+                    and steps > prune_from
+                    and self._is_dead_end(needs_at(at), state, mask, used, available_at[at], width)
                 ):
                     break
                 if choice == _FRESH and not self._hiding:
-                    own = own_row[at]
+                    own = own_transitions[at]
                     if own is not None:
                         after = own[state]
-                        if after >= 0 and (needs_at is None or own.conditional or not has_rival(at, state, mask)):
+                        if after >= 0 and (needs_at is None or own.conditional or not self._has_rival(at, state, mask)):
                             push((at, state, mask, used, _OWN_TAKEN))
                             mask |= return_bit[at]
                             state = after
                             moved = True
                             continue
-                following = self._expand(at, state, mask, used, choice == _OWN_TAKEN)
-                if not following:
-                    break
-                push((at, state, mask, used, _EXPANDED))
-                stack.extend(following)
+                self._expand(at, state, mask, used, choice == _OWN_TAKEN)
                 break
         self.steps += steps
         self._reached = deepest
+        return False
+
+    def _with_next_crashed(self, at: int, state: int, mask: int, used: int, choice: int) -> tuple[int, int] | None:
+        """The state, and what is used, once the next crashed operation took effect that can; ``None`` without any."""
+        if choice == _EXPANDED:
+            return None
+        taken = self._next_crashed(at, state, used, choice - _CRASHED)
+        if taken is None:
+            return None
+        self._stack.append((at, state, mask, used, taken[0] + 1 + _CRASHED))
+        return taken[1], taken[2]
+
+    def _is_dominated(self, at: int, key: int, used: int) -> bool:
+        """Whether a configuration was seen at this return that used no more of any crashed kind; notes it."""
+        guards = self._problem.guards
+        known = self._seen[at]
+        if known is None:
+            self._seen[at] = {key: used}
+            return False
+        before = known.get(key)
+        guarded = used | guards
+        if before is None:
+            known[key] = used
+        elif before.__class__ is int:
+            if (guarded - before) & guards == guards:
+                return True
+            known[key] = used if ((before | guards) - used) & guards == guards else [before, used]
+        else:
+            for other in before:
+                if (guarded - other) & guards == guards:
+                    return True
+            before[:] = [other for other in before if ((other | guards) - used) & guards != guards]
+            before.append(used)
         return False

@@ -53,73 +53,101 @@ def _surely_fine(history: History, rows: Sequence[int]) -> bool:
 
     ``False`` only means "look closer".
     """
-    fs, values, results, statuses, invoked, returned = columns(
-        history, rows, "f", "value", "result", "status", "invoked", "returned"
-    )
+    done = columns(history, rows, "f", "value", "result", "status", "invoked", "returned")
+    fs, values, _, statuses, _, _ = done
     crashed: list[Any] = []
     if statuses.count(OK) != len(statuses):
         pairs = zip(fs, values, statuses, strict=True)
         crashed = [value for f, value, status in pairs if f == "append" and status == INFO]
         is_ok = list(map(OK.__eq__, statuses))
-        fs, values, results, invoked, returned = (
-            list(compress(column, is_ok)) for column in (fs, values, results, invoked, returned)
-        )
-    acked = fs.count("append")
-    room = len(fs) + 2
-    log: list[Any] = [_ABSENT] * room
-    # First return and last invocation of the append at each offset, and of the reads and tails that saw so many.
-    append_begun, append_done, seen_begun, seen_done = [-1] * room, [NEVER] * room, [-1] * room, [NEVER] * room
-    reads: list[Any] = []
-    try:
-        for f, value, result, begun, done in zip(fs, values, results, invoked, returned, strict=True):
-            if f == "append":
-                offset = result[0]
-                if offset < 0:
-                    return False
-                log[offset] = value
-                append_begun[offset] = begun
-                append_done[offset] = done
-                continue
-            if f == "read":
-                tail = result["tail"]
-                messages = result["messages"]
-                if messages:
-                    start = result["offset"]
-                    end = start + len(messages)
-                    # What a read shows was mostly asked for before it; what was not is compared in the end.
-                    if log[start:end] != messages:
-                        reads.append((start, end, messages))
-                    if start < 0 or end > tail:
-                        return False
-            else:
-                tail = result
-            if tail < 0:
-                return False
-            seen_begun[tail] = begun
-            if done < seen_done[tail]:
-                seen_done[tail] = done
-    except IndexError:
+        done = [list(compress(column, is_ok)) for column in done]
+    acked = done[0].count("append")
+    view = _DenseLog(len(done[0]) + 2)
+    if not view.take(*done):
         return False
     # Every offset below ``acked`` must be taken: then none was given twice, and none lies beyond.
+    log = view.log
     del log[acked:]
     shown = set(log)
     if len(shown) != acked or _ABSENT in shown or not shown.isdisjoint(crashed):
         return False
-    if max(seen_begun[acked + 1 :]) >= 0 or any(log[start:end] != messages for start, end, messages in reads):
+    if max(view.seen_begun[acked + 1 :]) >= 0:
         return False
-    last = -1
-    for seen_last, seen_first, last_begun, first_done in zip(
-        seen_begun[: acked + 1], seen_done, append_begun, append_done, strict=False
-    ):
-        if seen_first < last:
+    return all(log[start:end] == messages for start, end, messages in view.reads) and view.is_in_order(acked)
+
+
+class _DenseLog:
+    """What each offset was given, and when; ``room`` is more than there can be offsets and tails."""
+
+    __slots__ = ("append_begun", "append_done", "log", "reads", "seen_begun", "seen_done")
+
+    def __init__(self, room: int) -> None:
+        self.log: list[Any] = [_ABSENT] * room
+        #: First return and last invocation of the append at each offset, and of the reads and tails that saw so many.
+        self.append_begun, self.append_done = [-1] * room, [NEVER] * room
+        self.seen_begun, self.seen_done = [-1] * room, [NEVER] * room
+        #: Reads that showed what had not been asked for by then, from one offset to another.
+        self.reads: list[tuple[int, int, Any]] = []
+
+    def take(
+        self,
+        fs: Sequence[str],
+        values: Sequence[Any],
+        results: Sequence[Any],
+        statuses: Sequence[str],
+        invoked: Sequence[int],
+        returned: Sequence[int],
+    ) -> bool:
+        """Take completed operations, in order of invocation; ``False`` where a place is out of all bounds."""
+        log, append_begun, append_done, reads = self.log, self.append_begun, self.append_done, self.reads
+        seen_begun, seen_done = self.seen_begun, self.seen_done
+        try:
+            for f, value, result, begun, done in zip(fs, values, results, invoked, returned, strict=True):
+                if f == "append":
+                    offset = result[0]
+                    if offset < 0:
+                        return False
+                    log[offset] = value
+                    append_begun[offset] = begun
+                    append_done[offset] = done
+                    continue
+                if f == "read":
+                    tail = result["tail"]
+                    messages = result["messages"]
+                    if messages:
+                        start = result["offset"]
+                        end = start + len(messages)
+                        # What a read shows was mostly asked for before it; what was not is compared in the end.
+                        if log[start:end] != messages:
+                            reads.append((start, end, messages))
+                        if start < 0 or end > tail:
+                            return False
+                else:
+                    tail = result
+                if tail < 0:
+                    return False
+                seen_begun[tail] = begun
+                if done < seen_done[tail]:
+                    seen_done[tail] = done
+        except IndexError:
             return False
-        if seen_last > last:
-            last = seen_last
-        if first_done < last:
-            return False
-        if last_begun > last:
-            last = last_begun
-    return True
+        return True
+
+    def is_in_order(self, acked: int) -> bool:
+        """Whether nothing of a rank returned before something of a lower rank was invoked (see ``ranks``)."""
+        last = -1
+        for seen_last, seen_first, last_begun, first_done in zip(
+            self.seen_begun[: acked + 1], self.seen_done, self.append_begun, self.append_done, strict=False
+        ):
+            if seen_first < last:
+                return False
+            if seen_last > last:
+                last = seen_last
+            if first_done < last:
+                return False
+            if last_begun > last:
+                last = last_begun
+        return True
 
 
 def _check(history: History, rows: Sequence[int]) -> Violation | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import compress, count, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from checker.history import FAIL, INFO, NEVER, OK, History, columns
 from checker.linearizability.steps import checked_step
@@ -83,7 +83,7 @@ class Transitions(dict[int, int]):
     """Transitions of one kind of operation: state to next state, -1 where illegal; filled on demand.
 
     ``conditional`` says that some state is known to make it illegal, ``blind`` that it leads to one certain state from
-    everywhere (see ``foresight``).
+    everywhere (see ``lookahead``).
     """
 
     blind = False
@@ -149,7 +149,7 @@ class Problem:
         if crashed:
             del order[len(order) - ends.count(NEVER) :]
         closing = list(map(numbers.__getitem__, order))
-        own = [None if pure else row for pure, row in zip(self.pure, self.kinds, strict=True)]
+        own = [None if pure else transitions for pure, transitions in zip(self.pure, self.kinds, strict=True)]
         returns = len(order)
         self.return_row: list[int] = list(map(rows.__getitem__, order))
         self.own: list[Transitions | None] = list(map(own.__getitem__, closing))
@@ -162,7 +162,7 @@ class Problem:
         #: How many returns are compiled.
         self.ready = 0
         # What is left to compile must not know this object: a circle would keep everything past its time.
-        self._chunks = _compiled(
+        source = _Source(
             numbers=numbers,
             starts=[*map(self.invoked.__getitem__, rows), NEVER],
             ends=ends,
@@ -170,8 +170,9 @@ class Problem:
             pure=self.pure,
             transitions=list(map(self.kinds.__getitem__, numbers)),
             unit_of=self._unit_of,
-            out=(self.return_bit, self.new_pure, self.open_pure, self.open_mutators, self.available),
         )
+        out = _Compiled(self.return_bit, self.new_pure, self.open_pure, self.open_mutators, self.available)
+        self._chunks = _compile(source, out)
 
     def open_at_returns(self) -> int:
         """About how many operations are open at a return, by a sample of those that are compiled."""
@@ -193,11 +194,11 @@ class Problem:
             self._unit_of[number] = 1 << shift
             f, value, _ = kinds[number]
             for result in model.outcomes(f, value, kinds):
-                row = self.kinds[number]
+                transitions = self.kinds[number]
                 if result is not UNKNOWN:
                     self.ambiguous = True
-                    row = Transitions(self.space, (f, value, result))
-                self.crashed.append((shift, (1 << width) - 1, 0 if unlimited else 1 << shift, row))
+                    transitions = Transitions(self.space, (f, value, result))
+                self.crashed.append((shift, (1 << width) - 1, 0 if unlimited else 1 << shift, transitions))
             self.guards |= 1 << (shift + width)
             shift += width + 1
 
@@ -212,28 +213,43 @@ class Problem:
             self.ready = ready
 
 
-def _compiled(
-    *,
-    numbers: Sequence[int],
-    starts: Sequence[int],
-    ends: Sequence[int],
-    order: Sequence[int],
-    pure: Sequence[bool],
-    transitions: Sequence[Transitions],
-    unit_of: dict[int, int],
-    out: tuple[list[int], list[Any], list[Any], list[Any], list[int]],
-) -> Iterator[int]:
+class _Source(NamedTuple):
+    """What is known of the operations, in order of invocation, before anything is known of what is open together.
+
+    ``starts`` ends with :data:`NEVER`; ``order`` lists those that returned by their returns; ``numbers`` are kinds.
+    """
+
+    numbers: Sequence[int]
+    starts: Sequence[int]
+    ends: Sequence[int]
+    order: Sequence[int]
+    pure: Sequence[bool]
+    transitions: Sequence[Transitions]
+    unit_of: dict[int, int]
+
+
+class _Compiled(NamedTuple):
+    """What is to be known of every return; see :class:`Problem`."""
+
+    return_bit: list[int]
+    new_pure: list[Any]
+    open_pure: list[Any]
+    open_mutators: list[Any]
+    available: list[int]
+
+
+def _compile(source: _Source, out: _Compiled) -> Iterator[int]:
     """Fills in what is open at each return, in time order; yields how many returns are ready, chunk by chunk.
 
     A violation is often found long before the last return: nothing beyond it is then compiled.
     """
+    numbers, starts, ends, order, pure, transitions, unit_of = source
     return_bit, new_pure, open_pure, open_mutators, available_at = out
-    none: tuple[Any, ...] = ()
     entries: list[Any] = [None] * len(numbers)
     pure_now: list[tuple[int, Transitions]] = []
     mutators_now: list[tuple[int, int, int, Transitions]] = []
-    pure_then = none
-    mutators_then = none
+    pure_then: tuple[Any, ...] = ()
+    mutators_then: tuple[Any, ...] = ()
     pure_changed = mutators_changed = False
     free: list[int] = []
     next_bit, available, at, ready = 1, 0, 0, 0
@@ -244,19 +260,16 @@ def _compiled(
         if start <= ending:
             new: list[tuple[int, Transitions]] | None = None
             while start <= ending:
-                closes = ends[at]
-                number = numbers[at]
+                closes, number = ends[at], numbers[at]
                 if closes == NEVER:
                     available += unit_of[number]
                 else:
                     if free:
                         bit = free.pop()
                     else:
-                        bit = next_bit
-                        next_bit <<= 1
+                        bit, next_bit = next_bit, next_bit << 1
                     if pure[number]:
                         pair = entries[at] = (bit, transitions[at])
-                        pure_now.append(pair)
                         if new is None:
                             new = [pair]
                         else:
@@ -269,17 +282,15 @@ def _compiled(
                 start = starts[at]
             if new is not None:
                 new_pure[ready] = new
+                pure_now += new
                 pure_changed = True
         if unit_of:
             available_at[ready] = available
         if pure_changed:
-            pure_then = tuple(pure_now)
-            pure_changed = False
+            pure_then, pure_changed = tuple(pure_now), False
         if mutators_changed:
-            mutators_then = tuple(mutators_now)
-            mutators_changed = False
-        open_pure[ready] = pure_then
-        open_mutators[ready] = mutators_then
+            mutators_then, mutators_changed = tuple(mutators_now), False
+        open_pure[ready], open_mutators[ready] = pure_then, mutators_then
         closing = entries[index]
         if pure[numbers[index]]:
             return_bit[ready] = bit = closing[0]

@@ -1,16 +1,16 @@
 """The search for a linearization as it is published, on one page.
 
 After Wing & Gong, "Testing and verifying concurrent objects" (J. Parallel Distrib. Comput. 17, 1993), with the cache of
-Lowe, "Testing for linearizability" (Concurrency Computat. 29(4), 2017), section 4:
+Lowe, "Testing for linearizability" (Concurrency Computat. 29(4), 2017):
 
     A history is linearizable if it is empty, or if some operation can be its first, namely one that was invoked before
     any of the others returned, and what is left after it is linearizable from the state that it leads to.  What is left
     is known by the set of operations that were taken and by the state: whoever comes to the same pair again, by
     another order, need not try it again.
 
-Nothing here is made fast.  It is the specification of the general engine (``general``, ``problem``, ``lookahead``), which
-walks the same configurations in another order and prunes them; tests compare the two on histories too long for the
-brute force of ``checker.testing``.
+Nothing here is made fast.  It is the specification of the general engine (``general``, ``problem``, ``lookahead``),
+which walks the same configurations in another order and prunes them; tests compare the two on histories too long for
+the brute force of ``checker.testing``.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def test_restarting_at_every_step_changes_no_verdict(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("crash", [0, 0.03])
-def test_foresight_gives_up_no_valid_history(monkeypatch: pytest.MonkeyPatch, crash: float) -> None:
+def test_lookahead_gives_up_no_valid_history(monkeypatch: pytest.MonkeyPatch, crash: float) -> None:
     for patience in ("NAIVE_PATIENCE_STEPS", "PATIENCE_STEPS", "EASE_STEPS"):
         monkeypatch.setattr(general, patience, 1)
     decided = 0

@@ -18,9 +18,9 @@ from itertools import islice
 from checker.history import NEVER
 from checker.linearizability.problem import Problem, Transitions
 
-__all__ = ["Foresight"]
+__all__ = ["Lookahead"]
 
-#: States, and steps of all kinds of operation through all of them, beyond which there is no foresight.
+#: States, and steps of all kinds of operation through all of them, beyond which there is no lookahead.
 MAX_STATES = 24
 MAX_STEPS = 4_000
 #: Operations to come that are looked at, from each return, for when a state is needed and when it has ended.
@@ -31,7 +31,7 @@ MAX_AHEAD = 200
 Need = tuple[int, int, int, list[tuple[int, int]], int]
 
 
-class Foresight:
+class Lookahead:
     """For one problem; :meth:`of` answers ``None`` where states are too many or crashed operations ambiguous."""
 
     def __init__(self, problem: Problem, needs: dict[int, int], makes: dict[int, list[int]]) -> None:
@@ -64,31 +64,31 @@ class Foresight:
                 user.append((start, end))
 
     @classmethod
-    def of(cls, problem: Problem) -> Foresight | None:
+    def of(cls, problem: Problem) -> Lookahead | None:
         """Steps every kind through every state that can be reached; marks kinds that some state makes illegal."""
         if problem.ambiguous:
             return None
         states = problem.space.states
         kinds = problem.kinds
-        mutators = [row for row, is_pure in zip(kinds, problem.pure, strict=True) if not is_pure]
+        mutators = [transitions for transitions, is_pure in zip(kinds, problem.pure, strict=True) if not is_pure]
         done = 0
         while done < len(states):
             if len(states) > MAX_STATES or (done + 1) * len(kinds) > MAX_STEPS:
                 return None
-            for row in mutators:  # nothing else leads to another state
-                row[done]
+            for transitions in mutators:  # nothing else leads to another state
+                transitions[done]
                 if len(states) > MAX_STATES:
                     return None
             done += 1
         needs: dict[int, int] = {}
         makes: dict[int, list[int]] = {}
-        for row in kinds:
-            legal = [state for state in range(done) if row[state] >= 0]
-            row.conditional = len(legal) < done
-            row.blind = not row.conditional and len({row[state] for state in legal}) == 1
+        for transitions in kinds:
+            legal = [state for state in range(done) if transitions[state] >= 0]
+            transitions.conditional = len(legal) < done
+            transitions.blind = not transitions.conditional and len({transitions[state] for state in legal}) == 1
             if len(legal) == 1:
-                needs[id(row)] = legal[0]
-            makes[id(row)] = sorted({row[state] for state in legal if row[state] != state})
+                needs[id(transitions)] = legal[0]
+            makes[id(transitions)] = sorted({transitions[state] for state in legal if transitions[state] != state})
         return cls(problem, needs, makes)
 
     def hidden(self, at: int, mask: int) -> int:
@@ -99,8 +99,8 @@ class Foresight:
         blind = self._blind_at[at]
         if blind is None:
             blind = 0
-            for _, bit, _, row in self._problem.open_mutators[at]:
-                if row.blind:
+            for _, bit, _, transitions in self._problem.open_mutators[at]:
+                if transitions.blind:
                     blind |= bit
             self._blind_at[at] = blind
         return mask & ((1 << self.width) - 1) | (blind & ~mask) << self.width
@@ -116,12 +116,12 @@ class Foresight:
         problem = self._problem
         needing: dict[int, list[tuple[int, int]]] = {}
         making: dict[int, list[tuple[int, int]]] = {}
-        for bit, row in problem.open_pure[at]:
-            if id(row) in self._needs:
-                self._note_need(needing, row, bit, self._returns(bit, at))
-        for position, bit, _, row in problem.open_mutators[at]:
-            self._note_need(needing, row, bit, position)
-            for state in self._makes.get(id(row), ()):
+        for bit, transitions in problem.open_pure[at]:
+            if id(transitions) in self._needs:
+                self._note_need(needing, transitions, bit, self._returns(bit, at))
+        for position, bit, _, transitions in problem.open_mutators[at]:
+            self._note_need(needing, transitions, bit, position)
+            for state in self._makes.get(id(transitions), ()):
                 making.setdefault(state, []).append((bit, position))
         now = problem.returned[problem.return_row[at]]
         out: list[Need] = []
@@ -141,7 +141,9 @@ class Foresight:
                     last = start
             if mask or last >= 0:
                 crashed = [
-                    (shift, field) for shift, field, _, row in problem.crashed if state in self._makes.get(id(row), ())
+                    (shift, field)
+                    for shift, field, _, transitions in problem.crashed
+                    if state in self._makes.get(id(transitions), ())
                 ]
                 if mask:
                     out.append((state, mask, sum(bit for bit, _ in ways), crashed, 0))
@@ -164,10 +166,12 @@ class Foresight:
         """Open operations that end the state and return by then."""
         problem = self._problem
         changing: int = sum(
-            bit for end, bit, _, row in problem.open_mutators[at] if end < position and row[state] != state
+            bit
+            for end, bit, _, transitions in problem.open_mutators[at]
+            if end < position and transitions[state] != state
         )
-        for bit, row in problem.open_pure[at]:
-            if row[state] < 0 and self._returns(bit, at) < position:
+        for bit, transitions in problem.open_pure[at]:
+            if transitions[state] < 0 and self._returns(bit, at) < position:
                 changing |= bit
         return changing
 
@@ -189,7 +193,9 @@ class Foresight:
                 since = start
         return since
 
-    def _note_need(self, needing: dict[int, list[tuple[int, int]]], row: Transitions, bit: int, position: int) -> None:
-        state = self._needs.get(id(row))
+    def _note_need(
+        self, needing: dict[int, list[tuple[int, int]]], transitions: Transitions, bit: int, position: int
+    ) -> None:
+        state = self._needs.get(id(transitions))
         if state is not None:
             needing.setdefault(state, []).append((bit, position))
