@@ -67,8 +67,8 @@ def _by_queue(history: History, groups: Groups, model: Topic) -> tuple[History, 
         for row in rows:
             f, status, result = history.f[row], history.status[row], results[row]
             if status == OK:
-                if f == "send" and (result is None or result[0] is None):
-                    raise NotApplicable("a send was not told its queue")
+                if f == "send" and (result is None or None in (result[0], result[1])):
+                    raise NotApplicable("a send was not told its queue, or its offset there")
                 queue = result["queue"] if f == "read" else result[0]
                 if not 0 <= queue < model.queues:
                     raise NotApplicable(f"queue {queue!r} does not exist")

@@ -65,7 +65,8 @@ class Log(Model):
 class Topic(Model):
     """A topic of ``queues`` logs: ``send(v) -> [queue, offset]``, ``read({queue, offset, max}) ->
     {queue, offset, messages, tail}``, ``tail({queue}) -> [queue, tail]``.  A send that crashed, or that answers
-    ``None`` or ``[None, offset]``, may be in any queue.  What a read asked for is not judged.
+    ``None`` or ``[None, offset]``, may be in any queue; one that answers ``[queue, None]`` anywhere in it.  What a read
+    asked for is not judged.
     """
 
     queues: int = 4

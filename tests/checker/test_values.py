@@ -133,6 +133,8 @@ def test_an_initial_value_is_compared_the_same_way(done) -> None:
         (KeyValue(), [("get", None, 0)], False),
         (KeyValue(), [("get", None, None)], True),
         (Topic(queues=1), [("send", 1, None), ("tail", {}, [0, 1])], True),
+        (Topic(), [("send", 1, [2, None]), ("tail", {}, [2, 1])], True),
+        (Topic(), [("send", 1, [2, None]), ("tail", {}, [2, 0])], False),
         (Topic(queues=2), [("send", 1, None), ("tail", {}, [0, 1]), ("tail", {}, [1, 1])], False),
     ],
 )  # fmt: skip
