@@ -1,6 +1,6 @@
 """What happened to the messages of an append-only log: lost, duplicated, phantom, reordered, and so on.
 
-Linearizability of a log is one yes or no; this checker counts every kind of harm by itself, with examples.
+Linearizability of a log is one yes or no; this checker counts every kind of anomaly by itself, with examples.
 
     lost        acknowledged, and later shown to be absent
     duplicated  one value at two offsets (clients of this workload never retry)
@@ -28,7 +28,7 @@ from checker.words import named_row, short
 
 __all__ = ["ANOMALIES", "check_log"]
 
-#: Kinds of harm, gravest first: the first one found is the one the verdict's sentence is about.
+#: Kinds of anomaly, gravest first: the first one found is the one the verdict's sentence is about.
 ANOMALIES = ("lost", "divergent", "duplicated", "phantom", "reordered", "stale", "gap")
 
 #: Examples kept of each kind; counts are exact.
@@ -41,7 +41,7 @@ BYTES_PER_OPERATION = 500
 _ABSENT = object()
 
 
-class _Harm:
+class _Anomalies:
     """Counts and the first few examples of every kind."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ def check_log(
     if history.booleans is not False and (holds_boolean(history.value) or holds_boolean(history.result)):
         values, results = list(map(exact, history.value)), list(map(exact, history.result))
         history = replace(history, value=values, result=results)
-    harm = _Harm()
+    anomalies = _Anomalies()
     totals = dict.fromkeys(("acknowledged", "observed", "unread", "recovered", "reads"), 0)
     groups = history.rows_by_key()
     stopped = budget.refuses_bytes(len(history) * BYTES_PER_OPERATION)
@@ -89,7 +89,7 @@ def check_log(
         if stopped:
             break
         try:
-            for name, count in _Queue(history, key, rows, harm).check().items():
+            for name, count in _Queue(history, key, rows, anomalies).check().items():
                 totals[name] += count
         except (TypeError, KeyError, IndexError, ValueError) as error:
             raise HistoryError(f"this is not a history of the log workload: {error!r}") from error
@@ -99,18 +99,18 @@ def check_log(
         "operations": len(history),
         "keys": len(groups),
         "engines": {"log": done},
-        "counts": harm.counts,
-        "examples": harm.examples,
+        "counts": anomalies.counts,
+        "examples": anomalies.examples,
         **totals,
         "search_s": round(budget.elapsed_s(), 6),
     }
     if history.problems:
         stats["problems"] = history.problems[:MAX_EXAMPLES]
     for kind in ANOMALIES:
-        if harm.counts[kind]:
-            key, rows, text = harm.first[kind]
+        if anomalies.counts[kind]:
+            key, rows, text = anomalies.first[kind]
             witness = Witness(operations=history.operations(rows), text=text, key=key)
-            found = ", ".join(f"{count} {name}" for name, count in harm.counts.items() if count)
+            found = ", ".join(f"{count} {name}" for name, count in anomalies.counts.items() if count)
             return Result(verdict=Verdict.INVALID, witness=witness, stats=stats, reason=f"{text} (In all: {found}.)")
     if stopped:
         return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=f"{stopped}; {done} of {len(groups)} queues checked")
@@ -130,11 +130,11 @@ def check_log(
 class _Queue:
     """One queue's history."""
 
-    def __init__(self, history: History, key: Any, rows: Sequence[int], harm: _Harm) -> None:
+    def __init__(self, history: History, key: Any, rows: Sequence[int], anomalies: _Anomalies) -> None:
         self._history = history
         self._key = key
         self._rows = rows
-        self._harm = harm
+        self._anomalies = anomalies
         self._content: list[Any] = []
         self._holder: dict[int, int] = {}
         self._place: dict[Any, int] = {}
@@ -207,7 +207,7 @@ class _Queue:
             )
 
     def _say(self, kind: str, rows: tuple[int, ...], text: Any, **details: Any) -> None:
-        self._harm.add(kind, self._key, rows, text() if self._harm.wants(kind) else "", **details)
+        self._anomalies.add(kind, self._key, rows, text() if self._anomalies.wants(kind) else "", **details)
 
     def _read(self, row: int, result: Mapping[str, Any]) -> None:
         history = self._history
@@ -307,7 +307,7 @@ class _Queue:
         last = max(views, key=invoked.__getitem__)
         tail = _tail(f[last], results[last])
         assert tail is not None
-        divergent = bool(self._harm.counts["divergent"])
+        divergent = bool(self._anomalies.counts["divergent"])
         unread = 0
         for row in done:
             if f[row] != "append":
