@@ -31,6 +31,7 @@ def check(
     memory_mb: float | None = None,
     explained: bool = True,
     jobs: int = 1,
+    first: bool = False,
 ) -> Result:
     """Whether a history is linearizable with respect to a model.
 
@@ -38,7 +39,7 @@ def check(
     its name.  Operations with different keys are independent objects (linearizability is local).  ``timeout_s``
     (seconds) and ``memory_mb`` (MiB beyond what the process holds) bound the check; past either the verdict is
     ``unknown``.  ``explained=False`` leaves out the witness of an invalid history.  ``jobs`` processes share
-    the keys.
+    the keys.  ``first`` ends at the first key that is found invalid.
 
     Raises :class:`HistoryError` for events that do not pair and for values that the model cannot be used with,
     :class:`ModelError` for operations the model lacks.
@@ -51,12 +52,12 @@ def check(
     try:
         history = History.of(history)
         try:
-            return _check(history, model, budget, explained, jobs, frozen=False)
+            return _check(history, model, budget, explained, jobs, frozen=False, first=first)
         except (TypeError, Unhashable):
             # Values that are lists or maps, which the history of a file holds as they were written.
             values, results = map(freeze, history.value), map(freeze, history.result)
             history = replace(history, value=list(values), result=list(results))
-            return _check(history, model, budget, explained, jobs, frozen=True)
+            return _check(history, model, budget, explained, jobs, frozen=True, first=first)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         if isinstance(error, (HistoryError, ModelError)) or not type(model).__module__.startswith("checker."):
             raise
@@ -67,13 +68,19 @@ def check(
             gc.enable()
 
 
-def _check(history: History, model: Model, budget: Budget, explained: bool, jobs: int, *, frozen: bool) -> Result:
+def _check(
+    history: History, model: Model, budget: Budget, explained: bool, jobs: int, *, frozen: bool, first: bool
+) -> Result:
     groups = history.rows_by_key()
     if jobs > 1:
-        outcomes = decide_in_parallel(history, groups, model, budget, jobs=jobs, frozen=frozen)
+        outcomes = decide_in_parallel(history, groups, model, budget, jobs=jobs, frozen=frozen, first=first)
     else:
-        outcomes = decide(history, groups, model, budget, frozen=frozen)
-    return summarise(history, model, outcomes, budget, explained=explained)
+        outcomes = decide(history, groups, model, budget, frozen=frozen, first=first)
+    result = summarise(history, model, outcomes, budget, explained=explained)
+    if first and len(groups) > 1 and result.verdict is Verdict.INVALID:
+        stats = {**result.stats, "ended_at_first": True}
+        return replace(result, stats=stats, reason=f"{result.reason} (The first found; the check ended there.)")
+    return result
 
 
 def summarise(

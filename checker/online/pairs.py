@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from checker.history import FAIL, INFO, OK, freeze
+from checker.history import FAIL, INFO, NEMESIS_NAMES, OK, freeze
 
 __all__ = ["NOT_YET", "WINDOW", "Call", "Judge", "Online"]
 
@@ -68,15 +68,14 @@ class Online:
     def __init__(self, new_judge: Callable[[], Judge]) -> None:
         self._new_judge = new_judge
         self._judges: dict[Any, Judge] = {}
-        self._open: dict[int, tuple[Any, Judge, Call]] = {}
+        self._open: dict[Any, tuple[Any, Judge, Call]] = {}
         self._position = 0
 
     def feed(self, event: Mapping[str, Any]) -> str | None:
         """Take the next event; a sentence when it completes a violation."""
         process = event.get("process")
-        if process.__class__ is not int:
+        if process is None or process in NEMESIS_NAMES:
             return None
-        assert isinstance(process, int)
         self._position += 1
         if event["type"] == "invoke":
             self._begin(process, event)
@@ -103,7 +102,7 @@ class Online:
         judges = self._judges.values()
         return len(self._open) + len(judges) + sum(judge.held() for judge in judges if judge.is_judging)
 
-    def _begin(self, process: int, event: Mapping[str, Any]) -> None:
+    def _begin(self, process: Any, event: Mapping[str, Any]) -> None:
         key = freeze(event.get("key"))
         judge = self._judges.get(key)
         if judge is None:
