@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from checker.codecs.jsonl import FormatError, read_jsonl
+from checker.codecs.jsonl import read_jsonl
+from checker.codecs.source import FormatError
 from checker.delivery import (
     check_consumer_progress,
     check_delay,

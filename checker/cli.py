@@ -7,16 +7,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from checker.codecs import FORMATS, is_parquet, read
-from checker.codecs.jsonl import FormatError
+from checker.codecs import FORMATS, FormatError, MemoryLimitError, is_parquet, read
 from checker.delivery import check_consumer_progress, check_delay, check_transaction_visibility
 from checker.drawing import html
 from checker.history import History, HistoryError
-from checker.linearizability.budget import resident_bytes
+from checker.linearizability.budget import Budget
 from checker.linearizability.check import check
 from checker.log import check_log
 from checker.models import MODELS, Model, ModelError, parse_model
@@ -26,7 +25,7 @@ from checker.sessions import check_sessions
 from checker.sets import check_set, check_set_full
 from checker.simple import check_bank, check_counter, check_exclusion, check_long_fork, check_unique_ids
 from checker.transactions import check_transactions
-from checker.verdict import Result, Verdict, worst
+from checker.verdict import Result, Verdict
 from checker.words import short
 from checker.workers import map_in_processes
 
@@ -39,7 +38,7 @@ LEAST_MEMORY_MB = 16
 
 Check = Callable[[History, float | None, float | None], Result]
 #: Reads the history in a file; raises FormatError naming the file.
-Reader = Callable[[str], History]
+Reader = Callable[..., History]
 
 #: Checkers beside linearizability, by the name ``--model`` takes.
 PROPERTIES: dict[str, Check] = {
@@ -61,6 +60,14 @@ PROPERTIES: dict[str, Check] = {
 }
 
 
+#: Of these every operation plays a part, whatever its name.
+_ANY_FUNCTION = frozenset({"list-append", "rw-register", "unique-ids", "long-fork"})
+#: Names of operations that some checker knows.  One that none knows is a slip of the pen, or a damaged line.
+_KNOWN_FUNCTIONS = frozenset({"drain", "transfer", "prepare", "commit", "rollback", "fetch"}).union(
+    *(model.functions for model in MODELS.values())
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Job:
     path: str
@@ -68,8 +75,27 @@ class _Job:
     format: str
     timeout_s: float | None
     memory_mb: float | None
+    lenient: bool = False
+    first: bool = False
     jobs: int = 1
     parquet: Reader | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """What became of one file: a result, or why there is none."""
+
+    result: Result | None = None
+    error: str = ""
+
+    @property
+    def exit_status(self) -> int:
+        return BAD_ARGUMENTS if self.result is None else self.result.verdict.exit_status
+
+
+#: Of the statuses of several files, the first one of these that occurs is that of the command: a violation is certain
+#: whatever became of the others; a file that nobody could read must not pass for one that took too long.
+_WORST_FIRST = (Verdict.INVALID.exit_status, BAD_ARGUMENTS, Verdict.UNKNOWN.exit_status, Verdict.VALID.exit_status)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -95,6 +121,12 @@ def _parser() -> _Parser:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to use")
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds per file; past them the verdict is unknown")
     parser.add_argument("--memory", type=float, metavar="MB", help="MiB per process; past them the verdict is unknown")
+    parser.add_argument(
+        "--lenient",
+        action="store_true",
+        help="leave out what cannot be read or does not fit, and say how much that was, instead of refusing the file",
+    )
+    parser.add_argument("--first", action="store_true", help="end at the first key that is invalid")
     parser.add_argument("--json", action="store_true", help="print one JSON object per file and nothing else")
     parser.add_argument("--html", metavar="PATH", help="write a page that shows the first invalid file's witness")
     return parser
@@ -103,6 +135,7 @@ def _parser() -> _Parser:
 def main(argv: Sequence[str] | None = None, *, parquet: Reader | None = None) -> int:
     """Run the command; returns the exit status: 0 valid, 1 invalid, 2 unknown, 254 for bad arguments or files.
 
+    Of several files, 1 if any is invalid, else 254 if any cannot be read, else 2 if any is undecided, else 0.
     ``parquet`` reads Parquet files, which takes more than the standard library; without it they are refused.
     """
     try:
@@ -120,32 +153,47 @@ def main(argv: Sequence[str] | None = None, *, parquet: Reader | None = None) ->
                 format=options.format,
                 timeout_s=options.timeout,
                 memory_mb=options.memory,
+                lenient=options.lenient,
+                first=options.first,
                 jobs=options.jobs if shared else 1,
                 parquet=parquet,
             )
             for path in options.files
         ]
-        results = _run(jobs, options.jobs)
+        outcomes = _run(jobs, options.jobs)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
-    except (_BadArguments, ModelError, HistoryError) as error:
+    except (_BadArguments, ModelError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return BAD_ARGUMENTS
-    for job, result in zip(jobs, results, strict=True):
-        try:
-            text = json.dumps({"file": job.path, **result.to_json()}) if options.json else _in_words(job, result)
-        except RecursionError:
-            print(f"{job.path}: a value is nested too deeply", file=sys.stderr)
-            return BAD_ARGUMENTS
-        print(text)
-    if options.html:
-        bad = next((r for r in results if r.verdict is Verdict.INVALID), results[0])
+    outcomes = [_print(job, outcome, options.json) for job, outcome in zip(jobs, outcomes, strict=True)]
+    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    if options.html and results:
+        bad = next((result for result in results if result.verdict is Verdict.INVALID), results[0])
         try:
             Path(options.html).write_text(html(bad), encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             print(f"{options.html}: {error.strerror}", file=sys.stderr)
             return BAD_ARGUMENTS
-    return worst(result.verdict for result in results).exit_status
+    statuses = {outcome.exit_status for outcome in outcomes}
+    return next(status for status in _WORST_FIRST if status in statuses)
+
+
+def _print(job: _Job, outcome: _Outcome, as_json: bool) -> _Outcome:
+    """Print what became of a file; a bad one has its line on stderr.  Returns what was printed."""
+    if outcome.result is not None:
+        try:
+            told = outcome.result.to_json() if as_json else {}
+            text = json.dumps({"file": job.path, "exit_status": outcome.exit_status, **told})
+            print(text if as_json else _in_words(job, outcome.result))
+            return outcome
+        except RecursionError:
+            outcome = _Outcome(error=f"{job.path}: a value is nested too deeply")
+    error = " ".join(outcome.error.split())
+    print(error, file=sys.stderr)
+    if as_json:
+        print(json.dumps({"file": job.path, "exit_status": outcome.exit_status, "error": error}))
+    return outcome
 
 
 def _named_check(name: str) -> Model | Check:
@@ -155,53 +203,91 @@ def _named_check(name: str) -> Model | Check:
     return parse_model(name.removeprefix("sequential:"))
 
 
-def _run(jobs: list[_Job], processes: int) -> list[Result]:
+def _run(jobs: list[_Job], processes: int) -> list[_Outcome]:
     if processes > 1 and len(jobs) > 1:
-        results = map_in_processes(_check_file, jobs, processes)
-        return [result if result is not None else _KILLED for result in results]
+        outcomes = map_in_processes(_check_file, jobs, processes)
+        return [outcome if outcome is not None else _KILLED for outcome in outcomes]
     return [_check_file(job) for job in jobs]
 
 
-_KILLED = Result(verdict=Verdict.UNKNOWN, stats={}, reason="undecided: the process that checked it was killed")
+_KILLED = _Outcome(
+    result=Result(verdict=Verdict.UNKNOWN, stats={}, reason="undecided: the process that checked it was killed")
+)
 
 
-def _check_file(job: _Job) -> Result:
-    """One file's result.  Raises :class:`HistoryError` naming the file for all that is wrong with it."""
+def _check_file(job: _Job) -> _Outcome:
+    """What becomes of one file.  Whatever is wrong with it costs no other file its verdict."""
     try:
-        return _read_and_check(job)
-    except FormatError:
-        raise
+        return _Outcome(result=_read_and_check(job))
+    except FormatError as error:
+        mend = "; --lenient leaves it out" if error.can_be_left_out and not job.lenient else ""
+        return _Outcome(error=f"{error}{mend}")
     except (ModelError, HistoryError) as error:
-        raise HistoryError(f"{job.path}: {error}") from None
+        return _Outcome(error=f"{job.path}: {error}")
     except OSError as error:
-        raise HistoryError(f"{job.path}: {error.strerror or error}") from None
+        return _Outcome(error=f"{job.path}: {error.strerror or error}")
     except RecursionError:
-        raise HistoryError(f"{job.path}: a value is nested too deeply") from None
+        return _Outcome(error=f"{job.path}: a value is nested too deeply")
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
         if os.environ.get("SPLITBRAIN_TRACEBACK"):
             raise
         what = f"{type(error).__name__}: {short(str(error), 200)}"
-        raise HistoryError(f"{job.path}: values that {job.model} cannot be used with ({what})") from None
+        return _Outcome(error=f"{job.path}: values that {job.model} cannot be used with ({what})")
 
 
 def _read_and_check(job: _Job) -> Result:
-    before = resident_bytes()
-    if job.parquet is not None and job.format == "auto" and is_parquet(job.path):
-        history = job.parquet(job.path)
-    else:
-        history = read(job.path, job.format)
+    budget = None if job.memory_mb is None else Budget(memory_mb=job.memory_mb)
+    try:
+        if job.parquet is not None and job.format == "auto" and is_parquet(job.path):
+            history = job.parquet(job.path, lenient=job.lenient, budget=budget)
+        else:
+            history = read(job.path, job.format, lenient=job.lenient, budget=budget)
+    except MemoryLimitError as error:
+        return Result(verdict=Verdict.UNKNOWN, reason=f"undecided: {error}")
     if not len(history):
-        events = f": its {history.skipped_events} events are of others" if history.skipped_events else ""
-        raise FormatError(job.path, None, f"no operation of a client (whose process is a number){events}")
+        events = f": its {history.nemesis_events} events are the nemesis's" if history.nemesis_events else ""
+        raise FormatError(job.path, None, f"no operation of a client{events}")
+    _look_for_unknown_functions(job, history)
     memory_mb = job.memory_mb
-    if memory_mb is not None:
-        memory_mb = max(LEAST_MEMORY_MB, memory_mb - (resident_bytes() - before) / (1 << 20))
+    if memory_mb is not None and budget is not None:
+        memory_mb = max(LEAST_MEMORY_MB, memory_mb - budget.used_bytes() / (1 << 20))
+    return _with_what_was_read(_check_history(job, history, memory_mb), history)
+
+
+def _check_history(job: _Job, history: History, memory_mb: float | None) -> Result:
     chosen = _named_check(job.model)
     if not isinstance(chosen, Model):
         return chosen(history, job.timeout_s, memory_mb)
     if job.model.startswith("sequential:"):
         return check_sequential(history, chosen, timeout_s=job.timeout_s, memory_mb=memory_mb)
-    return check(history, chosen, timeout_s=job.timeout_s, memory_mb=memory_mb, jobs=job.jobs)
+    return check(history, chosen, timeout_s=job.timeout_s, memory_mb=memory_mb, jobs=job.jobs, first=job.first)
+
+
+def _look_for_unknown_functions(job: _Job, history: History) -> None:
+    """Refuse, or count, operations that the checker would pass over because nobody knows their name.
+
+    A model names what it does not know itself.  Operations that only other checkers know are of a larger history.
+    """
+    if job.model not in PROPERTIES or job.model in _ANY_FUNCTION:
+        return
+    unknown = {f: history.f.count(f) for f in dict.fromkeys(history.f) if f not in _KNOWN_FUNCTIONS}
+    for f, count in unknown.items():
+        what = f"no checker knows the operation {f!r}, which occurs {count} times"
+        if not job.lenient:
+            raise FormatError(job.path, None, what, can_be_left_out=True)
+        history.skipped_events += 2 * count
+        history.note(what)
+
+
+def _with_what_was_read(result: Result, history: History) -> Result:
+    """The result with what the reader of the verdict should know about the file."""
+    stats = dict(result.stats)
+    stats.setdefault("operations", len(history))
+    stats["nemesis_events"] = history.nemesis_events
+    stats["events_left_out"] = history.skipped_events
+    stats["events_missing"] = history.missing_events
+    stats["problems"] = list(history.problems)
+    return replace(result, stats=stats)
 
 
 def _in_words(job: _Job, result: Result) -> str:
@@ -210,5 +296,10 @@ def _in_words(job: _Job, result: Result) -> str:
     lines = [f"{job.path}: {result.verdict}: {result.reason}", f"  decided by {engines or 'none'}"]
     for engine, reasons in stats.get("not_applicable", {}).items():
         lines.append(f"  {engine} did not apply: {'; '.join(reasons)}")
+    if stats.get("events_left_out") or stats.get("events_missing"):
+        read = f"{stats['operations']} operations were read"
+        lines.append(f"  {read}, {stats['events_left_out']} events left out, {stats['events_missing']} missing")
     lines += [f"  note: {problem}" for problem in stats.get("problems", ())]
+    if stats.get("nemesis_events"):
+        lines.append(f"  note: {stats['nemesis_events']} events are the nemesis's")
     return "\n".join(lines)

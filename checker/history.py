@@ -12,10 +12,9 @@ not certain (``info``) never returned: its ``returned`` is :data:`NEVER` in the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from operator import lt
+from operator import itemgetter, lt
 from typing import Any
 
 from checker.values import truth
@@ -23,6 +22,7 @@ from checker.values import truth
 __all__ = [
     "FAIL",
     "INFO",
+    "NEMESIS_NAMES",
     "NEVER",
     "OK",
     "History",
@@ -41,7 +41,17 @@ INFO = "info"
 #: Return position of an operation that never returned: later than every event of any history.
 NEVER = 1 << 62
 
+_INDEX = itemgetter("index")
 _COMPLETIONS = {OK: OK, FAIL: FAIL, INFO: INFO}
+
+#: Processes that inject faults: their events are counted, and are no operations of a client.
+NEMESIS_NAMES = frozenset({"nemesis", ":nemesis"})
+
+#: The name of an operation whose events name none; Elle's histories of transactions do so.
+UNNAMED_FUNCTION = "txn"
+
+#: Sentences kept about what was left out: the number is exact, and more examples help nobody.
+MAX_PROBLEMS = 10
 
 
 class HistoryError(ValueError):
@@ -123,9 +133,10 @@ class Operation:
 class History:
     """Operations in columns, one row each, in order of invocation.
 
-    ``problems`` lists what a reader of the source should know (a truncated last line, skipped events); it never
-    changes the meaning of the rows.  ``booleans`` says whether a boolean occurs among keys, values and results, for
-    those who compare them (see ``values``); ``None`` where nobody has looked.
+    ``nemesis_events`` counts the events of processes named in :data:`NEMESIS_NAMES`.  ``skipped_events`` counts the
+    events and lines that a lenient reader left out, and ``missing_events`` those that the numbers of the others show to
+    be missing; ``problems`` says of the first of them where they stood and why.  ``booleans`` says whether a boolean
+    occurs among keys, values and results, for those who compare them (see ``values``); ``None``: nobody has looked.
     """
 
     process: list[Any] = field(default_factory=list)
@@ -141,9 +152,21 @@ class History:
     node: list[str | None] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
     keyed: bool = False
+    nemesis_events: int = 0
     skipped_events: int = 0
+    missing_events: int = 0
     problems: list[str] = field(default_factory=list)
     booleans: bool | None = None
+
+    def leave_out(self, problem: str) -> None:
+        """Count an event or line that is not part of the history, and remember why if there is room."""
+        self.skipped_events += 1
+        self.note(problem)
+
+    def note(self, problem: str) -> None:
+        """Remember what a reader of the source should know, if there is room."""
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)
 
     def __len__(self) -> int:
         return len(self.f)
@@ -260,33 +283,72 @@ def columns(history: History, rows: Sequence[int], *names: str) -> list[Sequence
 class HistoryBuilder:
     """Pairs events into a :class:`History`, in batches of any size, so that no event outlives its batch.
 
-    A process has one operation open at most.  An operation that is open when the history ends counts as ``info``.
-    Events of processes that are not numbers (the nemesis) are skipped and counted.
+    A process is a whole number or a name, and has one operation open at most.  An operation that is open when the
+    history ends counts as ``info``.  Events of the nemesis are counted.  Everything else that is no event, or that does
+    not fit the events before it, is refused; ``lenient`` leaves it out instead, and counts it.
+
+    ``contiguous`` says that the events are a whole file: where they carry an ``index``, none may be missing.
     """
 
-    def __init__(self) -> None:
-        self._history = History()
-        self._open: dict[int, int] = {}
-        self._rows = 0
-        self._position = 0
-        self._last_index: Any = -math.inf
+    def __init__(self, *, lenient: bool = False, contiguous: bool = False) -> None:
+        self.lenient = lenient
+        self.history = History()
         self.events = 0
-        self._names: dict[str, str] = {}
+        self._contiguous = contiguous
+        self._open: dict[Any, int] = {}
+        self._rows = 0
+        self._unnamed = 0
+        self._position = 0
+        self._indexed: bool | None = None
+        self._last_index = -1
+        self._functions: dict[Any, str] = {}
+        self._hosts: dict[str, str] = {}
 
-    def feed(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Take the next events.  Raises :class:`HistoryError` naming the event that does not fit."""
-        history, open_rows, names = self._history, self._open, self._names
-        self._check_order(events)
-        room = self._rows + len(events)
-        missing = room - len(history.returned)
-        if missing > 0:
-            history.returned.extend([NEVER] * missing)
-            history.result.extend([None] * missing)
-            history.returned_ns.extend([None] * missing)
-            history.node.extend([None] * missing)
-            history.status.extend([INFO] * missing)
+    def feed(self, events: Sequence[Mapping[str, Any]], where: Callable[[int], str] = "event {}".format) -> None:
+        """Take the next events.
+
+        ``where`` says, for an event's place among ``events``, where it stood in its source.  Raises
+        :class:`HistoryError` naming the event that does not fit, unless the builder is lenient.
+        """
+        if not self.lenient:
+            try:
+                self._check_order(events)
+            except HistoryError as error:
+                if error.event is not None and error.event > self.events:
+                    self._feed(events[: error.event - self.events])  # what is wrong before it is said first
+                raise
+            self._feed(events)
+            return
+        for place, event in enumerate(events):
+            self._end_what_lost_its_completion(event, where(place))
+            try:
+                self._check_order([event])
+                self._feed([event])
+            except HistoryError as error:
+                self.history.leave_out(f"{where(place)}: {error.reason}")
+
+    def _end_what_lost_its_completion(self, event: Any, where: str) -> None:
+        """Leave the operation open for good that the event, by its own process, shows to be over.
+
+        Its completion was lost, so that its outcome is unknown, and what comes next is not its completion.
+        """
+        if not isinstance(event, Mapping) or event.get("process").__class__ not in (int, str):
+            return
+        row = self._open.get(event["process"])
+        if row is None:
+            return
+        f, kind = event.get("f"), event.get("type")
+        if kind == "invoke" or (kind in _COMPLETIONS and f is not None and f != self.history.f[row]):
+            del self._open[event["process"]]
+            self.history.missing_events += 1
+            lost = f"{self.history.f[row]!r} of process {event['process']}"
+            self.history.note(f"{where}: the completion of {lost} is missing")
+
+    def _feed(self, events: Sequence[Mapping[str, Any]]) -> None:
+        history, open_rows, functions, hosts = self.history, self._open, self._functions, self._hosts
+        self._make_room(len(events))
         returned, result, returned_ns = history.returned, history.result, history.returned_ns
-        node, status = history.node, history.status
+        node, status, f_of = history.node, history.status, history.f
         add_process, add_f, add_key = history.process.append, history.f.append, history.key.append
         add_value, add_invoked, add_ns = history.value.append, history.invoked.append, history.invoked_ns.append
         rows, position, number, completions = self._rows, self._position, self.events, _COMPLETIONS
@@ -295,20 +357,21 @@ class HistoryBuilder:
             for event in events:
                 number += 1
                 process = event["process"]
-                if process.__class__ is not int:
-                    history.skipped_events += 1
+                if process.__class__ is not int and not self._is_client(process):
+                    history.nemesis_events += 1
                     continue
                 kind = event["type"]
                 get = event.get
                 if kind == "invoke":
                     if process in open_rows:
-                        still_open = history.f[open_rows[process]]
+                        still_open = f_of[open_rows[process]]
                         raise HistoryError(f"process {process} invokes {get('f')!r} while its {still_open!r} is open")
+                    name = get("f")
+                    f = functions.get(name) or self._function(name)
                     open_rows[process] = rows
                     rows += 1
                     add_process(process)
-                    name = get("f") or "txn"
-                    add_f(names.setdefault(name, name))
+                    add_f(f)
                     add_value(get("value"))
                     add_invoked(position)
                     add_ns(get("time"))
@@ -321,26 +384,23 @@ class HistoryBuilder:
                     row = open_rows.pop(process, -1)
                     if row < 0:
                         raise HistoryError(f"process {process} completes {get('f')!r}, but has no operation open")
+                    name = get("f")
+                    if name != f_of[row] and name is not None:
+                        open_rows[process] = row
+                        raise HistoryError(f"process {process} completes {name!r}, but has {f_of[row]!r} open")
+                    status[row] = outcome
+                    result[row] = get("value")
+                    returned_ns[row] = get("time")
                     if outcome is OK:
-                        status[row] = OK
                         returned[row] = position
-                        result[row] = get("value")
-                        returned_ns[row] = get("time")
-                        host = get("node")
-                        if host is not None:
-                            node[row] = names.setdefault(host, host)
                     else:
-                        status[row] = outcome
-                        result[row] = get("value")
-                        returned_ns[row] = get("time")
                         if outcome is FAIL:
                             returned[row] = position
-                        error = get("error")
-                        if error is not None:
-                            history.errors[row] = error if isinstance(error, str) else repr(error)
-                        host = get("node")
-                        if host is not None:
-                            node[row] = host
+                        if (why := get("error")) is not None:
+                            history.errors[row] = why if isinstance(why, str) else repr(why)
+                    host = get("node")
+                    if host is not None:
+                        node[row] = hosts.setdefault(host, host) if host.__class__ is str else str(host)
                 position += 1
         except HistoryError as error:
             error.event = number - 1
@@ -350,25 +410,97 @@ class HistoryBuilder:
         finally:
             self._rows, self._position, self.events = rows, position, number
             history.keyed = keyed
+    def _make_room(self, operations: int) -> None:
+        """Let the columns that completions fill in have a row for so many more operations."""
+        history = self.history
+        missing = self._rows + operations - len(history.returned)
+        if missing > 0:
+            history.returned.extend([NEVER] * missing)
+            history.result.extend([None] * missing)
+            history.returned_ns.extend([None] * missing)
+            history.node.extend([None] * missing)
+            history.status.extend([INFO] * missing)
+
+    def _is_client(self, process: Any) -> bool:
+        """Whether a process that is no whole number is a client's, not the nemesis."""
+        if process.__class__ is not str or not process:
+            what = "an empty name" if process == "" else f"{process!r} ({type(process).__name__})"
+            raise HistoryError(f"process must be a whole number or a name, not {what}")
+        return process not in NEMESIS_NAMES
+
+    def _function(self, name: Any) -> str:
+        """The name of an operation, seen for the first time; histories in which none has any are of transactions."""
+        if name is None and len(self.history.f) == self._unnamed:
+            self._unnamed += 1
+            return UNNAMED_FUNCTION
+        if name is None:
+            raise HistoryError("the event has no 'f', and others have one")
+        if name.__class__ is not str or not name:
+            raise HistoryError(f"f must be a name, not {name!r}")
+        if self._unnamed:
+            raise HistoryError(f"the event has f {name!r}, and those before it have none")
+        self._functions[name] = name
+        return str(name)
 
     def _check_order(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Events that carry an ``index`` must come in its order, or their order means nothing."""
+        """Events that carry an ``index`` must come in its order, or their order means nothing; all do, or none."""
         try:
-            numbers: list[Any] = [event.get("index") for event in events]
-            if not numbers or numbers[0] is None:
+            numbers: list[Any] = list(map(_INDEX, events))
+            if self._indexed and numbers == list(range(self._last_index + 1, self._last_index + 1 + len(numbers))):
+                self._last_index += len(numbers)
                 return
-            numbers.insert(0, self._last_index)
-            if not all(map(lt, numbers, islice(numbers, 1, None))):
-                at = next(at for at in range(1, len(numbers)) if not numbers[at - 1] < numbers[at])
-                what = f"index {numbers[at]} comes after index {numbers[at - 1]}: events must be in order, none twice"
-                raise HistoryError(what, event=self.events + at - 1)
-            self._last_index = numbers[-1]
-        except (AttributeError, TypeError):
-            return  # no map, or no number: said below where it matters
+        except (KeyError, TypeError, IndexError):
+            if not all(isinstance(event, Mapping) for event in events):
+                return  # no map: said where it is taken
+            numbers = [event.get("index") for event in events]
+        if not numbers:
+            return
+        if self._indexed is None:
+            self._indexed = numbers[0] is not None
+            if numbers[0].__class__ is int and (numbers[0] == 1 or not self._contiguous):
+                self._last_index = numbers[0] - 1
+        if not self._indexed:
+            if numbers.count(None) < len(numbers):
+                at = next(at for at, number in enumerate(numbers) if number is not None)
+                raise HistoryError("the event has an 'index', and those before it have none", event=self.events + at)
+            return
+        before = [self._last_index, *numbers]
+        try:
+            in_order = all(map(lt, before, numbers))
+        except TypeError:
+            in_order = False
+        if not in_order or (self._contiguous and numbers[-1] - before[0] != len(numbers)):
+            self._name_what_is_out_of_order(before, numbers)
+        self._last_index = numbers[-1]
+
+    def _name_what_is_out_of_order(self, before: list[Any], numbers: list[Any]) -> None:
+        for at, (last, number) in enumerate(zip(before, numbers, strict=False)):
+            event = self.events + at
+            if number is None:
+                raise HistoryError("the event has no 'index', and those before it have one", event=event)
+            if number.__class__ is not int:
+                raise HistoryError(f"index must be a whole number, not {number!r}", event=event)
+            if number <= last:
+                what = f"index {number} comes after index {last}: events must be in order, none twice"
+                raise HistoryError(what, event=event)
+            missing = number - last - 1
+            if not missing or not self._contiguous:
+                continue
+            what = f"index {number} comes after index {last}: {missing} events are missing"
+            if last < 0:
+                what = f"the first index is {number}: {missing} events are missing"
+            if not self.lenient:
+                raise HistoryError(what, event=event)
+            self.history.missing_events += missing
+            self.history.note(what)
+
+    def never_completed(self) -> set[int]:
+        """The rows that are open at this moment."""
+        return set(self._open.values())
 
     def finish(self) -> History:
         """The history; operations still open stay ``info``."""
-        history, rows = self._history, self._rows
+        history, rows = self.history, self._rows
         for column in (history.returned, history.result, history.returned_ns, history.node, history.status):
             del column[rows:]
         return history

@@ -44,27 +44,58 @@ def _begin(parent_pid: int) -> None:
         os._exit(1)
 
 
-def map_in_processes(function: Callable[[Item], Answer], items: Sequence[Item], processes: int) -> list[Answer | None]:
+def map_in_processes(
+    function: Callable[[Item], Answer],
+    items: Sequence[Item],
+    processes: int,
+    *,
+    until: Callable[[Answer], bool] | None = None,
+) -> list[Answer | None]:
     """What ``function`` gives for each item, each computed in one of so many forked processes.
 
-    None stands where a process was killed, by the kernel for want of memory for instance, before it had an answer;
-    those that run at that moment are lost with it. What ``function`` raises is raised here.
+    None stands where a process was killed, by the kernel for want of memory for instance, before it had an answer.
+    Those that ran beside it are lost with it; so each of them, and each that had not begun, is tried again in a process
+    of its own.  ``until`` says of an answer that no other is wanted any more; None stands for those not there by then.
+    What ``function`` raises is raised here.
     """
-    with worker_pool(min(processes, len(items))) as pool:
-        futures = [pool.submit(function, item) for item in items]
+    answers: list[Answer | None] = [None] * len(items)
+    for place in _map(function, items, range(len(items)), processes, answers, until):
+        _map(function, items, [place], 1, answers, until)
+        found = answers[place]
+        if until is not None and found is not None and until(found):
+            break
+    return answers
+
+
+def _map(
+    function: Callable[[Item], Answer],
+    items: Sequence[Item],
+    places: Sequence[int],
+    processes: int,
+    answers: list[Answer | None],
+    until: Callable[[Answer], bool] | None,
+) -> list[int]:
+    """Fill in the answers to the items at those places; the places whose process was killed, which have none."""
+    lost = []
+    with worker_pool(min(processes, len(places))) as pool:
+        place_of = {pool.submit(function, items[place]): place for place in places}
         try:
-            return [_answer_of(future) for future in futures]
+            for future in place_of if until is None else concurrent.futures.as_completed(place_of):
+                place = place_of[future]
+                try:
+                    answers[place] = answer = future.result()
+                except BrokenProcessPool:
+                    lost.append(place)
+                    continue
+                if until is not None and until(answer):
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    _kill(pool)
+                    return []
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             _kill(pool)
             raise
-
-
-def _answer_of(future: concurrent.futures.Future[Answer]) -> Answer | None:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        return None
+    return sorted(lost)
 
 
 def _kill(pool: concurrent.futures.ProcessPoolExecutor) -> None:

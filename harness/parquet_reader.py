@@ -11,7 +11,9 @@ import json
 from typing import Any
 
 from checker.codecs import FormatError
-from checker.history import History, HistoryBuilder, HistoryError
+from checker.codecs.source import FileEvents
+from checker.history import History
+from checker.linearizability.budget import Budget
 from harness.errors import how_to_get
 
 SCHEMA_VERSION = 1
@@ -24,12 +26,13 @@ _REQUIRED = ("process", "type", "f")
 _COLUMNS = ("index", "time_ns", "process", "is_nemesis", "type", "f", "key", "value", "error", "node")
 
 
-def read_parquet(path: str) -> History:
+def read_parquet(path: str, *, lenient: bool = False, budget: Budget | None = None) -> History:
     """The history of the one run in a Parquet file, its events in order of `index`.
 
     Columns are found by name; those that are missing, but for process, type and f, count as empty. The nemesis's
-    rows are skipped. Raises FormatError, in one line that names the file, for files that are no such history or
-    hold several runs, and where pyarrow is not installed.
+    rows are counted. Rows that do not fit are refused or, if `lenient`, left out and counted; `budget` bounds the
+    memory. Raises FormatError, in one line that names the file, for files that are no such history or hold several
+    runs, and where pyarrow is not installed; MemoryLimitError past the budget.
     """
     try:
         import pyarrow as pa
@@ -48,17 +51,14 @@ def read_parquet(path: str) -> History:
         table = file.read(columns=[name for name in _COLUMNS if name in names])
         if "index" in names:
             table = table.sort_by("index")
-        builder = HistoryBuilder()
+        events = FileEvents(path, lenient=lenient, budget=budget, is_table=True)
+        first_row = 1
         for batch in table.to_batches(max_chunksize=BATCH_ROWS):
-            builder.feed(_events(batch))
-        return builder.finish()
+            events.feed(_events(batch), range(first_row, first_row + batch.num_rows))
+            first_row += batch.num_rows
+        return events.finish()
     except (pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
         raise FormatError(path, None, f"not readable as Parquet: {str(error).splitlines()[0]}") from None
-    except HistoryError as error:
-        if isinstance(error, FormatError):
-            raise
-        where = "" if error.event is None else f"row {error.event + 1}: "
-        raise FormatError(path, None, f"{where}{error.reason}") from None
 
 
 def _check_schema(path: str, schema: Any) -> None:

@@ -391,7 +391,7 @@ def _read_foreign(name: str, content: bytes) -> History:
 def _from_history(history: History, with_values: bool) -> RunData:
     """Operations that a codec of the checker has paired already."""
     count = len(history)
-    if not count and not history.skipped_events:
+    if not count and not history.nemesis_events:
         raise UnreadableRunError("the history has no events")
     numbers: dict[str, int] = {}
     process = [p if type(p) is int else numbers.setdefault(str(p), -2 - len(numbers)) for p in history.process]

@@ -14,7 +14,6 @@ MAX_FUNCTION_LINES = 70
 """A function fits a screen. Files have no limit: a file holds one thought, however long."""
 
 LONGER_FUNCTIONS = {
-    "checker/history.py feed",
     "checker/linearizability/general.py _run",
     "checker/transactions/list_append.py _order_of_key",
     "harness/clusters/sim/watch.py attach",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from checker.codecs.detect import FORMATS, detect_format, is_parquet, read, read_bytes, read_rows
-from checker.codecs.jsonl import FormatError, read_jsonl, read_jsonl_lines
+from checker.codecs.jsonl import read_jsonl, read_jsonl_lines
+from checker.codecs.source import FormatError, MemoryLimitError
 
 __all__ = [
     "FORMATS",
     "FormatError",
+    "MemoryLimitError",
     "detect_format",
     "is_parquet",
     "read",

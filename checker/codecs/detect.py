@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from checker.codecs.edn import read_edn_text
-from checker.codecs.jsonl import FormatError, not_utf8, read_jsonl, read_jsonl_lines
+from checker.codecs.jsonl import not_utf8, read_json_array, read_jsonl, read_jsonl_lines
 from checker.codecs.lines import read_jepsen_log_text, read_limo_text
-from checker.history import History, HistoryBuilder, HistoryError
+from checker.codecs.source import FileEvents, FormatError
+from checker.history import History
+from checker.linearizability.budget import Budget
 
 __all__ = ["FORMATS", "detect_format", "is_parquet", "read", "read_bytes", "read_rows"]
 
@@ -20,6 +22,8 @@ __all__ = ["FORMATS", "detect_format", "is_parquet", "read", "read_bytes", "read
 FORMATS = ("auto", "jsonl", "json", "edn", "edn-keyed", "jepsen-log", "kv", "limo")
 
 _HEAD_BYTES = 4096
+#: Read at a time from a file that is parsed as a whole.
+_PIECE_BYTES = 1 << 24
 _PARQUET = b"PAR1"
 #: What to do with a file that takes more than the standard library.
 PARQUET_HINT = "a Parquet file, which `harness check` reads; in Python, pass its rows to checker.codecs.read_rows"
@@ -44,12 +48,17 @@ def detect_format(head: str) -> str:
     return "edn"
 
 
-def read(path: str | Path, format: str = "auto", *, strict: bool = False) -> History:
+def read(
+    path: str | Path, format: str = "auto", *, lenient: bool = False, budget: Budget | None = None
+) -> History:
     """Read a history file.
 
-    Raises :class:`FormatError` naming file, line and reason for a file that does not parse, ``ValueError`` for an
-    unknown format name, ``OSError`` for a file that cannot be opened.  ``strict`` makes a truncated last JSONL line an
-    error.
+    Nothing is left out in silence.  What is no event, or does not fit those before it, is refused; ``lenient`` leaves
+    it out, counts it in ``History.skipped_events`` (what the file shows to be missing in ``History.missing_events``)
+    and says why in ``History.problems``.  ``budget`` bounds the memory that reading takes.
+
+    Raises :class:`FormatError` naming file, line and reason for a file that does not parse, :class:`MemoryLimitError`
+    past the budget, ``ValueError`` for an unknown format name, ``OSError`` for a file that cannot be opened.
     """
     if format not in FORMATS:
         raise ValueError(f"no format {format!r}; known: {', '.join(FORMATS)}")
@@ -58,12 +67,24 @@ def read(path: str | Path, format: str = "auto", *, strict: bool = False) -> His
         with open(path, "rb") as file:
             format = _format_of(file.read(_HEAD_BYTES), source)
     if format == "jsonl":
-        return read_jsonl(path, strict=strict)
-    text = _decoded(Path(path).read_bytes(), format, source)
-    return _without_booleans(_read_text(text, format, source), text)
+        return read_jsonl(path, lenient=lenient, budget=budget)
+    events = FileEvents(source, lenient=lenient, budget=budget)
+    text = _decoded(_content(Path(path), events), format, source)
+    events.check_memory("the decoding of its text")
+    return _without_booleans(_read_text(text, format, events), text)
 
 
-def read_bytes(content: bytes, *, source: str) -> History:
+def _content(path: Path, events: FileEvents) -> bytes:
+    """The bytes of a file, read a piece at a time so that no more of it is held than the budget allows."""
+    pieces = []
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            pieces.append(piece)
+            events.check_memory(f"byte {file.tell():,}")
+    return b"".join(pieces)
+
+
+def read_bytes(content: bytes, *, source: str, lenient: bool = False) -> History:
     """Read a history from bytes, of a file that some other machine or archive holds; the format is ``auto``.
 
     ``source`` names it in errors.  Raises :class:`FormatError` as :func:`read` does.
@@ -71,8 +92,8 @@ def read_bytes(content: bytes, *, source: str) -> History:
     format = _format_of(content[:_HEAD_BYTES], source)
     text = _decoded(content, format, source)
     if format == "jsonl":
-        return read_jsonl_lines(io.StringIO(text, newline="\n"), source=source)
-    return _without_booleans(_read_text(text, format, source), text)
+        return read_jsonl_lines(io.StringIO(text, newline="\n"), source=source, lenient=lenient)
+    return _without_booleans(_read_text(text, format, FileEvents(source, lenient=lenient)), text)
 
 
 def _without_booleans(history: History, text: str) -> History:
@@ -107,37 +128,16 @@ def _decoded(content: bytes, format: str, source: str) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
-def _read_text(text: str, format: str, source: str) -> History:
+def _read_text(text: str, format: str, events: FileEvents) -> History:
     """Every format but JSONL, which is read by line."""
     if format == "json":
-        return _read_json_array(text, source)
+        return read_json_array(text, events)
     if format == "jepsen-log":
-        return read_jepsen_log_text(text, source=source)
+        return read_jepsen_log_text(text, events)
     if format == "limo":
-        return read_limo_text(text, source=source)
+        return read_limo_text(text, events)
     keyed = {"edn-keyed": True, "kv": False}.get(format)
-    return read_edn_text(text, source=source, keyed=keyed)
-
-
-def _read_json_array(text: str, source: str) -> History:
-    """A JSON array of events, as elle-cli writes them."""
-    try:
-        events = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise FormatError(source, error.lineno, f"not JSON: {error.msg} at column {error.colno}") from error
-    except RecursionError as error:
-        raise FormatError(source, None, "JSON nested too deeply") from error
-    if not isinstance(events, list):
-        raise FormatError(source, None, "not an array of events")
-    builder = HistoryBuilder()
-    for event in events:
-        if isinstance(event, dict):
-            event.setdefault("process", 0)
-    try:
-        builder.feed(events)
-    except HistoryError as error:
-        raise FormatError(source, None, f"event {error.event}: {error.reason}") from error
-    return builder.finish()
+    return read_edn_text(text, events, keyed=keyed)
 
 
 def read_rows(rows: Iterable[Mapping[str, Any]], *, json_columns: Iterable[str] = ("value",)) -> History:

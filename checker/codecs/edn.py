@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from operator import call
 from typing import Any
 
-from checker.codecs.jsonl import FormatError
-from checker.history import History, HistoryBuilder, HistoryError, freeze
+from checker.codecs.source import BATCH_LINES, EVENT_IN_COMMENT, FileEvents
+from checker.history import History, freeze
 from checker.words import short
 
 __all__ = ["parse_edn", "read_edn_text"]
@@ -26,6 +26,9 @@ _CLOSERS = {"]": "[", ")": "(", "}": "{"}
 _CONSTANTS: dict[str, Any] = {"nil": None, "true": True, "false": False}
 #: What is no number stays a word, which is equal to itself.
 _SYMBOLIC: dict[str, Any] = {"##Inf": math.inf, "##-Inf": -math.inf}
+_EVENT_IN_COMMENT = re.compile(r":(invoke|ok|fail|info)\b")
+#: What a tag stands before: a form, on the same line.
+_TAGGED = re.compile(r"[ \t,]*(?:[^\s,#\])};]|#\{|##)")
 _CODE_POINT = re.compile(r"u[0-9a-fA-F]{4}")
 _NAMED_CHARS = {"newline": "\n", "space": " ", "tab": "\t", "return": "\r"}
 #: Atoms remembered while parsing: histories repeat few keywords and small numbers; times never repeat.
@@ -63,6 +66,8 @@ class _Atoms(dict[str, Any]):
 def _atom(token: str) -> Any:
     first = token[0]
     if first == ":":
+        if len(token) == 1:
+            raise EdnError("a keyword without a name", 1)
         return token[1:]
     if first == '"':
         return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", lambda m: _escaped(m[1], _STRING_ESCAPES), token[1:-1], flags=re.S)
@@ -116,16 +121,25 @@ def _forms(text: str, atoms: _Atoms, first_line: int = 1) -> list[tuple[Any, int
             items = stack[-1][1] if stack else None
             value = _collection(opener, inner, text, match.start(), first_line)
         elif token[0] == ";":
+            if _EVENT_IN_COMMENT.search(token):
+                raise EdnError(EVENT_IN_COMMENT, _line(text, match.start(), first_line))
             continue
         elif token == "#_":
             discard.append(len(stack))
             continue
         elif token[0] == "#" and token[:2] != "##":
+            if not _TAGGED.match(text, end):
+                raise EdnError(f"nothing stands behind {token[:40]!r}", _line(text, match.start(), first_line))
             continue
         else:
-            value = atoms[token]
+            try:
+                value = atoms[token]
+            except EdnError as error:
+                raise EdnError(error.reason, _line(text, match.start(), first_line)) from None
         if discard and discard[-1] == len(stack):
             discard.pop()
+            if isinstance(value, dict) and "type" in value and len(stack) < 2:
+                raise EdnError(EVENT_IN_COMMENT, _line(text, match.start(), first_line))
         elif items is None:
             out.append((value, end))
         else:
@@ -147,16 +161,19 @@ def _collection(opener: str, items: list[Any], text: str, at: int, first_line: i
         raise EdnError("a map has a key without a value", _line(text, at, first_line))
     keys = items[::2]
     try:
-        return dict(zip(keys, items[1::2], strict=True))
+        found = dict(zip(keys, items[1::2], strict=True))
     except TypeError:
-        return dict(zip(map(freeze, keys), items[1::2], strict=True))
+        found = dict(zip(map(freeze, keys), items[1::2], strict=True))
+    if len(found) < len(keys):
+        raise EdnError("a map has a key twice", _line(text, at, first_line))
+    return found
 
 
 def _line(text: str, at: int, first_line: int) -> int:
     return first_line + text.count("\n", 0, at)
 
 
-def read_edn_text(text: str, *, source: str = "<edn>", keyed: bool | None = None) -> History:
+def read_edn_text(text: str, file: FileEvents, *, keyed: bool | None = None) -> History:
     """A history from Jepsen EDN.
 
     ``keyed`` says that every value is an independent ``[key value]`` pair; by default that is recognised by reads
@@ -165,18 +182,12 @@ def read_edn_text(text: str, *, source: str = "<edn>", keyed: bool | None = None
     collecting = gc.isenabled()
     gc.disable()
     try:
-        try:
-            events, lines = _events(text)
-        except EdnError as error:
-            raise FormatError(source, error.line, error.reason) from error
-        if keyed or (keyed is None and _looks_keyed(events)):
-            events = [_split_key(event) for event in events]
-        builder = HistoryBuilder()
-        try:
-            builder.feed(events)
-        except HistoryError as error:
-            raise FormatError(source, lines[error.event or 0], error.reason) from error
-        return builder.finish()
+        _Reader(file).read(text)
+        history = file.finish()
+        unfinished = file.never_completed()
+        if keyed or (keyed is None and _looks_keyed(history, unfinished)):
+            _split_keys(history)
+        return history
     finally:
         if collecting:
             gc.enable()
@@ -204,8 +215,6 @@ class _Shape:
             pattern.append(r"(\d+)" if is_number else f"({_VALUE})")
             readers.append(int if is_number else atoms.__getitem__)
         pattern += [re.escape(body[end:]), r"\}\s*"]
-        if "process" not in names:
-            constants.setdefault("process", 0)
         self.match = re.compile("".join(pattern)).fullmatch
         self.constants = constants
         self._names = tuple(names)
@@ -216,83 +225,153 @@ class _Shape:
         return dict(zip(self._names, map(call, self._readers, match.groups()), strict=True), **self.constants)
 
 
-def _events(text: str) -> tuple[list[dict[str, Any]], list[int]]:
-    """Events and the line each ends on.  Lines like one before, and flat one-line maps, take shorter ways."""
-    atoms = _Atoms()
-    text = _without_outer(text)
-    events: list[dict[str, Any]] = []
-    lines: list[int] = []
-    shapes: list[_Shape] = []
-    add, add_line = events.append, lines.append
-    pending: list[str] = []
-    pending_line = 1
+class _Reader:
+    """Hands the events of a text to a file's, a batch of lines at a time.
 
-    def add_forms(of: str, first_line: int) -> None:
-        for form, end in _forms(of, atoms, first_line):
-            line = _line(of, end, first_line)
-            for event in _event(form, line):
-                add(event)
-                add_line(line)
+    Lines like one before, and flat one-line maps, take shorter ways; forms that span lines are gathered until they
+    are whole.
+    """
 
-    for number, raw in enumerate(text.split("\n"), 1):
-        if not pending:
-            for shape in shapes:
-                match = shape.match(raw)
+    def __init__(self, file: FileEvents) -> None:
+        self._file = file
+        self._atoms = _Atoms()
+        self._shapes: list[_Shape] = []
+        self._events: list[dict[str, Any]] = []
+        self._lines: list[int] = []
+        self._pending: list[str] = []
+        self._pending_line = 1
+
+    def read(self, text: str) -> None:
+        """Hand over all events.  Raises :class:`FormatError`."""
+        lines = _without_outer(text).split("\n")
+        for start in range(0, len(lines), BATCH_LINES):
+            self._read_lines(lines[start : start + BATCH_LINES], start + 1)
+            self._hand_over()
+        if self._pending:
+            self._take_pending()
+            self._hand_over()
+
+    def _read_lines(self, lines: list[str], first_line: int) -> None:
+        shapes, pending = self._shapes, self._pending
+        add, add_line = self._events.append, self._lines.append
+        for number, raw in enumerate(lines, first_line):
+            if not pending:
+                for shape in shapes:
+                    match = shape.match(raw)
+                    if match is not None:
+                        break
+                else:
+                    match = None
                 if match is not None:
-                    break
-            else:
-                match = None
-            if match is not None:
-                add(shape.event(match))
-                add_line(number)
-                continue
+                    try:
+                        add(shape.event(match))
+                    except EdnError:
+                        self._read_line(raw, number)
+                        continue
+                    add_line(number)
+                    continue
+            self._read_line(raw, number)
+
+    def _read_line(self, raw: str, number: int) -> None:
         line = raw.strip()
-        if not pending and line[:1] == "{" and line[-1:] == "}":
-            body = line[1:-1]
-            event = _flat_event(body, atoms)
-            if event is not None:
-                add(event)
-                add_line(number)
-                if len(shapes) < _MAX_SHAPES and _FLAT.fullmatch(body):
-                    shapes.append(_Shape(body, atoms))
-                continue
-            try:
-                forms = _forms(line, atoms, number)
-            except EdnError:
-                forms = []
-            if forms:
-                for form, _ in forms:
-                    for event in _event(form, number):
-                        add(event)
-                        add_line(number)
-                continue
-        if not pending:
-            if not line or line[0] == ";":
-                continue
-            pending_line = number
-        pending.append(raw)
-        if line[:1] == "}" or line[-1:] == "}":
-            whole = "\n".join(pending)
-            if _balanced(whole):
-                add_forms(whole, pending_line)
-                pending = []
-    if pending:
-        add_forms("\n".join(pending), pending_line)
-    return events, lines
+        if self._pending and self._file.lenient and self._is_whole_event(line):
+            self._file.refuse(self._pending_line, "a form that is never closed")
+            self._pending.clear()
+        if not self._pending:
+            if not line:
+                return
+            if line[0] == ";":
+                if _EVENT_IN_COMMENT.search(line):
+                    self._file.refuse(number, EVENT_IN_COMMENT)
+                return
+            is_map = line[0] == "{" and line[-1] == "}"
+            if is_map and (self._read_flat(line[1:-1], number) or self._read_whole(line, number)):
+                return
+            self._pending_line = number
+        self._pending.append(raw)
+        if (line[:1] == "}" or line[-1:] in ("}", "]", ")")) and _balanced("\n".join(self._pending)):
+            self._take_pending()
+
+    def _read_flat(self, body: str, number: int) -> bool:
+        """Take the event between the braces of a line, if it is a flat one."""
+        event = _flat_event(body, self._atoms)
+        if event is None:
+            return False
+        self._events.append(event)
+        self._lines.append(number)
+        if len(self._shapes) < _MAX_SHAPES and _FLAT.fullmatch(body):
+            self._shapes.append(_Shape(body, self._atoms))
+        return True
+
+    def _read_whole(self, line: str, number: int) -> bool:
+        """Take what stands on a line, if its forms end there."""
+        try:
+            forms = _forms(line, self._atoms, number)
+        except EdnError:
+            return False
+        for form, _ in forms:
+            self._take_form(form, number)
+        return bool(forms)
+
+    def _take_pending(self) -> None:
+        text, first_line = "\n".join(self._pending), self._pending_line
+        self._pending.clear()
+        try:
+            forms = _forms(text, self._atoms, first_line)
+        except EdnError as error:
+            self._file.refuse(error.line, error.reason, error)
+            return
+        line, counted = first_line, 0
+        for form, end in forms:
+            line += text.count("\n", counted, end)
+            counted = end
+            self._take_form(form, line)
+
+    def _take_form(self, form: Any, line: int) -> None:
+        try:
+            for event in _event(form):
+                self._events.append(event)
+                self._lines.append(line)
+        except ValueError as error:
+            self._file.refuse(line, str(error), error)
+
+    def _is_whole_event(self, line: str) -> bool:
+        """Whether a line is an event by itself, so that nothing before it can go on behind it."""
+        if line[:1] not in ("{", "[", "#"):
+            return False
+        try:
+            events = [event for form, _ in _forms(line, self._atoms) for event in _event(form)]
+        except ValueError:
+            return False
+        return any("type" in event for event in events)
+
+    def _hand_over(self) -> None:
+        self._file.feed_alone(self._events, self._lines)
+        self._events.clear()
+        self._lines.clear()
 
 
 def _flat_event(body: str, atoms: _Atoms) -> dict[str, Any] | None:
     """The event between the braces of a line, if its values are atoms, plain strings or vectors of atoms."""
-    event: dict[str, Any] | None = None
-    if not _NESTED.search(body):
-        tokens = body.replace(",", " ").split()
-        if len(tokens) % 2 == 0 and ('"' not in body or _whole_strings(tokens, body)):
-            event = {key[1:]: atoms[token] for key, token in zip(tokens[::2], tokens[1::2], strict=True)}
-    if event is None and _FLAT.fullmatch(body):
-        event = {name: atoms[token] for name, token in _PAIR.findall(body)}
-    if event is not None:
-        event.setdefault("process", 0)
-    return event
+    pairs: list[tuple[str, Any]] | None = None
+    try:
+        if not _NESTED.search(body):
+            tokens = body.replace(",", " ").split()
+            names = tokens[::2]
+            if (
+                len(tokens) % 2 == 0
+                and all(name[0] == ":" for name in names)
+                and ('"' not in body or _whole_strings(tokens, body))
+            ):
+                pairs = [(name[1:], atoms[token]) for name, token in zip(names, tokens[1::2], strict=True)]
+        if pairs is None and _FLAT.fullmatch(body):
+            pairs = [(name, atoms[token]) for name, token in _PAIR.findall(body)]
+    except EdnError:
+        return None  # the way for all other forms names the line
+    if pairs is None:
+        return None
+    event = dict(pairs)
+    return event if len(event) == len(pairs) else None
 
 
 def _whole_strings(tokens: list[str], body: str) -> bool:
@@ -334,35 +413,44 @@ def _balanced(text: str) -> bool:
     return depth == 0
 
 
-def _event(form: Any, line: int) -> Iterator[dict[str, Any]]:
+def _event(form: Any, *, is_outer: bool = True) -> Iterator[dict[str, Any]]:
+    """The events of a form: a map, a vector of the oldest kind, or one list around all.
+
+    Raises :class:`ValueError` for what is neither.
+    """
     if isinstance(form, dict):
-        form.setdefault("process", 0)
         yield form
-    elif isinstance(form, list) and len(form) >= 3 and form[1] in ("invoke", "ok", "fail", "info"):
+    elif isinstance(form, list) and len(form) in (3, 4) and form[1] in ("invoke", "ok", "fail", "info"):
         process, kind, f = form[:3]
         yield {"process": process, "type": kind, "f": f, "value": form[3] if len(form) > 3 else None}
-    elif isinstance(form, list):
+    elif isinstance(form, list) and form and is_outer and all(isinstance(inner, (dict, list)) for inner in form):
         for inner in form:
-            yield from _event(inner, line)
+            yield from _event(inner, is_outer=False)
     else:
-        raise EdnError(f"an event must be a map, not {short(form, 60)}", line)
+        raise ValueError(f"an event must be a map, not {short(form, 60)}")
 
 
-def _looks_keyed(events: list[dict[str, Any]]) -> bool:
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
+def _looks_keyed(history: History, unfinished: set[int]) -> bool:
     found = False
-    for event in events:
-        if event["process"].__class__ is not int:
-            continue
-        value = event.get("value")
-        if not isinstance(value, list) or len(value) != 2 or isinstance(value[0], (list, dict)):
+    for row, value in enumerate(history.value):
+        if not _is_pair(value) or isinstance(value[0], (list, dict)):
             return False
-        if event.get("type") == "invoke" and value[1] is None:
-            found = True
+        result = history.result[row]
+        if row not in unfinished and (not _is_pair(result) or isinstance(result[0], (list, dict))):
+            return False
+        found = found or value[1] is None
     return found
 
 
-def _split_key(event: dict[str, Any]) -> dict[str, Any]:
-    value = event.get("value")
-    if event["process"].__class__ is not int or not isinstance(value, list) or len(value) != 2:
-        return event
-    return {**event, "key": freeze(value[0]), "value": value[1]}
+def _split_keys(history: History) -> None:
+    for row, value in enumerate(history.value):
+        if _is_pair(value):
+            history.key[row], history.value[row] = freeze(value[0]), value[1]
+            history.keyed = True
+        result = history.result[row]
+        if _is_pair(result):
+            history.result[row] = result[1]

@@ -1,11 +1,21 @@
-"""Budgets of time and memory.  Past either, the answer is ``unknown``; nothing here ever raises MemoryError."""
+"""Budgets of time and memory.  Past either, the answer is ``unknown``; nothing here ever raises MemoryError.
+
+Memory is judged by what the process has gained, not by what an operation is expected to take: that differs by a factor
+of ten with the history.  Where much is expected, a second thread looks at the gain while the first one works.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import resource
+import sys
+import threading
 import time
+from collections.abc import Callable
+from types import TracebackType
 
-__all__ = ["Budget", "resident_bytes"]
+__all__ = ["Budget", "LimitReached", "resident_bytes"]
 
 _PAGE_BYTES = resource.getpagesize()
 
@@ -36,6 +46,59 @@ def _default_memory_bytes() -> int:
     except (OSError, ValueError):
         pass
     return DEFAULT_MEMORY_BYTES
+
+
+class LimitReached(Exception):
+    """A limit was passed within work that was watched; the text says which."""
+
+
+#: Time between two looks of a watch: at the rate at which Python takes memory, some ten MiB.
+WATCH_INTERVAL_S = 0.02
+
+
+class _Watch:
+    """Raises :class:`LimitReached` in the thread that entered it once ``exhausted`` says so.
+
+    For work that does not look at its budget itself.  Whatever that work was about to make is to be thrown away.
+    """
+
+    def __init__(self, exhausted: Callable[[], str | None]) -> None:
+        self._exhausted = exhausted
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._reason: str | None = None
+
+    def __enter__(self) -> None:
+        self._watched = threading.get_ident()
+        threading.Thread(target=self._look, name="budget watch", daemon=True).start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._over.set()
+        if self._reason is None:
+            return
+        if not isinstance(error, LimitReached):
+            # Raised as the work ended, and not here yet: it must not arrive in what comes next.  It arrives at the next
+            # instruction of this thread, unless the work has caught it.
+            with contextlib.suppress(LimitReached):
+                for _ in range(10):
+                    time.sleep(WATCH_INTERVAL_S)
+        if kind is None or isinstance(error, LimitReached):
+            raise LimitReached(self._reason) from None
+
+    def _look(self) -> None:
+        while not self._over.wait(WATCH_INTERVAL_S):
+            reason = self._exhausted()
+            if reason is None:
+                continue
+            with self._lock:
+                if not self._over.is_set():
+                    self._reason = reason
+                    target, exception = ctypes.c_ulong(self._watched), ctypes.py_object(LimitReached)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(target, exception)
+            return
 
 
 class Budget:
@@ -86,6 +149,20 @@ class Budget:
         if self.used_bytes() > self.memory_bytes:
             return f"the memory limit of {self.memory_bytes / _MIB:.0f} MiB was reached"
         return None
+
+    def watched(self, expected_bytes: int) -> contextlib.AbstractContextManager[None]:
+        """A context within which passing a limit raises :class:`LimitReached`.
+
+        Only where ``expected_bytes`` is more than allowed: a watch costs more than a small check takes.  Interpreters
+        other than CPython cannot interrupt a thread: there what is expected decides, and this raises at once.
+        """
+        refused = self.refuses_bytes(expected_bytes)
+        if refused is None:
+            return contextlib.nullcontext()
+        if sys.implementation.name != "cpython":
+            raise LimitReached(refused)
+        self.used_bytes()  # what is gained counts from here, at the latest
+        return _Watch(self.exhausted)
 
     def refuses_bytes(self, expected: int) -> str | None:
         """Why an engine expected to need ``expected`` bytes should not start, or ``None``."""

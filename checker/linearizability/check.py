@@ -33,6 +33,7 @@ def check(
     memory_mb: float | None = None,
     explained: bool = True,
     jobs: int = 1,
+    first: bool = False,
 ) -> Result:
     """Whether a history is linearizable with respect to a model.
 
@@ -40,7 +41,7 @@ def check(
     its name.  Operations with different keys are independent objects (linearizability is local).  ``timeout_s``
     (seconds) and ``memory_mb`` (MiB beyond what the process holds) bound the check; past either the verdict is
     ``unknown``.  ``explained=False`` leaves out the witness of an invalid history.  ``jobs`` processes share
-    the keys.
+    the keys.  ``first`` ends at the first key that is found invalid.
 
     Raises :class:`HistoryError` for events that do not pair and for values that the model cannot be used with,
     :class:`ModelError` for operations the model lacks.
@@ -59,7 +60,7 @@ def check(
             history = given = replace(history, booleans=False)
         is_exact = history is not given and is_ours(model)
         try:
-            result = _check(history, model, budget, explained, jobs, frozen=is_exact)
+            result = _check(history, model, budget, explained, jobs, frozen=is_exact, first=first)
         except (TypeError, Unhashable):
             if is_exact:
                 raise
@@ -69,7 +70,7 @@ def check(
             else:
                 values, results = map(freeze, history.value), map(freeze, history.result)
                 history = replace(history, value=list(values), result=list(results))
-            result = _check(history, model, budget, explained, jobs, frozen=True)
+            result = _check(history, model, budget, explained, jobs, frozen=True, first=first)
         return result if history is given else _as_recorded(result, given)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         if isinstance(error, (HistoryError, ModelError)) or not is_ours(model):
@@ -89,13 +90,19 @@ def _as_recorded(result: Result, history: History) -> Result:
     return replace(result, witness=replace(result.witness, operations=operations))
 
 
-def _check(history: History, model: Model, budget: Budget, explained: bool, jobs: int, *, frozen: bool) -> Result:
+def _check(
+    history: History, model: Model, budget: Budget, explained: bool, jobs: int, *, frozen: bool, first: bool
+) -> Result:
     groups = history.rows_by_key()
     if jobs > 1:
-        outcomes = decide_in_parallel(history, groups, model, budget, jobs=jobs, frozen=frozen)
+        outcomes = decide_in_parallel(history, groups, model, budget, jobs=jobs, frozen=frozen, first=first)
     else:
-        outcomes = decide(history, groups, model, budget, frozen=frozen)
-    return summarise(history, model, outcomes, budget, explained=explained)
+        outcomes = decide(history, groups, model, budget, frozen=frozen, first=first)
+    result = summarise(history, model, outcomes, budget, explained=explained)
+    if first and len(groups) > 1 and result.verdict is Verdict.INVALID:
+        stats = {**result.stats, "ended_at_first": True}
+        return replace(result, stats=stats, reason=f"{result.reason} (The first found; the check ended there.)")
+    return result
 
 
 def summarise(

@@ -9,7 +9,7 @@ from typing import Any
 from checker.explain import contradicts_itself
 from checker.history import History
 from checker.linearizability.bag import check_bag
-from checker.linearizability.budget import Budget
+from checker.linearizability.budget import Budget, LimitReached
 from checker.linearizability.cas import check_cas
 from checker.linearizability.counter import check_counter_bounds
 from checker.linearizability.decompose import decompose
@@ -68,6 +68,8 @@ class KeyOutcome:
     skipped: dict[str, str] = field(default_factory=dict)
     violation: Violation | None = None
     search: Search | None = None
+    expected_bytes: int = 0
+    """What preparing all of the search would take at most."""
     special: Special | None = None
     reached: int | None = None
     """The row that the search could not pass when it was looked at last."""
@@ -101,9 +103,11 @@ def decide(
     *,
     general_only: bool = False,
     frozen: bool = False,
+    first: bool = False,
 ) -> list[KeyOutcome]:
     """Check every key; stops early only at the budget.  Invalid keys do not stop the others.
 
+    With ``first`` they do: the outcomes are then those of the keys that were decided before, and of the invalid one.
     ``general_only`` leaves out the special engines, to compare them with the general one.  Raises :class:`Unhashable`,
     unless all is ``frozen`` already, where a special engine meets lists or maps for values.
     """
@@ -123,8 +127,14 @@ def decide(
         outcomes.append(outcome)
         if engine is None or not _try_special(history, outcome, *engine, model, budget, frozen):
             undecided.append(outcome)
-    _search_in_rounds(history, undecided, model, budget)
-    return outcomes
+        elif first and outcome.verdict is Verdict.INVALID:
+            return _decided(outcomes)
+    _search_in_rounds(history, undecided, model, budget, first=first)
+    return _decided(outcomes) if first and any(outcome.verdict is Verdict.INVALID for outcome in outcomes) else outcomes
+
+
+def _decided(outcomes: list[KeyOutcome]) -> list[KeyOutcome]:
+    return [outcome for outcome in outcomes if outcome.verdict is not Verdict.UNKNOWN]
 
 
 def _try_special(
@@ -136,14 +146,14 @@ def _try_special(
     budget: Budget,
     frozen: bool,
 ) -> bool:
-    """Let the special engine decide; ``False`` where the general one must."""
+    """Let the special engine decide, or use up the budget; ``False`` where the general one must."""
     per_row = LINEAR_BYTES_PER_OPERATION.get(type(model), OTHER_LINEAR_BYTES)
-    refused = budget.refuses_bytes(len(outcome.rows) * per_row)
-    if refused:
-        outcome.skipped[name] = refused
-        return False
     try:
-        violation = engine(history, outcome.rows, model)
+        with budget.watched(len(outcome.rows) * per_row):
+            violation = engine(history, outcome.rows, model)
+    except LimitReached as limit:
+        outcome.engine, outcome.reason = name, f"{limit} by {name}, which says nothing before its end"
+        return True
     except NotApplicable as why:
         if isinstance(why.__cause__, TypeError) and not frozen:
             raise Unhashable(str(why)) from why
@@ -156,7 +166,9 @@ def _try_special(
     return True
 
 
-def _search_in_rounds(history: History, waiting: list[KeyOutcome], model: Model, budget: Budget) -> None:
+def _search_in_rounds(
+    history: History, waiting: list[KeyOutcome], model: Model, budget: Budget, *, first: bool = False
+) -> None:
     """Round-robin over undecided keys: one key that explodes does not hide another's quick failure."""
     steps = FIRST_ROUND_STEPS
     stopped: str | None = None
@@ -167,21 +179,10 @@ def _search_in_rounds(history: History, waiting: list[KeyOutcome], model: Model,
             if stopped:
                 left.append(outcome)
                 continue
-            if outcome.search is None:
-                refused = budget.refuses_bytes(expected_bytes(history, outcome.rows))
-                if refused:
-                    outcome.reason = refused
-                    continue
-                outcome.search = Search(history, outcome.rows, model)
-            done: bool | None = None
-            spent = 0
-            between = max(1, min(STEPS_BETWEEN_CHECKS, WEIGHT_PER_LOOK // outcome.search.weight))
-            while done is None and spent < steps and not stopped:
-                done = outcome.search.run(min(between, steps - spent))
-                spent += between
-                if done is None:
-                    stopped = budget.exhausted()
-            outcome.steps = outcome.search.steps
+            done, stopped = _search(history, outcome, model, budget, steps)
+            if stopped and outcome.reason:
+                left.append(outcome)
+                continue
             if done is None:
                 outcome.violation = _quick_violation(history, outcome, model) if steps == FIRST_ROUND_STEPS else None
                 if outcome.violation is not None:
@@ -194,12 +195,41 @@ def _search_in_rounds(history: History, waiting: list[KeyOutcome], model: Model,
             outcome.verdict = Verdict.VALID if done else Verdict.INVALID
             if done:
                 outcome.search = None
+            elif first:
+                return
         if stopped:
             for outcome in left:
-                outcome.reason = _how_far(outcome, stopped)
+                outcome.reason = outcome.reason or _how_far(outcome, stopped)
             return
         waiting = left
         steps *= 2
+
+
+def _search(
+    history: History, outcome: KeyOutcome, model: Model, budget: Budget, steps: int
+) -> tuple[bool | None, str | None]:
+    """Search so many steps further: what was found, if anything was, and which limit was passed, if one was."""
+    if outcome.search is None:
+        outcome.expected_bytes = expected_bytes(history, outcome.rows)
+    try:
+        with budget.watched(outcome.expected_bytes):
+            if outcome.search is None:
+                outcome.search = Search(history, outcome.rows, model)
+            done: bool | None = None
+            stopped: str | None = None
+            spent = 0
+            between = max(1, min(STEPS_BETWEEN_CHECKS, WEIGHT_PER_LOOK // outcome.search.weight))
+            while done is None and spent < steps and not stopped:
+                done = outcome.search.run(min(between, steps - spent))
+                spent += between
+                if done is None:
+                    stopped = budget.exhausted()
+    except LimitReached as limit:
+        # The search ended within a step: it cannot go on, nor be asked for more than how far it was.
+        outcome.reason, outcome.search = _how_far(outcome, str(limit)), None
+        return None, str(limit)
+    outcome.steps = outcome.search.steps
+    return done, stopped
 
 
 def _quick_violation(history: History, outcome: KeyOutcome, model: Model) -> Violation | None:

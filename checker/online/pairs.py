@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from checker.history import FAIL, INFO, OK
+from checker.history import FAIL, INFO, NEMESIS_NAMES, OK
 from checker.values import exact
 
 __all__ = ["NOT_YET", "WINDOW", "Call", "Judge", "Online"]
 
 #: Completed operations per key that are remembered beside open ones: far more than can be in flight at once.
 WINDOW = 4096
-#: What the process of a fault is called; all others are clients.
-_NEMESIS = ("nemesis", ":nemesis")
 #: Position of what has not happened: after every event.
 NOT_YET = 1 << 62
 
@@ -71,13 +69,13 @@ class Online:
     def __init__(self, new_judge: Callable[[], Judge]) -> None:
         self._new_judge = new_judge
         self._judges: dict[Any, Judge] = {}
-        self._open: dict[int | str, tuple[Any, Judge, Call]] = {}
+        self._open: dict[Any, tuple[Any, Judge, Call]] = {}
         self._position = 0
 
     def feed(self, event: Mapping[str, Any]) -> str | None:
         """Take the next event; a sentence when it completes a violation."""
         process = event.get("process")
-        if process.__class__ not in (int, str) or process in _NEMESIS:
+        if process is None or process in NEMESIS_NAMES:
             return None
         self._position += 1
         if event["type"] == "invoke":
@@ -105,7 +103,7 @@ class Online:
         judges = self._judges.values()
         return len(self._open) + len(judges) + sum(judge.held() for judge in judges if judge.is_judging)
 
-    def _begin(self, process: int | str, event: Mapping[str, Any]) -> None:
+    def _begin(self, process: Any, event: Mapping[str, Any]) -> None:
         key = exact(event.get("key"))
         judge = self._judges.get(key)
         if judge is None:

@@ -9,6 +9,7 @@ import pytest
 
 from checker import CASRegister, History, KeyValue, Log, OnlineLog, Register, Verdict, check, check_sequential
 from checker.codecs.lines import read_jepsen_log_text
+from checker.codecs.source import FileEvents
 from checker.linearizability.budget import Budget
 from checker.linearizability.engine import decide
 from checker.testing.oracle import linearizable_by_force
@@ -75,10 +76,10 @@ def test_histories_with_all_kinds_of_failures_agree_with_the_oracle() -> None:
 
 def test_only_the_logs_of_porcupines_etcd_tests_mean_a_refusal_by_a_failure() -> None:
     lines = "{0} 0\t:invoke\t:cas\t[1 2]\n{0} 0\t:fail\t:cas\t[1 2]\n"
-    etcd = read_jepsen_log_text(lines.format("INFO  jepsen.util -"))
+    etcd = read_jepsen_log_text(lines.format("INFO  jepsen.util -"), FileEvents("etcd.log"))
     assert (etcd.status, etcd.result) == (["ok"], [False])
     for prefix in ("INFO [2019-01-01 10:00:00,000] jepsen worker 0 - jepsen.util", ""):
-        other = read_jepsen_log_text(lines.format(prefix))
+        other = read_jepsen_log_text(lines.format(prefix), FileEvents("other.log"))
         assert (other.status, other.result) == (["fail"], [[1, 2]])
 
 

@@ -99,3 +99,7 @@ def test_no_process_outlives_whoever_began_it(tmp_path: Path) -> None:
     for pid in map(int, marks.read_text().split()):
         while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(") ")[1][:1]:
             time.sleep(0.02)
+
+
+def test_only_the_one_that_is_killed_is_lost() -> None:
+    assert map_in_processes(square_or_die, [3, 1, 2, 4, 5], 2) == [None, 1, 4, 16, 25]

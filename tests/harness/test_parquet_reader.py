@@ -89,7 +89,7 @@ def broken(kind, parquet):
         ("other", "not a history: it has no column process, type, f"),
         ("newer", "written with schema version 9; this reader knows 1"),
         ("runs", "holds 2 runs; `harness analyze` checks many at once"),
-        ("orphan", "row 1: process 0 completes 'write', but has no operation open"),
+        ("orphan", "row 1: the first index is 2: 2 events are missing"),
     ],
 )
 def test_what_is_no_history_is_said_in_one_line(paths, capsys, kind, reason):

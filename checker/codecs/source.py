@@ -1,0 +1,115 @@
+"""What every reader does with what it finds: events go into a history, and nothing is lost without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from checker.history import History, HistoryBuilder, HistoryError
+from checker.linearizability.budget import Budget
+
+__all__ = ["BATCH_LINES", "EVENT_IN_COMMENT", "FileEvents", "FormatError", "MemoryLimitError"]
+
+#: Lines parsed at a time: large enough that the per-batch cost vanishes, small enough that the dicts of a batch
+#: (about 0.5 KB each) never weigh more than some tens of megabytes.
+BATCH_LINES = 20_000
+
+#: Left out on purpose, or two lines that became one: nobody can tell.
+EVENT_IN_COMMENT = "an event within a comment"
+
+
+class FormatError(HistoryError):
+    """A file that is not what it should be; says which file, which line (from 1) and why.
+
+    ``can_be_left_out`` says that a lenient reader would go on behind what is wrong.
+    """
+
+    def __init__(self, source: str, line: int | None, reason: str, *, can_be_left_out: bool = False) -> None:
+        where = source if line is None else f"{source}:{line}"
+        super().__init__(f"{where}: {reason}")
+        self.source = source
+        self.line = line
+        self.reason = reason
+        self.can_be_left_out = can_be_left_out
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The reason alone rebuilds the rest; what is passed by keyword goes into the dict.
+        return FormatError, (self.source, self.line, self.reason), {"can_be_left_out": self.can_be_left_out}
+
+
+class MemoryLimitError(Exception):
+    """Reading a file took more memory than was allowed; the text says how far it got."""
+
+
+class FileEvents:
+    """The events of one file on their way into a history.
+
+    What does not fit is refused with file and line, or left out and counted where the reader is ``lenient``.
+    ``budget`` bounds the memory that reading takes.  Of a table ``is_table``, and its lines are rows.
+    """
+
+    def __init__(
+        self, source: str, *, lenient: bool = False, budget: Budget | None = None, is_table: bool = False
+    ) -> None:
+        self.source = source
+        self.lenient = lenient
+        self._unit = "row" if is_table else "line"
+        self._budget = budget
+        self._builder = HistoryBuilder(lenient=lenient, contiguous=True)
+        self._is_without_processes: bool | None = None
+
+    def feed(self, events: Sequence[Any], lines: Sequence[int]) -> None:
+        """Take events and the lines they stand on.
+
+        Raises :class:`FormatError`, or :class:`MemoryLimitError` once more memory is held than allowed.
+        """
+        before = self._builder.events
+        try:
+            self._builder.feed(events, lambda place: f"{self.source}:{lines[place]}")
+        except HistoryError as error:
+            line = None if error.event is None else lines[error.event - before]
+            reason = error.reason
+            if line is not None and self._unit == "row":
+                line, reason = None, f"row {line}: {reason}"
+            raise FormatError(self.source, line, reason, can_be_left_out=True) from error
+        if lines:
+            self.check_memory(f"{self._unit} {lines[-1]:,}")
+
+    def feed_alone(self, events: Sequence[Any], lines: Sequence[int]) -> None:
+        """The same, for formats in which no event needs a process where none has one: all are then of process 0."""
+        if self._is_without_processes is None and events:
+            self._is_without_processes = all(isinstance(event, dict) and "process" not in event for event in events)
+        if self._is_without_processes:
+            for event, line in zip(events, lines, strict=True):
+                if isinstance(event, dict) and event.setdefault("process", 0) != 0:
+                    reason = "the event has a process, and those before it have none"
+                    raise FormatError(self.source, line, reason)
+        self.feed(events, lines)
+
+    def check_memory(self, reached: str) -> None:
+        """Raise :class:`MemoryLimitError` if more memory is held than allowed; ``reached`` says how far reading is."""
+        if self._budget is None or self._budget.used_bytes() <= self._budget.memory_bytes:
+            return
+        limit_mib = self._budget.memory_bytes / (1 << 20)
+        raise MemoryLimitError(
+            f"the memory limit of {limit_mib:.0f} MiB was reached while {self.source} was read, at {reached}, "
+            f"with {len(self._builder.history.f):,} operations"
+        )
+
+    def refuse(self, line: int, reason: str, cause: Exception | None = None) -> None:
+        """Something that is no event: raises :class:`FormatError`, or counts it where the reader is lenient."""
+        if not self.lenient:
+            raise FormatError(self.source, line, reason, can_be_left_out=True) from cause
+        self._builder.history.leave_out(f"{self.source}:{line}: {reason}")
+
+    def note(self, problem: str) -> None:
+        """Say something about the file to whoever reads the verdict."""
+        self._builder.history.note(f"{self.source}: {problem}")
+
+    def never_completed(self) -> set[int]:
+        """The rows that are open at this moment."""
+        return self._builder.never_completed()
+
+    def finish(self) -> History:
+        """The history of all that was fed."""
+        return self._builder.finish()

@@ -1,0 +1,156 @@
+"""`harness check` of several files, within a limit of memory, and up to the first violation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from checker import KeyValue, Verdict, check, read_jsonl
+from checker.cli import main
+from checker.codecs import MemoryLimitError, read
+from checker.linearizability.budget import Budget, LimitReached
+from checker.testing.large import large_history
+
+INTERRUPTED = pytest.mark.skipif(sys.implementation.name != "cpython", reason="only CPython can interrupt a thread")
+
+FINE = [("invoke", "write", 1), ("ok", "write", 1), ("invoke", "read", None), ("ok", "read", 1)]
+WRONG = [("invoke", "write", 1), ("ok", "write", 1), ("invoke", "read", None), ("ok", "read", 2)]
+
+
+def write(path: Path, rows: list[tuple[str, str, object]], keys: int = 0) -> str:
+    events = [
+        {"process": 0, "type": kind, "f": f, "value": value, **({"key": key} if keys else {})}
+        for key in range(max(1, keys))
+        for kind, f, value in rows
+    ]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    return str(path)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize(
+    ("names", "status"),
+    [
+        (["fine", "bad"], 254),
+        (["bad", "fine", "wrong"], 1),
+        (["fine", "wrong", "none"], 1),
+        (["fine", "none", "bad"], 254),
+        (["fine", "fine"], 0),
+    ],
+)
+def test_a_bad_file_costs_no_other_its_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], names: list[str], status: int, jobs: str
+) -> None:
+    files = {
+        "fine": write(tmp_path / "fine.jsonl", FINE),
+        "wrong": write(tmp_path / "wrong.jsonl", WRONG),
+        "bad": write(tmp_path / "bad.jsonl", FINE[1:]),
+        "none": str(tmp_path / "none.jsonl"),
+    }
+    own = {"fine": 0, "wrong": 1, "bad": 254, "none": 254}
+    arguments = [*(files[name] for name in names), "--model", "register", "--jobs", jobs]
+    assert main(arguments) == status
+    told = capsys.readouterr()
+    for name in names:
+        assert (f"{files[name]}: " in told.out) is (own[name] != 254)
+    assert told.err.count("\n") == sum(own[name] == 254 for name in names)
+    assert main([*arguments, "--json"]) == status
+    rows = [json.loads(row) for row in capsys.readouterr().out.splitlines()]
+    assert [(row["file"], row["exit_status"]) for row in rows] == [(files[name], own[name]) for name in names]
+    assert all(("error" in row) is (row["exit_status"] == 254) for row in rows)
+
+
+def test_undecided_files_count_more_than_valid_and_less_than_bad_ones(tmp_path: Path) -> None:
+    fine, bad = write(tmp_path / "fine.jsonl", FINE), write(tmp_path / "bad.jsonl", FINE[1:])
+    hard = large_history("cas-register", 3_000, 40, seed=1, crash=0.2)
+    path = tmp_path / "hard.jsonl"
+    events = []
+    for row, (invoked, returned) in enumerate(zip(hard.invoked, hard.returned, strict=True)):
+        about = {"process": row, "f": hard.f[row]}
+        events.append((invoked, {**about, "type": "invoke", "value": hard.value[row]}))
+        if hard.status[row] != "info":
+            events.append((returned, {**about, "type": hard.status[row], "value": hard.result[row]}))
+    events.sort(key=lambda event: event[0])
+    path.write_text("".join(json.dumps(event) + "\n" for _, event in events))
+    options = ["--model", "cas-register", "--timeout", "0.000001"]
+    assert main([str(path), *options]) == 2
+    assert main([fine, str(path), *options]) == 2
+    assert main([bad, str(path), *options]) == 254
+
+
+def test_reading_ends_at_the_limit_of_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every format stops there and says how far it got, and the command's verdict is unknown."""
+    rows = [
+        {"index": 2 * at + later, "process": at, "type": ("invoke", "ok")[later], "f": "write", "value": f"{at:0200}"}
+        for at in range(150_000)
+        for later in (0, 1)
+    ]
+    jsonl, edn = tmp_path / "history.jsonl", tmp_path / "history.edn"
+    jsonl.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    form = '{{:index {index}, :process {process}, :type :{type}, :f :write, :value "{value}"}}\n'
+    edn.write_text("".join(form.format(**row) for row in rows))
+    for path in (jsonl, edn):
+        with pytest.raises(MemoryLimitError, match=r"the memory limit of 20 MiB was reached while .* was read, at"):
+            read(path, budget=Budget(memory_mb=20))
+        assert main([str(path), "--model", "register", "--memory", "20", "--json"]) == 2
+        told = json.loads(capsys.readouterr().out)
+        assert told["valid"] == "unknown" and "the memory limit of 20 MiB was reached" in told["reason"]
+    assert len(read_jsonl(jsonl)) == 150_000
+
+
+@INTERRUPTED
+def test_memory_is_judged_by_what_is_gained() -> None:
+    """The general search is expected to take 71 MiB of this history, and takes half of the 55 that it is given here."""
+    history = large_history("cas-register", 60_000, 5)
+    assert check(history, "cas-register", explained=False, memory_mb=55).verdict is Verdict.VALID
+
+
+@INTERRUPTED
+def test_work_that_is_watched_ends_at_the_limit() -> None:
+    held: list[bytes] = []
+    budget = Budget(memory_mb=30)
+    with pytest.raises(LimitReached, match="the memory limit of 30 MiB"), budget.watched(1 << 40):
+        while True:
+            held.append(bytes(bytearray(b"x" * 10_000)))
+    assert sum(map(len, held)) < 1 << 30
+    with budget.watched(1):
+        assert budget.exhausted() is not None  # nobody looks where little is expected
+
+
+@INTERRUPTED
+def test_what_ends_in_time_is_not_ended_by_its_watch() -> None:
+    budget = Budget(memory_mb=1, timeout_s=600)
+    ended = 0
+    for _ in range(50):
+        with budget.watched(1 << 40):
+            ended += 1
+    assert ended == 50
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_first_ends_at_the_first_invalid_key(tmp_path: Path, capsys: pytest.CaptureFixture[str], jobs: int) -> None:
+    path = write(tmp_path / "keys.jsonl", WRONG, keys=30)
+    history = read(path)
+    every = check(history, "register")
+    assert every.stats["invalid_keys"] == 30
+    first = check(history, "register", first=True, jobs=jobs)
+    assert first.verdict is Verdict.INVALID and 1 <= first.stats["invalid_keys"] <= jobs
+    assert first.witness is not None and "The first found" in first.reason
+    assert main([path, "--model", "register", "--first", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["stats"]["invalid_keys"] == 1
+
+
+def test_first_ends_a_search_too(tmp_path: Path) -> None:
+    rows = [("invoke", "append", "a"), ("ok", "append", "a"), ("invoke", "get", None), ("ok", "get", "b")]
+    history = read(write(tmp_path / "keys.jsonl", rows, keys=20))  # type: ignore[arg-type]
+    assert check(history, KeyValue()).stats["invalid_keys"] == 20
+    assert check(history, KeyValue(), first=True).stats["keys"] == 1
+
+
+def test_first_changes_no_verdict_of_a_valid_history(tmp_path: Path) -> None:
+    history = read(write(tmp_path / "keys.jsonl", FINE, keys=5))
+    result = check(history, "register", first=True)
+    assert result.verdict is Verdict.VALID and result.stats["keys"] == 5
