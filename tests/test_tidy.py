@@ -17,7 +17,6 @@ LONGER_FUNCTIONS = {
     "checker/linearizability/general.py _run",
     "checker/linearizability/log.py _surely_fine",
     "checker/linearizability/problem.py _compiled",
-    "checker/transactions/list_append.py _order_of_key",
     "harness/clusters/sim/watch.py attach",
     "node/broker/controller.py __init__",
     "node/broker/controller.py _register_processors",
