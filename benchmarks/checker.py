@@ -212,6 +212,97 @@ def _crashes(how: str, seeds: int, timeout_s: float) -> dict[str, Any]:
     return {"took": sorted(took), "verdicts": verdicts, "peak_mib": peak}
 
 
+#: Transactions that overlap in the middle of a valid history; of G1a the first fails.
+PLANTED: dict[str, list[list[tuple[str, str, Any]]]] = {
+    "G0": [
+        [("append", "x", 1), ("append", "y", 1)],
+        [("append", "x", 2), ("append", "y", 2)],
+        [("r", "x", [1, 2]), ("r", "y", [2, 1])],
+    ],
+    "G1a": [[("append", "x", 1)], [("r", "x", [1])]],
+    "G1b": [[("append", "x", 1), ("append", "x", 2)], [("r", "x", [1])]],
+    "G1c": [[("append", "x", 1), ("r", "y", [1])], [("append", "y", 1), ("r", "x", [1])]],
+    "internal": [[("append", "x", 1), ("r", "x", [])]],
+    "incompatible-order": [[("append", "x", 1)], [("append", "x", 2)], [("r", "x", [1, 2])], [("r", "x", [2, 1])]],
+    "garbage-read": [[("r", "x", [9])]],
+    "lost-update": [[("r", "x", []), ("append", "x", 1)], [("r", "x", []), ("append", "x", 2)]],
+    "G-single": [[("append", "x", 1), ("append", "y", 1)], [("r", "x", []), ("r", "y", [1])]],
+    "G-nonadjacent": [
+        [("append", "x", 1)],
+        [("append", "y", 1)],
+        [("r", "x", [1]), ("r", "y", [])],
+        [("r", "x", []), ("r", "y", [1])],
+    ],
+    "G2": [[("r", "x", []), ("append", "y", 1)], [("r", "y", []), ("append", "x", 1)]],
+    "stale read": [],
+    "read of the first state at the end": [],
+}
+
+
+def _planted(kind: str, operations: int) -> History:
+    """A valid list-append history but for one anomaly."""
+    history = large_history("list-append", operations, 5)
+    added = PLANTED[kind]
+    if kind == "stale read":
+        reads = [step for row in history.result for step in row if step[0] == "r" and len(step[2]) > 5]
+        reads[len(reads) // 2][2] = reads[len(reads) // 2][2][:-4]
+    elif not added:
+        first = next(step[1] for row in history.result for step in row if step[0] == "append")
+        history.result[-1] = [["r", first, []]]
+    middle = operations // 2
+    begun = history.invoked[middle]
+    for column in (history.invoked, history.returned):
+        column[:] = [position + 2 * len(added) * (position >= begun) for position in column]
+    for number, transaction in enumerate(added):
+        steps = [[f, f"planted {key}", value] for f, key, value in transaction]
+        row = {
+            "process": f"planted {number}",
+            "f": "txn",
+            "value": steps,
+            "result": steps,
+            "status": "fail" if kind == "G1a" and not number else "ok",
+            "invoked": begun + number,
+            "returned": begun + len(added) + number,
+        }
+        for name in ("process", "f", "key", "value", "result", "status", "invoked", "returned"):
+            getattr(history, name).insert(middle + number, row.get(name))
+        for times in (history.invoked_ns, history.returned_ns, history.node):
+            times.insert(middle + number, None)
+    return history
+
+
+def _anomaly(kind: str, operations: int) -> dict[str, Any]:
+    """Best times of a valid history and of the same with one anomaly, in alternation, explanation included."""
+    histories = [large_history("list-append", operations, 5), _planted(kind, operations)]
+    times: list[list[float]] = [[], []]
+    level = "strict-serializable" if kind == "G2" or not PLANTED[kind] else "snapshot-isolation"
+    result = None
+    for _ in range(3):
+        for history, took in zip(histories, times, strict=True):
+            begun = time.process_time()
+            result = check_transactions(history, level=level)
+            took.append(time.process_time() - begun)
+    assert result is not None
+    found = set(result.stats["anomalies"])
+    return {"valid_s": min(times[0]), "s": min(times[1]), "verdict": str(result.verdict), "found": sorted(found)}
+
+
+def anomaly_rows(scale: int) -> Iterator[Row]:
+    """Transactions with something wrong: at most twice the time of as many with nothing wrong."""
+    operations = 100_000 // scale
+    bar_s = 1.5 / scale
+    for kind in PLANTED:
+        out = alone(_anomaly, kind, operations)
+        wanted = kind if PLANTED[kind] else "G-single"
+        is_found = out["verdict"] == "invalid" and any(name.startswith(wanted) for name in out["found"])
+        ratio = out["s"] / out["valid_s"]
+        told = f"{out['s'] * 1000:.0f} ms, valid {out['valid_s'] * 1000:.0f}, {ratio:.2f} times, "
+        told += ", ".join(out["found"])
+        fine = is_found and ratio <= 2 and out["valid_s"] <= bar_s
+        bar = f"2 times, valid {bar_s * 1000:.0f} ms"
+        yield f"list-append, {operations:,} transactions, one {kind}", told, bar, fine
+
+
 def _all_open(operations: int) -> dict[str, Any]:
     """Reads and writes of five values, all open at once, within 5 s and 200 MiB."""
     rng = random.Random(1)
@@ -333,7 +424,7 @@ def main() -> int:
     if not corpus:
         print(f"no recorded histories at {options.corpora}: those rows are left out")
     parts = [corpus_rows(options.corpora), first_rows(options.corpora)] if corpus else []
-    parts += [large_rows(scale), end_to_end_rows(scale, options.corpora)]
+    parts += [large_rows(scale), anomaly_rows(scale), end_to_end_rows(scale, options.corpora)]
     rows = list(calibrated(chain.from_iterable(parts)))
     width = max(len(row[0]) for row, _, _ in rows)
     for (what, seen, bar, fine), before, after in rows:

@@ -15,7 +15,6 @@ MAX_FUNCTION_LINES = 70
 
 LONGER_FUNCTIONS = {
     "checker/linearizability/general.py _run",
-    "checker/transactions/list_append.py _order_of_key",
     "harness/clusters/sim/watch.py attach",
     "node/broker/controller.py __init__",
     "node/broker/controller.py _register_processors",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-from checker.history import FAIL, INFO, OK, History, freeze
+from checker.history import FAIL, INFO, OK, History
 from checker.words import short
 
-__all__ = ["Anomalies", "Step", "Transactions", "described"]
+__all__ = ["Anomalies", "Step", "Transactions", "described", "identity"]
 
 Step = tuple[str, Any, Any]
 
@@ -30,43 +32,117 @@ class Anomalies:
             examples.append((tuple(dict.fromkeys(rows)), text))
 
 
+class _Truth:
+    """``true`` or ``false``: equal to itself alone, where Python's are equal to 1 and 0."""
+
+    __slots__ = ("_shown",)
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+
+    def __repr__(self) -> str:
+        return self._shown
+
+
+_TRUE, _FALSE = _Truth("True"), _Truth("False")
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """A map, equal to no list of pairs."""
+
+    items: frozenset[tuple[Any, Any]]
+
+    def __repr__(self) -> str:
+        return "{" + ", ".join(sorted(f"{key!r}: {value!r}" for key, value in self.items)) + "}"
+
+
+def identity(value: Any) -> Any:
+    """Something hashable that equals another value's where JSON's values are equal.
+
+    ``true`` is not 1; 1 and 1.0 are equal; lists and tuples both are arrays.  Raises TypeError for what has no hash.
+    """
+    if value is True or value is False:
+        return _TRUE if value else _FALSE
+    if isinstance(value, (list, tuple)):
+        return tuple(map(identity, value))
+    if isinstance(value, Mapping):
+        return _Object(frozenset((identity(key), identity(item)) for key, item in value.items()))
+    if isinstance(value, (set, frozenset)):
+        return frozenset(map(identity, value))
+    return value
+
+
+#: Types of values that Python compares, or hashes, otherwise than JSON.
+_UNLIKE_JSON = frozenset({bool, list, tuple, dict, set, frozenset})
+
+
 class Transactions:
     """The transactions of a history: committed ones first class, others for what they may have left behind.
 
-    ``steps`` holds one list per row: ``(write | r, key, value)``, where ``write`` is ``append`` or ``w``.  Raises
-    ValueError for other steps, and for reads of lists that show none.
+    ``steps`` holds one list per row: ``(write | r, key, value)``, where ``write`` is ``append`` or ``w`` and keys and
+    values are as :func:`identity` makes them.  A committed transaction without a result did what was asked, and what
+    it read is not known.  Raises ValueError for other steps, and for reads of lists that show none.
     """
 
     def __init__(self, history: History, write: str) -> None:
         self.history = history
+        self.write = write
         self.steps: list[list[Step]] = []
         self.status = history.status
-        for row in range(len(history)):
-            done = history.result[row] if history.status[row] == OK else None
-            steps = done if done is not None else history.value[row]
-            self.steps.append([_step(step, write) for step in steps or ()])
+        lists: list[list[Any]] = []
+        for row, (status, asked, done) in enumerate(zip(history.status, history.value, history.result, strict=True)):
+            steps = _steps(done if status == OK and done is not None else asked or (), write, row, lists)
+            if status == OK and done is None:
+                steps = [step for step in steps if step[0] != "r"]
+            self.steps.append(steps)
+        if not _UNLIKE_JSON.isdisjoint(map(type, chain.from_iterable(lists))):
+            self.steps = [
+                [(f, key, list(map(identity, value)) if f == "r" and value else value) for f, key, value in steps]
+                for steps in self.steps
+            ]
         self.committed = [row for row, status in enumerate(history.status) if status == OK]
         self.failed = [row for row, status in enumerate(history.status) if status == FAIL]
         self.unknown = [row for row, status in enumerate(history.status) if status == INFO]
+
+    def leave_out(self, keys: Collection[Any]) -> None:
+        """Forget every step on those keys: what is left must hold by itself at every level."""
+        self.steps = [[step for step in steps if step[1] not in keys] for steps in self.steps]
 
 
 _NAMES = {"r": "r", "read": "r", "w": "w", "write": "w", "append": "append"}
 
 
-def _step(step: Any, write: str) -> Step:
-    f, key, value = step
-    name = _NAMES.get(f)
-    if name is None or (name != "r" and name != write):
-        raise ValueError(f"a step of a transaction must be {write} or r here, not {f!r}")
-    if name == "w" and value is None:
-        raise ValueError(f"null is written to {short(key)}, which nobody could tell from finding nothing there")
-    if name == "r" and write == "append" and value.__class__ is not list and value is not None:
-        if not isinstance(value, tuple):
-            raise ValueError(f"a read of a list must show a list, not {short(value)}")
-        value = list(value)
-    if key.__class__ is list:
-        key = freeze(key)
-    return name, key, value
+def _steps(steps: Any, write: str, row: int, lists: list[list[Any]]) -> list[Step]:
+    """The steps of one transaction, checked, with values that compare as JSON's do.
+
+    Adds to ``lists`` those that were read, whose elements are as they were.
+    """
+    out: list[Step] = []
+    unlike = _UNLIKE_JSON
+    for step in steps:
+        try:
+            f, key, value = step
+            name = _NAMES.get(f)
+        except (TypeError, ValueError):
+            raise ValueError(f"a step of a transaction is [f, key, value], not {short(step)} (T{row})") from None
+        if key.__class__ in unlike:
+            key = identity(key)
+        if name == "r":
+            if write == "append" and value is not None:
+                if value.__class__ is not list:
+                    if not isinstance(value, (list, tuple)):
+                        raise ValueError(f"a read of a list must show a list, not {short(value)}")
+                    value = list(value)
+                lists.append(value)
+            elif value.__class__ in unlike:
+                value = identity(value)
+        elif name != write:
+            raise ValueError(f"a step of a transaction must be {write} or r here, not {f!r}")
+        elif value.__class__ in unlike:
+            value = identity(value)
+        out.append((name, key, value))
+    return out
 
 
 def described(history: History, row: int, steps: Sequence[Step]) -> str:

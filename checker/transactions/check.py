@@ -3,40 +3,81 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from checker.history import NEVER, History, Operation, freeze
+from checker.history import History, Operation
 from checker.linearizability.budget import Budget
-from checker.transactions.anomalies import Anomalies, Transactions, described
+from checker.transactions.anomalies import Anomalies, Step, Transactions, described
+from checker.transactions.cycles import Cycle, find_cycles
 from checker.transactions.evidence import evidence_for
-from checker.transactions.graph import KINDS, PROCESS, REALTIME, RW, VIA, WR, WW, Cycle, DependencyGraph
+from checker.transactions.graph import KINDS, PROCESS, REALTIME, RW, VIA, WR, WW, DependencyGraph
 from checker.transactions.list_append import build_list_append
-from checker.transactions.orders import MAX_TRANSACTIONS, find_order, smallest_without_order
+from checker.transactions.orders import (
+    MAX_SNAPSHOTS,
+    MAX_TRANSACTIONS,
+    find_order,
+    find_snapshot_order,
+    smallest_without_order,
+)
 from checker.transactions.rw_register import build_rw_register
+from checker.transactions.serial import find_serial_order
 from checker.verdict import Edge, Result, Verdict, Witness
 
 __all__ = ["ISOLATION_LEVELS", "check_transactions"]
 
-#: Levels from weak to strong, and the anomalies that rule each out (beside those of weaker ones).
-#: Snapshot isolation allows G2 here: cycles of two or more anti-dependencies are not told apart further.
-_RULED_OUT_BY: dict[str, tuple[str, ...]] = {
-    "read-uncommitted": ("G0", "duplicate-elements", "incompatible-order", "cyclic-versions"),
-    "read-committed": ("G1a", "G1b", "G1c", "internal"),
-    "snapshot-isolation": ("G-single", "lost-update"),
-    "serializable": ("G2", "no-order"),
-    "strong-session-serializable": ("G0-process", "G1c-process", "G-single-process", "G2-process", "no-order-process"),
-    "strict-serializable": ("G0-realtime", "G1c-realtime", "G-single-realtime", "G2-realtime", "no-order-realtime"),
-}
-ISOLATION_LEVELS = tuple(_RULED_OUT_BY)
+_GRAVE = ("G0", "G1c", "G-single", "G-nonadjacent")
+
+#: For each level, the anomalies that rule it out beside those of weaker levels, and the next weaker levels.
+_LEVELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "read-uncommitted": (("G0", "duplicate-elements", "garbage-read", "garbage-version", "cyclic-versions"), ()),
+    # Of two orders of one list only one can have been committed.
+    "read-committed": (("G1a", "G1b", "G1c", "internal", "incompatible-order"), ("read-uncommitted",)),
+    "snapshot-isolation": (
+        ("G-single", "G-nonadjacent", "lost-update", "non-repeatable-read", "no-snapshot-order"),
+        ("read-committed",)),
+    "strong-session-snapshot-isolation": (
+        (*(f"{name}-process" for name in _GRAVE), "no-snapshot-order-process"), ("snapshot-isolation",)
+    ),
+    "strong-snapshot-isolation": (
+        (*(f"{name}-realtime" for name in _GRAVE), "no-snapshot-order-realtime"),
+        ("strong-session-snapshot-isolation",),
+    ),
+    "serializable": (("G2", "no-order"), ("snapshot-isolation",)),
+    "strong-session-serializable": (
+        ("G2-process", "no-order-process"), ("serializable", "strong-session-snapshot-isolation")
+    ),
+    "strict-serializable": (
+        ("G2-realtime", "no-order-realtime"), ("strong-session-serializable", "strong-snapshot-isolation")
+    ),
+}  # fmt: skip
+ISOLATION_LEVELS = tuple(_LEVELS)
+#: Levels of which each is stronger than the one before: what is said to be the strongest is one of these.
+_CHAIN = (
+    "read-uncommitted",
+    "read-committed",
+    "snapshot-isolation",
+    "serializable",
+    "strong-session-serializable",
+    "strict-serializable",
+)
 #: Levels that ask for one order of all transactions, strongest first, and what else the order must respect.
 _ORDERED_LEVELS = (
     ("strict-serializable", "no-order-realtime", PROCESS | REALTIME),
     ("strong-session-serializable", "no-order-process", PROCESS),
     ("serializable", "no-order", 0),
 )
+#: Levels of snapshots, strongest first, what the order must respect, and the level of one order that implies each.
+_SNAPSHOT_LEVELS = (
+    ("strong-snapshot-isolation", "no-snapshot-order-realtime", PROCESS | REALTIME, "strict-serializable"),
+    ("strong-session-snapshot-isolation", "no-snapshot-order-process", PROCESS, "strong-session-serializable"),
+    ("snapshot-isolation", "no-snapshot-order", 0, "serializable"),
+)
+_OF_SNAPSHOTS = frozenset(level for level, *_ in _SNAPSHOT_LEVELS)
+#: Anomalies of which a read does not tell whose write it saw.
+_AMBIGUOUS = ("duplicate-append", "duplicate-write", "null-write")
 #: Seconds that cutting down transactions without an order may take.
 CUT_TIMEOUT_S = 5.0
 
@@ -58,61 +99,163 @@ class _Question:
     level: str
     linearizable_keys: bool
     sequential_keys: bool
+    excerpt: bool
 
-    def names(self) -> list[str]:
-        """The anomalies that rule out the level."""
-        wanted = ISOLATION_LEVELS[: ISOLATION_LEVELS.index(self.level) + 1]
-        return [name for level in wanted for name in _RULED_OUT_BY[level]]
+    def names(self, level: str) -> tuple[str, ...]:
+        """The anomalies that rule out a level, the gravest first."""
+        direct, weaker = _LEVELS[level]
+        names = dict.fromkeys(name for each in weaker for name in self.names(each))
+        names |= dict.fromkeys(direct)
+        if self.excerpt:
+            names.pop("garbage-read", None)
+        if level == "read-uncommitted" and self.workload == "rw-register" and not self._has_known_versions:
+            # That who reads a version and writes the next one puts it later holds from read committed up.
+            del names["G0"]
+        elif level == "read-committed":
+            names.setdefault("G0")
+        return tuple(names)
+
+    @property
+    def _has_known_versions(self) -> bool:
+        return self.linearizable_keys or self.sequential_keys
 
 
 class _Findings:
-    """What was found in some transactions: anomalies, a cycle of each class, and whether an order was searched."""
+    """What was found in some transactions: anomalies, a cycle of each class, and whether an order was searched.
+
+    ``open`` says in words what could not be judged, ``proven`` the strongest level of which an order was found then.
+    """
 
     def __init__(self, history: History, question: _Question, budget: Budget) -> None:
-        self.transactions = Transactions(history, "append" if question.workload == "list-append" else "w")
-        self.anomalies = Anomalies()
+        self._question = question
         self.cycles: dict[str, Cycle] = {}
         self.order: str | None = None
-        graph = DependencyGraph(len(history))
-        if question.workload == "list-append":
-            build_list_append(self.transactions, graph, self.anomalies)
-        else:
-            build_rw_register(
-                self.transactions,
-                graph,
-                self.anomalies,
-                linearizable_keys=question.linearizable_keys,
-                sequential_keys=question.sequential_keys,
-            )
+        self.snapshots: str | None = None
+        self.open: str | None = None
+        self.proven: str | None = None
+        self.transactions, graph, self.anomalies, steps = _built(history, question)
         self.stopped = budget.exhausted()
         if not self.stopped:
-            self.cycles, self.stopped = _cycles(self.transactions, graph, budget)
-        if not self.stopped and question.workload == "rw-register":
-            self.order = self._search_orders(budget)
+            self.cycles, self.stopped = find_cycles(self.transactions, graph, budget)
+        if question.excerpt and "garbage-read" in self.anomalies.counts:
+            self.open = self.anomalies.examples["garbage-read"][0][1] + ", as far as this excerpt shows"
+        ambiguous = next((name for name in _AMBIGUOUS if name in self.anomalies.counts), None)
+        if ambiguous and not self.open:
+            self.open = self.anomalies.examples[ambiguous][0][1]
+        if self.stopped:
+            return
+        if ambiguous:
+            self._try_every_order(steps, budget)
+            return
+        if question.workload == "rw-register":
+            self._search_orders(budget)
+        self._search_snapshots(graph, budget)
 
     def has(self, names: Iterable[str]) -> bool:
         return any(name in self.anomalies.counts or name in self.cycles for name in names)
 
-    def _search_orders(self, budget: Budget) -> str:
-        """Look for the order that each level not ruled out yet asks for; how that ended."""
+    def _search_orders(self, budget: Budget) -> None:
+        """Look for the order that each level not ruled out yet asks for."""
         transactions = self.transactions
         rows = sorted([*transactions.committed, *transactions.unknown])
         if len(rows) > MAX_TRANSACTIONS:
-            return f"not searched: more than {MAX_TRANSACTIONS} transactions"
+            self.order = f"not searched: more than {MAX_TRANSACTIONS} transactions"
+            return
         for level, name, extra in _ORDERED_LEVELS:
-            weaker = ISOLATION_LEVELS[: ISOLATION_LEVELS.index(level) + 1]
-            if self.has(anomaly for each in weaker for anomaly in _RULED_OUT_BY[each]):
+            if self.has(self._question.names(level)):
                 continue
             is_possible = find_order(transactions, rows, extra, budget.exhausted)
             if is_possible is None:
-                return "neither found nor excluded within the limits of the search"
+                self.order = "neither found nor excluded within the limits of the search"
+                return
             if is_possible:
-                return f"found for {level}"
-            cut = Budget(timeout_s=CUT_TIMEOUT_S)
-            few = smallest_without_order(transactions, rows, extra, partial(_first_limit, budget, cut))
-            told = "; ".join(described(transactions.history, row, transactions.steps[row]) for row in few[:8])
-            self.anomalies.add(name, few, f"no order of these transactions explains what they read: {told}")
-        return "excluded"
+                self.order = f"found for {level}"
+                return
+            limits = partial(_first_limit, budget, Budget(timeout_s=CUT_TIMEOUT_S))
+            few = smallest_without_order(rows, partial(_has_no_order, transactions, extra, limits), limits)
+            self._add_no_order(name, few)
+        self.order = "excluded"
+
+    def _search_snapshots(self, graph: DependencyGraph, budget: Budget) -> None:
+        """Look for the order of starts and commits that each level of snapshot isolation not ruled out asks for.
+
+        A level that some serial order shows to hold needs no search.  One does not follow from the graph only where
+        nothing shows the order of versions: of the last appends to a list, and of a register's values.
+        """
+        transactions = self.transactions
+        rows = sorted([*transactions.committed, *transactions.unknown])
+        is_list = self._question.workload == "list-append"
+        for level, name, extra, serial in _SNAPSHOT_LEVELS:
+            is_serial = not self.has(self._question.names(serial)) if is_list else self.order == f"found for {serial}"
+            if is_serial:
+                return
+            if self.has(self._question.names(level)):
+                continue
+            if len(rows) > MAX_SNAPSHOTS:
+                self.snapshots = f"not searched: more than {MAX_SNAPSHOTS} transactions"
+                return
+            is_possible = find_snapshot_order(transactions, graph, extra, budget.exhausted)
+            if is_possible is None:
+                self.snapshots = "neither found nor excluded within the limits of the search"
+                return
+            if is_possible:
+                self.snapshots = f"found for {level}"
+                return
+            limits = partial(_first_limit, budget, Budget(timeout_s=CUT_TIMEOUT_S))
+            few = smallest_without_order(rows, partial(self._has_no_snapshots, extra, limits), limits)
+            self._add_no_order(name, few)
+
+    def _has_no_snapshots(self, extra: int, is_over: Callable[[], Any], rows: Sequence[int]) -> bool:
+        part = History.from_operations(self.transactions.history.operations(rows))
+        transactions, graph, found, _ = _built(part, replace(self._question, excerpt=True))
+        if not found.counts.keys() <= {"garbage-read"}:
+            return False
+        return find_snapshot_order(transactions, graph, extra, is_over) is False
+
+    def _try_every_order(self, steps: list[list[Step]], budget: Budget) -> None:
+        """The same where reads do not tell whose writes they saw: a handful of transactions, in all orders."""
+        transactions = self.transactions
+        transactions.steps = steps
+        rows = sorted([*transactions.committed, *transactions.unknown])
+        if self._question.excerpt and "garbage-read" in self.anomalies.counts:
+            return
+        for level, name, extra in _ORDERED_LEVELS:
+            if self.has(self._question.names(level)):
+                continue
+            is_possible = find_serial_order(transactions, rows, extra, budget.exhausted)
+            if is_possible is None:
+                return
+            if is_possible:
+                self.order, self.proven = f"found for {level}", level
+                return
+            self._add_no_order(name, rows)
+        self.order = "excluded"
+
+    def _add_no_order(self, name: str, rows: Sequence[int]) -> None:
+        transactions = self.transactions
+        told = "; ".join(described(transactions.history, row, transactions.steps[row]) for row in rows[:8])
+        self.anomalies.add(name, rows, f"no order of these transactions explains what they read: {told}")
+
+
+def _built(history: History, question: _Question) -> tuple[Transactions, DependencyGraph, Anomalies, list[list[Step]]]:
+    """Transactions, what they depend on, what single ones contradict, and all steps, those not judged included."""
+    transactions = Transactions(history, "append" if question.workload == "list-append" else "w")
+    graph, found, steps = DependencyGraph(len(history)), Anomalies(), transactions.steps
+    if question.workload == "list-append":
+        build_list_append(transactions, graph, found)
+    else:
+        build_rw_register(
+            transactions,
+            graph,
+            found,
+            linearizable_keys=question.linearizable_keys,
+            sequential_keys=question.sequential_keys,
+        )
+    return transactions, graph, found, steps
+
+
+def _has_no_order(transactions: Transactions, extra: int, is_over: Callable[[], Any], rows: Sequence[int]) -> bool:
+    return find_order(transactions, rows, extra, is_over) is False
 
 
 def _first_limit(*budgets: Budget) -> str | None:
@@ -126,79 +269,49 @@ def check_transactions(
     level: str = "strict-serializable",
     linearizable_keys: bool = False,
     sequential_keys: bool = False,
+    excerpt: bool = False,
     timeout_s: float | None = None,
     memory_mb: float | None = None,
 ) -> Result:
     """Check a history of ``list-append`` or ``rw-register`` transactions against an isolation level.
 
-    ``stats`` holds ``anomalies`` (counts), ``examples`` and ``strongest``: the strongest level that nothing found rules
-    out.  For ``rw-register``, ``linearizable_keys`` and ``sequential_keys`` say that every key by itself is known to be
+    ``stats`` holds ``anomalies`` (counts), ``examples``, ``levels``: those that nothing found rules out, and
+    ``strongest``: the strongest of them, the session and real-time variants of snapshot isolation aside.  For
+    ``rw-register``, ``linearizable_keys`` and ``sequential_keys`` say that every key by itself is known to be
     linearizable, or sequentially consistent, so that versions seen one after the other, by anybody or by one process,
     were written in that order; and ``order`` in ``stats`` says whether an order of the transactions that explains
-    every read was found (see ``transactions.orders``).  Reads of values that nobody wrote are counted, not judged: a
-    history may be an excerpt.  A history that appends or writes one value twice to one key is ``unknown``.  Raises
-    ``ValueError`` for unknown names and steps, and where null is written.
+    every read was found (see ``transactions.orders``).  Values compare as JSON's do: ``true`` is not 1, 1 equals 1.0,
+    and null may be written like any other.
+
+    A read of a value that nobody wrote rules out every level, unless the history is an ``excerpt`` (what was read may
+    be of somebody outside; a history whose reader noted ``problems`` is one too): then the answer is ``unknown``.
+    Keys to which one value was written twice, and registers that null was written to and read from, are left out, and
+    the answer is ``unknown`` unless the others contradict themselves or a handful of transactions could be put in
+    every order (see ``transactions.serial``).  Raises ``ValueError`` for unknown names and steps.
     """
     if level not in ISOLATION_LEVELS:
         raise ValueError(f"no isolation level {level!r}; known: {', '.join(ISOLATION_LEVELS)}")
     if workload not in ("list-append", "rw-register"):
         raise ValueError(f"no transaction workload {workload!r}; known: list-append, rw-register")
-    question = _Question(
-        workload=workload, level=level, linearizable_keys=linearizable_keys, sequential_keys=sequential_keys
-    )
     budget = Budget(timeout_s=timeout_s, memory_mb=memory_mb)
     collecting = gc.isenabled()
     gc.disable()
     try:
         history = History.of(history)
+        question = _Question(
+            workload=workload,
+            level=level,
+            linearizable_keys=linearizable_keys,
+            sequential_keys=sequential_keys,
+            excerpt=excerpt or bool(history.problems),
+        )
         refused = budget.refuses_bytes(len(history) * BYTES_PER_TRANSACTION)
         if refused:
             return Result(verdict=Verdict.UNKNOWN, reason=refused, stats={"operations": len(history)})
-        try:
-            return _result(_Findings(history, question, budget), question, budget)
-        except TypeError:
-            # Keys or values that are lists or maps, which the history of a file holds as they were written.
-            values, results = map(freeze, history.value), map(freeze, history.result)
-            history = replace(history, value=list(values), result=list(results))
-            return _result(_Findings(history, question, budget), question, budget)
+        return _result(_Findings(history, question, budget), question, budget)
     finally:
         if collecting:
             gc.enable()
-
-
-def _cycles(transactions: Transactions, graph: DependencyGraph, budget: Budget) -> tuple[dict[str, Cycle], str | None]:
-    """One short cycle of every class that there is."""
-    history = transactions.history
-    returned = [
-        position if status == "ok" else NEVER
-        for position, status in zip(history.returned, history.status, strict=True)
-    ]
-    left = graph.leftover(history.invoked, returned)
-    if not left:
-        return {}, None
-    real = [node for node in left if node < graph.count]
-    graph.add_order(real, history.invoked, returned, history.process)
-    nodes = [*left, *range(max(graph.count, max(left) + 1), len(graph.edges))]
-    cycles: dict[str, Cycle] = {}
-    for suffix, extra in (("", 0), ("-process", PROCESS), ("-realtime", PROCESS | REALTIME)):
-        always = extra | VIA
-        for name, through, back in (
-            ("G0", WW, WW | always),
-            ("G1c", WR, WW | WR | always),
-            ("G-single", RW, WW | WR | always),
-            ("G2", RW, WW | WR | RW | always),
-        ):
-            if name in cycles or f"{name}-process" in cycles:
-                continue
-            for component in graph.components(nodes, through | back):
-                stopped = budget.exhausted()
-                if stopped:
-                    return cycles, stopped
-                cycle = graph.shortest_cycle(component, through, back, needed=RW if name == "G2" else 0)
-                known = cycles.get(f"{name}{suffix}")
-                if cycle is not None and (known is None or len(cycle) < len(known)):
-                    cycles[f"{name}{suffix}"] = cycle
-    return cycles, None
 
 
 def _result(findings: _Findings, question: _Question, budget: Budget) -> Result:
@@ -208,14 +321,9 @@ def _result(findings: _Findings, question: _Question, budget: Budget) -> Result:
         found.add(name, [operation.index for operation in witness.operations], witness.text)
     for name, examples in found.examples.items():
         rows, text = examples[0]
-        witnesses.setdefault(
-            name, Witness(operations=transactions.history.operations(rows), text=f"{name}: {text}.")
-        )
-    strongest = None
-    for candidate, names in _RULED_OUT_BY.items():
-        if any(name in found.counts for name in names):
-            break
-        strongest = candidate
+        witnesses.setdefault(name, Witness(operations=transactions.history.operations(rows), text=f"{name}: {text}."))
+    levels = [level for level in ISOLATION_LEVELS if found.counts.keys().isdisjoint(question.names(level))]
+    strongest = next((level for level in reversed(_CHAIN) if level in levels), None)
     stats: dict[str, Any] = {
         "model": question.workload,
         "operations": len(transactions.history),
@@ -223,14 +331,16 @@ def _result(findings: _Findings, question: _Question, budget: Budget) -> Result:
         "engines": {"A8 dependency graph": 1},
         "anomalies": dict(found.counts),
         "examples": {name: [text for _, text in examples] for name, examples in found.examples.items()},
+        "levels": levels,
         "strongest": strongest,
         "search_s": round(budget.elapsed_s(), 6),
     }
     if findings.order is not None:
         stats["order"] = findings.order
-    broken = [name for name in question.names() if name in found.counts]
-    twice = [name for name in ("duplicate-append", "duplicate-write") if name in found.counts]
-    if broken and not twice:
+    if findings.snapshots is not None:
+        stats["snapshot_order"] = findings.snapshots
+    broken = [name for name in question.names(question.level) if name in found.counts]
+    if broken:
         witness = min((witnesses[name] for name in broken), key=lambda w: len(w.operations))
         witness = _with_evidence(transactions, witness, question, budget)
         holds = f"it may still be {strongest}" if strongest else "no level holds"
@@ -240,21 +350,29 @@ def _result(findings: _Findings, question: _Question, budget: Budget) -> Result:
             stats=stats,
             reason=f"not {question.level}: {witness.text} Found: {', '.join(sorted(found.counts))}; {holds}.",
         )
-    if findings.stopped or twice:
-        reason = findings.stopped or found.examples[twice[0]][0][1]
-        return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=reason)
+    is_proven = findings.proven is not None and question.level in _with_weaker(findings.proven)
+    if findings.stopped or (findings.open and not is_proven):
+        return Result(verdict=Verdict.UNKNOWN, stats=stats, reason=findings.stopped or findings.open or "")
     order = "" if findings.order is None else f"; an order of the transactions that explains it was {findings.order}"
+    if findings.snapshots is not None and question.level in _OF_SNAPSHOTS:
+        order += f"; an order of starts and commits that explains it was {findings.snapshots}"
     return Result(verdict=Verdict.VALID, stats=stats, reason=f"nothing rules out {strongest}{order}")
+
+
+def _with_weaker(level: str) -> set[str]:
+    return {level}.union(*map(_with_weaker, _LEVELS[level][1]))
 
 
 def _with_evidence(transactions: Transactions, witness: Witness, question: _Question, budget: Budget) -> Witness:
     """The witness and whatever else it takes for it to be wrong by itself."""
     history = transactions.history
-    names = question.names()
+    # What nobody among those few wrote may be of somebody else.
+    alone = replace(question, excerpt=question.excerpt or "garbage-read: " not in witness.text)
+    names = alone.names(question.level)
 
     def is_wrong(rows: Sequence[int]) -> bool:
         part = History.from_operations(history.operations(rows))
-        return not budget.exhausted() and _Findings(part, question, budget).has(names)
+        return not budget.exhausted() and _Findings(part, alone, budget).has(names)
 
     rows = evidence_for(transactions, [operation.index for operation in witness.operations], is_wrong)
     if rows is None:

@@ -1,4 +1,4 @@
-"""Is there any order of the transactions in which every read of a register finds what it saw?
+"""Is there any order of the transactions in which every read finds what it saw?
 
 Values of registers do not show in which order they were written, so inferred dependencies alone let some histories
 pass that no order explains.  Here the orders themselves are searched, after Papadimitriou, "The serializability of
@@ -6,26 +6,35 @@ concurrent database updates" (JACM 26(4), 1979), whose polygraphs these are: who
 and every other writer of the key comes before that writer or after the reader.  What follows from what is known is
 added until nothing does (Tan et al., "Cobra", OSDI 2020, prune their search likewise); what is left open is tried.
 NP-complete, so bounded: transactions as bits of ints, a limit on their number, and one on what is tried.
+
+Snapshot isolation asks for an order of starts and commits: who depends on another starts after that one's commit, who
+read a version that another replaced starts before that one's commit, and of two that write one key either commits
+before the other starts.  The same search decides it, with two nodes a transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
 from checker.history import NEVER, OK
 from checker.transactions.anomalies import Transactions
-from checker.transactions.graph import PROCESS, REALTIME
+from checker.transactions.graph import PROCESS, REALTIME, RW, VIA, WR, WW, DependencyGraph
 
-__all__ = ["MAX_TRANSACTIONS", "find_order", "smallest_without_order"]
+__all__ = ["MAX_SNAPSHOTS", "MAX_TRANSACTIONS", "find_order", "find_snapshot_order", "smallest_without_order"]
 
 #: Transactions beyond which no order is searched: a bit for every pair of them, and time that grows faster still.
 MAX_TRANSACTIONS = 1_000
+#: The same for orders of starts and commits, where every two writers of a key are a question.
+MAX_SNAPSHOTS = 200
 #: Open questions tried one way or the other.
 MAX_TRIED = 2_000
 
-#: Another writer, a writer and its reader: the first comes before the second or after the third.
-Choice = tuple[int, int, int]
+#: Four nodes: the first comes before the second, or the third before the fourth.
+Choice = tuple[int, int, int, int]
+#: One node, another that comes after it, and whether only because the one read what the other replaced.
+Edge = tuple[int, int, bool]
 
 
 def find_order(
@@ -37,9 +46,44 @@ def find_order(
     REALTIME) that the order must respect too.  Values that nobody among ``rows`` wrote are taken to be of somebody
     else, at any time.  ``None`` when ``is_over`` or the limit stops the search.
     """
-    nodes, choices, base = _compile(transactions, rows)
+    nodes, choices, base = _registers(transactions, rows)
+    edges = [(source, target) for source, target, _ in base]
+    edges += _order_edges(transactions, nodes, extra)
+    return _search(transactions, nodes, edges, choices, is_over)
+
+
+def find_snapshot_order(
+    transactions: Transactions, graph: DependencyGraph, extra: int, is_over: Callable[[], Any] = lambda: None
+) -> bool | None:
+    """Whether some order of starts and commits explains the reads under snapshot isolation.
+
+    ``graph`` holds the dependencies of list-append transactions, whose reads show the order of versions but for the
+    last ones.  The rest is as in ``find_order``.
+    """
+    if transactions.write == "append":
+        nodes, pairs, base = _lists(transactions, graph)
+        choices: list[Choice] = []
+    else:
+        nodes, choices, base = _registers(transactions, sorted([*transactions.committed, *transactions.unknown]))
+        pairs = {(min(other, writer), max(other, writer)) for other, writer, _, _ in choices}
+        pairs |= _writers_of_one_key(transactions, nodes)
+    # Node n starts at 2n and commits at 2n + 1.
+    edges = [(2 * node, 2 * node + 1) for node in range(len(nodes))]
+    edges += [(2 * one, 2 * other + 1) if is_rw else (2 * one + 1, 2 * other) for one, other, is_rw in base]
+    edges += [(2 * one + 1, 2 * other) for one, other in _order_edges(transactions, nodes, extra)]
+    apart = [(2 * other + 1, 2 * writer, 2 * reader, 2 * other + 1) for other, writer, reader, _ in choices]
+    apart += [(2 * one + 1, 2 * other, 2 * other + 1, 2 * one) for one, other in sorted(pairs)]
+    return _search(transactions, [row for row in nodes for _ in range(2)], edges, apart, is_over)
+
+
+def _search(
+    transactions: Transactions,
+    nodes: Sequence[int],
+    edges: Iterable[tuple[int, int]],
+    choices: list[Choice],
+    is_over: Callable[[], Any],
+) -> bool | None:
     order = _Order(len(nodes))
-    edges = [*base, *_order_edges(transactions, nodes, extra)]
     if not all(order.add(source, target) for source, target in edges):
         return False
     invoked = transactions.history.invoked
@@ -56,9 +100,9 @@ def find_order(
         tried += 1
         if tried > MAX_TRIED or is_over():
             return None
-        other, writer, reader = left[0]
-        ways = [(other, writer), (reader, other)]
-        if when[other] < when[writer]:
+        first, second, third, fourth = left[0]
+        ways = [(first, second), (third, fourth)]
+        if when[first] < when[second]:
             ways.reverse()
         stack.append((order.copy(), left, ways[0]))
         stack.append((order, left, ways[1]))
@@ -66,7 +110,7 @@ def find_order(
 
 
 def smallest_without_order(
-    transactions: Transactions, rows: Sequence[int], extra: int, is_over: Callable[[], Any]
+    rows: Sequence[int], has_none: Callable[[Sequence[int]], bool], is_over: Callable[[], Any]
 ) -> tuple[int, ...]:
     """Few of ``rows``, which have no order, that have none by themselves either.
 
@@ -79,7 +123,7 @@ def smallest_without_order(
         at = 0
         while at < len(kept) and not is_over():
             smaller = kept[:at] + kept[at + chunk :]
-            if find_order(transactions, smaller, extra, is_over) is False:
+            if has_none(smaller):
                 kept = smaller
             else:
                 at += chunk
@@ -124,13 +168,13 @@ class _Order:
             changed = False
             left = []
             for choice in choices:
-                other, writer, reader = choice
-                if after[other] >> writer & 1 or after[reader] >> other & 1:
+                first, second, third, fourth = choice
+                if after[first] >> second & 1 or after[third] >> fourth & 1:
                     continue
-                if after[writer] >> other & 1:
-                    fits = self.add(reader, other)
-                elif after[other] >> reader & 1:
-                    fits = self.add(other, writer)
+                if after[second] >> first & 1:
+                    fits = self.add(third, fourth)
+                elif after[fourth] >> third & 1:
+                    fits = self.add(first, second)
                 else:
                     left.append(choice)
                     continue
@@ -148,9 +192,38 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= lowest
 
 
-def _compile(
-    transactions: Transactions, rows: Sequence[int]
-) -> tuple[list[int], list[Choice], list[tuple[int, int]]]:
+def _lists(transactions: Transactions, graph: DependencyGraph) -> tuple[list[int], set[tuple[int, int]], list[Edge]]:
+    """Rows of the nodes, any two that append to one key, and what comes before what."""
+    count = graph.count
+    kinds = WW | WR | RW | VIA
+    base: list[Edge] = []
+    happened = set(transactions.committed)
+    for source in range(count):
+        for target, bits in graph.edges[source].items():
+            if bits & kinds:
+                ends = [target] if target < count else graph.edges[target]
+                base += [(source, end, not bits & (WW | WR)) for end in ends]
+                happened.update((source, *ends))
+    nodes = sorted(happened)
+    number = {row: at for at, row in enumerate(nodes)}
+    return (
+        nodes,
+        _writers_of_one_key(transactions, nodes),
+        [(number[one], number[other], is_rw) for one, other, is_rw in base],
+    )
+
+
+def _writers_of_one_key(transactions: Transactions, nodes: Sequence[int]) -> set[tuple[int, int]]:
+    """Any two nodes that write the same key."""
+    writers: dict[Any, list[int]] = {}
+    for at, row in enumerate(nodes):
+        if row >= 0:
+            for key in {key for f, key, _ in transactions.steps[row] if f != "r"}:
+                writers.setdefault(key, []).append(at)
+    return {pair for some in writers.values() for pair in combinations(some, 2)}
+
+
+def _registers(transactions: Transactions, rows: Sequence[int]) -> tuple[list[int], list[Choice], list[Edge]]:
     """Rows of the nodes (-1: a writer outside of ``rows``), what must be chosen, and what comes before what."""
     wanted = set(rows)
     committed = [row for row in transactions.committed if row in wanted]
@@ -172,12 +245,12 @@ def _compile(
     for (key, _), row in writes.items():
         if row in happened:
             writers.setdefault(key, set()).add(number[row])
-    base: list[tuple[int, int]] = []
+    base: list[Edge] = []
     choices: list[Choice] = []
     for (key, value), readers in reads.items():
         written = writers.get(key, set())
         if value is None:
-            base += [(number[row], other) for row in readers for other in written if other != number[row]]
+            base += [(number[row], other, True) for row in readers for other in written if other != number[row]]
             continue
         writer = number.get(writes.get((key, value), -1), -1)
         if writer < 0:
@@ -187,8 +260,8 @@ def _compile(
             reader = number[row]
             if reader == writer:
                 continue
-            base.append((writer, reader))
-            choices += [(other, writer, reader) for other in written if other not in (writer, reader)]
+            base.append((writer, reader, False))
+            choices += [(other, writer, reader, other) for other in written if other not in (writer, reader)]
     return nodes, choices, base
 
 
@@ -211,6 +284,8 @@ def _order_edges(transactions: Transactions, nodes: Sequence[int], extra: int) -
             # Whoever returned before this one was invoked is before everything that this one is before.
             frontier = {other: end for other, end in frontier.items() if end > history.invoked[row]}
             frontier[at] = position
+            # One of unknown outcome may take effect after what its process did next.
+            last[history.process[row]] = at
             continue
         if extra & REALTIME:
             for other in frontier:
@@ -218,4 +293,3 @@ def _order_edges(transactions: Transactions, nodes: Sequence[int], extra: int) -
         before = last.get(history.process[row])
         if before is not None and extra & PROCESS:
             yield before, at
-        last[history.process[row]] = at

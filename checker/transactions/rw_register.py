@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from checker.history import OK
 from checker.transactions.anomalies import Anomalies, Transactions, described
-from checker.transactions.graph import RW, VIA, WR, WW, DependencyGraph
+from checker.transactions.graph import RW, WR, WW, DependencyGraph
 from checker.words import short
 
 __all__ = ["build_rw_register"]
@@ -27,57 +28,108 @@ def build_rw_register(
     sequential_keys: bool = False,
 ) -> None:
     """Fill ``graph`` with ww, wr and rw edges, and ``found`` with what single reads contradict."""
+    transactions.leave_out(_ambiguous_keys(transactions, found))
     writer: dict[tuple[Any, Any], int] = {}
     final: dict[tuple[int, Any], Any] = {}
     failed: dict[tuple[Any, Any], int] = {}
-    writers: dict[Any, list[tuple[int, Any]]] = {}
     for row in transactions.failed:
         failed.update({(key, value): row for f, key, value in transactions.steps[row] if f == "w"})
     for row in (*transactions.unknown, *transactions.committed):
         for f, key, value in transactions.steps[row]:
             if f == "w":
-                if writer.get((key, value), row) != row:
-                    text = f"{short(value)} is written twice to {short(key)}: the history cannot be judged by it"
-                    found.add("duplicate-write", (writer[key, value], row), text)
                 writer[key, value] = row
                 final[row, key] = value
-    for (row, key), value in final.items():
-        writers.setdefault(key, []).append((row, value))
     readers: dict[tuple[Any, Any], list[int]] = {}
     replaced: dict[tuple[Any, Any], list[int]] = {}
+    odd: dict[tuple[Any, Any], list[int]] = {}
     for row in transactions.committed:
-        state: dict[Any, Any] = {}
-        for f, key, value in transactions.steps[row]:
-            if f == "r":
-                if key in state:
-                    if state[key] != value:
-                        text = f"{_words(transactions, row)} should have read {short(state[key])} of {short(key)}"
-                        found.add("internal", (row,), text)
-                    continue
-                readers.setdefault((key, value), []).append(row)
-                if (row, key) in final:
-                    replaced.setdefault((key, value), []).append(row)
-            state[key] = value
+        _read_steps(transactions, row, found, final, readers, replaced, odd)
     for (key, value), rows in readers.items():
         _seen(transactions, graph, found, (key, value), rows, writer, final, failed)
+    for (key, value), rows in odd.items():
+        if value is not None and (key, value) not in writer:
+            _seen(transactions, graph, found, (key, value), rows, writer, final, failed)
     for (key, value), rows in replaced.items():
         source = writer.get((key, value))
         for row in rows:
             if source is not None:
                 graph.add(source, row, WW)
-            for reader in readers[key, value]:
-                graph.add(reader, row, RW)
+        graph.add_all(readers[key, value], rows, RW)
         if len(rows) > 1:
             what = f"{short(value)} of {short(key)}"
             text = f"{_words(transactions, rows[0])} and {_words(transactions, rows[1])} both replaced {what}"
             found.add("lost-update", rows[:2], text)
-    _from_initial(transactions, graph, readers, writers)
+    happened = {row for version, row in writer.items() if transactions.status[row] == OK or version in readers}
+    writers: dict[Any, list[int]] = {}
+    for row, key in final:
+        if row in happened:
+            writers.setdefault(key, []).append(row)
+    for key, late in writers.items():
+        # Whoever read the initial nothing came before whoever wrote.
+        graph.add_all(readers.get((key, None), ()), late, RW)
     if linearizable_keys or sequential_keys:
         versions = _Versions(transactions, graph, found, writer, final, readers)
         if linearizable_keys:
             versions.order_by_time()
         if sequential_keys:
             versions.order_by_process()
+
+
+def _ambiguous_keys(transactions: Transactions, found: Anomalies) -> set[Any]:
+    """Keys where a read does not tell whose write it saw: written a value twice, or null, which was read as well."""
+    writer: dict[tuple[Any, Any], int] = {}
+    nulls: dict[Any, int] = {}
+    keys = set()
+    for row in (*transactions.unknown, *transactions.committed):
+        for f, key, value in transactions.steps[row]:
+            if f == "w":
+                if (key, value) in writer:
+                    text = f"{short(value)} is written twice to {short(key)}: the history cannot be judged by it"
+                    found.add("duplicate-write", (writer[key, value], row), text)
+                    keys.add(key)
+                writer[key, value] = row
+                if value is None:
+                    nulls[key] = row
+    if not nulls:
+        return keys
+    for row in transactions.committed:
+        for f, key, value in transactions.steps[row]:
+            if f == "r" and value is None and key in nulls and key not in keys:
+                text = f"{short(key)} was read as null, which it also is before {_words(transactions, nulls[key])}"
+                found.add("null-write", (nulls[key], row), text)
+                keys.add(key)
+    return keys
+
+
+def _read_steps(
+    transactions: Transactions,
+    row: int,
+    found: Anomalies,
+    final: dict[tuple[int, Any], Any],
+    readers: dict[tuple[Any, Any], list[int]],
+    replaced: dict[tuple[Any, Any], list[int]],
+    odd: dict[tuple[Any, Any], list[int]],
+) -> None:
+    """Internal consistency of one transaction, its external and odd reads, and which version it replaced."""
+    state: dict[Any, Any] = {}
+    own = set()
+    for f, key, value in transactions.steps[row]:
+        if f == "w":
+            own.add(key)
+        elif key in state:
+            if state[key] == value:
+                continue
+            text = f"{_words(transactions, row)} should have read {short(state[key])} of {short(key)}"
+            found.add("internal" if key in own else "non-repeatable-read", (row,), text)
+            if key in own:
+                odd.setdefault((key, value), []).append(row)
+                continue
+            readers.setdefault((key, value), []).append(row)
+        else:
+            readers.setdefault((key, value), []).append(row)
+            if (row, key) in final:
+                replaced.setdefault((key, value), []).append(row)
+        state[key] = value
 
 
 def _seen(
@@ -103,7 +155,7 @@ def _seen(
                 found.add("G1a", (failed[version], row), text)
             else:
                 text = f"{_words(transactions, row)} read {short(value)} of {short(key)}, which nobody wrote"
-                found.add("unwritten-read", (row,), text)
+                found.add("garbage-read", (row,), text)
         return
     middle = final[source, key] != value
     for row in rows:
@@ -114,36 +166,6 @@ def _seen(
         if middle and row != source:
             text = f"{_words(transactions, row)} read the middle of {_words(transactions, source)}"
             found.add("G1b", (source, row), text)
-
-
-def _from_initial(
-    transactions: Transactions,
-    graph: DependencyGraph,
-    readers: dict[tuple[Any, Any], list[int]],
-    writers: dict[Any, list[tuple[int, Any]]],
-) -> None:
-    """Whoever read the initial nothing came before whoever wrote."""
-    for key, written in writers.items():
-        early = readers.get((key, None), [])
-        late = [row for row, value in written if transactions.status[row] == "ok" or (key, value) in readers]
-        if not early or not late:
-            continue
-        if len(early) * len(late) <= len(early) + len(late) + 16:
-            for reader in early:
-                for row in late:
-                    graph.add(reader, row, RW)
-            continue
-        both = set(early) & set(late)
-        hub = graph.new_node()
-        for reader in early:
-            if reader not in both:
-                graph.add(reader, hub, RW)
-        for row in late:
-            if row not in both:
-                graph.add(hub, row, VIA)
-        for row in both:
-            for reader in early:
-                graph.add(reader, row, RW)
 
 
 #: A transaction on one key: its row, the version it met first and the one it left.

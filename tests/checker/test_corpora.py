@@ -81,6 +81,8 @@ def test_transaction_and_set_histories(corpora: Path) -> None:
     }
     histories = {name: (checks[about["model"]], about["valid"]) for name, about in expected.items()}
     histories["histories/jepsen/long-fork.edn"] = check_long_fork, False
+    # Elle looks for cycles only: that nobody wrote the 3 that is read there is nothing to it.
+    histories["histories/elle/rw-register.edn"] = checks["rw-register"], False
     invalid = 0
     for name, (checked, is_valid) in histories.items():
         result = checked(read(folder / name))
@@ -92,4 +94,4 @@ def test_transaction_and_set_histories(corpora: Path) -> None:
         assert result.witness is not None
         assert 1 <= len(result.witness.operations) <= 12, name
         assert checked(History.from_operations(result.witness.operations)).verdict is Verdict.INVALID, name
-    assert invalid == 4
+    assert invalid == 5
