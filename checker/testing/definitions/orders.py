@@ -1,0 +1,105 @@
+"""Consistency by trying every order of the operations: linearizability and sequential consistency.
+
+Both ask for one order of the operations in which every recorded answer is what the object would have answered.  They
+differ in which operations must keep their order: all that did not overlap (Herlihy and Wing 1990), or those of one
+process (Lamport 1979).  An operation that failed did not happen.  One without a known outcome happened at any time
+after its invocation, or never; so nothing has to come after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from checker.testing.definitions.objects import Object
+from checker.testing.definitions.values import canonical
+
+__all__ = ["NEVER", "Call", "first_invalid_prefix", "is_linearizable", "is_sequential", "pair"]
+
+NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation; ``invoked`` and ``returned`` are positions in the history, ``returned`` NEVER where unknown."""
+
+    process: Any
+    f: str
+    value: Any
+    result: Any
+    status: str
+    invoked: float
+    returned: float
+    key: Any = None
+
+
+def pair(events: Iterable[Mapping[str, Any]]) -> list[Call]:
+    """The operations of a history, in order of invocation; what is still open at its end has no known outcome."""
+    calls: list[Call] = []
+    open_calls: dict[Any, int] = {}
+    for position, event in enumerate(events):
+        process = canonical(event["process"])
+        if event["type"] == "invoke":
+            open_calls[process] = len(calls)
+            calls.append(
+                Call(process, event["f"], event.get("value"), None, "info", position, NEVER, event.get("key"))
+            )
+            continue
+        number = open_calls.pop(process)
+        call = calls[number]
+        returned = NEVER if event["type"] == "info" else position
+        calls[number] = Call(
+            process, call.f, call.value, event.get("value"), event["type"], call.invoked, returned, call.key
+        )
+    return calls
+
+
+def is_linearizable(calls: Sequence[Call], specification: Object) -> bool:
+    """Whether some order that keeps real time explains every answer; every key is an object of its own."""
+    happened = [call for call in calls if call.status != "fail"]
+    before = [[other.returned < call.invoked for other in happened] for call in happened]
+    return _has_order(happened, before, specification)
+
+
+def is_sequential(calls: Sequence[Call], specification: Object) -> bool:
+    """Whether some order that keeps the order of each process explains every answer, over all keys at once."""
+    happened = [call for call in calls if call.status != "fail"]
+    before = [
+        [other.process == call.process and other.returned < call.invoked for other in happened] for call in happened
+    ]
+    return _has_order(happened, before, specification)
+
+
+def _has_order(calls: list[Call], before: list[list[bool]], specification: Object) -> bool:
+    """Depth first over the orders; what was reached in another order already is not tried again."""
+    predecessors = [{other for other, is_before in enumerate(row) if is_before} for row in before]
+    required = frozenset(number for number, call in enumerate(calls) if call.status == "ok")
+    keys = [canonical(call.key) for call in calls]
+    tried = set()
+    first = frozenset((key, specification.start()) for key in keys)
+    pending = [(frozenset[int](), first)]
+    while pending:
+        done, states = pending.pop()
+        if required <= done:
+            return True
+        if (done, states) in tried:
+            continue
+        tried.add((done, states))
+        state_of = dict(states)
+        for number, call in enumerate(calls):
+            if number in done or not predecessors[number] <= done:
+                continue
+            for answer, state in specification.outcomes(state_of[keys[number]], call.f, call.value):
+                if call.status == "info" or specification.agrees(call.f, call.value, answer, call.result):
+                    after = frozenset({**state_of, keys[number]: state}.items())
+                    pending.append((done | {number}, after))
+    return False
+
+
+def first_invalid_prefix(events: Sequence[Mapping[str, Any]], specification: Object) -> int | None:
+    """How many events the shortest prefix has that is not linearizable; None where the history is."""
+    for length, event in enumerate(events, 1):
+        if event["type"] == "ok" and not is_linearizable(pair(events[:length]), specification):
+            return length
+    return None
