@@ -371,10 +371,10 @@ def _other_answer(name: str, event: Event, told: list[Event], values: _Values, r
         return rng.choice(same_kind)
     if isinstance(answer, bool):
         return not answer
-    if name in ("register", "fifo-queue", "stack", "unordered-queue") or (name == "cas-register" and event["f"] == "read"):
-        return values.any()
-    if name == "cas-register":
+    if name == "cas-register" and event["f"] == "cas":
         return False
+    if name in ("register", "cas-register", "fifo-queue", "stack", "unordered-queue"):
+        return values.any()
     if isinstance(answer, int | float):
         return answer + rng.choice((-1, 1))
     if isinstance(answer, str):

@@ -1,0 +1,219 @@
+"""The checker and the definitions, history by history, and the smallest history of every disagreement.
+
+A disagreement is a verdict that differs, an error, a refusal of a history that makes sense, or a witness that is no
+violation by itself.  ``unknown`` is neither of the two verdicts; it is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from checker.history import HistoryError
+from checker.linearizability.check import check
+from checker.models import MODELS, ModelError
+from checker.sessions import check_sequential
+from checker.testing.definitions.orders import NEVER, Call, is_linearizable, is_sequential, pair
+from checker.testing.definitions.samples import Sample, draw_sample
+from checker.testing.definitions.values import canonical
+from checker.verdict import Result, Verdict, Witness
+
+__all__ = ["Comparison", "compare", "judge_general", "judge_linearizable", "judge_sequential", "minimised"]
+
+TIMEOUT_S = 20.0
+"""For one history: thousands of times what one takes, so that only an engine that does not end is cut off."""
+
+MOST_SHOWN = 3
+"""Histories shown of each kind of disagreement: the third says no more than the first two, all are counted."""
+
+Event = dict[str, Any]
+Judge = Callable[[Sample], "Judgement"]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was said about one history; ``kind`` is empty where nothing disagrees."""
+
+    truth: str
+    told: str
+    kind: str = ""
+
+
+@dataclass
+class Comparison:
+    """Counts over many histories, and the disagreements minimised: ``kind`` to samples."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    undecided: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    shown: dict[str, list[tuple[Sample, Judgement]]] = field(default_factory=dict)
+
+
+def compare(
+    name: str,
+    judge: Judge,
+    *,
+    histories: int,
+    seed: int,
+    draw: Callable[[str, random.Random], Sample] = draw_sample,
+) -> Comparison:
+    """Draw that many histories of ``name`` from ``seed`` on, and judge each."""
+    comparison = Comparison()
+    for number in range(histories):
+        sample = draw(name, random.Random(f"{name} {seed} {number}"))
+        judgement = judge(sample)
+        comparison.verdicts[judgement.truth] += 1
+        comparison.undecided += judgement.told == Verdict.UNKNOWN
+        if judgement.kind:
+            comparison.kinds[judgement.kind] += 1
+            shown = comparison.shown.setdefault(judgement.kind, [])
+            if len(shown) < MOST_SHOWN:
+                small = minimised(sample, judge, judgement.kind)
+                shown.append((small, judge(small)))
+    return comparison
+
+
+def told_by(checking: Callable[[], Result]) -> tuple[str, Result | None]:
+    """The verdict in a word, or how the check ended without one."""
+    try:
+        result = checking()
+    except (HistoryError, ModelError) as error:
+        return f"refused ({error})", None
+    except Exception as error:  # whatever it is, it is reported with the history
+        return f"error ({type(error).__name__}: {error})", None
+    return str(result.verdict), result
+
+
+def _kind(truth: bool, told: str) -> str:
+    """The kind of the disagreement, without what differs from history to history."""
+    if told in (Verdict.UNKNOWN, Verdict.VALID if truth else Verdict.INVALID):
+        return ""
+    if told.startswith("error"):
+        return f"error {told[7:].partition(':')[0]} where {_word(truth)}"
+    return f"{told.partition(' ')[0]} where {_word(truth)}"
+
+
+def _word(truth: bool) -> str:
+    return "valid" if truth else "invalid"
+
+
+def _model_of(sample: Sample) -> Any:
+    return MODELS[sample.name](**sample.options)
+
+
+def calls_of_witness(witness: Witness) -> list[Call]:
+    """A witness as operations of the definitions; the returns that play no part are left out."""
+    calls = []
+    for position, operation in enumerate(witness.operations):
+        is_open = operation.returned is None or operation.status == "info" or position in _relaxed(witness)
+        calls.append(
+            Call(
+                process=canonical(operation.process),
+                f=operation.f,
+                value=operation.value,
+                result=operation.result,
+                status=operation.status,
+                invoked=operation.invoked,
+                returned=NEVER if is_open or operation.returned is None else operation.returned,
+                key=operation.key,
+            )
+        )
+    return calls
+
+
+def _relaxed(witness: Witness) -> frozenset[int]:
+    return frozenset(getattr(witness, "relaxed", ()))
+
+
+def judge_linearizable(sample: Sample) -> Judgement:
+    """``check`` with the engine that it chooses, and its witness."""
+    specification = sample.specification()
+    truth = is_linearizable(pair(sample.events), specification)
+    told, result = told_by(lambda: check(list(sample.events), _model_of(sample), timeout_s=TIMEOUT_S))
+    kind = _kind(truth, told)
+    if not kind and result is not None and result.witness is not None:
+        if is_linearizable(calls_of_witness(result.witness), specification):
+            kind = "witness that is valid by itself"
+    elif not kind and told == Verdict.INVALID:
+        kind = "invalid without a witness"
+    return Judgement(_word(truth), told, kind)
+
+
+@contextlib.contextmanager
+def _general_engine_only() -> Iterator[None]:
+    """Let ``check`` decide without its special engines."""
+    facade = sys.modules[check.__module__]
+    chosen = vars(facade)["decide"]
+    vars(facade)["decide"] = functools.partial(chosen, general_only=True)
+    try:
+        yield
+    finally:
+        vars(facade)["decide"] = chosen
+
+
+def judge_general(sample: Sample) -> Judgement:
+    """``check`` with the general engine alone."""
+    truth = is_linearizable(pair(sample.events), sample.specification())
+    with _general_engine_only():
+        told, _ = told_by(
+            lambda: check(list(sample.events), _model_of(sample), timeout_s=TIMEOUT_S, explained=False)
+        )
+    return Judgement(_word(truth), told, _kind(truth, told))
+
+
+def judge_sequential(sample: Sample) -> Judgement:
+    """``check_sequential``."""
+    truth = is_sequential(pair(sample.events), sample.specification())
+    told, _ = told_by(lambda: check_sequential(list(sample.events), _model_of(sample), timeout_s=TIMEOUT_S))
+    return Judgement(_word(truth), told, _kind(truth, told))
+
+
+def minimised(sample: Sample, judge: Judge, kind: str) -> Sample:
+    """The sample with all left out that the same kind of disagreement does not need."""
+    events = sample.events
+    while True:
+        for smaller in _smaller(events):
+            candidate = Sample(sample.name, sample.options, smaller, sample.is_distinct)
+            if judge(candidate).kind == kind:
+                events = smaller
+                break
+        else:
+            return Sample(sample.name, sample.options, events, sample.is_distinct)
+
+
+def _smaller(events: Sequence[Event]) -> Iterator[list[Event]]:
+    """The events without an operation, without a completion, without a key, or with an earlier completion."""
+    completion_of: dict[int, int | None] = {}
+    running: dict[Any, int] = {}
+    for place, event in enumerate(events):
+        process = canonical(event["process"])
+        if event["type"] == "invoke":
+            running[process] = place
+            completion_of[place] = None
+        else:
+            completion_of[running.pop(process)] = place
+    for begin, end in completion_of.items():
+        without = [event for place, event in enumerate(events) if place not in (begin, end)]
+        if without:
+            yield without
+    last_of: dict[Any, int] = {canonical(events[begin]["process"]): begin for begin in completion_of}
+    for begin, end in completion_of.items():
+        if end is not None and last_of[canonical(events[begin]["process"])] == begin:
+            yield [event for place, event in enumerate(events) if place != end]
+    for name in ("key", "error"):
+        if any(name in event for event in events):
+            yield [{field: value for field, value in event.items() if field != name} for event in events]
+    for place in range(1, len(events)):
+        earlier, later = events[place - 1], events[place]
+        if (
+            earlier["type"] == "invoke"
+            and later["type"] != "invoke"
+            and canonical(earlier["process"]) != canonical(later["process"])
+        ):
+            yield [*events[: place - 1], later, earlier, *events[place + 1 :]]
