@@ -12,7 +12,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from checker.history import HistoryError
@@ -107,38 +107,23 @@ def _model_of(sample: Sample) -> Any:
     return MODELS[sample.name](**sample.options)
 
 
-def calls_of_witness(witness: Witness) -> list[Call]:
-    """A witness as operations of the definitions; the returns that play no part are left out."""
-    calls = []
-    for position, operation in enumerate(witness.operations):
-        is_open = operation.returned is None or operation.status == "info" or position in _relaxed(witness)
-        calls.append(
-            Call(
-                process=canonical(operation.process),
-                f=operation.f,
-                value=operation.value,
-                result=operation.result,
-                status=operation.status,
-                invoked=operation.invoked,
-                returned=NEVER if is_open or operation.returned is None else operation.returned,
-                key=operation.key,
-            )
-        )
-    return calls
-
-
-def _relaxed(witness: Witness) -> frozenset[int]:
-    return frozenset(getattr(witness, "relaxed", ()))
+def calls_of_witness(witness: Witness, calls: Sequence[Call]) -> list[Call]:
+    """The operations of a witness as those of the history that they are; a return that is left out plays no part."""
+    return [
+        replace(calls[operation.index], returned=NEVER) if operation.returned is None else calls[operation.index]
+        for operation in witness.operations
+    ]
 
 
 def judge_linearizable(sample: Sample) -> Judgement:
     """``check`` with the engine that it chooses, and its witness."""
     specification = sample.specification()
-    truth = is_linearizable(pair(sample.events), specification)
+    calls = pair(sample.events)
+    truth = is_linearizable(calls, specification)
     told, result = told_by(lambda: check(list(sample.events), _model_of(sample), timeout_s=TIMEOUT_S))
     kind = _kind(truth, told)
     if not kind and result is not None and result.witness is not None:
-        if is_linearizable(calls_of_witness(result.witness), specification):
+        if is_linearizable(calls_of_witness(result.witness, calls), specification):
             kind = "witness that is valid by itself"
     elif not kind and told == Verdict.INVALID:
         kind = "invalid without a witness"

@@ -176,7 +176,9 @@ def _range_asked(rng: random.Random) -> dict[str, Any]:
 
 def _ask_log(values: _Values, rng: random.Random) -> tuple[str, Any]:
     f = rng.choice(("append", "append", "read", "read", "tail"))
-    return f, {"append": values.new, "read": lambda: _range_asked(rng), "tail": lambda: None}[f]()
+    if f == "append":
+        return f, values.new()
+    return f, _range_asked(rng) if f == "read" else None
 
 
 def _ask_topic(values: _Values, rng: random.Random) -> tuple[str, Any]:
@@ -248,7 +250,7 @@ def _recorded(name: str, f: str, value: Any, answer: Any, rng: random.Random) ->
         place = {key: value[key] for key in ("queue", "offset") if key in value}
         return {**place, "messages": list(map(_plain, answer[0])), "tail": answer[1]}
     if name == "log" and f == "append":
-        return [answer[0] if rng.random() < 0.9 else None, value]
+        return [answer if rng.random() < 0.9 else None, value]
     if name == "topic":
         return [value["queue"], answer] if f == "tail" else list(answer) if rng.random() < 0.9 else None
     return answer
@@ -367,8 +369,11 @@ def _other_answer(name: str, event: Event, told: list[Event], values: _Values, r
     """A well-formed answer that need not be true."""
     same_kind = [other["value"] for other in told if other["f"] == event["f"]]
     answer = event["value"]
-    if rng.random() < 0.4:
-        return rng.choice(same_kind)
+    if rng.random() < 0.4 and name != "multi-register":
+        other = rng.choice(same_kind)
+        if name in ("log", "topic") and event["f"] == "read":
+            return {**answer, "messages": other["messages"], "tail": other["tail"]}
+        return [answer[0], other[1]] if name == "topic" and event["f"] == "tail" else other
     if isinstance(answer, bool):
         return not answer
     if name == "cas-register" and event["f"] == "cas":
@@ -379,7 +384,7 @@ def _other_answer(name: str, event: Event, told: list[Event], values: _Values, r
         return answer + rng.choice((-1, 1))
     if isinstance(answer, str):
         return rng.choice((answer + "a", answer[:-1], ""))
-    if isinstance(answer, dict):
+    if name in ("log", "topic") and event["f"] == "read":
         return _other_range(answer, values, rng)
     if isinstance(answer, list) and answer:
         return _other_list(name, event["f"], answer, values, rng)
@@ -412,13 +417,15 @@ def _other_list(name: str, f: str, answer: list[Any], values: _Values, rng: rand
     elif name in ("set", "grow-only-set"):
         if rng.random() < 0.6:
             del changed[place]
-        elif not any(canonical(other) == canonical(new) for new in [values.any()] for other in changed):
+        else:
             changed.append(values.any())
             changed = [item for at, item in enumerate(changed) if canonical(item) not in map(canonical, changed[:at])]
     elif name == "versioned-register" and place == 1:
         changed[1] = values.any()
     elif name == "topic" and f == "send" and place == 0:
         changed[0] = 1 - changed[0] if changed[0] in (0, 1) else 0
+    elif name == "topic":
+        changed[1] = max(0, changed[1] + rng.choice((-1, 1)))
     elif isinstance(changed[0], int | float):
         changed[0] = max(0, changed[0] + rng.choice((-1, 1)))
     return changed
