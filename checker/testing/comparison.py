@@ -18,10 +18,27 @@ from typing import Any
 from checker.history import HistoryError
 from checker.linearizability.check import check
 from checker.models import MODELS, ModelError
+from checker.online import (
+    Online,
+    OnlineFetchAndAdd,
+    OnlineGrowOnlySet,
+    OnlineLog,
+    OnlineRegister,
+    OnlineVersionedRegister,
+)
 from checker.sessions import check_sequential
-from checker.testing.definitions.orders import NEVER, Call, is_linearizable, is_sequential, pair
+from checker.testing.definitions.orders import (
+    NEVER,
+    Call,
+    first_invalid_prefix,
+    is_linearizable,
+    is_sequential,
+    pair,
+)
 from checker.testing.definitions.samples import Sample, draw_sample
-from checker.testing.definitions.values import canonical
+from checker.testing.definitions.transactions import LEVELS, has_repeated_writes, is_possible, reads_of_nobody
+from checker.testing.definitions.values import canonical, same
+from checker.transactions import check_transactions
 from checker.verdict import Result, Verdict, Witness
 
 __all__ = ["Comparison", "compare", "judge_general", "judge_linearizable", "judge_sequential", "minimised"]
@@ -157,6 +174,79 @@ def judge_sequential(sample: Sample) -> Judgement:
     truth = is_sequential(pair(sample.events), sample.specification())
     told, _ = told_by(lambda: check_sequential(list(sample.events), _model_of(sample), timeout_s=TIMEOUT_S))
     return Judgement(_word(truth), told, _kind(truth, told))
+
+
+def judge_transactions(sample: Sample) -> Judgement:
+    """``check_transactions`` at every level, each asked for by itself."""
+    calls = pair(sample.events)
+    lists = sample.name == "list-append"
+    if has_repeated_writes(calls):
+        told, _ = told_by(lambda: check_transactions(list(sample.events), sample.name))
+        return Judgement("a value written twice", told, "" if told == Verdict.UNKNOWN else f"{told} where unclear")
+    possible, disagreements = "nothing", [("", "")]
+    told = ""
+    for level in LEVELS:
+        strict = is_possible(calls, level, lists=lists)
+        lenient = strict or is_possible(calls, level, lists=lists, strict=False)
+        check_level = functools.partial(check_transactions, level=level, timeout_s=TIMEOUT_S)
+        told, _ = told_by(functools.partial(check_level, list(sample.events), sample.name))
+        possible = level if strict else possible
+        if kind := _kind_at(level, strict, lenient, told):
+            suffix = ", reading what nobody wrote" if reads_of_nobody(calls) else ""
+            disagreements.append((kind + suffix, told))
+    kind, told_there = disagreements[-1]
+    return Judgement(possible, told_there or told, kind)
+
+
+def _kind_at(level: str, strict: bool, lenient: bool, told: str) -> str:
+    """A disagreement with both answers where a level has two."""
+    if told == Verdict.UNKNOWN or (strict != lenient and told in (Verdict.VALID, Verdict.INVALID)):
+        return ""
+    kind = _kind(strict, told)
+    return f"{level}: {kind}" if kind else ""
+
+
+ONLINE: dict[str, tuple[Callable[..., Online], tuple[dict[str, Any], ...]]] = {
+    "register": (OnlineRegister, ({}, {"initial": 0})),
+    "log": (OnlineLog, ({},)),
+    "versioned-register": (OnlineVersionedRegister, ({}, {"initial": 0, "initial_version": 3})),
+    "fetch-and-add": (OnlineFetchAndAdd, ({}, {"initial": 3})),
+    "grow-only-set": (OnlineGrowOnlySet, ({},)),
+}
+"""The online checkers, each with the options that it is sampled with."""
+
+
+def draw_online(name: str, rng: random.Random) -> Sample:
+    """A history for the online checker of that object."""
+    return draw_sample(name, rng, options=rng.choice(ONLINE[name][1]))
+
+
+def judge_online(sample: Sample) -> Judgement:
+    """The online checker, fed event by event: never before the first invalid prefix, and there where it says so."""
+    first = first_invalid_prefix(sample.events, sample.specification())
+    truth = _word(first is None)
+    online = ONLINE[sample.name][0](**sample.options)
+    for number, event in enumerate(sample.events, 1):
+        try:
+            sentence = online.feed(event)
+        except Exception as error:  # whatever it is, it is reported with the history
+            return Judgement(truth, f"{type(error).__name__}: {error}", f"error {type(error).__name__} where {truth}")
+        if sentence is not None:
+            told = f"{sentence} (at event {number})"
+            if first is None or number < first:
+                return Judgement(truth, told, "false alarm")
+            return Judgement(truth, told, "late" if number > first and _speaks_at_once(sample) else "")
+    return Judgement(truth, "silent", "silent where invalid" if first is not None and _speaks_at_once(sample) else "")
+
+
+def _speaks_at_once(sample: Sample) -> bool:
+    """Whether the online checker promises to speak at the first invalid prefix of such a history."""
+    asked = [event for event in sample.events if event["type"] == "invoke"]
+    if sample.name == "fetch-and-add":
+        return all(same(event["value"], 1) for event in asked if event["f"] != "read")
+    initial = sample.options.get("initial")
+    is_initial_written = any(same(event["value"], initial) for event in asked if event["f"] == "write")
+    return sample.is_distinct and not is_initial_written
 
 
 def minimised(sample: Sample, judge: Judge, kind: str) -> Sample:

@@ -15,7 +15,7 @@ from typing import Any
 from checker.testing.definitions.objects import Object
 from checker.testing.definitions.values import canonical
 
-__all__ = ["NEVER", "Call", "first_invalid_prefix", "is_linearizable", "is_sequential", "pair"]
+__all__ = ["NEVER", "Call", "first_invalid_prefix", "has_order", "is_linearizable", "is_sequential", "pair"]
 
 NEVER = float("inf")
 
@@ -59,7 +59,7 @@ def is_linearizable(calls: Sequence[Call], specification: Object) -> bool:
     """Whether some order that keeps real time explains every answer; every key is an object of its own."""
     happened = [call for call in calls if call.status != "fail"]
     before = [[other.returned < call.invoked for other in happened] for call in happened]
-    return _has_order(happened, before, specification)
+    return has_order(happened, before, specification)
 
 
 def is_sequential(calls: Sequence[Call], specification: Object) -> bool:
@@ -68,11 +68,14 @@ def is_sequential(calls: Sequence[Call], specification: Object) -> bool:
     before = [
         [other.process == call.process and other.returned < call.invoked for other in happened] for call in happened
     ]
-    return _has_order(happened, before, specification)
+    return has_order(happened, before, specification)
 
 
-def _has_order(calls: list[Call], before: list[list[bool]], specification: Object) -> bool:
-    """Depth first over the orders; what was reached in another order already is not tried again."""
+def has_order(calls: list[Call], before: list[list[bool]], specification: Object) -> bool:
+    """Whether some order explains every answer; ``before[i][j]`` says that call j has to come before call i.
+
+    Depth first over the orders; what was reached in another order already is not tried again.
+    """
     predecessors = [{other for other, is_before in enumerate(row) if is_before} for row in before]
     required = frozenset(number for number, call in enumerate(calls) if call.status == "ok")
     keys = [canonical(call.key) for call in calls]
@@ -100,6 +103,6 @@ def _has_order(calls: list[Call], before: list[list[bool]], specification: Objec
 def first_invalid_prefix(events: Sequence[Mapping[str, Any]], specification: Object) -> int | None:
     """How many events the shortest prefix has that is not linearizable; None where the history is."""
     for length, event in enumerate(events, 1):
-        if event["type"] == "ok" and not is_linearizable(pair(events[:length]), specification):
+        if event["type"] in ("ok", "fail") and not is_linearizable(pair(events[:length]), specification):
             return length
     return None

@@ -1,0 +1,254 @@
+"""Isolation levels by trying every order of the transactions.
+
+A history holds transactions of ``["r", key, told]`` with ``["append", key, element]`` (lists) or ``["w", key, value]``
+(registers).  A failed transaction did not happen.  One without a known outcome is committed or not: both are tried;
+what it read is not known.  A register holds null at first, a list is empty, and a list told as null is empty.
+
+* strict-serializable, strong-session-serializable, serializable: an order of the committed transactions in which each,
+  executed at once, reads what it was told; it keeps real time, the order of each process, or nothing.
+* snapshot-isolation (Berenson et al. 1995, Adya's PL-SI, without real time or sessions): an order of starts and
+  commits.  A transaction reads what was committed at its start and its own writes, and commits only if nothing that it
+  wrote was committed since.
+* read-committed (Adya's PL-2): an order of the committed transactions, which is that of the versions, in which each
+  read finds a version of its key that was committed before it.  An order exists exactly where G0 and G1 do not occur.
+* read-uncommitted (PL-1): an order of the committed transactions with which the order of the elements in every list
+  that was read agrees.  What registers tell never contradicts it.
+
+Opinions differ on whether the two weakest levels bind a transaction to its own writes, and the weakest to values that
+somebody wrote, so they have two answers: ``strict`` binds it, otherwise it is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from checker.testing.definitions.objects import Object, Outcome, State
+from checker.testing.definitions.orders import Call, has_order, is_linearizable, is_sequential
+from checker.testing.definitions.values import canonical
+
+__all__ = ["LEVELS", "Database", "has_repeated_writes", "is_possible", "reads_of_nobody"]
+
+LEVELS = (
+    "read-uncommitted",
+    "read-committed",
+    "snapshot-isolation",
+    "serializable",
+    "strong-session-serializable",
+    "strict-serializable",
+)
+"""From the weakest to the strongest; each allows all that the next one allows."""
+
+Contents = dict[Any, Any]
+
+
+class Database(Object):
+    """All keys of a database of lists or of registers, used by one transaction at a time."""
+
+    def __init__(self, *, lists: bool) -> None:
+        self.empty: Any = ("array",) if lists else ("null",)
+
+    def start(self) -> State:
+        return frozenset()
+
+    def outcomes(self, state: State, f: str, value: Any) -> list[Outcome]:
+        contents = dict(state)
+        read = list(self.execute(contents, value))
+        return [(read, frozenset(contents.items()))]
+
+    def execute(self, contents: Contents, steps: Any) -> Iterator[Any]:
+        """What each read of the transaction finds; ``contents`` is changed by its writes."""
+        for kind, name, value in steps:
+            key = canonical(name)
+            if kind == "append":
+                contents[key] = (*contents.get(key, self.empty), canonical(value))
+            elif kind == "w":
+                contents[key] = canonical(value)
+            else:
+                yield contents.get(key, self.empty)
+
+    def agrees(self, f: str, value: Any, answer: Any, result: Any) -> bool:
+        return bool(answer == self.told(result))
+
+    def told(self, steps: Any) -> list[Any]:
+        """What the reads of a completed transaction were told."""
+        return [
+            self.empty if value is None else canonical(value) for kind, _, value in steps if kind not in ("append", "w")
+        ]
+
+
+def has_repeated_writes(calls: Sequence[Call]) -> bool:
+    """Whether one value was written twice to one key, which leaves open whose it is."""
+    written = [
+        (canonical(name), canonical(value))
+        for call in calls
+        for kind, name, value in call.value
+        if kind in ("append", "w")
+    ]
+    return len(written) != len(set(written))
+
+
+def reads_of_nobody(calls: Sequence[Call]) -> bool:
+    """Whether some read was told a value that no transaction of the history asked to write."""
+    written = {
+        (canonical(name), canonical(value))
+        for call in calls
+        for kind, name, value in call.value
+        if kind in ("append", "w")
+    }
+    told = [
+        (canonical(name), canonical(value))
+        for call in calls
+        if call.status == "ok"
+        for kind, name, read in call.result
+        if kind not in ("append", "w")
+        for value in (read if isinstance(read, list | tuple) else [read])
+        if value is not None
+    ]
+    return not written.issuperset(told)
+
+
+def is_possible(calls: Sequence[Call], level: str, *, lists: bool, strict: bool = True) -> bool:
+    """Whether the transactions may be of a database with that isolation level.  Raises KeyError for other levels."""
+    database = Database(lists=lists)
+    if level == "strict-serializable":
+        return is_linearizable(calls, database)
+    if level == "strong-session-serializable":
+        return is_sequential(calls, database)
+    happened = [call for call in calls if call.status != "fail"]
+    if level == "serializable":
+        return has_order(happened, [[False] * len(happened) for _ in happened], database)
+    search = {
+        "snapshot-isolation": _has_snapshots,
+        "read-committed": _has_versions,
+        "read-uncommitted": _has_writes,
+    }[level]
+    return search(happened, database, strict)
+
+
+def _keys_written(call: Call) -> set[Any]:
+    return {canonical(name) for kind, name, _ in call.value if kind in ("append", "w")}
+
+
+def _required(calls: Sequence[Call]) -> frozenset[int]:
+    return frozenset(number for number, call in enumerate(calls) if call.status == "ok")
+
+
+def _has_snapshots(calls: Sequence[Call], database: Database, strict: bool) -> bool:
+    """Try every order of starts and commits; contents are held with the number of the commit that wrote them."""
+    required = _required(calls)
+    tried = set()
+    # Transactions that committed, those under way with what they saw, and what is committed: (value, writer) by key.
+    pending: list[tuple[frozenset[int], frozenset[tuple[int, Any]], Any]] = [(frozenset(), frozenset(), frozenset())]
+    while pending:
+        position = pending.pop()
+        done, active, committed = position
+        if required <= done:
+            return True
+        if position in tried:
+            continue
+        tried.add(position)
+        now = dict(committed)
+        snapshots = dict(active)
+        for number, call in enumerate(calls):
+            if number not in done and number not in snapshots:
+                seen = {key: value for key, (value, _) in now.items()}
+                read = list(database.execute(seen, call.value))
+                if call.status == "info" or read == database.told(call.result):
+                    pending.append((done, active | {(number, committed)}, committed))
+        for number, snapshot in active:
+            seen_at_start = dict(snapshot)
+            keys = _keys_written(calls[number])
+            if all(now.get(key) == seen_at_start.get(key) for key in keys):
+                after = {key: value for key, (value, _) in seen_at_start.items()}
+                list(database.execute(after, calls[number].value))
+                changed = {**now, **{key: (after[key], number) for key in keys}}
+                pending.append((done | {number}, active - {(number, snapshot)}, frozenset(changed.items())))
+    return False
+
+
+def _has_versions(calls: Sequence[Call], database: Database, strict: bool) -> bool:
+    """Try every order of commits, with all versions of every key that were committed so far."""
+    required = _required(calls)
+    tried = set()
+    pending: list[tuple[frozenset[int], Any]] = [(frozenset(), frozenset())]
+    while pending:
+        position = pending.pop()
+        done, versions = position
+        if required <= done:
+            return True
+        if position in tried:
+            continue
+        tried.add(position)
+        versions_of = dict(versions)
+        for number, call in enumerate(calls):
+            if number not in done and (call.status == "info" or _finds(call, versions_of, database, strict)):
+                latest = {key: held[-1] for key, held in versions_of.items()}
+                list(database.execute(latest, call.value))
+                after = {
+                    key: (*versions_of.get(key, (database.empty,)), latest[key]) for key in _keys_written(call)
+                }
+                pending.append((done | {number}, frozenset({**versions_of, **after}.items())))
+    return False
+
+
+def _finds(call: Call, versions_of: dict[Any, Any], database: Database, strict: bool) -> bool:
+    """Whether each read was told a committed version or, after a write of its own, what that made of the latest."""
+    latest = {key: held[-1] for key, held in versions_of.items()}
+    read = iter(list(database.execute(latest, call.value)))
+    told = iter(database.told(call.result))
+    own: set[Any] = set()
+    for kind, name, _ in call.value:
+        key = canonical(name)
+        if kind in ("append", "w"):
+            own.add(key)
+            continue
+        at_its_place, answer = next(read), next(told)
+        if key in own:
+            if strict and answer != at_its_place:
+                return False
+        elif answer not in versions_of.get(key, (database.empty,)):
+            return False
+    return True
+
+
+def _has_writes(calls: Sequence[Call], database: Database, strict: bool) -> bool:
+    """Try every order of the writes; elements that were read and not committed may have been taken back."""
+    if strict and reads_of_nobody(calls):
+        return False
+    if database.empty == ("null",):
+        return True
+    reads = [
+        (canonical(step[1]), canonical(step[2] or [])[1:])
+        for call in calls
+        if call.status == "ok"
+        for step in call.result
+        if step[0] not in ("append", "w")
+    ]
+    required = _required(calls)
+    pending: list[tuple[frozenset[int], Any]] = [(frozenset(), frozenset())]
+    tried = set()
+    while pending:
+        position = pending.pop()
+        done, contents = position
+        if position in tried:
+            continue
+        tried.add(position)
+        lists = dict(contents)
+        if required <= done and all(_is_beginning(seen, lists.get(key, ("array",))[1:], strict) for key, seen in reads):
+            return True
+        for number, call in enumerate(calls):
+            if number not in done:
+                after = dict(lists)
+                list(database.execute(after, call.value))
+                pending.append((done | {number}, frozenset(after.items())))
+    return False
+
+
+def _is_beginning(seen: tuple[Any, ...], elements: tuple[Any, ...], strict: bool) -> bool:
+    """Whether the committed elements of a read are the first of the list; leniently, whether they are in its order."""
+    committed = tuple(element for element in seen if element in elements)
+    if strict:
+        return committed == elements[: len(committed)]
+    places = [elements.index(element) for element in committed]
+    return places == sorted(set(places))
