@@ -1,58 +1,82 @@
-"""Random small histories of every model, judged by the brute-force oracle, the chosen engine and the general one.
+"""Random small histories that make trouble, judged by the checker and by the definitions of consistency.
 
-    python benchmarks/checker_oracle.py [HISTORIES_PER_MODEL] [MODEL ...] [--seed N]
+    python -m benchmarks.checker_oracle [HISTORIES_PER_ROW] [MODEL ...] [--part PART] [--seed N] [--jobs N]
 
-A long run can be cut into several, each with a seed of its own.  Prints one line per model and ends with status 1 at
-the first disagreement.  Every witness of an invalid history is judged by the oracle too: it must be invalid by itself.
+The definitions (``checker.testing.definitions``) share no code with the checker and try every order.  Every model is
+judged with each of its options by the engine that ``check`` chooses, by the general engine alone, for sequential
+consistency, and event by event where there is an online checker; transactions are judged at every level.  Every
+witness of a violation must be a violation by itself.  A long run can be cut into several, each with a seed of its own.
+
+Prints a line per row, then every kind of disagreement with its smallest histories, and ends with status 1 if there is
+any.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import json
 import sys
 import time
-from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from checker.testing import SAMPLED_MODELS
-from checker.testing.agreement import draw_history, judge
+from checker.testing.comparison import PARTS, Comparison, Row, compare, rows
 
 
-def compare(name: str, histories: int, seed: int = 20_000) -> Counter[str]:
-    """Counts of agreement by kind; raises AssertionError at a disagreement."""
-    model = SAMPLED_MODELS[name][0]
-    rng = random.Random(seed)
-    counts: Counter[str] = Counter()
-    for number in range(histories):
-        truth, engine = judge(draw_history(name, rng), model, f"{name} number {number} of seed {seed}")
-        counts["valid" if truth else "invalid"] += 1
-        counts[engine or "left unknown"] += 1
-    return counts
+def run(row: Row, histories: int, seed: int) -> tuple[Row, Comparison, float]:
+    """One row, with the seconds that it took."""
+    started = time.perf_counter()
+    comparison = compare(row, histories=histories, seed=seed)
+    return row, comparison, time.perf_counter() - started
+
+
+def line(row: Row, comparison: Comparison, elapsed_s: float) -> str:
+    """The row in one line, with the share of every answer of the definitions."""
+    histories = comparison.verdicts.total()
+    shares = ", ".join(f"{word} {count / histories:.1%}" for word, count in sorted(comparison.verdicts.items()))
+    wrong = comparison.kinds.total()
+    told = f"{wrong} DISAGREE" if wrong else "agree"
+    return f"{row}: {histories} histories, {told}, {comparison.undecided} undecided ({shares}; {elapsed_s:.0f} s)"
+
+
+def disagreements(row: Row, comparison: Comparison) -> str:
+    """Every kind of disagreement of a row with its smallest histories."""
+    lines = []
+    for kind, count in comparison.kinds.most_common():
+        lines.append(f"{row}: {kind}: {count}")
+        for sample, judgement in comparison.shown[kind]:
+            lines.append(f"  the checker: {judgement.told}; the definitions: {judgement.truth}")
+            lines += [f"    {json.dumps(event)}" for event in sample.events]
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run over all models, or those named."""
-    parser = argparse.ArgumentParser(description="The checker's engines against brute force")
-    parser.add_argument("histories", nargs="?", type=int, default=100_000, help="histories per model")
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of {', '.join(SAMPLED_MODELS)}; default: all")
+    """Run over all rows, or those of the models and parts named."""
+    parser = argparse.ArgumentParser(description="The checker against the definitions of consistency")
+    parser.add_argument("count", nargs="?", type=int, metavar="HISTORIES", help="histories per row; default: 100000")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="some of the models; default: all")
+    parser.add_argument("--histories", type=int, default=100_000, help="the same as HISTORIES")
+    parser.add_argument("--part", action="append", default=[], choices=sorted(PARTS), help="some of the parts")
     parser.add_argument("--seed", type=int, default=20_000, help="where the random histories begin")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the rows")
     options = parser.parse_args(arguments)
-    histories = options.histories
-    for name in options.models or SAMPLED_MODELS:
-        if name not in SAMPLED_MODELS:
-            parser.error(f"no model {name!r}; known: {', '.join(SAMPLED_MODELS)}")
-        started = time.perf_counter()
-        try:
-            counts = compare(name, histories, options.seed)
-        except AssertionError as error:
-            print(f"{name}: DISAGREEMENT: {error}")
-            return 1
-        told = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
-        print(f"{name}: {histories} histories agree in {time.perf_counter() - started:.0f} s: {told}", flush=True)
-    return 0
+    known = {row.name for row in rows()}
+    for name in options.models:
+        if name not in known:
+            parser.error(f"no model {name!r}; known: {', '.join(sorted(known))}")
+    histories = options.histories if options.count is None else options.count
+    found = []
+    with ProcessPoolExecutor(options.jobs) as pool:
+        chosen = rows(options.part, options.models)
+        for result in [pool.submit(run, row, histories, options.seed) for row in chosen]:
+            row, comparison, elapsed_s = result.result()
+            print(line(row, comparison, elapsed_s), flush=True)
+            if comparison.kinds:
+                found.append(disagreements(row, comparison))
+    print("\n\n".join(found) or "no disagreement")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

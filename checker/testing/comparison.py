@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import random
 import sys
 from collections import Counter
@@ -27,6 +28,7 @@ from checker.online import (
     OnlineVersionedRegister,
 )
 from checker.sessions import check_sequential
+from checker.testing.definitions.objects import OBJECTS
 from checker.testing.definitions.orders import (
     NEVER,
     Call,
@@ -35,13 +37,14 @@ from checker.testing.definitions.orders import (
     is_sequential,
     pair,
 )
-from checker.testing.definitions.samples import Sample, draw_sample
+from checker.testing.definitions.samples import OPTIONS, Sample, draw_sample
+from checker.testing.definitions.transaction_samples import draw_transactions
 from checker.testing.definitions.transactions import LEVELS, has_repeated_writes, is_possible, reads_of_nobody
 from checker.testing.definitions.values import canonical, same
 from checker.transactions import check_transactions
 from checker.verdict import Result, Verdict, Witness
 
-__all__ = ["Comparison", "compare", "judge_general", "judge_linearizable", "judge_sequential", "minimised"]
+__all__ = ["PARTS", "Comparison", "Judgement", "Row", "compare", "minimised", "rows"]
 
 TIMEOUT_S = 20.0
 """For one history: thousands of times what one takes, so that only an engine that does not end is cut off."""
@@ -72,18 +75,48 @@ class Comparison:
     shown: dict[str, list[tuple[Sample, Judgement]]] = field(default_factory=dict)
 
 
-def compare(
-    name: str,
-    judge: Judge,
-    *,
-    histories: int,
-    seed: int,
-    draw: Callable[[str, random.Random], Sample] = draw_sample,
-) -> Comparison:
-    """Draw that many histories of ``name`` from ``seed`` on, and judge each."""
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: histories of one object with one set of options, judged in one way.
+
+    ``options`` are None where the histories draw their own.
+    """
+
+    part: str
+    name: str
+    options: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        told = ",".join(f"{field}={json.dumps(value)}" for field, value in (self.options or {}).items())
+        return f"{self.part} {self.name}{':' if told else ''}{told}"
+
+
+def rows(parts: Sequence[str] = (), names: Sequence[str] = ()) -> list[Row]:
+    """All rows of those parts and of those names; of all where none is given."""
+    found = []
+    for part in PARTS:
+        for name, options in _subjects(part):
+            if (not parts or part in parts) and (not names or name in names):
+                found.append(Row(part, name, options))
+    return found
+
+
+def _subjects(part: str) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Names and options that a part is made of."""
+    if part == "transactions":
+        yield from (("list-append", None), ("rw-register", None))
+    elif part == "online":
+        yield from ((name, options) for name, (_, choices) in ONLINE.items() for options in choices)
+    else:
+        yield from ((name, options) for name in OBJECTS for options in OPTIONS.get(name, ({},)))
+
+
+def compare(row: Row, *, histories: int, seed: int) -> Comparison:
+    """Draw that many histories of the row from ``seed`` on, and judge each."""
     comparison = Comparison()
+    judge = PARTS[row.part]
     for number in range(histories):
-        sample = draw(name, random.Random(f"{name} {seed} {number}"))
+        sample = _drawn(row, random.Random(f"{row} {seed} {number}"))
         judgement = judge(sample)
         comparison.verdicts[judgement.truth] += 1
         comparison.undecided += judgement.told == Verdict.UNKNOWN
@@ -94,6 +127,12 @@ def compare(
                 small = minimised(sample, judge, judgement.kind)
                 shown.append((small, judge(small)))
     return comparison
+
+
+def _drawn(row: Row, rng: random.Random) -> Sample:
+    if row.part == "transactions":
+        return draw_transactions(row.name, rng)
+    return draw_sample(row.name, rng, options=row.options)
 
 
 def told_by(checking: Callable[[], Result]) -> tuple[str, Result | None]:
@@ -216,11 +255,6 @@ ONLINE: dict[str, tuple[Callable[..., Online], tuple[dict[str, Any], ...]]] = {
 """The online checkers, each with the options that it is sampled with."""
 
 
-def draw_online(name: str, rng: random.Random) -> Sample:
-    """A history for the online checker of that object."""
-    return draw_sample(name, rng, options=rng.choice(ONLINE[name][1]))
-
-
 def judge_online(sample: Sample) -> Judgement:
     """The online checker, fed event by event: never before the first invalid prefix, and there where it says so."""
     first = first_invalid_prefix(sample.events, sample.specification())
@@ -247,6 +281,16 @@ def _speaks_at_once(sample: Sample) -> bool:
     initial = sample.options.get("initial")
     is_initial_written = any(same(event["value"], initial) for event in asked if event["f"] == "write")
     return sample.is_distinct and not is_initial_written
+
+
+PARTS: dict[str, Judge] = {
+    "linearizable": judge_linearizable,
+    "general": judge_general,
+    "sequential": judge_sequential,
+    "online": judge_online,
+    "transactions": judge_transactions,
+}
+"""The ways to judge: ``check`` with the engines it chooses and with the general one alone, and the other checkers."""
 
 
 def minimised(sample: Sample, judge: Judge, kind: str) -> Sample:

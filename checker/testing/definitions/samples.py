@@ -365,9 +365,9 @@ class _Simulation:
         self._event(call, kind, value, **more)
 
 
-def _other_answer(name: str, event: Event, told: list[Event], values: _Values, rng: random.Random) -> Any:
+def _other_answer(name: str, event: Event, events: list[Event], values: _Values, rng: random.Random) -> Any:
     """A well-formed answer that need not be true."""
-    same_kind = [other["value"] for other in told if other["f"] == event["f"]]
+    same_kind = [other["value"] for other in events if other["type"] == "ok" and other["f"] == event["f"]]
     answer = event["value"]
     if rng.random() < 0.4 and name != "multi-register":
         other = rng.choice(same_kind)
@@ -378,14 +378,18 @@ def _other_answer(name: str, event: Event, told: list[Event], values: _Values, r
         return not answer
     if name == "cas-register" and event["f"] == "cas":
         return False
-    if name in ("register", "cas-register", "fifo-queue", "stack", "unordered-queue"):
+    if name in ("register", "cas-register", "fifo-queue", "unordered-queue"):
         return values.any()
+    if name in ("stack", "priority-queue"):
+        return rng.choice([None, *(other["value"] for other in events if other["f"] in ("insert", "push"))])
     if isinstance(answer, int | float):
         return answer + rng.choice((-1, 1))
     if isinstance(answer, str):
         return rng.choice((answer + "a", answer[:-1], ""))
     if name in ("log", "topic") and event["f"] == "read":
         return _other_range(answer, values, rng)
+    if name in ("set", "grow-only-set") and event["f"] == "read":
+        return _other_elements(answer, values, rng)
     if isinstance(answer, list) and answer:
         return _other_list(name, event["f"], answer, values, rng)
     return answer
@@ -407,6 +411,16 @@ def _other_range(answer: dict[str, Any], values: _Values, rng: random.Random) ->
     return {**answer, "messages": messages, "tail": tail}
 
 
+def _other_elements(answer: list[Any], values: _Values, rng: random.Random) -> list[Any]:
+    """A set read whole that lacks an element, or has one more."""
+    changed = list(answer)
+    if changed and rng.random() < 0.5:
+        del changed[rng.randrange(len(changed))]
+        return changed
+    more = values.any()
+    return changed if canonical(more) in map(canonical, changed) else [*changed, more]
+
+
 def _other_list(name: str, f: str, answer: list[Any], values: _Values, rng: random.Random) -> list[Any]:
     """A pair, a set read whole or the steps of a transaction with one part changed."""
     changed = list(answer)
@@ -414,12 +428,6 @@ def _other_list(name: str, f: str, answer: list[Any], values: _Values, rng: rand
     if name == "multi-register":
         kind, register, value = changed[place]
         changed[place] = [kind, register, values.any() if kind == "read" else value]
-    elif name in ("set", "grow-only-set"):
-        if rng.random() < 0.6:
-            del changed[place]
-        else:
-            changed.append(values.any())
-            changed = [item for at, item in enumerate(changed) if canonical(item) not in map(canonical, changed[:at])]
     elif name == "versioned-register" and place == 1:
         changed[1] = values.any()
     elif name == "topic" and f == "send" and place == 0:
@@ -440,12 +448,15 @@ def _lie(name: str, events: list[Event], values: _Values, rng: random.Random) ->
         event = rng.choice(told)
         draw = rng.random()
         failed = [event for event in events if event["type"] == "fail"]
+        if name == "grow-only-set" and event["f"] == "add":
+            reads = [other for other in told if other["f"] == "read"]
+            event = rng.choice(reads) if reads else event
         if name == "mutex" and failed and draw < 0.6:
             event = rng.choice(failed)
             event["type"] = "ok"
             event.pop("error", None)
         elif draw < 0.75:
-            event["value"] = _other_answer(name, event, told, values, rng)
+            event["value"] = _other_answer(name, event, events, values, rng)
         elif draw < 0.9:
             event["type"] = "fail"
             event.update({"error": rng.choice(ERRORS)} if rng.random() < 0.5 else {})
