@@ -16,18 +16,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from checker.history import HistoryError
-from checker.linearizability.check import check
-from checker.models import MODELS, ModelError
-from checker.online import (
-    Online,
+from checker import (
+    HistoryError,
+    ModelError,
     OnlineFetchAndAdd,
     OnlineGrowOnlySet,
     OnlineLog,
     OnlineRegister,
     OnlineVersionedRegister,
+    Result,
+    Verdict,
+    Witness,
+    check,
+    check_sequential,
+    check_transactions,
 )
-from checker.sessions import check_sequential
+from checker.models import MODELS
+from checker.online import Online
 from checker.testing.definitions.objects import OBJECTS
 from checker.testing.definitions.orders import (
     NEVER,
@@ -41,8 +46,6 @@ from checker.testing.definitions.samples import OPTIONS, Sample, draw_sample
 from checker.testing.definitions.transaction_samples import draw_transactions
 from checker.testing.definitions.transactions import LEVELS, has_repeated_writes, is_possible, reads_of_nobody
 from checker.testing.definitions.values import canonical, same
-from checker.transactions import check_transactions
-from checker.verdict import Result, Verdict, Witness
 
 __all__ = ["PARTS", "Comparison", "Judgement", "Row", "compare", "minimised", "rows"]
 
