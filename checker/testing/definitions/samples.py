@@ -469,7 +469,7 @@ def _has_equal_puts(events: list[Event]) -> bool:
     put = [
         (canonical(event.get("key")), canonical(event["value"]))
         for event in events
-        if event["type"] == "invoke" and event["value"] is not None and event["f"] not in ("read", "tail")
+        if event["type"] == "invoke" and event["f"] in PUTS | {"write", "append", "put"}
     ]
     return len(put) != len(set(put))
 

@@ -1,0 +1,344 @@
+"""The checkers beside linearizability, from what their documentation says.
+
+Each function takes the events of a history and returns the verdicts that are right: one, or several where the
+documentation leaves a case open.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from checker.testing.definitions.objects import PUTS
+from checker.testing.definitions.orders import Call, pair
+from checker.testing.definitions.values import canonical
+
+__all__ = ["PROPERTIES"]
+
+Event = dict[str, Any]
+Verdicts = frozenset[str]
+
+VALID: Verdicts = frozenset({"valid"})
+INVALID: Verdicts = frozenset({"invalid"})
+UNKNOWN: Verdicts = frozenset({"unknown"})
+
+
+def _verdict(is_right: bool) -> Verdicts:
+    return VALID if is_right else INVALID
+
+
+def _done(calls: Sequence[Call], *names: str) -> list[Call]:
+    return [call for call in calls if call.status == "ok" and call.f in names]
+
+
+def _keys(calls: Sequence[Call]) -> list[list[Call]]:
+    by_key: dict[Any, list[Call]] = {}
+    for call in calls:
+        by_key.setdefault(canonical(call.key), []).append(call)
+    return list(by_key.values())
+
+
+def unique_ids(events: Sequence[Event]) -> Verdicts:
+    """No two completed operations answer one id."""
+    ids = [canonical(call.result) for call in _done(pair(events), "generate")]
+    if not ids:
+        return VALID | UNKNOWN
+    return _verdict(len(ids) == len(set(ids)))
+
+
+def counter_bounds(events: Sequence[Event], initial: int = 0) -> Verdicts:
+    """Each read is at least what had surely, and at most what had possibly been added, counters being of one key."""
+    calls = pair(events)
+    right = all(_is_between(read, calls_of_key, initial) for calls_of_key in _keys(calls) for read in calls_of_key)
+    return _verdict(right) if _done(calls, "read") else VALID | UNKNOWN
+
+
+def _is_between(read: Call, calls: Sequence[Call], initial: int) -> bool:
+    if read.f != "read" or read.status != "ok":
+        return True
+    low = high = initial
+    for call in calls:
+        if call.f == "read" or call.status == "fail" or call.invoked > read.returned:
+            continue
+        amount = 1 if call.value is None else call.value
+        amount = -amount if call.f == "decrement" else amount
+        is_certain = call.status == "ok" and call.returned < read.invoked
+        low += amount if is_certain else min(amount, 0)
+        high += amount if is_certain else max(amount, 0)
+    told = read.result
+    return isinstance(told, int | float) and not isinstance(told, bool) and bool(low <= told <= high)
+
+
+def exclusion(events: Sequence[Event]) -> Verdicts:
+    """No two processes surely hold a lock at one moment."""
+    calls = pair(events)
+    if not _done(calls, "acquire"):
+        return VALID | UNKNOWN
+    held = [
+        (canonical(call.key), call.process, call.returned, _release_of(call, calls)) for call in _done(calls, "acquire")
+    ]
+    return _verdict(
+        not any(
+            lock == other_lock and process != other and begin < other_end and other_begin < end
+            for lock, process, begin, end in held
+            for other_lock, other, other_begin, other_end in held
+        )
+    )
+
+
+def _release_of(acquire: Call, calls: Sequence[Call]) -> float:
+    """Since when the process need not hold the lock any more."""
+    releases = [
+        call.invoked
+        for call in calls
+        if call.f == "release"
+        and call.status != "fail"
+        and call.process == acquire.process
+        and canonical(call.key) == canonical(acquire.key)
+        and call.invoked > acquire.returned
+    ]
+    return min(releases, default=float("inf"))
+
+
+def bank(events: Sequence[Event], total: int | None = None, allow_negative: bool = False) -> Verdicts:
+    """Every read of all accounts has one sum, and no balance is negative."""
+    reads = _done(pair(events), "read")
+    if not reads:
+        return VALID | UNKNOWN
+    balances = [
+        list(read.result.values()) if isinstance(read.result, Mapping) else [balance for _, balance in read.result]
+        for read in sorted(reads, key=lambda read: read.returned)
+    ]
+    # Where reads overlap it is not said which is the first; either way their sums all agree, or they do not.
+    return _verdict(_is_bank(balances, sum(balances[0]) if total is None else total, allow_negative))
+
+
+def _is_bank(reads: list[list[int]], total: int, allow_negative: bool) -> bool:
+    return all(sum(read) == total and (allow_negative or min(read, default=0) >= 0) for read in reads)
+
+
+def long_fork(events: Sequence[Event]) -> Verdicts:
+    """No two reads of the same keys each see a write that the other lacks."""
+    reads = [
+        {canonical(key): value is not None for _, key, value in call.result} for call in _done(pair(events), "read")
+    ]
+    if not reads:
+        return VALID | UNKNOWN
+    return _verdict(
+        not any(
+            any(one[key] and not other[key] for key in one) and any(other[key] and not one[key] for key in one)
+            for one in reads
+            for other in reads
+            if one.keys() == other.keys()
+        )
+    )
+
+
+def simple_set(events: Sequence[Event]) -> Verdicts:
+    """The last read holds all that was acknowledged before it, and nothing that nobody tried to add."""
+    calls = pair(events)
+    reads = _done(calls, "read")
+    if not reads:
+        return UNKNOWN
+    last = max(reads, key=lambda read: read.invoked)
+    if last.returned != max(read.returned for read in reads):
+        return VALID | INVALID
+    shown = set(map(canonical, last.result))
+    adds = [call for call in calls if call.f == "add"]
+    surely = {canonical(call.value) for call in adds if call.status == "ok" and call.returned < last.invoked}
+    beside = {canonical(call.value) for call in adds if call.status == "ok"} - surely
+    failed = {canonical(call.value) for call in adds if call.status == "fail"}
+    tried = {canonical(call.value) for call in adds if call.invoked < last.returned}
+    if not surely <= shown or not shown <= {canonical(call.value) for call in adds}:
+        return INVALID
+    only_failed = failed - {canonical(call.value) for call in adds if call.status != "fail"}
+    if shown & only_failed or not beside <= shown or not shown <= tried:
+        return VALID | INVALID
+    return VALID
+
+
+def set_full(events: Sequence[Event], linearizable: bool = False) -> Verdicts:
+    """No element that is known goes missing for good, nor, where asked for, in any later read; no duplicates."""
+    calls = pair(events)
+    verdicts: set[str] = set()
+    for calls_of_key in _keys(calls):
+        verdicts |= _set_full_of_key(calls_of_key, linearizable)
+        if verdicts == INVALID:
+            return INVALID
+    return frozenset(verdicts) or VALID | UNKNOWN
+
+
+def _set_full_of_key(calls: Sequence[Call], linearizable: bool) -> Verdicts:
+    reads = sorted(_done(calls, "read"), key=lambda read: read.invoked)
+    if not reads:
+        return VALID | UNKNOWN
+    shown = [[canonical(element) for element in read.result] for read in reads]
+    if any(len(elements) != len(set(elements)) for elements in shown):
+        return INVALID
+    asked = {canonical(call.value) for call in calls if call.f == "add" and call.status != "fail"}
+    if any(not set(elements) <= asked for elements in shown):
+        return VALID | INVALID
+    for element in asked:
+        known = min(
+            [call.returned for call in calls if call.f == "add" and call.status == "ok" and _is(call, element)]
+            + [read.returned for read, elements in zip(reads, shown, strict=True) if element in elements]
+            + [float("inf")]
+        )
+        later = [element in elements for read, elements in zip(reads, shown, strict=True) if read.invoked > known]
+        if later and (not later[-1] or (linearizable and not all(later))):
+            return INVALID
+    return VALID | UNKNOWN
+
+
+def _is(call: Call, element: Any) -> bool:
+    return bool(canonical(call.value) == element)
+
+
+def total_queue(events: Sequence[Event], allow_duplicates: bool = True) -> Verdicts:
+    """What was acknowledged came out, nothing else did, and nothing twice unless that is allowed."""
+    calls = pair(events)
+    puts = [call for call in calls if call.f in PUTS]
+    tried = Counter(canonical(call.value) for call in puts)
+    surely = Counter(canonical(call.value) for call in puts if call.status == "ok")
+    out: Counter[Any] = Counter()
+    for call in calls:
+        if call.status == "ok" and call.f == "drain":
+            out.update(map(canonical, call.result))
+        elif call.status == "ok" and call.f not in PUTS and call.result is not None:
+            out[canonical(call.result)] += 1
+    failed = Counter(canonical(call.value) for call in puts if call.status == "fail")
+    if not out:
+        return UNKNOWN if surely else VALID | UNKNOWN
+    if set(out) - set(tried) or (not allow_duplicates and any(out[value] > tried[value] for value in out)):
+        return INVALID
+    missing = surely - out
+    took_unseen = any(call.status == "info" and call.f not in PUTS for call in calls)
+    open_question = (missing and took_unseen) or any(out[value] > tried[value] - failed[value] for value in out)
+    if missing and not took_unseen:
+        return INVALID
+    return VALID | INVALID if open_question else VALID
+
+
+def consumer_progress(events: Sequence[Event]) -> Verdicts:
+    """No fetch is below what had been shown for its group and queue, and no process commits less than before."""
+    calls = [call for call in pair(events) if call.status == "ok"]
+    if not calls:
+        return VALID | UNKNOWN
+    for call in calls:
+        told = call.result or call.value
+        same_place = [
+            other
+            for other in calls
+            if other.returned < call.invoked and all(_told(other)[part] == told[part] for part in ("group", "queue"))
+        ]
+        if call.f == "fetch" and any(_told(other)["offset"] > told["offset"] for other in same_place):
+            return INVALID
+        own = [other for other in same_place if other.process == call.process and other.f == "commit"]
+        if call.f == "commit" and any(_told(other)["offset"] > told["offset"] for other in own):
+            return INVALID
+    return VALID
+
+
+def _told(call: Call) -> dict[str, Any]:
+    return dict(call.result or call.value)
+
+
+def transaction_visibility(events: Sequence[Event]) -> Verdicts:
+    """Messages are received if their commit was acknowledged, and only after a commit was asked for."""
+    calls = pair(events)
+    receives = _done(calls, "receive")
+    seen = [
+        (receive, canonical(message))
+        for receive in receives
+        for message in (receive.result if isinstance(receive.result, list | tuple) else [receive.result])
+        if message is not None
+    ]
+    for receive, message in seen:
+        about = [call for call in calls if call.f in ("commit", "rollback", "prepare") and _is(call, message)]
+        commits = [call for call in about if call.f == "commit" and call.status != "fail"]
+        if not about:
+            return VALID | INVALID
+        if not any(call.invoked < receive.returned for call in commits):
+            return INVALID
+        if any(call.f == "rollback" and call.status == "ok" for call in about):
+            return INVALID
+    for commit in _done(calls, "commit"):
+        is_seen = any(message == canonical(commit.value) for _, message in seen)
+        if not is_seen and any(receive.invoked > commit.returned for receive in receives):
+            return INVALID
+    return VALID if receives else VALID | UNKNOWN
+
+
+def delay(events: Sequence[Event], tolerance_ms: float = 1000.0, resolution_ms: float = 0.0) -> Verdicts:
+    """No message is received before it is due, nor late, nor never though it was due in time."""
+    times = _times(events)
+    calls = pair(events)
+    receives = _done(calls, "receive")
+    for send in (call for call in calls if call.f == "send"):
+        message, delay_ms = canonical(send.value["message"]), send.value["delay_ms"]
+        deliveries = [
+            times[receive.returned]
+            for receive in receives
+            if message
+            in map(canonical, receive.result if isinstance(receive.result, list | tuple) else [receive.result])
+        ]
+        if any(at_ms < times[send.invoked] + delay_ms - resolution_ms for at_ms in deliveries):
+            return INVALID
+        if send.status != "ok":
+            continue
+        latest_ms = times[send.returned] + delay_ms + tolerance_ms
+        if deliveries and min(deliveries) > latest_ms:
+            return INVALID
+        if not deliveries and any(times[receive.invoked] > latest_ms for receive in receives):
+            return INVALID
+    return VALID if receives else VALID | UNKNOWN
+
+
+def _times(events: Sequence[Event]) -> dict[float, float]:
+    """Milliseconds by position."""
+    return {position: event["time"] / 1e6 for position, event in enumerate(events)}
+
+
+def sessions(events: Sequence[Event]) -> Verdicts:
+    """No process reads or writes behind what it read or wrote before, by the versions that it was told."""
+    calls = [call for call in pair(events) if call.status == "ok"]
+    open_question = False
+    for call in calls:
+        version = _version(call)
+        if version is None:
+            continue
+        for other in calls:
+            is_before = other.returned < call.invoked and other.process == call.process
+            earlier = _version(other)
+            if not is_before or canonical(other.key) != canonical(call.key) or earlier is None:
+                continue
+            if version < earlier:
+                return INVALID
+            open_question |= version == earlier and call.f == "write"
+    if not calls:
+        return VALID | UNKNOWN
+    return VALID | INVALID if open_question else VALID | (UNKNOWN if all(_version(c) is None for c in calls) else VALID)
+
+
+def _version(call: Call) -> float | None:
+    """Of a versioned register: a read answers version and value, a write the version."""
+    if isinstance(call.result, list | tuple):
+        return float(call.result[0])
+    return None if call.result is None else float(call.result)
+
+
+PROPERTIES: dict[str, Callable[..., Verdicts]] = {
+    "unique-ids": unique_ids,
+    "counter-bounds": counter_bounds,
+    "exclusion": exclusion,
+    "bank": bank,
+    "long-fork": long_fork,
+    "simple-set": simple_set,
+    "set-full": set_full,
+    "total-queue": total_queue,
+    "consumer-progress": consumer_progress,
+    "transaction-visibility": transaction_visibility,
+    "delay": delay,
+    "sessions": sessions,
+}
