@@ -147,15 +147,8 @@ def simple_set(events: Sequence[Event]) -> Verdicts:
     shown = set(map(canonical, last.result))
     adds = [call for call in calls if call.f == "add"]
     surely = {canonical(call.value) for call in adds if call.status == "ok" and call.returned < last.invoked}
-    beside = {canonical(call.value) for call in adds if call.status == "ok"} - surely
-    failed = {canonical(call.value) for call in adds if call.status == "fail"}
-    tried = {canonical(call.value) for call in adds if call.invoked < last.returned}
-    if not surely <= shown or not shown <= {canonical(call.value) for call in adds}:
-        return INVALID
-    only_failed = failed - {canonical(call.value) for call in adds if call.status != "fail"}
-    if shown & only_failed or not beside <= shown or not shown <= tried:
-        return VALID | INVALID
-    return VALID
+    tried = {canonical(call.value) for call in adds if call.status != "fail" and call.invoked < last.returned}
+    return _verdict(surely <= shown <= tried)
 
 
 def set_full(events: Sequence[Event], linearizable: bool = False) -> Verdicts:
@@ -178,7 +171,8 @@ def _set_full_of_key(calls: Sequence[Call], linearizable: bool) -> Verdicts:
         return INVALID
     asked = {canonical(call.value) for call in calls if call.f == "add" and call.status != "fail"}
     if any(not set(elements) <= asked for elements in shown):
-        return VALID | INVALID
+        return INVALID
+    is_read_later = True
     for element in asked:
         known = min(
             [call.returned for call in calls if call.f == "add" and call.status == "ok" and _is(call, element)]
@@ -188,7 +182,8 @@ def _set_full_of_key(calls: Sequence[Call], linearizable: bool) -> Verdicts:
         later = [element in elements for read, elements in zip(reads, shown, strict=True) if read.invoked > known]
         if later and (not later[-1] or (linearizable and not all(later))):
             return INVALID
-    return VALID | UNKNOWN
+        is_read_later &= bool(later) or known == float("inf")
+    return VALID if is_read_later else VALID | UNKNOWN
 
 
 def _is(call: Call, element: Any) -> bool:
