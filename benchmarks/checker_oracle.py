@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--part", action="append", default=[], choices=sorted(PARTS), help="some of the parts")
     parser.add_argument("--seed", type=int, default=20_000, help="where the random histories begin")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the rows")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     known = {row.name for row in rows()}
     for name in options.models:
         if name not in known:
