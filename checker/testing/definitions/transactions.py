@@ -115,6 +115,8 @@ def is_possible(calls: Sequence[Call], level: str, *, lists: bool, strict: bool 
         return is_linearizable(calls, database)
     if level == "strong-session-serializable":
         return is_sequential(calls, database)
+    if strict and reads_of_nobody(calls):
+        return False
     happened = [call for call in calls if call.status != "fail"]
     if level == "serializable":
         return has_order(happened, [[False] * len(happened) for _ in happened], database)
@@ -214,8 +216,6 @@ def _finds(call: Call, versions_of: dict[Any, Any], database: Database, strict: 
 
 def _has_writes(calls: Sequence[Call], database: Database, strict: bool) -> bool:
     """Try every order of the writes; elements that were read and not committed may have been taken back."""
-    if strict and reads_of_nobody(calls):
-        return False
     if database.empty == ("null",):
         return True
     reads = [
