@@ -301,7 +301,18 @@ def _speaks_at_once(sample: Sample) -> bool:
         return all(same(event["value"], 1) for event in asked if event["f"] != "read")
     initial = sample.options.get("initial")
     is_initial_written = any(same(event["value"], initial) for event in asked if event["f"] == "write")
-    return sample.is_distinct and not is_initial_written
+    return sample.is_distinct and not is_initial_written and not _has_untold_places(sample)
+
+
+def _has_untold_places(sample: Sample) -> bool:
+    """Whether an append or write was answered without its offset or version, which counts as open online."""
+    return any(
+        event["type"] == "ok"
+        and event["f"] in ("append", "write")
+        and (event["value"] is None or (sample.name == "log" and event["value"][0] is None))
+        for event in sample.events
+        if sample.name in ("log", "versioned-register")
+    )
 
 
 CHECKERS: dict[str, Callable[..., Result]] = {

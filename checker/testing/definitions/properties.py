@@ -203,7 +203,7 @@ def total_queue(events: Sequence[Event], allow_duplicates: bool = True) -> Verdi
         elif call.status == "ok" and call.f not in PUTS and call.result is not None:
             out[canonical(call.result)] += 1
     failed = Counter(canonical(call.value) for call in puts if call.status == "fail")
-    if not out:
+    if not out and not any(_is_looked_for(put, calls) for put in puts):
         return UNKNOWN if surely else VALID | UNKNOWN
     if set(out) - set(tried) or (not allow_duplicates and any(out[value] > tried[value] for value in out)):
         return INVALID
@@ -213,6 +213,13 @@ def total_queue(events: Sequence[Event], allow_duplicates: bool = True) -> Verdi
     if missing and not took_unseen:
         return INVALID
     return VALID | INVALID if open_question else VALID
+
+
+def _is_looked_for(put: Call, calls: Sequence[Call]) -> bool:
+    """Whether a take that completed began after the put was acknowledged."""
+    return put.status == "ok" and any(
+        call.status == "ok" and call.f not in PUTS and call.invoked > put.returned for call in calls
+    )
 
 
 def consumer_progress(events: Sequence[Event]) -> Verdicts:

@@ -246,14 +246,25 @@ def _recorded(name: str, f: str, value: Any, answer: Any, rng: random.Random) ->
         return answer if name == "set" and (f == "contains" or rng.random() < 0.8) else None
     if name in ("fifo-queue", "stack", "priority-queue", "unordered-queue"):
         return value if f in PUTS else _plain(answer)
-    if name in ("log", "topic") and f == "read":
-        place = {key: value[key] for key in ("queue", "offset") if key in value}
-        return {**place, "messages": list(map(_plain, answer[0])), "tail": answer[1]}
+    if name in ("log", "topic") and f in ("read", "tail"):
+        return _recorded_read(answer[value["queue"]] if name == "topic" else answer, f, value, rng)
     if name == "log" and f == "append":
         return [answer if rng.random() < 0.9 else None, value]
     if name == "topic":
-        return [value["queue"], answer] if f == "tail" else list(answer) if rng.random() < 0.9 else None
+        return rng.choice((*[list(answer)] * 9, None, [None, answer[1]], [answer[0], None]))
     return answer
+
+
+def _recorded_read(log: tuple[Any, ...], f: str, asked: dict[str, Any] | None, rng: random.Random) -> Any:
+    """A truthful read of a log, seldom with fewer messages than were asked for."""
+    queue = {"queue": asked["queue"]} if asked and "queue" in asked else {}
+    if asked is None or f == "tail":
+        return [*queue.values(), len(log)] if queue else len(log)
+    end = asked["offset"] + asked.get("max", len(log))
+    messages = list(map(_plain, log[asked["offset"] : end]))
+    if messages and rng.random() < 0.1:
+        messages.pop()
+    return {**queue, "offset": asked["offset"], "messages": messages, "tail": len(log)}
 
 
 def _as_told(value: Any, rng: random.Random) -> Any:
@@ -431,9 +442,9 @@ def _other_list(name: str, f: str, answer: list[Any], values: _Values, rng: rand
     elif name == "versioned-register" and place == 1:
         changed[1] = values.any()
     elif name == "topic" and f == "send" and place == 0:
-        changed[0] = 1 - changed[0] if changed[0] in (0, 1) else 0
+        changed[0] = 0 if changed[0] else 1
     elif name == "topic":
-        changed[1] = max(0, changed[1] + rng.choice((-1, 1)))
+        changed[1] = max(0, (changed[1] or 0) + rng.choice((-1, 1)))
     elif isinstance(changed[0], int | float):
         changed[0] = max(0, changed[0] + rng.choice((-1, 1)))
     return changed

@@ -11,11 +11,12 @@ what it read is not known.  A register holds null at first, a list is empty, and
   wrote was committed since.
 * read-committed (Adya's PL-2): an order of the committed transactions, which is that of the versions, in which each
   read finds a version of its key that was committed before it.  An order exists exactly where G0 and G1 do not occur.
-* read-uncommitted (PL-1): an order of the committed transactions with which the order of the elements in every list
-  that was read agrees.  What registers tell never contradicts it.
+* read-uncommitted (Adya's PL-1): an order of the committed transactions with which the order of the elements in every
+  list that was read agrees.  What registers tell never contradicts it.
 
-Opinions differ on whether the two weakest levels bind a transaction to its own writes, and the weakest to values that
-somebody wrote, so they have two answers: ``strict`` binds it, otherwise it is free.
+The two weakest levels have two answers, because Adya's PL-1 says nothing of reads, which alone show the order of the
+writes, and because it is not agreed whether PL-2 binds a transaction to its own writes.  ``strict`` binds reads so,
+otherwise they are free; values that nobody wrote contradict every strict level.
 """
 
 from __future__ import annotations
@@ -117,14 +118,12 @@ def is_possible(calls: Sequence[Call], level: str, *, lists: bool, strict: bool 
         return is_sequential(calls, database)
     if strict and reads_of_nobody(calls):
         return False
+    if level == "read-uncommitted":
+        return _has_writes(calls, database, strict)
     happened = [call for call in calls if call.status != "fail"]
     if level == "serializable":
         return has_order(happened, [[False] * len(happened) for _ in happened], database)
-    search = {
-        "snapshot-isolation": _has_snapshots,
-        "read-committed": _has_versions,
-        "read-uncommitted": _has_writes,
-    }[level]
+    search = {"snapshot-isolation": _has_snapshots, "read-committed": _has_versions}[level]
     return search(happened, database, strict)
 
 
@@ -215,11 +214,11 @@ def _finds(call: Call, versions_of: dict[Any, Any], database: Database, strict: 
 
 
 def _has_writes(calls: Sequence[Call], database: Database, strict: bool) -> bool:
-    """Try every order of the writes; elements that were read and not committed may have been taken back."""
-    if database.empty == ("null",):
+    """Try every order of the writes, also of transactions that did not commit, against all lists that were read."""
+    if database.empty == ("null",) or not strict:
         return True
     reads = [
-        (canonical(step[1]), canonical(step[2] or [])[1:])
+        (canonical(step[1]), canonical(step[2] or []))
         for call in calls
         if call.status == "ok"
         for step in call.result
@@ -235,7 +234,7 @@ def _has_writes(calls: Sequence[Call], database: Database, strict: bool) -> bool
             continue
         tried.add(position)
         lists = dict(contents)
-        if required <= done and all(_is_beginning(seen, lists.get(key, ("array",))[1:], strict) for key, seen in reads):
+        if required <= done and all(lists.get(key, ("array",))[: len(seen)] == seen for key, seen in reads):
             return True
         for number, call in enumerate(calls):
             if number not in done:
@@ -243,12 +242,3 @@ def _has_writes(calls: Sequence[Call], database: Database, strict: bool) -> bool
                 list(database.execute(after, call.value))
                 pending.append((done | {number}, frozenset(after.items())))
     return False
-
-
-def _is_beginning(seen: tuple[Any, ...], elements: tuple[Any, ...], strict: bool) -> bool:
-    """Whether the committed elements of a read are the first of the list; leniently, whether they are in its order."""
-    committed = tuple(element for element in seen if element in elements)
-    if strict:
-        return committed == elements[: len(committed)]
-    places = [elements.index(element) for element in committed]
-    return places == sorted(set(places))
