@@ -20,7 +20,7 @@ from checker.testing.definitions.transaction_samples import draw_transactions
 from checker.testing.definitions.transactions import LEVELS, is_possible
 from checker.testing.definitions.values import same
 
-HISTORIES = 120
+HISTORIES = 100
 """Of each row here; the full run is ``python -m benchmarks.checker_oracle``."""
 
 Event = dict[str, Any]
@@ -301,7 +301,7 @@ def test_the_strongest_level_of_transactions(events: list[Event], strongest: str
 @pytest.mark.parametrize("name", ["list-append", "rw-register"])
 def test_what_a_level_allows_the_weaker_ones_allow(name: str) -> None:
     rng = random.Random(4)
-    for _ in range(300):
+    for _ in range(120):
         calls = pair(draw_transactions(name, rng).events)
         possible = [is_possible(calls, level, lists=name == "list-append") for level in LEVELS]
         assert possible == sorted(possible, reverse=True)

@@ -8,6 +8,7 @@ that they can be compared and hashed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -21,16 +22,16 @@ Outcome = tuple[Any, State]
 PUTS = frozenset({"enqueue", "add", "send", "push", "insert"})
 
 
-class Object:
+class Object(ABC):
     """A sequential specification.  Answers are compared as JSON values unless a subclass says otherwise."""
 
+    @abstractmethod
     def start(self) -> State:
         """The state before the first operation."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outcomes(self, state: State, f: str, value: Any) -> list[Outcome]:
         """Every (answer, next state) that ``f(value)`` may have in ``state``; none where it is not possible."""
-        raise NotImplementedError
 
     def agrees(self, f: str, value: Any, answer: Any, result: Any) -> bool:
         """Whether the recorded ``result`` of ``f(value)`` is consistent with ``answer``."""
@@ -217,9 +218,9 @@ class _Container(Object):
             return [(canonical(None), state)]
         return [(state[place], (*state[:place], *state[place + 1 :])) for place in self.next_places(state)]
 
+    @abstractmethod
     def next_places(self, state: State) -> list[int]:
         """Which of the values inside may come out next."""
-        raise NotImplementedError
 
     def agrees(self, f: str, value: Any, answer: Any, result: Any) -> bool:
         return f in PUTS or answer == canonical(result)
