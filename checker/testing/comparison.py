@@ -33,6 +33,7 @@ from checker import (
     check_counter,
     check_delay,
     check_exclusion,
+    check_log,
     check_long_fork,
     check_sequential,
     check_sessions,
@@ -328,6 +329,7 @@ CHECKERS: dict[str, Callable[..., Result]] = {
     "transaction-visibility": check_transaction_visibility,
     "delay": check_delay,
     "sessions": check_sessions,
+    "log-losses": check_log,
 }
 
 

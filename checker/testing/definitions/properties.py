@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from checker.testing.definitions.objects import PUTS
-from checker.testing.definitions.orders import Call, pair
+from checker.testing.definitions.objects import PUTS, make_object
+from checker.testing.definitions.orders import Call, is_linearizable, pair
 from checker.testing.definitions.values import canonical
 
 __all__ = ["PROPERTIES"]
@@ -330,6 +330,40 @@ def _version(call: Call) -> float | None:
     return None if call.result is None else float(call.result)
 
 
+def log_losses(events: Sequence[Event]) -> Verdicts:
+    """No harm is found in a log that is linearizable; two values at one offset, or a value of nobody, are harm."""
+    calls = pair(events)
+    is_right = is_linearizable(calls, make_object("log"))
+    asked = [(canonical(call.key), canonical(call.value)) for call in calls if call.f == "append"]
+    if len(asked) != len(set(asked)):
+        return VALID | INVALID | UNKNOWN
+    if any(_is_harmed(calls_of_key) for calls_of_key in _keys(calls)):
+        return INVALID
+    has_gap = any(not read.result["messages"] and read.result["tail"] > read.result["offset"] for read in _reads(calls))
+    return VALID | UNKNOWN if is_right and not has_gap else VALID | INVALID | UNKNOWN
+
+
+def _reads(calls: Sequence[Call]) -> list[Call]:
+    return _done(calls, "read")
+
+
+def _is_harmed(calls: Sequence[Call]) -> bool:
+    """Whether reads of one log show two values at one offset, one value at two, or a value that nobody appended."""
+    at: dict[Any, set[Any]] = {}
+    for read in _reads(calls):
+        asked = {
+            canonical(call.value)
+            for call in calls
+            if call.f == "append" and call.status != "fail" and call.invoked < read.returned
+        }
+        for place, message in enumerate(read.result["messages"]):
+            at.setdefault(read.result["offset"] + place, set()).add(canonical(message))
+            if canonical(message) not in asked:
+                return True
+    shown = [value for values in at.values() for value in values]
+    return any(len(values) > 1 for values in at.values()) or len(shown) != len(set(shown))
+
+
 PROPERTIES: dict[str, Callable[..., Verdicts]] = {
     "unique-ids": unique_ids,
     "counter-bounds": counter_bounds,
@@ -343,4 +377,5 @@ PROPERTIES: dict[str, Callable[..., Verdicts]] = {
     "transaction-visibility": transaction_visibility,
     "delay": delay,
     "sessions": sessions,
+    "log-losses": log_losses,
 }

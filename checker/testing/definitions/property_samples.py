@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from checker.testing.definitions.samples import ERRORS, PROCESSES, Sample
+from checker.testing.definitions.samples import ERRORS, PROCESSES, Sample, draw_sample
 from checker.testing.definitions.values import canonical
 
 __all__ = ["PROPERTY_OPTIONS", "draw_property"]
@@ -27,6 +27,7 @@ PROPERTY_OPTIONS: dict[str, tuple[Options, ...]] = {
     "transaction-visibility": ({},),
     "delay": ({}, {"tolerance_ms": 20.0, "resolution_ms": 1.0}),
     "sessions": ({},),
+    "log-losses": ({},),
 }
 """The checkers, each with the options that it is sampled with."""
 
@@ -270,6 +271,8 @@ def draw_property(
 ) -> Sample:
     """A history of up to that many operations for the checker ``name``."""
     chosen = dict(rng.choice(PROPERTY_OPTIONS[name]) if options is None else options)
+    if name == "log-losses":
+        return Sample(name, chosen, draw_sample("log", rng).events)
     place = _Place(rng, rng.choice((0.0, 0.15, 0.4)))
     place.values = {"initial": chosen["initial"]} if "initial" in chosen else {}
     ask, answer = CLIENTS[name]
