@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from checker import Log, OnlineLog, Verdict, check, check_log
@@ -94,3 +96,21 @@ def test_online_log_sees_it_as_it_happens(done, kind: str) -> None:
 def test_online_log_is_silent_on_a_fine_one(done) -> None:
     online = OnlineLog()
     assert [online.feed(event) for event in done(*FINE)] == [None] * (2 * len(FINE))
+
+
+def test_offsets_like_3_0_messages_that_are_maps_and_answers_without_a_place_are_read() -> None:
+    def events(read: list[Any]) -> list[dict[str, Any]]:
+        said = [
+            ("append", {"a": [1]}, [0.0, {"a": [1]}]),
+            ("append", "b", [None, "b"]),
+            ("read", {"offset": 0}, {"offset": 0.0, "messages": read, "tail": 2.0}),
+        ]
+        return [
+            {"process": 0, "type": kind, "f": f, "value": value if kind == "invoke" else result}
+            for f, value, result in said
+            for kind in ("invoke", "ok")
+        ]
+
+    assert check_log(events([{"a": [1]}, "b"])).verdict is Verdict.VALID
+    wrong = check_log(events([{"a": [2]}, "b"]))
+    assert wrong.verdict is Verdict.INVALID and wrong.stats["counts"]["divergent"] == 1
