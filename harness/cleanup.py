@@ -40,6 +40,7 @@ from harness.process_table import (
 from harness.programs import find_program
 from harness.run_state import Claim, RunRecord, StateError, load_run, runs_in, state_path
 from nemesis.mechanisms.file_systems import thaw
+from nemesis.mechanisms.shim import library_directories
 
 __all__ = ["CleanReport", "clean"]
 
@@ -135,10 +136,9 @@ def clean(
 
 def _remove_scratch(removed: Callable[[str], None]) -> None:
     """What processes of this user that are gone had made to try what this machine can do, before there was a run."""
-    directory = run_state.temp_dir()
-    for name in sorted(os.listdir(directory)):
-        match = _SCRATCH.fullmatch(name)
-        path = os.path.join(directory, name)
+    directories = sorted({run_state.temp_dir(), *library_directories()[:1]})
+    for path in (os.path.join(directory, name) for directory in directories for name in sorted(os.listdir(directory))):
+        match = _SCRATCH.fullmatch(os.path.basename(path))
         if match is None or run_state.process_start_ticks(int(match[1])) is not None:
             continue
         status = _status(path)

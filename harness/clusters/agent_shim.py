@@ -23,6 +23,7 @@ from nemesis.mechanisms.shim import (
     ShimError,
     build_command,
     build_shim,
+    can_be_preloaded,
     shim_environment,
     shim_sources,
     trial_control,
@@ -97,6 +98,11 @@ class AgentShim:
 
     async def _install(self, host: str) -> None:
         place, link = self._controls.places[host], self._links[host]
+        if not can_be_preloaded(place.library_path):
+            raise ClusterUnavailable(
+                f"{host}: LD_PRELOAD cannot name {place.library_path}, for the blank, colon or $ in it: "
+                "give the host another `directory` in the inventory"
+            )
         library = await asyncio.to_thread(build_shim)
         await put_file(link, place.library_path, library)
         problem = await self._trial_problem(host)

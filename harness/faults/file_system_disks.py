@@ -22,6 +22,9 @@ __all__ = ["FILE_SYSTEM_KINDS", "FileSystemDisks", "HostFileSystems"]
 FILE_SYSTEM_KINDS = frozenset({"freeze", "fill", "shutdown", "crash"})
 """The kinds of disk faults that need a file system per host."""
 
+_MOUNTINFO_ESCAPES = {ord(character): f"\\{ord(character):03o}" for character in " \t\n\\"}
+"""How the kernel writes characters that would end a field of mountinfo, or a line."""
+
 _REACH_TIMEOUT_S = 10.0
 
 
@@ -147,7 +150,9 @@ class FileSystemDisks:
         if status != 0:
             return f"the replica of {host} cannot be looked into: {errors.strip() or status}"
         points = {line.split()[4] for line in shown.splitlines()}
-        return None if mount_point in points else f"the replica of {host} does not see {mount_point}"
+        if mount_point.translate(_MOUNTINFO_ESCAPES) in points:
+            return None
+        return f"the replica of {host} does not see {mount_point}"
 
     def _require_known(self, hosts: Mapping[str, object] | Sequence[str]) -> None:
         unknown = set(hosts) - set(self._hosts)

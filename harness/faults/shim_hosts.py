@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from harness.faults.local_access import LocalAccess
 from harness.run_state import KIND_DIRECTORY, KIND_FILE, TEMP_PREFIX, Claim, RunState
-from nemesis.mechanisms.shim import build_shim, why_no_shim
+from nemesis.mechanisms.shim import ShimError, library_directory, place_library, why_no_shim
 from nemesis.mechanisms.shim_faults import ShimClocks, ShimControls, ShimDisks, ShimPlace
 
 __all__ = ["ShimHosts", "shim_missing"]
@@ -26,8 +26,9 @@ UNDO_INSIDE = ".splitbrain-undo"
 class ShimHosts:
     """The shim's files on all hosts of a run, and the interfaces that act through it.
 
-    Files lie under `work_dir`: `faults.so` and, per host, `faults.control` and, when power cuts are wanted, a directory
-    with the undo log. They go with the run.
+    The library lies in a temporary directory, because LD_PRELOAD cannot name every path that a store may have. Beside
+    it, under `work_dir`, each host has `faults.control` and, when power cuts are wanted, a directory with the undo log.
+    All of it goes with the run.
     """
 
     def __init__(
@@ -44,10 +45,15 @@ class ShimHosts:
         """Write the files, claimed in the run's state. `tracks_writes`: keep track of what is not synced, `undo_inside`
         the data's directory, where there is a directory for it; `enter` as LocalAccess takes it. Raises ShimError,
         OSError, StateError."""
-        library = build_shim()
-        os.makedirs(work_dir, exist_ok=True)
-        library_path = os.path.join(work_dir, "faults.so")
         self._run = run
+        for_library = os.path.join(library_directory(), f"{TEMP_PREFIX}{run.run_id}-shim")
+        self._claims = [Claim(KIND_DIRECTORY, for_library, {})]
+        run.claim_all(self._claims)
+        try:
+            library_path = place_library(for_library)
+        except (ShimError, OSError):
+            self.remove()
+            raise
 
         def undo_path(host: str) -> str:
             if undo_inside:
@@ -64,17 +70,15 @@ class ShimHosts:
             )
             for host in hosts
         }
-        self._claims = [Claim(KIND_FILE, library_path, {})]
-        self._claims += [Claim(KIND_FILE, place.control_path, {}) for place in places.values()]
+        claims = [Claim(KIND_FILE, place.control_path, {}) for place in places.values()]
         if not undo_inside:
             paths = [place.undo_path for place in places.values() if place.undo_path is not None]
-            self._claims += [Claim(KIND_DIRECTORY, path, {}) for path in paths]
-        run.claim_all(self._claims)
+            claims += [Claim(KIND_DIRECTORY, path, {}) for path in paths]
+        run.claim_all(claims)
+        self._claims += claims
         self.access = LocalAccess(run.environment, enter=enter)
         self.controls = ShimControls(self.access, places)
         try:
-            with open(library_path, "wb") as file:
-                file.write(library)
             for host, place in places.items():
                 os.makedirs(os.path.dirname(place.control_path), exist_ok=True)
                 if place.undo_path is not None and not undo_inside:

@@ -35,7 +35,11 @@ __all__ = [
     "ShimError",
     "build_command",
     "build_shim",
+    "can_be_preloaded",
+    "library_directories",
+    "library_directory",
     "parse_counters",
+    "place_library",
     "shim_environment",
     "shim_sources",
     "trial_control",
@@ -49,6 +53,7 @@ COMPILERS = ("cc", "gcc", "clang")
 """Programs that can build the shim, the first that is there first."""
 _FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC")
 _TEMP_PREFIX = "splitbrain-shim-"
+_LIBRARY_NAME = "shim.so"
 _BUILD_TIMEOUT_S = 60.0
 _TRIAL_TIMEOUT_S = 20.0
 
@@ -84,8 +89,9 @@ def build_shim() -> bytes:
     compiler = next((path for name in COMPILERS if (path := shutil.which(name)) is not None), None)
     if compiler is None:
         raise ShimError("there is no C compiler for the clock and disk shim (apt-get install gcc libc6-dev)")
-    _remove_left_behind()
-    with tempfile.TemporaryDirectory(prefix=f"{_TEMP_PREFIX}{os.getpid()}-") as directory:
+    parent = library_directory()
+    _remove_left_behind(parent)
+    with tempfile.TemporaryDirectory(prefix=f"{_TEMP_PREFIX}{os.getpid()}-", dir=parent) as directory:
         output = os.path.join(directory, "shim.so")
         argv = build_command(compiler, _DIRECTORY, output)
         try:
@@ -105,16 +111,73 @@ def why_no_shim() -> str | None:
     if not sys.platform.startswith("linux"):
         return "the clock and disk shim is for Linux"
     try:
-        library = build_shim()
+        library, parent = build_shim(), library_directory()
     except ShimError as error:
         return str(error)
-    with tempfile.TemporaryDirectory(prefix=f"{_TEMP_PREFIX}{os.getpid()}-") as directory:
-        library_path, control_path = os.path.join(directory, "shim.so"), os.path.join(directory, "control")
+    with tempfile.TemporaryDirectory(prefix=f"{_TEMP_PREFIX}{os.getpid()}-", dir=parent) as directory:
+        library_path = os.path.join(directory, _LIBRARY_NAME)
         with open(library_path, "wb") as file:
             file.write(library)
-        with open(control_path, "wb") as file:
-            file.write(trial_control())
-        before_s = time.time()
+        return _try_library(library_path)
+
+
+def can_be_preloaded(path: str) -> bool:
+    """Whether LD_PRELOAD can name `path`: the loader splits at blanks and colons, knows no quotes, and expands `$`."""
+    return os.path.isabs(path) and not any(character in ":$" or character.isspace() for character in path)
+
+
+def library_directories() -> list[str]:
+    """Directories of this machine where the library may lie for a while, the first is the best: this process may write
+    there, LD_PRELOAD can name them, and code may be mapped from them."""
+    found = []
+    for name in (os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", "/dev/shm"):
+        path = os.path.realpath(name) if os.path.isabs(name) else ""
+        if not can_be_preloaded(path) or path in found or not os.access(path, os.W_OK | os.X_OK):
+            continue
+        if not os.statvfs(path).f_flag & os.ST_NOEXEC:
+            found.append(path)
+    return found
+
+
+def library_directory() -> str:
+    """The best of `library_directories`. Raises ShimError when there is none."""
+    directories = library_directories()
+    if not directories:
+        raise ShimError(
+            "there is no directory for the clock and disk shim: none of $TMPDIR, /tmp, /var/tmp and /dev/shm is "
+            "writable, lets code be mapped, and has no blank, colon or $ in its path (set TMPDIR to such a one)"
+        )
+    return directories[0]
+
+
+def place_library(directory: str) -> str:
+    """Make the new directory `directory`, put the library there, and see that a Python feels it. Returns its path.
+
+    Nothing is left when it is not felt. Raises ShimError, OSError.
+    """
+    library = build_shim()
+    os.mkdir(directory)
+    try:
+        library_path = os.path.join(directory, _LIBRARY_NAME)
+        with open(library_path, "wb") as file:
+            file.write(library)
+        problem = _try_library(library_path)
+        if problem is not None:
+            raise ShimError(problem)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return library_path
+
+
+def _try_library(library_path: str) -> str | None:
+    """None when a Python of this machine feels the library; otherwise why not, in one line."""
+    directory = os.path.dirname(library_path)
+    control_path = os.path.join(directory, "trial.control")
+    with open(control_path, "wb") as file:
+        file.write(trial_control())
+    before_s = time.time()
+    try:
         tried = subprocess.run(
             [sys.executable, "-I", "-S", "-c", TRIAL_SCRIPT],
             capture_output=True,
@@ -122,6 +185,10 @@ def why_no_shim() -> str | None:
             timeout=_TRIAL_TIMEOUT_S,
             env={**os.environ, **shim_environment(library_path, control_path, directory)},
         )
+    except subprocess.TimeoutExpired:
+        return f"the clock and disk shim does not let {sys.executable} run: no answer within {_TRIAL_TIMEOUT_S:g} s"
+    finally:
+        os.unlink(control_path)
     return trial_problem(sys.executable, tried.stdout, tried.stderr, true_s=before_s)
 
 
@@ -149,9 +216,8 @@ def trial_problem(python: str, output: str, errors: str, *, true_s: float) -> st
     return None
 
 
-def _remove_left_behind() -> None:
-    """Remove what processes of this user that were killed in the middle of a build have left."""
-    root = tempfile.gettempdir()
+def _remove_left_behind(root: str) -> None:
+    """Remove what processes of this user that were killed in the middle of a build have left in `root`."""
     for name in os.listdir(root):
         owner, _, _ = name.removeprefix(_TEMP_PREFIX).partition("-")
         if not name.startswith(_TEMP_PREFIX) or not owner.isdigit() or os.path.exists(f"/proc/{owner}"):

@@ -127,6 +127,18 @@ print(open("/proc/self/cgroup").read())
     assert not (tmp_path / "run" / "n1" / "data" / "lost+found").exists()
 
 
+def test_a_replica_is_reached_where_the_path_of_the_store_has_blanks_and_colons(tmp_path: Path) -> None:
+    async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
+        sleeper = Program(name="sleeper", argv=[sys.executable, "-c", "import time; time.sleep(600)"], log_name="log")
+        process = await cluster.spawn("n1", sleeper)
+        assert await disks.reaches("n1", process.pid) is None
+        assert await disks.reaches("n1", os.getpid()) is not None, "this process sees no disk of a host"
+
+    place = tmp_path / "a store: \\ and\ttab"
+    place.mkdir()
+    with_cluster(place, scenario)
+
+
 def test_a_frozen_file_system_holds_writers_until_it_is_thawed(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
         await disks.impair("f1", {"n1": DiskFault(kind="freeze")})

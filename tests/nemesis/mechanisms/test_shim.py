@@ -195,7 +195,7 @@ def test_monotonic_clocks_change_their_rate_and_never_go_back(child: Child, rate
 
 @needs_shim
 def test_builds_that_were_killed_leave_nothing_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     dead = subprocess.Popen(["true"])
     dead.wait()
     for name in (f"splitbrain-shim-{dead.pid}-x", f"splitbrain-shim-{os.getpid()}-x", "splitbrain-shim-mine"):
