@@ -14,6 +14,8 @@ import difflib
 import sys
 from collections.abc import Iterable
 
+from harness.pasteable import python_command
+
 
 class OperatorError(Exception):
     """Something the operator can mend; the message is one line that says how. Exit status 254."""
@@ -37,4 +39,4 @@ def how_to_get(package: str) -> str:
     """The mend for a missing package that comes ready for CPython only: pip, or another interpreter."""
     if sys.implementation.name != "cpython":
         return f"use CPython, for {sys.implementation.name} there are no wheels"
-    return f"pip install {package}"
+    return f"{python_command()} -m pip install {package}"

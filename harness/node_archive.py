@@ -39,7 +39,7 @@ def node_source_root() -> Path:
     """The directory that holds the package `node`. Raises OperatorError when it is not installed."""
     found = importlib.util.find_spec("node")
     if found is None or found.origin is None:
-        raise OperatorError("the package `node` is not installed beside the harness (pip install -e .)")
+        raise OperatorError("the package `node` is not installed beside the harness: install splitbrain again")
     return Path(found.origin).resolve().parent.parent
 
 

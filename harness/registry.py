@@ -12,6 +12,7 @@ attributes its kind must have; every problem found is reported, not only the fir
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -49,7 +50,8 @@ def load(kind: str, name: str) -> Any:
     if name not in points:
         if not points:
             raise OperatorError(
-                f"no {kind} are registered: the splitbrain distribution is not installed (pip install -e .)"
+                f"no {kind} are registered: splitbrain is not installed for {sys.executable}, only its code is there "
+                "(in a checkout: make setup)"
             )
         raise OperatorError(f"unknown {singular} {name!r}{nearest(name, points)}; known: {', '.join(sorted(points))}")
     try:

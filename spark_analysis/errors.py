@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["AnalysisError"]
+import shlex
+import sys
+
+__all__ = ["HOW_TO_GET_SPARK", "AnalysisError"]
+
+HOW_TO_GET_SPARK = f"{shlex.quote(sys.executable)} -m pip install 'splitbrain[spark]'"
+"""PySpark, pandas and a Java, for this very Python: its splitbrain is there already, so no index is asked for it."""
 
 
 class AnalysisError(Exception):

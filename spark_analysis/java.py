@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_analysis.errors import AnalysisError
+from spark_analysis.errors import HOW_TO_GET_SPARK, AnalysisError
 
 FITTING = {3: (8, 11, 17), 4: (17, 21, 25)}
 """Java versions by Spark's major version, as its release notes name them."""
@@ -72,7 +72,7 @@ def find_java(spark_version: str, *, environment: Mapping[str, str] | None = Non
     found = f"found only {', '.join(dict.fromkeys(seen))}" if seen else "found none"
     wanted = " or ".join(map(str, fitting))
     raise AnalysisError(
-        f"Spark {spark_version} needs Java {wanted} and {found}: pip install 'splitbrain[spark]' brings one, "
+        f"Spark {spark_version} needs Java {wanted} and {found}: {HOW_TO_GET_SPARK} brings one, "
         "or install a JDK and set JAVA_HOME"
     )
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_analysis.errors import AnalysisError
+from spark_analysis.errors import HOW_TO_GET_SPARK, AnalysisError
 from spark_analysis.java import find_java, java_environment
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def open_session(
     Spark does not start.
     """
     if importlib.util.find_spec("pyspark") is None:
-        raise AnalysisError("this command needs PySpark: pip install 'splitbrain[spark]'")
+        raise AnalysisError(f"this command needs PySpark: {HOW_TO_GET_SPARK}")
     _check_memory(memory)
     scratch = tempfile.mkdtemp(prefix=f"splitbrain-spark-{os.getpid()}-{_start_ticks()}-")
     try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.clusters.agent_link import ConnectFailure
 from harness.clusters.base import ClusterUnavailable
-from harness.errors import OperatorError
+from harness.errors import OperatorError, how_to_get
 
 if TYPE_CHECKING:
     import docker
@@ -93,7 +93,7 @@ class DockerEngine:
             import docker
             import docker.errors
         except ImportError:
-            raise ClusterUnavailable("docker: the Python package docker is missing: pip install docker") from None
+            raise ClusterUnavailable("docker: the Python package docker is missing: " + how_to_get("docker")) from None
         try:
             client = docker.from_env(timeout=_TIMEOUT_S, environment={**os.environ, "DOCKER_HOST": self.url})
             client.ping()

@@ -117,9 +117,10 @@ def require_spark() -> None:
 
     if importlib.util.find_spec("pyarrow") is None:
         raise OperatorError(f"this command needs pyarrow: {how_to_get('pyarrow')}")
+    extra = how_to_get("'splitbrain[spark]'")
     for module in ("pyspark", "pandas"):
         if importlib.util.find_spec(module) is None:
-            raise OperatorError(f"this command needs {module}: pip install 'splitbrain[spark]'")
+            raise OperatorError(f"this command needs {module}: {extra}")
 
 
 def analysis_options(arguments: argparse.Namespace) -> Options:

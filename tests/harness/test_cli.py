@@ -15,6 +15,7 @@ from harness.clusters.ssh_connection import require_paramiko
 from harness.commands.report import require_spark
 from harness.descriptors import require_descriptors, wanted_descriptors
 from harness.errors import OperatorError, how_to_get
+from harness.pasteable import python_command
 from harness.store import RunStatus, Store
 from harness.test import Test
 
@@ -199,7 +200,8 @@ def test_cleaning_a_run_that_left_nothing_says_so(tmp_path: Path) -> None:
 
 
 def test_what_pypy_has_not_says_which_python_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert how_to_get("pyarrow") in ("pip install pyarrow", "use CPython, for pypy there are no wheels")
+    expected = (f"{python_command()} -m pip install pyarrow", "use CPython, for pypy there are no wheels")
+    assert how_to_get("pyarrow") in expected
     monkeypatch.setattr(sys.implementation, "name", "pypy")
     for package in ("pyarrow", "paramiko"):
         monkeypatch.setitem(sys.modules, package, None)

@@ -1,0 +1,72 @@
+"""What is printed can be pasted: paths and commands as the shell of the user finds them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import pasteable as module
+from harness.commands.report import require_spark
+from harness.errors import OperatorError
+from harness.pasteable import harness_command, pasteable, python_command
+
+NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
+    lambda name: name not in (".", "..")
+)
+
+
+@given(st.lists(NAMES, min_size=1, max_size=4), st.booleans())
+def test_a_shell_reads_back_the_path_that_was_meant(names: list[str], is_inside: bool) -> None:
+    path = os.path.join(os.getcwd() if is_inside else "/nowhere", *names)
+    (word,) = shlex.split(pasteable(path))
+    assert os.path.normpath(os.path.join(os.getcwd(), word)) == os.path.normpath(path)
+    assert "/" in word, "a shell would look a name without a slash up in PATH"
+
+
+def test_the_harness_is_named_as_it_is_found_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    venv = tmp_path / ".venv" / "bin"
+    venv.mkdir(parents=True)
+    for name in ("python", "harness"):
+        (venv / name).write_text("#!/bin/sh\n")
+        (venv / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(venv / "python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert (harness_command(), python_command()) == (".venv/bin/harness", ".venv/bin/python")
+    monkeypatch.chdir("/")
+    assert harness_command() == str(venv / "harness")
+    monkeypatch.setenv("PATH", f"{venv}:/usr/bin:/bin")
+    assert (harness_command(), python_command()) == ("harness", "python")
+    (venv / "harness").unlink()
+    assert harness_command() == "python -m harness"
+
+
+def test_the_line_that_repeats_a_run_can_be_pasted(tmp_path: Path) -> None:
+    """Of a run that was started by the path of the harness, which PATH does not have."""
+    script = os.path.join(os.path.dirname(sys.executable), "harness")
+    assert os.path.exists(script), "the harness is installed where these tests run"
+    words = ["run", "--cluster", "sim", "--time-limit", "2", "--seed", "1"]
+    environment = {**os.environ, "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([script, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    (line,) = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("repeat ")]
+    command = line.removeprefix("repeat").strip()
+    assert command.startswith(f"{script} run ")
+    again = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == again.returncode == 0, again.stderr
+
+
+def test_what_is_missing_for_spark_is_installed_into_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("pyspark", "pandas") else object())
+    with pytest.raises(OperatorError) as caught:
+        require_spark()
+    command = str(caught.value).partition(": ")[2]
+    assert shlex.split(command) == [*shlex.split(module.python_command()), "-m", "pip", "install", "splitbrain[spark]"]
