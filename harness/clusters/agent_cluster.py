@@ -32,6 +32,7 @@ from harness.clusters.threads import all_of
 from harness.errors import HarnessError, OperatorError
 from harness.faults.equipment import Equipped
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS, FileSystemDisks
+from harness.host_files import PROVISION, host_file
 from harness.run_state import RunState
 from nemesis.mechanisms.hosts import CheckedShell
 from nemesis.mechanisms.nft import NftCuts, remove_script
@@ -207,7 +208,7 @@ class AgentCluster(Equipped[AgentShim], ABC):
         if packages:
             names = " ".join(packages)
             raise ClusterUnavailable(
-                f"{machine} lacks {names}: run scripts/provision.sh there (apt-get install {names})"
+                f"{machine} lacks {names}: run {host_file(PROVISION)} there (apt-get install {names})"
             )
         paths = [
             os.path.join(self._host_dir(host), name)

@@ -1,7 +1,8 @@
 """The clock and disk shim on hosts with agents: brought there, tried there, and steered from here.
 
-The harness's machine builds it. Where that build does not load (another processor, an older C library), the host's own
-compiler builds it from the same sources. Either way a Python there must have felt it before a replica is started.
+The harness's machine has or builds it. Where that does not load (another processor, an older C library), one that was
+built in advance for the host's processor is tried, and then the host's own compiler builds it from the same sources.
+In every case a Python there must have felt it before a replica is started.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from nemesis.mechanisms.shim import (
     build_command,
     build_shim,
     can_be_preloaded,
+    prebuilt_shim,
     shim_environment,
     shim_sources,
     trial_control,
@@ -106,6 +108,8 @@ class AgentShim:
         library = await asyncio.to_thread(build_shim)
         await put_file(link, place.library_path, library)
         problem = await self._trial_problem(host)
+        if problem is not None and await self._put_prebuilt(host):
+            problem = await self._trial_problem(host)
         if problem is not None:
             await self._build_there(host, problem)
         await put_file(link, place.control_path, self._controls.initial_content(host))
@@ -122,6 +126,16 @@ class AgentShim:
         argv = [python, "-I", "-S", "-c", TRIAL_SCRIPT]
         _, output, errors = await link.run(argv, timeout_s=_TRIAL_TIMEOUT_S, environment=environment)
         return trial_problem(python, output, errors, true_s=wall_ns / 1e9)
+
+    async def _put_prebuilt(self, host: str) -> bool:
+        """Put the shim that was built in advance for the host's own processor there; False when there is none."""
+        link = self._links[host]
+        _, machine, _ = await link.run(["uname", "-m"])
+        library = prebuilt_shim(machine.strip())
+        if library is None:
+            return False
+        await put_file(link, self._controls.places[host].library_path, library)
+        return True
 
     async def _build_there(self, host: str, problem: str) -> None:
         """The host's compiler builds it; `problem` is why our build does not do. Raises ClusterUnavailable."""

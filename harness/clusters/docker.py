@@ -23,6 +23,7 @@ from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable
 from harness.clusters.docker_engine import HOST_IMAGE, DockerEngine
 from harness.clusters.threads import in_thread
 from harness.errors import OperatorError
+from harness.host_files import BUILD_IMAGE, host_file, host_files_directory
 from harness.run_state import KIND_CONTAINER, KIND_NETWORK, Claim, RunState
 
 __all__ = ["MAX_HOSTS", "DockerCluster"]
@@ -147,13 +148,8 @@ def _image(engine: DockerEngine, wanted: str | None) -> str:
     """The image to use; builds the project's own when it is not there. Raises ClusterUnavailable."""
     if wanted is not None or engine.has_image(HOST_IMAGE):
         return wanted or HOST_IMAGE
-    context = Path(__file__).resolve().parent.parent.parent
-    if not (context / "Dockerfile").is_file():
-        raise ClusterUnavailable(
-            f"docker: there is no image {HOST_IMAGE}, and no Dockerfile beside the harness: name one by --image"
-        )
     try:
-        engine.build_image(HOST_IMAGE, context)
+        engine.build_image(HOST_IMAGE, host_files_directory())
     except OperatorError as error:
-        raise ClusterUnavailable(f"{error}; without a registry: scripts/build-image.sh --debootstrap") from None
+        raise ClusterUnavailable(f"{error}; without a registry: {host_file(BUILD_IMAGE)} --debootstrap") from None
     return HOST_IMAGE

@@ -17,6 +17,7 @@ from harness.clusters.agent_link import ConnectFailure
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.ssh_inventory import ACCEPT_NEW, SshHost
 from harness.errors import how_to_get
+from harness.host_files import PROVISION, host_file
 
 if TYPE_CHECKING:
     import paramiko
@@ -256,7 +257,7 @@ def why_no_file_systems(hosts: Sequence[SshHost]) -> str | None:
         last = said.splitlines()[-1][:_MAX_SAID] if said else f"status {status}"
         return (
             f"{host.name}: a file system of the run's own needs loop devices and e2fsprogs there ({last}): modprobe "
-            "loop as root, or scripts/provision.sh for what is missing"
+            f"loop as root, or {host_file(PROVISION)} for what is missing"
         )
 
     with ThreadPoolExecutor(max_workers=max(1, len(hosts))) as pool:
@@ -269,11 +270,12 @@ def _why_not(host: SshHost, status: int, said: str, last: str) -> str | None:
     if "sudo:" in said and "python" not in last:
         return (
             f"{host.name}: user {host.user} has no sudo without a password ({last}): "
-            f"scripts/provision.sh --sudo {host.user} gives it"
+            f"{host_file(PROVISION)} --sudo {host.user} gives it"
         )
     if status == 127 or "not found" in last or "No such file" in last:
         return (
-            f"{host.name}: there is no {host.python} ({last}): scripts/provision.sh brings it (apt-get install python3)"
+            f"{host.name}: there is no {host.python} ({last}): {host_file(PROVISION)} brings it "
+            "(apt-get install python3)"
         )
     if last.startswith("python "):
         return f"{host.name} has {last}: 3.11 or newer is needed; name another by python = in the inventory"

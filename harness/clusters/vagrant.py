@@ -10,11 +10,13 @@ import dataclasses
 import os
 import subprocess
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.ssh import SshCluster
 from harness.clusters.ssh_connection import require_paramiko
 from harness.clusters.ssh_inventory import ACCEPT_NEW, REAL_CLOCK, SshHost, parse_ssh_config
+from harness.host_files import host_file
 from harness.programs import find_program
 from harness.run_state import RunState
 
@@ -72,7 +74,7 @@ def vagrant_hosts() -> list[SshHost]:
     # It also fails when only some machines are up; what it prints by then is of those before the first that is not.
     if done.returncode != 0 and not done.stdout.strip():
         said = " ".join((done.stderr.strip() or "it said nothing").split())[:200]
-        raise ClusterUnavailable(f"vagrant's machines are not up ({said}): run `vagrant up`")
+        raise ClusterUnavailable(f"vagrant's machines are not up ({said}): {_mend()}")
     subnet = os.environ.get(SUBNET_VARIABLE, DEFAULT_SUBNET)
     return [
         dataclasses.replace(
@@ -84,6 +86,14 @@ def vagrant_hosts() -> list[SshHost]:
         )
         for host in parse_ssh_config(done.stdout)
     ]
+
+
+def _mend() -> str:
+    """How to get machines: Vagrant looks for its file here and in the directories above."""
+    here = Path(os.environ.get("VAGRANT_CWD") or os.getcwd()).absolute()
+    if any((place / "Vagrantfile").is_file() for place in (here, *here.parents)):
+        return "run `vagrant up`"
+    return f"run `cp -r {host_file('Vagrantfile')} {host_file('scripts')} . && vagrant up`"
 
 
 def _known_hosts_path(host: SshHost) -> str:

@@ -1,17 +1,19 @@
 """The shim: a small library, loaded into the replicas before their own, that can bend their clocks and disks.
 
-It is C (see the directory `shim` beside this file), built by the machine's own compiler when a run first needs it, and
-loaded by LD_PRELOAD. Each host has a control file; the harness writes what is wrong with the host there, and the
-shim in every process of the host sees it at once. It needs no privileges and no kernel module, works for
-ordinary users, and reaches whatever calls the C library: Python, Java, most databases; not programs that make their
-system calls by themselves, as Go's do. So every proof looks whether the replica has mapped the shim.
+It is C (see the directory `shim` beside this file). A wheel has it built for x86-64 and aarch64; elsewhere the
+machine's own compiler builds it when a run first needs it. It is loaded by LD_PRELOAD. Each host has a control file;
+the harness writes what is wrong with the host there, and the shim in every process of the host sees it at once. It
+needs no privileges and no kernel module, works for ordinary users, and reaches whatever calls the C library: Python,
+Java, most databases; not programs that make their system calls by themselves, as Go's do. So every proof looks whether
+the replica has mapped the shim.
 
-This module builds it, and packs the control file, whose layout is that of shim/control.h.
+This module finds or builds it, and packs the control file, whose layout is that of shim/control.h.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import shutil
 import struct
@@ -29,6 +31,7 @@ __all__ = [
     "CLOCK_SLOTS",
     "COMPILERS",
     "CONTROL_BYTES",
+    "PREBUILT_MACHINES",
     "TRIAL_SCRIPT",
     "Counters",
     "HostFaults",
@@ -36,10 +39,13 @@ __all__ = [
     "build_command",
     "build_shim",
     "can_be_preloaded",
+    "cross_build_arguments",
     "library_directories",
     "library_directory",
     "parse_counters",
     "place_library",
+    "prebuilt_name",
+    "prebuilt_shim",
     "shim_environment",
     "shim_sources",
     "trial_control",
@@ -54,6 +60,10 @@ COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC")
 _TEMP_PREFIX = "splitbrain-shim-"
 _LIBRARY_NAME = "shim.so"
+PREBUILT_MACHINES = ("x86_64", "aarch64")
+"""Machines for which the shim is built in advance, as `uname -m` calls them."""
+_PREBUILT_GLIBC = "2.17"
+"""The oldest C library that such a shim runs with: that of 2012. Newer ones keep what it uses."""
 _BUILD_TIMEOUT_S = 60.0
 _TRIAL_TIMEOUT_S = 20.0
 
@@ -83,14 +93,55 @@ def build_command(compiler: str, directory: str, output: str) -> list[str]:
     return [compiler, *_FLAGS, "-o", output, *(os.path.join(directory, name) for name in _SOURCES), "-ldl"]
 
 
+def cross_build_arguments(machine: str, output: str) -> list[str]:
+    """Arguments for `zig` that build the shim for one of PREBUILT_MACHINES into the file `output`."""
+    target = f"{machine}-linux-gnu.{_PREBUILT_GLIBC}"
+    return [*build_command("cc", _DIRECTORY, output), "-target", target, "-fno-sanitize=all", "-s"]
+
+
+@functools.cache
+def _source_digest() -> str:
+    digest = hashlib.sha256(repr(_FLAGS).encode())
+    for name, content in shim_sources().items():
+        digest.update(b"%s %d\n%s" % (name.encode(), len(content), content))
+    return digest.hexdigest()[:16]
+
+
+def prebuilt_name(machine: str) -> str:
+    """The file name of a shim that was built in advance: for one machine, from these very sources."""
+    return f"shim-{machine}-{_source_digest()}.so"
+
+
+def prebuilt_shim(machine: str) -> bytes | None:
+    """The shim for a machine with the GNU C library, when it was built in advance; None otherwise."""
+    try:
+        return Path(_DIRECTORY, "built", prebuilt_name(machine)).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _has_glibc() -> bool:
+    try:
+        return bool(os.confstr("CS_GNU_LIBC_VERSION"))
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
 @functools.cache
 def build_shim() -> bytes:
-    """The shim as a shared library, built once a process. Raises ShimError."""
+    """The shim as a shared library: one built in advance, or else built now, once a process. Raises ShimError."""
+    for directory in library_directories()[:1]:
+        _remove_left_behind(directory)
+    library = prebuilt_shim(os.uname().machine) if _has_glibc() else None
+    if library is not None:
+        return library
     compiler = next((path for name in COMPILERS if (path := shutil.which(name)) is not None), None)
     if compiler is None:
-        raise ShimError("there is no C compiler for the clock and disk shim (apt-get install gcc libc6-dev)")
+        raise ShimError(
+            "there is no C compiler for the clock and disk shim (apt-get install gcc libc6-dev; without root, in a "
+            "checkout: make shim)"
+        )
     parent = library_directory()
-    _remove_left_behind(parent)
     with tempfile.TemporaryDirectory(prefix=f"{_TEMP_PREFIX}{os.getpid()}-", dir=parent) as directory:
         output = os.path.join(directory, "shim.so")
         argv = build_command(compiler, _DIRECTORY, output)
@@ -217,7 +268,7 @@ def trial_problem(python: str, output: str, errors: str, *, true_s: float) -> st
 
 
 def _remove_left_behind(root: str) -> None:
-    """Remove what processes of this user that were killed in the middle of a build have left in `root`."""
+    """Remove what processes of this user that were killed in the middle of a build or a trial have left in `root`."""
     for name in os.listdir(root):
         owner, _, _ = name.removeprefix(_TEMP_PREFIX).partition("-")
         if not name.startswith(_TEMP_PREFIX) or not owner.isdigit() or os.path.exists(f"/proc/{owner}"):

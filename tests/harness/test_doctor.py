@@ -15,9 +15,11 @@ import pytest
 from harness import registry
 from harness.commands import doctor
 from harness.faults.prove import prove_variants
+from nemesis.mechanisms.shim import why_no_shim
 from nemesis.partition import PARTITION
 from nemesis.process import KILL
 
+NO_SHIM = why_no_shim()
 
 class Lame:
     """A cluster that can do nothing but kill."""
@@ -71,6 +73,7 @@ def test_unknown_names_are_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.skipif(NO_SHIM is not None, reason=str(NO_SHIM))
 def test_faults_are_proven_on_a_real_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One form of each mechanism of the local cluster: processes, links, cuts."""
     monkeypatch.setenv("SPLITBRAIN_STATE_DIR", str(tmp_path / "states"))

@@ -25,9 +25,13 @@ from harness.report import OutputConsole
 from harness.store import Store
 from harness.systems.broker import BROKER_PORT, DLEDGER_PORT, NAME_SERVER_PORT, BrokerSystem
 from harness.test import NemesisChoice, Test
+from nemesis.mechanisms.shim import why_no_shim
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.cluster, pytest.mark.serial]
+
+NO_SHIM = why_no_shim()
+needs_shim = pytest.mark.skipif(NO_SHIM is not None, reason=str(NO_SHIM))
 
 NETNS_PROBLEM = "" if choose("auto").name == "netns" and os.geteuid() == 0 else "no namespaces for this process"
 
@@ -77,6 +81,7 @@ def test_partitions_leave_a_right_system_valid(cluster: str, workload: str, tmp_
     assert not state_dir.exists() or list(state_dir.iterdir()) == []
 
 
+@needs_shim
 def test_another_replica_leads_while_the_leaders_disk_stalls(tmp_path: Path, state_dir: Path) -> None:
     stall = (NemesisChoice("disk-stall", "fsync@leader"),)
     results = perform_test(tmp_path, workload="log", nemesis=stall, nemesis_interval_s=4.0, time_limit_s=9.0, rate=60.0)
@@ -113,6 +118,7 @@ def test_what_an_operator_does_loses_nothing(
         assert {table["members"] for table in results["system"]["final_status"].values()} == {"n1,n2,n3"}
 
 
+@needs_shim
 @pytest.mark.parametrize("flush_mode", ["sync", "async"])
 def test_a_power_cut_costs_what_the_flush_has_not_reached(flush_mode: str, tmp_path: Path, state_dir: Path) -> None:
     settings = {"flush_mode": flush_mode, "flush_interval_ms": "500", "flush_least_pages": "1000"}

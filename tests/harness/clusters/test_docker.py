@@ -191,7 +191,7 @@ def test_an_engine_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: py
         DockerCluster.require()
     assert "\n" not in str(caught.value)
     monkeypatch.setitem(sys.modules, "docker", None)
-    with pytest.raises(ClusterUnavailable, match="pip install docker"):
+    with pytest.raises(ClusterUnavailable, match=r"python.* -m pip install docker"):
         DockerCluster.require()
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -230,6 +231,7 @@ def test_what_stands_in_the_way_is_one_line(tmp_path: Path, ssh_machines: Any) -
 
 @pytest.mark.root
 @on_machines
+@pytest.mark.skipif(shutil.which("sudo") is None, reason="sudo is not installed (apt-get install sudo)")
 def test_a_user_with_sudo_is_as_good_as_root(tmp_path: Path, ssh_machines: Any) -> None:
     hosts = [dataclasses.replace(host, user="admin") for host in load_inventory(str(ssh_machines.inventory))[:3]]
 

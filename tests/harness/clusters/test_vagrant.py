@@ -75,9 +75,12 @@ def test_the_machines_are_those_that_vagrant_names(tmp_path: Path, monkeypatch: 
 
 def test_machines_that_are_not_up_are_said_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_vagrant(tmp_path, monkeypatch, "printf 'The provider for this machine\\nis not ready\\n' >&2; exit 1")
-    with pytest.raises(
-        ClusterUnavailable, match=r"not up \(The provider for this machine is not ready\): run `vagrant up`"
-    ):
+    ready = r"not up \(The provider for this machine is not ready\): "
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ClusterUnavailable, match=ready + "run `cp -r .*/Vagrantfile .*/scripts . && vagrant up`$"):
+        vagrant_hosts()
+    (tmp_path / "Vagrantfile").touch()
+    with pytest.raises(ClusterUnavailable, match=ready + "run `vagrant up`$"):
         vagrant_hosts()
     fake_vagrant(tmp_path, monkeypatch, f"head -n 9 {tmp_path}/config; exit 1")
     assert [host.name for host in vagrant_hosts()] == ["n1"]

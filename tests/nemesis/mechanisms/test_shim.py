@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nemesis.mechanisms import shim
 from nemesis.mechanisms.shim import (
     CLOCK_SLOTS,
     CONTROL_BYTES,
@@ -203,6 +204,48 @@ def test_builds_that_were_killed_leave_nothing_for_long(tmp_path: Path, monkeypa
     build_shim.__wrapped__()
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == sorted([f"splitbrain-shim-{os.getpid()}-x", "splitbrain-shim-mine"])
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The shim's sources in a place of this test's own, where nothing is built in advance."""
+    copy = tmp_path / "sources"
+    copy.mkdir()
+    for name, content in shim.shim_sources().items():
+        (copy / name).write_bytes(content)
+    monkeypatch.setattr(shim, "_DIRECTORY", str(copy))
+    return copy
+
+
+def test_without_a_compiler_the_error_names_what_mends_it(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(sources))
+    with pytest.raises(ShimError, match=r"apt-get install gcc libc6-dev; without root, in a checkout: make shim"):
+        build_shim.__wrapped__()
+
+
+@needs_shim
+def test_what_was_built_in_advance_needs_no_compiler(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = build_shim()
+    monkeypatch.setenv("PATH", str(sources))
+    (sources / "built").mkdir()
+    (sources / "built" / shim.prebuilt_name(os.uname().machine)).write_bytes(library)
+    assert build_shim.__wrapped__() == library
+    monkeypatch.setattr(shim, "build_shim", build_shim.__wrapped__)
+    assert why_no_shim.__wrapped__() is None
+
+
+def test_what_was_built_from_other_sources_is_not_used(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sources / "built").mkdir()
+    name = shim.prebuilt_name(os.uname().machine)
+    (sources / "built" / name).write_bytes(b"old")
+    with open(sources / "clock.c", "a") as file:
+        file.write("/* changed */\n")
+    shim._source_digest.cache_clear()
+    try:
+        assert shim.prebuilt_name(os.uname().machine) != name
+        assert shim.prebuilt_shim(os.uname().machine) is None
+    finally:
+        shim._source_digest.cache_clear()
 
 
 @needs_shim

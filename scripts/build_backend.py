@@ -1,0 +1,68 @@
+"""How the wheel is built: by setuptools, with what a checkout has beside its packages put in.
+
+Into the wheel go the clock and disk shim, built here from its source for x86-64 and aarch64 (scripts/build_shims.py),
+and the files from which hosts are made (harness/host_files.py). Named in pyproject.toml as the build backend, and there
+as setuptools' `build_py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from setuptools import build_meta
+from setuptools.build_meta import (
+    build_editable,
+    build_sdist,
+    build_wheel,
+    get_requires_for_build_editable,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from build_shims import BUILT_DIRECTORY, COMPILER_PACKAGE, build_all  # noqa: E402 (beside this file)
+
+from harness.host_files import HOST_FILES, PACKAGED_DIRECTORY  # noqa: E402 (found through build_shims)
+
+__all__ = [
+    "BuildPackages",
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+
+def get_requires_for_build_wheel(config_settings: Mapping[str, Any] | None = None) -> list[str]:
+    """What a wheel takes and an editable installation does not: the compiler of the shim."""
+    return [*build_meta.get_requires_for_build_wheel(config_settings), COMPILER_PACKAGE]
+
+
+class BuildPackages(build_py):
+    """setuptools' step that collects the packages' files, and then ours."""
+
+    def run(self) -> None:
+        """Collect them in `build_lib`; nothing more for an editable installation."""
+        if self.editable_mode:
+            super().run()
+            return
+        library = Path(self.build_lib)
+        shutil.rmtree(library, ignore_errors=True)  # files that the checkout no longer has must not come back
+        super().run()
+        build_all(library / BUILT_DIRECTORY)
+        for name in HOST_FILES:
+            target = library / "harness" / PACKAGED_DIRECTORY / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, target)
