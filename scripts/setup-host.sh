@@ -1,7 +1,7 @@
 #!/bin/sh
 # What the `netns` cluster needs of this host: the packages nftables and iproute2.
 #
-# Installs them when they are missing, this is root and the host has apt; says in one line what is missing
+# Installs them when they are missing, this is root and the host has apt, and says so; says in one line what is missing
 # otherwise. Never fails: without them runs use the `local` cluster. Running it again does nothing.
 set -u
 
@@ -22,6 +22,7 @@ packages=$(missing)
 [ -n "$packages" ] || exit 0
 
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
+    echo "setup-host: installing the Debian packages ${packages% }, for clusters in network namespaces"
     # Lists may be stale or absent: try with what is there before fetching them.
     # shellcheck disable=SC2086 # two words are two packages
     apt install --yes --no-install-recommends $packages ||

@@ -1,0 +1,94 @@
+"""`make test` and the CI's script: every stage runs, and the command fails at the end when one of them did."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+STAGES = ["many-at-a-time", "spark", "whole-runs"]
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed (apt-get install make)")
+
+
+def script(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout that is set up, whose Python notes what it was asked; pytest fails where its words have $FAIL."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    script(
+        tmp_path / ".venv" / "bin" / "python",
+        'echo "$@" >>asked; case "$*" in *pytest*"${FAIL-nothing}"*) exit 1;; *build_shims*) exit "${SHIM-0}";; esac',
+    )
+    for name in ("ruff", "mypy"):
+        script(tmp_path / ".venv" / "bin" / name, f'echo {name} >>asked; [ "${{FAIL-}}" != {name} ]')
+    script(tmp_path / "scripts" / "setup-host.sh", "")
+    for stamp in (".runtime-done", ".setup-done", ".spark-done"):
+        (tmp_path / ".venv" / stamp).touch()
+    return tmp_path
+
+
+def run(directory: Path, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(argv, cwd=directory, env={**kept, **environment}, capture_output=True, text=True, timeout=60)
+
+
+def asked(directory: Path) -> list[str]:
+    return (directory / "asked").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "failed"),
+    [("not serial and not spark", "many-at-a-time"), ("loadfile", "spark"), ("loadgroup", "whole-runs"), ("-q", "*")],
+)
+def test_every_stage_runs_and_the_command_fails_at_the_end(checkout: Path, words: str, failed: str) -> None:
+    done = run(checkout, "make", "test", FAIL=words)
+    assert done.returncode != 0
+    assert sum("pytest" in line for line in asked(checkout)) == len(STAGES)
+    assert f"make test: failed stages: {' '.join(STAGES) if failed == '*' else failed}" in done.stderr
+
+
+def test_what_passes_ends_with_status_0(checkout: Path) -> None:
+    done = run(checkout, "make", "test")
+    assert done.returncode == 0 and "failed" not in done.stdout + done.stderr
+    markers = [line.partition("-m ")[2].partition(" -m ")[2].partition(" -")[0] for line in asked(checkout)[1:]]
+    assert markers == ["not serial and not spark", "spark", "serial"], "every test is in one stage"
+
+
+def test_a_shim_that_cannot_be_built_is_said_and_the_tests_run(checkout: Path) -> None:
+    done = run(checkout, "make", "test", SHIM="1")
+    assert done.returncode == 0
+    assert "tests of clock and disk faults will be skipped" in done.stderr
+    assert sum("pytest" in line for line in asked(checkout)) == len(STAGES)
+
+
+def test_the_demo_needs_no_tools_of_development(checkout: Path) -> None:
+    (checkout / ".venv" / ".runtime-done").unlink()
+    (checkout / ".venv" / ".setup-done").unlink()
+    (checkout / ".venv" / ".spark-done").unlink()
+    done = run(checkout, "make", "demo", PYTHON="true")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("make demo ") and "minute" in done.stdout.splitlines()[0]
+    assert [line for line in asked(checkout) if "install" in line] == [
+        "-m pip install --quiet --disable-pip-version-check -e ."
+    ]
+    assert asked(checkout)[-1] == "scripts/demo.py"
+
+
+@pytest.mark.parametrize(("fail", "status"), [("ruff", 1), ("loadfile", 1), ("nothing", 0)])
+def test_the_ci_runs_lint_and_tests_whatever_becomes_of_the_first(checkout: Path, fail: str, status: int) -> None:
+    (checkout / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", checkout / ".ci" / "run")
+    done = run(checkout, str(checkout / ".ci" / "run"), FAIL=fail)
+    assert done.returncode == status, done.stderr
+    assert "ruff" in asked(checkout) and sum("pytest" in line for line in asked(checkout)) == len(STAGES)
