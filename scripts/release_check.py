@@ -61,7 +61,7 @@ mkdir -p old
 pivot_root . old
 cd /
 umount -l /old
-[ "$user" = root ] || exec setpriv --reuid "$user" --regid "$user" --init-groups env HOME="/home/$user" sh -c "$line"
+[ "$user" = root ] || exec setpriv --reuid "$user" --regid "$user" --init-groups sh -c "$line"
 exec sh -c "$line"
 """
 """The root file system becomes that of this process, the first of its pid namespace: all others end with it."""
@@ -85,8 +85,12 @@ def configured_mirror(directory: Path = Path("/etc/apt")) -> str:
     return DEFAULT_MIRROR
 
 
-def _make_root(root: Path, suite: str, cache: Path, mirror: str) -> None:
-    """A bare root file system with a user and a checkout of HEAD, owned by that user."""
+def _home(user: str) -> str:
+    return "/root" if user == "root" else f"/home/{user}"
+
+
+def _make_root(root: Path, suite: str, user: str, cache: Path, mirror: str) -> None:
+    """A bare root file system with a checkout of HEAD, owned by `user`, in that user's home."""
     kept = cache / f"{suite}.tar"
     if kept.exists():
         root.mkdir()
@@ -100,16 +104,16 @@ def _make_root(root: Path, suite: str, cache: Path, mirror: str) -> None:
         draft.rename(kept)
     (root / "etc/apt/sources.list").write_text(f"deb {mirror} {suite} main\n")
     subprocess.run(["chroot", str(root), "useradd", "--create-home", "--shell", "/bin/sh", NEWCOMER], check=True)
-    checkout = root / "home" / NEWCOMER / "splitbrain"
+    checkout = root / _home(user).lstrip("/") / "splitbrain"
     subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", str(ROOT), str(checkout)], check=True)
-    subprocess.run(["chroot", str(root), "chown", "-R", f"{NEWCOMER}:", f"/home/{NEWCOMER}"], check=True)
+    subprocess.run(["chroot", str(root), "chown", "-R", f"{user}:", f"{_home(user)}/splitbrain"], check=True)
 
 
 def _perform(root: Path, user: str, line: str, log_path: Path) -> int:
     """Run a shell's line inside as `user`, in the checkout; returns its status. Everything in there ends with it."""
     variables, paths = passed_on(dict(os.environ))
-    environment = {"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8", **variables}
-    inside = f"cd /home/{NEWCOMER}/splitbrain && {line}"
+    environment = {"PATH": _PATH, "HOME": _home(user), "LANG": "C.UTF-8", **variables}
+    inside = f"cd {_home(user)}/splitbrain && {line}"
     unshare = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--"]
     argv = [*unshare, "sh", "-c", _ENTER, "sh", str(root), user, inside, *paths]
     with open(log_path, "wb") as log:
@@ -131,7 +135,7 @@ def _check(suite: str, user: str, commands: Sequence[str], cache: Path, mirror: 
     is_good = True
     try:
         directory.chmod(0o755)  # an ordinary user has to pass through it
-        _make_root(directory / "root", suite, cache, mirror)
+        _make_root(directory / "root", suite, user, cache, mirror)
         for number, line in enumerate(commands):
             began_s = time.monotonic()
             log_path = cache / f"{suite}-{user}-{number}.log"
