@@ -29,7 +29,7 @@ from harness.faults.target import PlannedTarget
 from harness.run_state import RunState
 from nemesis.disk import DISK_STALL
 from nemesis.mechanisms.shell import ShellError
-from nemesis.mechanisms.shim import why_no_shim
+from nemesis.mechanisms.shim import build_shim, why_no_shim
 from nemesis.target import ABILITIES, ClockSkew, DiskFault, Link, LinkShape
 
 LAB = runpy.run_path(str(Path(__file__).resolve().parents[3] / "scripts" / "lab.py"))
@@ -256,14 +256,19 @@ def test_faults_in_containers(tmp_path: Path, docker_engine: Any) -> None:
 def test_a_build_that_does_not_load_is_built_there(
     tmp_path: Path, ssh_machines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on another processor: the host's compiler builds it, or its absence is named."""
+    """As on another processor: one built in advance for it does, or the host's compiler builds it, or its absence is
+    named."""
+    library = build_shim()
     monkeypatch.setattr(agent_shim, "build_shim", lambda: b"\x7fELF of another kind")
+    monkeypatch.setattr(agent_shim, "prebuilt_shim", {}.get)
     with_cluster(tmp_path, ssh_machines, SshCluster, clocks, inventory=str(ssh_machines.inventory))
     monkeypatch.setattr(agent_shim, "COMPILERS", ("no-such-compiler",))
     with pytest.raises(ClusterUnavailable, match=r"^n\d: the clock and disk shim .*gcc libc6-dev on n\d$") as caught:
         with_cluster(tmp_path, ssh_machines, SshCluster, clocks, inventory=str(ssh_machines.inventory))
     assert "\n" not in str(caught.value)
     assert ssh_machines.files("n1") == []
+    monkeypatch.setattr(agent_shim, "prebuilt_shim", {os.uname().machine: library}.get)
+    with_cluster(tmp_path / "prebuilt", ssh_machines, SshCluster, clocks, inventory=str(ssh_machines.inventory))
 
 
 @pytest.mark.ssh
