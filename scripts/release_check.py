@@ -61,8 +61,10 @@ mkdir -p old
 pivot_root . old
 cd /
 umount -l /old
-[ "$user" = root ] || exec setpriv --reuid "$user" --regid "$user" --init-groups sh -c "$line"
-exec sh -c "$line"
+# No exec: a process that changes its user no longer gets the signal that ends it with us, and so all the others.
+status=0
+setpriv --reuid "$user" --regid "$user" --init-groups sh -c "$line" || status=$?
+exit "$status"
 """
 """The root file system becomes that of this process, the first of its pid namespace: all others end with it."""
 
