@@ -15,6 +15,7 @@ from rich.console import Console
 
 import harness.report.console as module
 from harness.live_stats import FaultStatus, LiveStats
+from harness.pasteable import harness_command
 from harness.report import LiveProgress, OutputConsole, print_summary
 from harness.report.console import sparkline
 
@@ -246,7 +247,7 @@ def test_the_summary_has_the_verdict_first_and_everything_to_go_on():
         "linearizable  invalid  stale",
         "replicas  unknown  no word from n2",
         "report  /store/run/report.html",
-        "repeat  harness run --seed 7 --set 'a=[b]'",
+        f"repeat  {harness_command()} run --seed 7 --set 'a=[b]'",
     ):
         assert words in text
 
