@@ -36,7 +36,6 @@ USERS = (NEWCOMER, "root")
 PACKAGES = "python3,python3-venv,make,git,ca-certificates"
 """What the README asks for, and git to have a checkout with."""
 COMMANDS = ("make demo", "make test")
-DEFAULT_MIRROR = "http://deb.debian.org/debian"
 
 _PASSED_ON = re.compile(r"PIP_\w+|(https?|all|no)_proxy|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE", re.I)
 _FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf")
@@ -76,15 +75,15 @@ def passed_on(environment: dict[str, str]) -> tuple[dict[str, str], list[str]]:
     return variables, sorted(named | {path for path in _FILES if os.path.isfile(path)})
 
 
-def configured_mirror(directory: Path = Path("/etc/apt")) -> str:
-    """The mirror of Debian's packages that this machine's apt uses, or the public one."""
+def configured_mirror(directory: Path = Path("/etc/apt")) -> str | None:
+    """The mirror of Debian's packages that this machine's apt uses; None where it uses none."""
     lists = [directory / "sources.list", *sorted((directory / "sources.list.d").glob("*"))]
     for path in lists:
         text = path.read_text(errors="replace") if path.is_file() else ""
         found = re.search(r"^\s*(?:URIs:|deb(?:\s+\[.*?\])?)\s+(https?://\S+/debian)/?(?:\s|$)", text, re.MULTILINE)
         if found:
             return found[1]
-    return DEFAULT_MIRROR
+    return None
 
 
 def _home(user: str) -> str:
@@ -176,6 +175,8 @@ def main(arguments: list[str]) -> int:
     options.cache.mkdir(parents=True, exist_ok=True)
     commands = [words[0] if len(words) == 1 else shlex.join(words)] if words else COMMANDS
     mirror = options.mirror or configured_mirror()
+    if mirror is None:
+        parser.error("apt names no mirror of Debian's packages here: give one by --mirror")
     try:
         good = [
             _check(suite, user, commands, options.cache, mirror)
