@@ -53,6 +53,9 @@ CHECKERS: Mapping[str, Callable[..., Any]] = {
 def pages() -> dict[Path, str]:
     """Every generated page by its path under docs/."""
     nemeses, workloads = registry.load_all("nemeses"), registry.load_all("workloads")
+    if not nemeses or not workloads:
+        # A Python without the distribution has no registry, and would take every page away.
+        raise SystemExit(f"splitbrain is not installed for {sys.executable}: run .venv/bin/python {__file__}")
     found = {Path("nemeses") / f"{name}.md": nemesis_page(nemesis) for name, nemesis in nemeses.items()}
     found[Path("nemeses") / "README.md"] = nemeses_index(nemeses)
     found |= {Path("workloads") / f"{name}.md": workload_page(workload) for name, workload in workloads.items()}
