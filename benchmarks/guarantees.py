@@ -232,13 +232,16 @@ def measure(failure: str, flush: str, replication: str, *, cluster_name: str, se
 
     async def main(directory: str) -> Cell:
         state = None if cluster_class is SimCluster else RunState.create(f"guarantees-{secrets.token_hex(4)}")
-        cluster = cluster_class(node_count=nodes, run=state, work_dir=directory, ports=BrokerSystem.ports)
+        cluster = cluster_class(
+            node_count=nodes, run=state, work_dir=directory, ports=BrokerSystem.ports,
+            extra_hosts=BrokerSystem.extra_hosts,
+        )  # fmt: skip
         system = BrokerSystem(
             cluster=cluster, settings=settings, keys=QUEUES, log_dir=directory,
             operation_timeout_s=OPERATION_TIMEOUT_S,
         )  # fmt: skip
         if failure == "power" and cluster_class is not SimCluster:
-            cluster.equip({("disks", "power")})
+            cluster.prepare({("disks", "power")})
         await cluster.start()
         try:
             return await _Trial(cluster, system, failure, replication, seed).run()

@@ -37,12 +37,12 @@ from types import FrameType
 from typing import Any
 
 from benchmarks.checker import calibration_ms
-from harness.clusters.base import harness_runtime
 from harness.clusters.sim.cluster import SimCluster
 from harness.clusters.sim.loop import SimLoop
 from harness.history_writer import HistoryWriter
 from harness.nursery import restart_with_nursery
 from harness.runner import Run, SilentListener
+from harness.runtime import harness_runtime
 from harness.systems.broker import BrokerSystem
 from harness.test import Test
 from harness.workloads.register import RegisterWorkload
@@ -105,7 +105,9 @@ def simulate(*, seed: int, time_limit_s: float, rate: float, with_partitions: bo
 async def _simulate(seed: int, time_limit_s: float, rate: float, with_partitions: bool, directory: str) -> Figures:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimLoop)
-    cluster = SimCluster(node_count=NODES, run=None, work_dir=directory, ports=BrokerSystem.ports)
+    cluster = SimCluster(
+        node_count=NODES, run=None, work_dir=directory, ports=BrokerSystem.ports, extra_hosts=BrokerSystem.extra_hosts
+    )
     workload: Any = RegisterWorkload()
     test = Test(
         system="broker",

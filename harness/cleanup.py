@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness import run_state
+from harness.clusters.control_groups import remove_group
 from harness.clusters.loop_devices import loop_devices_of, marked_devices, release_device
 from harness.clusters.netns_calls import (
     NETNS_DIR,
@@ -27,7 +28,6 @@ from harness.clusters.netns_calls import (
     remove_namespace,
     unmount,
 )
-from harness.clusters.node_disks import remove_group
 from harness.clusters.remote_cleanup import REMOTE_REMOVERS, CannotRemove
 from harness.process_table import (
     ProcessId,

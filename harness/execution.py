@@ -17,16 +17,18 @@ from typing import Any
 
 import harness
 from checker.verdict import Verdict
-from harness.clusters.base import harness_runtime, run_harness
+from harness.clusters.base import run_harness
 from harness.errors import HarnessError, OperatorError, how_to_get
-from harness.faults.target import PlannedTarget, equip
+from harness.faults.target import PlannedTarget, prepare
 from harness.history_writer import HistoryWriter, read_history
 from harness.judge import judge
 from harness.report import LiveProgress, OutputConsole, write_report
 from harness.run_state import RunState
 from harness.runner import Observed, Run
+from harness.runtime import harness_runtime
 from harness.seeded import seeded
 from harness.store import RunDir, Store
+from harness.systems.base import extra_hosts_of
 from harness.test import ALL, Test
 from harness.workloads.base import Workload
 from nemesis.forms import VariantNames, is_of_all, needs_of, split_variant
@@ -236,13 +238,14 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
         run=state,
         work_dir=str(work_dir),
         ports=parts.system_class.ports,
+        extra_hosts=extra_hosts_of(parts.system_class),
         **test.cluster_options,
     )
     if parts.has_trace:
         cluster.trace_to(str(run_dir.trace_path), lambda: clock.zero_s)
     wanted = {(event.nemesis, event.variant) for event in parts.schedule}
-    needs = frozenset().union(*(needs_of(parts.nemeses[name], [variant]) for name, variant in wanted))
-    equip(cluster, needs)
+    capabilities = frozenset().union(*(needs_of(parts.nemeses[name], [variant]) for name, variant in wanted))
+    prepare(cluster, capabilities)
     system = parts.system_class(
         cluster=cluster,
         settings=test.settings,
@@ -250,7 +253,7 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
         log_dir=str(work_dir),
         operation_timeout_s=test.operation_timeout_s,
     )
-    equip(system, needs)
+    prepare(system, capabilities)
     title = f"{test.name}  seed {test.seed}"
     with HistoryWriter(run_dir.history_path, clock.now_ns) as writer:
         progress = LiveProgress(

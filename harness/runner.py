@@ -192,7 +192,7 @@ class Run:
             for task in (start, stop):
                 task.cancel()
             await asyncio.gather(start, stop, return_exceptions=True)
-        await self._target.learn_clocks()
+        await self._target.learn_baseline_skew()
 
     async def _phase(self, title: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run one phase; trouble is kept and the phases after it still happen."""

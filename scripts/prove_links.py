@@ -22,8 +22,7 @@ from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.clusters.netns import NetnsCluster
-from harness.clusters.netns_links import DEVICE
+from harness.clusters.netns import DEVICE, NetnsCluster
 from harness.run_state import RunState
 from nemesis.link import LINK
 from nemesis.protocol import Injection
@@ -40,6 +39,7 @@ async def _prove(nodes: int, forms: list[str]) -> bool:
     with tempfile.TemporaryDirectory(prefix="prove-links-") as directory:
         state = RunState.create(f"links-{Path(directory).name[-8:]}", state_root=str(Path(directory) / "state"))
         cluster = NetnsCluster(node_count=nodes, run=state, work_dir=directory, ports=[4711], storage="shared")
+        cluster.prepare({("links", "delay")})
         await cluster.start()
         is_good = True
         try:

@@ -151,3 +151,15 @@ def test_workloads_and_node_do_not_ask_which_cluster_they_run_on() -> None:
         if module.startswith("harness.clusters")
     ]
     assert wrong == []
+
+
+def test_hosts_know_no_system() -> None:
+    """A system says which hosts it needs; only the simulation, which runs a node in its own process, knows one."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in sorted((ROOT / "harness" / "clusters").rglob("*.py"))
+        if "sim" not in path.relative_to(ROOT / "harness" / "clusters").parts
+        for line, module, _ in imports_of(path)
+        if module.startswith("harness.systems") or module.split(".")[0] == "node"
+    ]
+    assert wrong == []

@@ -1,25 +1,41 @@
-"""The way into hosts with agents, as mechanisms ask for it: see nemesis.mechanisms.hosts.HostAccess."""
+"""The way into hosts by their agents, as mechanisms ask for it (nemesis.mechanisms.hosts.HostAccess), and files."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
+import os
+import shutil
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 
 from harness.clusters.agent_link import AgentLink
+from nemesis.mechanisms.shell import ShellError
 
-__all__ = ["AgentAccess"]
+__all__ = ["AgentAccess", "fetch_directory", "put_file"]
+
+
+_PIECE_BYTES = 512 * 1024
+"""Content of one message; a third more in base64, which must fit host_agent.MAX_LINE_BYTES."""
+
+_PACK_TIMEOUT_S = 300.0
+"""For a host to pack its directory: some gigabytes of log on a slow disk."""
+
+_PIECE_TIMEOUT_S = 60.0
+
+
 
 
 class AgentAccess:
     """Commands, small files and clocks of hosts, through their agents and with their rights.
 
-    `agent` and `python` give the link to a host's agent and the interpreter there. Every method raises ShellError when
+    `agent` gives the link to a host's agent. Every method raises ShellError when
     the host cannot be asked.
     """
 
-    def __init__(self, agent: Callable[[str], AgentLink], python: Callable[[str], str]) -> None:
+    def __init__(self, agent: Callable[[str], AgentLink]) -> None:
         self._agent = agent
-        self._python = python
 
     async def run(
         self,
@@ -50,4 +66,57 @@ class AgentAccess:
 
     def python(self, host: str) -> str:
         """A Python 3 there."""
-        return self._python(host)
+        return self._agent(host).python
+
+
+async def put_file(link: AgentLink, path: str, content: bytes) -> None:
+    """Write a file on a host as root, creating parent directories. Raises ShellError."""
+    offset = 0
+    while offset == 0 or offset < len(content):
+        piece = content[offset : offset + _PIECE_BYTES]
+        arguments = {"path": path, "data": base64.b64encode(piece).decode(), "offset": offset}
+        await link.request("write", arguments, timeout_s=_PIECE_TIMEOUT_S)
+        offset += max(1, len(piece))
+
+
+async def fetch_directory(link: AgentLink, path: str, local_path: str) -> None:
+    """Copy the files of a host's directory into `local_path`, in place of those that are there under the same names.
+
+    A directory that is not there is as good as an empty one. Raises ShellError, OSError.
+    """
+    packed = await link.request("pack", {"path": path}, timeout_s=_PACK_TIMEOUT_S)
+    os.makedirs(local_path, exist_ok=True)
+    archive_path = os.path.join(local_path, ".fetched.tar.gz")
+    try:
+        with open(archive_path, "wb") as file:
+            while file.tell() < packed["size_bytes"]:
+                arguments = {"path": packed["path"], "offset": file.tell(), "size_bytes": _PIECE_BYTES}
+                answer = await link.request("read", arguments, timeout_s=_PIECE_TIMEOUT_S)
+                piece = base64.b64decode(answer["data"])
+                if not piece:
+                    raise ShellError(link.host, ["read", packed["path"]], 1, "the file ended early")
+                file.write(piece)
+        await asyncio.to_thread(_unpack, archive_path, local_path)
+    except (tarfile.TarError, EOFError) as error:
+        raise ShellError(link.host, ["pack", path], 1, f"what came is no archive: {error}") from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(archive_path)
+
+
+def _unpack(archive_path: str, local_path: str) -> None:
+    """Regular files and directories only, all below `local_path`: a host is not trusted with anything else."""
+    with tarfile.open(archive_path, "r:gz") as archive:
+        for member in archive:
+            name = os.path.normpath(member.name)
+            if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
+                continue
+            target = os.path.join(local_path, name)
+            if member.isdir():
+                os.makedirs(target, exist_ok=True)
+            elif member.isreg() and (source := archive.extractfile(member)) is not None:
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                if os.path.islink(target):
+                    os.unlink(target)
+                with source, open(target, "wb") as file:
+                    shutil.copyfileobj(source, file)

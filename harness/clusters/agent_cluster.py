@@ -1,7 +1,8 @@
-"""What clusters whose hosts have agents share: everything but how a host is made and reached.
+"""What every cluster has in common whose hosts are real: everything but how a host is made and reached.
 
-A subclass makes its hosts, says how a connection to an agent is made, and removes them; programs, files, cuts,
-faults and probes are done here through the agents (see host_agent, agent_link, agent_shim, agent_links).
+Each host is reached through an agent that runs on it. A subclass makes its hosts, says how a connection to an agent is
+made, and removes them; programs, files, cuts, faults and probes are done here through the agents (see host_agent,
+agent_link, agent_shim, agent_links).
 """
 
 from __future__ import annotations
@@ -10,73 +11,82 @@ import asyncio
 import functools
 import logging
 import os
-import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NotRequired, TypedDict, Unpack
 
-from harness.clusters.agent_access import AgentAccess
+from harness.clusters.agent_access import AgentAccess, put_file
 from harness.clusters.agent_clocks import AgentClocks
-from harness.clusters.agent_file_systems import AgentFileSystems
-from harness.clusters.agent_files import fetch_directory, put_file
-from harness.clusters.agent_link import DEFAULT_TIMEOUT_S, FIRST_WORD_TIMEOUT_S, AgentLink, ByteStream
+from harness.clusters.agent_file_systems import AgentFileSystems, FileSystemPlace
+from harness.clusters.agent_link import DEFAULT_TIMEOUT_S, AgentLink, ByteStream
 from harness.clusters.agent_links import AgentLinks
-from harness.clusters.agent_probe import AgentProbe
+from harness.clusters.agent_network import AgentNetwork
 from harness.clusters.agent_processes import AgentProcess, AgentProcesses
 from harness.clusters.agent_shim import AgentShim, agent_shim_missing
-from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable, Program
-from harness.clusters.packet_network import PacketNetwork
+from harness.clusters.base import ClusterUnavailable, Program
 from harness.clusters.shaped_links import NETEM, RELAY
 from harness.clusters.threads import all_of
 from harness.errors import HarnessError, OperatorError
-from harness.faults.equipment import Equipped
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS, FileSystemDisks
-from harness.host_files import PROVISION, host_file
 from harness.run_state import RunState
 from nemesis.mechanisms.hosts import CheckedShell
 from nemesis.mechanisms.nft import NftCuts, remove_script
 from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import ShimError
+from nemesis.mechanisms.shim_faults import ShimDisks, ShimPlace
+from nemesis.target import Clocks, Links, Network
 
-__all__ = ["NEEDED_PROGRAMS", "AgentCluster"]
+__all__ = ["AgentCluster", "ClusterArguments"]
 
 logger = logging.getLogger(__name__)
 
-NEEDED_PROGRAMS: Mapping[str, str] = {"nft": "nftables", "ip": "iproute2"}
-"""Programs that every host must have, and the Debian package that brings each."""
+class ClusterArguments(TypedDict):
+    """What every cluster is made from: the number of replicas, the run that owns everything, the directory that the
+    hosts' files are in on the harness's side, the ports that hosts will be reached on, and the hosts that the system
+    needs beside its replicas'."""
 
-_MIN_PYTHON = (3, 11)
+    node_count: int
+    run: RunState
+    work_dir: str
+    ports: Collection[int]
+    extra_hosts: NotRequired[Sequence[str]]
 
-_REACH_TIMEOUT_S = 5.0
 
-
-class AgentCluster(Equipped[AgentShim], ABC):
+class AgentCluster(ABC):
     """Hosts with agents, for one run. See harness.clusters.base.Cluster.
 
-    Data and logs of each host are fetched to `work_dir/<host>` when the cluster is stopped (`fetch` does it earlier).
-    The clients are the harness itself, wherever it is in the network.
+    Replicas' hosts are n1..nN; `extra_hosts` are what the system needs beside them. What the hosts have written is in
+    `work_dir/<host>` once the cluster was stopped. The clients are the harness itself, wherever it is in the network.
     """
 
     name: str
     file_systems_missing: str | None = None
     """Why such hosts cannot have a file system of the run's own; None when they can, as far as can be told."""
+    max_hosts: int
+    """Replicas that such a cluster has at most."""
 
-    def __init__(self, *, node_count: int, run: RunState, work_dir: str, ports: Collection[int]) -> None:
-        self._hosts = tuple(f"n{number}" for number in range(1, node_count + 1))
-        self._run = run
-        self._work_dir = os.path.abspath(work_dir)
-        self._ports = frozenset(ports)
+    def __init__(self, **given: Unpack[ClusterArguments]) -> None:
+        """Raises ValueError for a number of replicas out of bounds."""
+        if not 1 <= given["node_count"] <= self.max_hosts:
+            raise ValueError(f"a {self.name} cluster has 1 to {self.max_hosts} replicas, not {given['node_count']}")
+        self._hosts = tuple(f"n{number}" for number in range(1, given["node_count"] + 1))
+        self._extra_hosts = tuple(given.get("extra_hosts", ()))
+        self._run = given["run"]
+        self._work_dir = os.path.abspath(given["work_dir"])
+        self._ports = frozenset(given["ports"])
         self._links: dict[str, AgentLink] = {}
-        self._interpreters: dict[str, str] = {}
-        self._processes = AgentProcesses(
-            log_path=lambda host, name: os.path.join(self._work_dir, host, name),
-            remote_log_path=lambda host, name: os.path.join(self._host_dir(host), "logs", name),
-        )
-        self._probe: AgentProbe | None = None
-        self._network: PacketNetwork | None = None
-        self._directories: dict[str, str] = {}
-        self._link_faults: AgentLinks | None = None
+        self._processes = self._new_processes()
+        self._network: Network | None = None
+        self._capabilities: frozenset[tuple[str, str]] = frozenset()
+        """Interface and ability of everything that the run will use."""
+        self._shim: AgentShim | None = None
+        """What bends clocks and disks."""
+        self._file_system_disks: FileSystemDisks | None = None
+        """Disks with faults of a whole file system, where hosts have one each; they pass the others on to the shim."""
+        self._real_clocks: Clocks | None = None
+        """Clocks that are really set, where hosts have one each; they pass the rest on to the shim."""
+        self._link_faults: Links | None = None
 
     # What a subclass brings
 
@@ -93,28 +103,50 @@ class AgentCluster(Equipped[AgentShim], ABC):
         """A connection to the agent of a machine; called in a thread. Raises ConnectFailure."""
 
     @abstractmethod
-    def _machine(self, host: str) -> str:
-        """The machine that a host is on: itself, but for a name server that shares one."""
+    async def _check_machines(self) -> None:
+        """Hear from every agent; see that its machine has what a run needs. Raises ClusterUnavailable, ShellError."""
 
     @abstractmethod
-    def _agent_dir(self, machine: str) -> str:
-        """The directory of the agent on a machine."""
+    async def _collect(self) -> list[Exception]:
+        """Bring what the hosts have written to where it outlives them; returns what went wrong."""
+
+    @abstractmethod
+    def data_dir(self, host: str) -> str:
+        """The directory of a host for its data, on that host. Raises KeyError for a host that there is not."""
+
+    @abstractmethod
+    def local_path(self, host: str, path: str) -> str:
+        """Where the harness finds `path` of a host."""
+
+    @abstractmethod
+    def _log_dir(self, host: str) -> str:
+        """The directory of a host for its programs' logs, on that host."""
+
+    @abstractmethod
+    def _file_system_place(self, host: str) -> FileSystemPlace:
+        """Where the image of a host's file system is to be, and its mount point, as the host itself resolves them."""
+
+    @abstractmethod
+    def _shim_place(self, host: str, *, undo_inside: bool) -> ShimPlace:
+        """Where the shim's files are on a host; `undo_inside` the data's directory, a file system of its own."""
 
     @abstractmethod
     def _address(self, host: str) -> str:
         """The IPv4 address of a host among the hosts."""
 
-    @abstractmethod
-    def _unreachable_hint(self) -> str:
-        """What the operator can do when the clients cannot reach a host's address."""
+    def _machine(self, host: str) -> str:
+        """The machine that a host is on: itself, but for hosts that share one."""
+        return host
 
     def _may_set_clock(self, host: str) -> bool:
         """Whether a host is a machine with a clock of its own that is there to be bent."""
         return False
 
-    async def _learn_addresses(self) -> None:
-        """Find out what `_address` says where that takes asking the hosts. Raises ClusterUnavailable."""
-        return
+    def _new_processes(self) -> AgentProcesses:
+        return AgentProcesses(
+            log_path=lambda host, name: os.path.join(self._work_dir, host, name),
+            remote_log_path=lambda host, name: os.path.join(self._log_dir(host), name),
+        )
 
     # What it can do
 
@@ -131,9 +163,32 @@ class AgentCluster(Equipped[AgentShim], ABC):
         """What shapes links on such hosts, for `harness doctor`."""
         return f"{NETEM} where every host's kernel has it, else {RELAY}"
 
+    def prepare(self, capabilities: Collection[tuple[str, str]]) -> None:
+        """Be ready for the (interface, ability) pairs that the run will use; to be called before `start`."""
+        self._capabilities = frozenset(capabilities)
+
     @property
-    def links(self) -> AgentLinks | None:
-        """The quality of the links between replicas' hosts; None unless `equip` was told of them."""
+    def clocks(self) -> Clocks | None:
+        """The clocks of the replicas; None unless `prepare` was told of them."""
+        if self._real_clocks is not None:
+            return self._real_clocks
+        return None if self._shim is None else self._shim.clocks
+
+    @property
+    def disks(self) -> ShimDisks | FileSystemDisks | None:
+        """The disks of the replicas; None unless `prepare` was told of them."""
+        if self._file_system_disks is not None:
+            return self._file_system_disks
+        return None if self._shim is None else self._shim.disks
+
+    @property
+    def _tracks_writes(self) -> bool:
+        """Whether the shim is to keep an account of what is written and not synced."""
+        return ("disks", "power") in self._capabilities
+
+    @property
+    def links(self) -> Links | None:
+        """The quality of the links between replicas' hosts; None unless `prepare` was told of them."""
         return self._link_faults
 
     # Life
@@ -144,7 +199,16 @@ class AgentCluster(Equipped[AgentShim], ABC):
         return self._hosts
 
     @property
-    def network(self) -> PacketNetwork:
+    def extra_hosts(self) -> Sequence[str]:
+        """The hosts that the system has beside its replicas'."""
+        return self._extra_hosts
+
+    @property
+    def _all_hosts(self) -> tuple[str, ...]:
+        return (*self._hosts, *self._extra_hosts)
+
+    @property
+    def network(self) -> Network:
         """The network between the hosts; there is one from `start` on."""
         if self._network is None:
             raise RuntimeError("the cluster has no network: it was not started")
@@ -153,17 +217,12 @@ class AgentCluster(Equipped[AgentShim], ABC):
     @property
     def shell(self) -> CheckedShell:
         """Commands as root on the hosts, for mechanisms."""
-        return CheckedShell(AgentAccess(self.agent, self.python))
-
-    @property
-    def _machine_shell(self) -> CheckedShell:
-        """The same, by the machines' names."""
-        return CheckedShell(AgentAccess(self._links.__getitem__, self._interpreters.__getitem__))
+        return CheckedShell(AgentAccess(self.agent))
 
     @property
     def _machines(self) -> list[str]:
-        """Every machine once, the replicas' first."""
-        return list(dict.fromkeys(self._machine(host) for host in (*self._hosts, NAME_SERVER_HOST)))
+        """Every machine with an agent once, the replicas' first."""
+        return list(dict.fromkeys(self._machine(host) for host in self._all_hosts))
 
     async def start(self) -> None:
         """Bring up the hosts, see that they have what faults need, and put the rules in place.
@@ -176,14 +235,13 @@ class AgentCluster(Equipped[AgentShim], ABC):
                 link = AgentLink(machine, functools.partial(self._connect, machine), self._listener(machine))
                 self._links[machine] = link
                 link.open(session=f"{self._run.run_id}-{os.getpid()}")
-            await all_of(self._check_machine(machine) for machine in self._machines)
-            await self._learn_addresses()
-            await all_of(self._check_reachable(machine) for machine in self._machines)
+            await self._check_machines()
             await self._prepare_network()
             await self._prepare_faults()
-        except (ShellError, ShimError) as error:
+        except (ShellError, ShimError, OSError) as error:
             await self._stop_after_failure()
-            raise ClusterUnavailable(f"{self.name}: {error}") from None
+            said = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise ClusterUnavailable(f"{self.name}: {said}") from None
         except BaseException:
             await self._stop_after_failure()
             raise
@@ -194,117 +252,93 @@ class AgentCluster(Equipped[AgentShim], ABC):
         except Exception as error:
             logger.warning("after a start that failed: %s", error)
 
-    async def _check_machine(self, machine: str) -> None:
-        link = self._links[machine]
-        hello = await link.request("hello", timeout_s=FIRST_WORD_TIMEOUT_S)
-        if tuple(hello["python"][:2]) < _MIN_PYTHON:
-            version = ".".join(map(str, hello["python"]))
-            raise ClusterUnavailable(f"{machine} has Python {version}: 3.11 or newer is needed")
-        self._interpreters[machine] = str(hello["interpreter"])
-        self._directories[machine] = str(hello["directory"])
-        tests = "; ".join(f"command -v {shlex.quote(name)} >/dev/null || echo {name}" for name in NEEDED_PROGRAMS)
-        _, missing, _ = await link.run(["sh", "-c", tests])
-        packages = [NEEDED_PROGRAMS[name] for name in missing.split()]
-        if packages:
-            names = " ".join(packages)
-            raise ClusterUnavailable(
-                f"{machine} lacks {names}: run {host_file(PROVISION)} there (apt-get install {names})"
-            )
-        paths = [
-            os.path.join(self._host_dir(host), name)
-            for host in (*self._hosts, NAME_SERVER_HOST)
-            if self._machine(host) == machine
-            for name in ("data", "logs")
-        ]
-        await self._machine_shell.run(machine, ["mkdir", "-p", *paths])
-
-    async def _check_reachable(self, machine: str) -> None:
-        """The clients are here: a host must answer here on a port of the run, be it with a refusal."""
-        if not self._ports:
-            return
-        address, port = self._address(machine), min(self._ports)
-        try:
-            async with asyncio.timeout(_REACH_TIMEOUT_S):
-                _, writer = await asyncio.open_connection(address, port)
-        except ConnectionRefusedError:
-            return
-        except (OSError, TimeoutError):
-            hint = self._unreachable_hint()
-            raise ClusterUnavailable(f"{machine} does not answer at {address}:{port} from here: {hint}") from None
-        writer.close()
-        raise ClusterUnavailable(f"port {port} of {machine} ({address}) is in use: end the program that listens there")
-
     async def _prepare_network(self) -> None:
         addresses = {machine: self._address(machine) for machine in self._machines}
-        cuts = NftCuts(self._machine_shell, addresses)
-        undo = {"key": "nftables table", "argv": ["nft", "-f", "-"], "stdin": remove_script()}
-        await all_of(link.request("undo", undo) for link in self._links.values())
+        await self._undo_at_clean("nftables table", ["nft", "-f", "-"], remove_script())
+        network = AgentNetwork(NftCuts(self.shell, addresses), self._links, addresses)
         try:
-            await cuts.install()
+            await network.open()
         except ShellError as error:
             raise ClusterUnavailable(f"{self.name}: no nftables rules can be made: {error}") from None
-        self._probe = AgentProbe(self._links, addresses)
-        await self._probe.open()
-        self._network = PacketNetwork(cuts, self._probe)
+        self._network = network
+
+    async def _undo_at_clean(self, key: str, argv: Sequence[str], stdin: str) -> None:
+        """Have a command run on every machine when it is cleaned, with or without the harness."""
+        undo = {"key": key, "argv": list(argv), "stdin": stdin}
+        await all_of(link.request("undo", undo) for link in self._links.values())
+
+    # Faults
 
     async def _prepare_faults(self) -> None:
         """What the nemeses of this run need on the replicas' hosts. Raises ClusterUnavailable, ShellError."""
         agents = {host: self.agent(host) for host in self._hosts}
-        pythons = {host: self.python(host) for host in self._hosts}
-        directories = {host: self._directories[self._machine(host)] for host in self._hosts}
-        host_directories = {host: os.path.join(directory, host) for host, directory in directories.items()}
-        access = AgentAccess(self.agent, self.python)
-        file_systems: AgentFileSystems | None = None
-        if any(need == ("disks", kind) for kind in FILE_SYSTEM_KINDS for need in self._needs):
-            file_systems = AgentFileSystems(
-                agents,
-                host_directories,
-                pythons,
-                end_programs=self._end_programs,
-                run_id=self._run.run_id,
-                state=self._run.path,
-            )
-            await file_systems.create()
-        if AgentShim.wanted(need for need in self._needs if need[1] not in FILE_SYSTEM_KINDS):
-            self._shim = AgentShim(
-                access,
-                agents,
-                host_directories,
-                tracks_writes=("disks", "power") in self._needs,
-                undo_inside=file_systems is not None,
-            )
-            await self._shim.install()
-        owners = [host for host in self._hosts if self._may_set_clock(host)]
-        if owners and self._shim is not None and ("clocks", "wall") in self._needs:
-            self._real_clocks = await AgentClocks.prepared(
-                {host: agents[host] for host in owners},
-                directories=directories,
-                pythons=pythons,
-                shim=self._shim.clocks,
-            )
-        if file_systems is not None:
+        access = AgentAccess(self.agent)
+        file_systems = await self._make_file_systems(agents)
+        by_shim = {need for need in self._capabilities if need[1] not in FILE_SYSTEM_KINDS}
+        if any(interface in ("clocks", "disks") for interface, _ in by_shim):
+            self._shim = await self._make_shim(access, agents, undo_inside=file_systems is not None)
+        if file_systems is not None and any(interface == "disks" for interface, _ in self._capabilities):
             shim_disks = None if self._shim is None else self._shim.disks
-            self._disks = FileSystemDisks(self._hosts, file_systems=file_systems, shim=shim_disks, access=access)
-        if any(interface == "links" for interface, _ in self._needs):
-            addresses = {host: self._address(host) for host in self._hosts}
-            self._link_faults = await AgentLinks.prepared(
-                agents,
-                addresses,
-                shell=self.shell,
-                directories=directories,
-                pythons=pythons,
-                seed=self._run.run_id,
+            self._file_system_disks = FileSystemDisks(
+                self._hosts, file_systems=file_systems, shim=shim_disks, access=access
             )
+        await self._prepare_clocks(agents)
+        if any(interface == "links" for interface, _ in self._capabilities):
+            await self._prepare_links(agents)
+
+    async def _prepare_links(self, agents: Mapping[str, AgentLink]) -> None:
+        self._link_faults = await AgentLinks.prepared(
+            agents,
+            {host: self._address(host) for host in self._hosts},
+            shell=self.shell,
+            seed=self._run.run_id,
+        )
+
+    async def _make_file_systems(self, agents: Mapping[str, AgentLink]) -> AgentFileSystems | None:
+        """A file system for each host, where the run needs one; None where it needs none."""
+        if not any(("disks", kind) in self._capabilities for kind in FILE_SYSTEM_KINDS):
+            return None
+        return await self._create_file_systems(agents, {host: self._file_system_place(host) for host in self._hosts})
+
+    async def _create_file_systems(
+        self, agents: Mapping[str, AgentLink], places: Mapping[str, FileSystemPlace]
+    ) -> AgentFileSystems:
+        made = AgentFileSystems(
+            agents,
+            places,
+            end_programs=self._end_programs,
+            tracks_writes=self._tracks_writes,
+            run_id=self._run.run_id,
+            state=self._run.path,
+        )
+        await made.create()
+        return made
+
+    async def _make_shim(
+        self, access: AgentAccess, agents: Mapping[str, AgentLink], *, undo_inside: bool, have_library: bool = False
+    ) -> AgentShim:
+        places = {host: self._shim_place(host, undo_inside=undo_inside) for host in self._hosts}
+        shim = AgentShim(access, agents, places)
+        await shim.install(have_library=have_library)
+        return shim
+
+    async def _prepare_clocks(self, agents: Mapping[str, AgentLink]) -> None:
+        owners = [host for host in self._hosts if self._may_set_clock(host)]
+        if owners and self._shim is not None and ("clocks", "wall") in self._capabilities:
+            links = {host: agents[host] for host in owners}
+            self._real_clocks = await AgentClocks.prepared(links, shim=self._shim.clocks)
 
     def _listener(self, machine: str) -> Any:
         def take(event: dict[str, Any]) -> None:
             if event["event"] == "datagram":
-                if self._probe is not None:
-                    self._probe.take_event(machine, event)
+                if isinstance(self._network, AgentNetwork):
+                    self._network.take_event(machine, event)
             else:
                 self._processes.take_event(machine, self._links[machine], event)
 
         return take
+
+    # The end
 
     async def stop(self) -> None:
         """End every program, fetch data and logs, remove rules and hosts. Idempotent; safe after half a start.
@@ -314,39 +348,26 @@ class AgentCluster(Equipped[AgentShim], ABC):
         """
         problems: list[Exception] = []
         clocks, self._real_clocks = self._real_clocks, None
-        disks, self._disks = self._disks, None
+        disks, self._file_system_disks = self._file_system_disks, None
         shim, self._shim = self._shim, None
+        # First, because a replica that waits for its disk does not end in order.
         for held in (clocks, disks, shim):
             try:
                 if held is not None:
                     await held.release_all()
-            except (ShellError, RuntimeError, TimeoutError) as error:
+            except (ShellError, RuntimeError, TimeoutError, OSError) as error:
                 problems.append(error)
         self._link_faults = None  # relays, queues and rules go with the hosts
         if self._network is not None:
             problems += await self._processes.stop_all()
-            problems += await self.fetch()
+            problems += await self._collect()
             self._network = None
         links, self._links = self._links, {}
         closed = await asyncio.gather(*(link.close() for link in links.values()), return_exceptions=True)
         problems += [outcome for outcome in closed if isinstance(outcome, Exception)]
-        self._probe = None
         problems += await self._remove_hosts()
         if problems:
             raise HarnessError("; ".join(str(problem) for problem in problems[:3]))
-
-    async def fetch(self) -> list[Exception]:
-        """Copy every host's data and logs to `work_dir/<host>`; returns what went wrong."""
-
-        async def fetch_one(host: str) -> None:
-            local = os.path.join(self._work_dir, host)
-            await fetch_directory(self.agent(host), self.data_dir(host), os.path.join(local, "data"))
-            await fetch_directory(self.agent(host), os.path.join(self._host_dir(host), "logs"), local)
-
-        outcomes = await asyncio.gather(
-            *(fetch_one(host) for host in (*self._hosts, NAME_SERVER_HOST)), return_exceptions=True
-        )
-        return [outcome for outcome in outcomes if isinstance(outcome, Exception)]
 
     # Hosts
 
@@ -360,7 +381,7 @@ class AgentCluster(Equipped[AgentShim], ABC):
     async def run(
         self, host: str, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> tuple[int, str, str]:
-        """Run a short command as root on a host: (status, standard output, standard error).
+        """Run a short command on a host, as root where the agent is: (status, standard output, standard error).
 
         Status -9: it was killed when its time was up. Raises ShellError when the host cannot be asked.
         """
@@ -368,7 +389,7 @@ class AgentCluster(Equipped[AgentShim], ABC):
 
     def python(self, host: str) -> str:
         """The Python interpreter on a host. Known from `start` on."""
-        return self._interpreters[self._machine(host)]
+        return self.agent(host).python
 
     def bind_address(self, host: str) -> str:
         """The address of a host, the same for everyone in the run. Known from `start` on."""
@@ -384,25 +405,8 @@ class AgentCluster(Equipped[AgentShim], ABC):
             raise ValueError(f"port {port} was not announced to the cluster: {sorted(self._ports)}")
         return f"{self._address(destination)}:{port}"
 
-    def _host_dir(self, host: str) -> str:
-        return os.path.join(self._agent_dir(self._machine(host)), host)
-
-    def data_dir(self, host: str) -> str:
-        """The directory of a host for its data, on that host."""
-        return os.path.join(self._host_dir(host), "data")
-
-    def local_path(self, host: str, path: str) -> str:
-        """Where a path below a host's data directory is once it was fetched: below `work_dir/<host>/data`.
-
-        Raises ValueError for any other path: it is not fetched.
-        """
-        relative = os.path.relpath(path, self.data_dir(host))
-        if relative.split(os.sep)[0] == os.pardir:
-            raise ValueError(f"{path} of {host} is not in its data directory, so it is not fetched")
-        return os.path.normpath(os.path.join(self._work_dir, host, "data", relative))
-
     async def put_file(self, host: str, path: str, content: bytes) -> None:
-        """Write a file on a host, creating parent directories. Raises OperatorError."""
+        """Write a file on a host, creating parent directories; it survives a loss of power. Raises OperatorError."""
         try:
             await put_file(self.agent(host), path, content)
         except ShellError as error:
@@ -413,7 +417,8 @@ class AgentCluster(Equipped[AgentShim], ABC):
 
     async def spawn(self, host: str, program: Program) -> AgentProcess:
         """Start a program on a host; returns once it is started. Raises OperatorError when it cannot be run."""
+        link = self.agent(host)
         if self._shim is not None:
             added = self._shim.environment(host)
             program = replace(program, environment={**program.environment, **added})
-        return await self._processes.spawn(host, self._machine(host), self.agent(host), program)
+        return await self._processes.spawn(host, self._machine(host), link, program)

@@ -1,53 +1,75 @@
-"""A file system of the run's own on each host with an agent, for faults of whole file systems.
+"""A file system of the run's own on each host, for faults of whole file systems.
 
-    <host's directory>/disk.img    an ext4 image, sparse, on a loop device of its own
-    <host's directory>/data        where it is mounted
-
-It takes root's full rights, which machines give and containers do not. What thaws and unmounts it is written down on
-the host before it is made, so that cleaning needs nothing that the harness knows.
+It is an ext4 image, sparse, on a loop device of its own, mounted on the host's data directory. It takes root's full
+rights, which machines give and containers do not. What thaws and unmounts it is written down on the host before it is
+made, so that cleaning needs nothing that the harness knows.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
 import os
+import tempfile
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from harness.clusters.agent_link import AgentLink
+from harness.clusters.agent_shim import UNDO_INSIDE
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.loop_devices import image_mark
-from harness.clusters.node_disks import IMAGE_BYTES
 from harness.clusters.threads import all_of
-from harness.faults.shim_hosts import UNDO_INSIDE
+from harness.clusters.trials import TrialFailed, TrialUnfinished, run_trial
+from harness.programs import find_program
+from harness.run_state import TEMP_PREFIX
 from nemesis.mechanisms import file_systems
-from nemesis.mechanisms.file_systems import CALL_TIMEOUT_S
+from nemesis.mechanisms.file_systems import CALL_TIMEOUT_S, OPERATIONS
 from nemesis.mechanisms.shell import ShellError
 
-__all__ = ["AgentFileSystems"]
+__all__ = ["IMAGE_BYTES", "AgentFileSystems", "FileSystemPlace", "why_no_file_systems"]
+
+IMAGE_BYTES = 2 << 30
+"""Of one host's file system. Images are sparse: they take what is written."""
+
+PROGRAMS = {"mkfs.ext4": "e2fsprogs", "mount": "mount", "losetup": "mount", "unshare": "util-linux"}
 
 _BUSY_TIMEOUT_S = 10
 """For the last user of a file system to be gone, once its programs were ended."""
 
 _MAKE_TIMEOUT_S = 60.0
+_TMPFS_SLACK_BYTES = 64 << 20
+
+_TRIAL = """
+set -e
+truncate -s 2M "$1/trial.img"
+mkfs.ext4 -q -F -m 0 "$1/trial.img"
+mkdir "$1/mounted"
+mount -o loop "$1/trial.img" "$1/mounted"
+umount "$1/mounted"
+"""
 
 # What is on a disk that has just been mounted has been written: the shim's account of what was not begins anew, and is
 # itself there for good.
 _BEGIN_UNDO = f"""
 undo="$2/{UNDO_INSIDE}"
-rm -rf "$undo" && mkdir "$undo" && sync "$2"
+[ ! -e "$undo" ] || rm -rf "$undo"
+[ -z "$tracks_writes" ] || {{ mkdir "$undo" && sync "$2"; }}
 """
+# $1 image, $2 mount point, $3 bytes, $4 mark, $5 bytes of a file system in memory for the image, if it is to be there.
 _MAKE = f"""
-set -e
+set -eC
+[ -z "$5" ] || mount -t tmpfs -o size="$5",mode=700 splitbrain "$(dirname "$1")"
+: > "$1"
 truncate -s "$3" "$1"
 mkfs.ext4 -q -F -m 0 "$1"
-printf '%s\\n' "$4" | dd of="$1" conv=notrunc status=none
+printf '%s\\n' "$4" 1<> "$1"
 mount -o loop,noatime "$1" "$2"
-chmod 755 "$2"
 {_BEGIN_UNDO}"""
 # The loop device goes with the last mount; while the image is attached, a mount would find the same broken file system.
 _UNMOUNT = """
 left=$((20 * $3))
-while grep -qF " $2 " /proc/self/mountinfo; do
+while mountpoint -q "$2"; do
     umount "$2" 2>/dev/null && continue
     [ $((left -= 1)) -gt 0 ] || { umount "$2"; exit 1; }
     sleep 0.05
@@ -73,39 +95,73 @@ except OSError as error:
 """
 
 
+@functools.cache
+def why_no_file_systems() -> str | None:
+    """None when hosts on this machine can have file systems of their own; otherwise why not, in one line that names the
+    mend. Found out by making one, in a mount namespace that vanishes with the trial."""
+    if os.geteuid() != 0:
+        return "a file system per host needs root"
+    missing = sorted({package for name, package in PROGRAMS.items() if find_program(name) is None})
+    if missing:
+        return f"a file system per host needs {' '.join(missing)} (apt-get install {' '.join(missing)})"
+    with tempfile.TemporaryDirectory(prefix=f"{TEMP_PREFIX}trial-{os.getpid()}-") as directory:
+        command = [find_program("sh") or "/bin/sh", "-c", _TRIAL, "trial", directory]
+        try:
+            run_trial("a loop device", ["--mount", "--propagation", "private"], command)
+            return None
+        except TrialUnfinished as error:
+            return str(error)
+        except TrialFailed as error:
+            said = str(error).replace(f"{directory}/", "").rstrip(".")
+    return f"a file system per host needs loop devices ({said}): run as root of the machine, with /dev/loop-control"
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystemPlace:
+    """Where the image of a host's file system is, and its mount point, as the host itself resolves them. `in_memory`:
+    the image's directory is a file system in memory, made for it. `path_here` is how the harness reaches the mount
+    point, where it can."""
+
+    image: str
+    mount_point: str
+    in_memory: bool = False
+    path_here: str | None = None
+
+
 class AgentFileSystems:
     """See harness.faults.file_system_disks.HostFileSystems.
 
-    `directories` has each host's directory there, as the host itself resolves it; `end_programs` ends whatever runs on
-    a host. `run_id` and the path of the run's state are marked in the images.
+    `end_programs` ends whatever runs on a host. `tracks_writes`: the shim keeps its account of them there. `run_id` and
+    the path of the run's state are marked in the images.
     """
 
     def __init__(
         self,
         links: Mapping[str, AgentLink],
-        directories: Mapping[str, str],
-        pythons: Mapping[str, str],
+        places: Mapping[str, FileSystemPlace],
         *,
         end_programs: Callable[[str], Awaitable[None]],
+        tracks_writes: bool,
         run_id: str,
         state: str,
     ) -> None:
         self._links = dict(links)
-        self._directories = dict(directories)
-        self._pythons = dict(pythons)
+        self._places = dict(places)
         self._end_programs = end_programs
+        self._tracks_writes = tracks_writes
         self._mark = image_mark(run_id, state).rstrip(b"\0\n").decode()
 
     def mount_point(self, host: str) -> str:
         """The host's data directory."""
-        return os.path.join(self._directories[host], "data")
+        return self._places[host].mount_point
 
     def _script(self, host: str, script: str, *arguments: str) -> list[str]:
-        image = os.path.join(self._directories[host], "disk.img")
-        return ["sh", "-c", script, "disk", image, self.mount_point(host), *arguments]
+        place = self._places[host]
+        tells = f"tracks_writes={'yes' if self._tracks_writes else ''}\n"
+        return ["sh", "-c", tells + script, "disk", place.image, place.mount_point, *arguments]
 
     def _operation(self, host: str, operation: str, *arguments: str) -> list[str]:
-        return [self._pythons[host], "-I", "-S", "-", operation, self.mount_point(host), *arguments]
+        return [self._links[host].python, "-I", "-S", "-", operation, self.mount_point(host), *arguments]
 
     async def create(self) -> None:
         """Make and mount them. Raises ClusterUnavailable when a host cannot have one, ShellError."""
@@ -117,7 +173,8 @@ class AgentFileSystems:
         thaw = {"argv": self._operation(host, "thaw"), "stdin": _operations()}
         await link.request("undo", {"key": f"file system of {host}", **unmount})
         await link.request("undo", {"key": f"thaw {host}", **thaw})
-        make = self._script(host, _MAKE, str(IMAGE_BYTES), self._mark)
+        in_memory = str(IMAGE_BYTES + _TMPFS_SLACK_BYTES) if self._places[host].in_memory else ""
+        make = self._script(host, _MAKE, str(IMAGE_BYTES), self._mark, in_memory)
         status, _, errors = await link.run(make, timeout_s=_MAKE_TIMEOUT_S)
         if status != 0:
             said = (errors.strip().splitlines() or [f"status {status}"])[-1]
@@ -127,7 +184,13 @@ class AgentFileSystems:
             )
 
     async def perform(self, host: str, operation: str, *arguments: str) -> None:
-        """An operation of nemesis.mechanisms.file_systems; nothing where none is mounted. Raises ShellError."""
+        """An operation of nemesis.mechanisms.file_systems; nothing where none is mounted. Raises ShellError, and where
+        the harness does it itself OSError, TimeoutError."""
+        path = self._places[host].path_here
+        if path is not None:
+            if os.path.ismount(path):
+                await asyncio.wait_for(asyncio.to_thread(OPERATIONS[operation], path, *arguments), CALL_TIMEOUT_S)
+            return
         argv = self._operation(host, operation, *arguments)
         status, _, errors = await self._links[host].run(argv, stdin=_operations(), timeout_s=CALL_TIMEOUT_S)
         if status != 0:

@@ -87,13 +87,17 @@ class AgentLink:
         self._numbers = itertools.count(1)
         self._pending: dict[str, tuple[bytes, asyncio.Future[Message]]] = {}
         self._stream: ByteStream | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._connector: asyncio.Task[None] | None = None
         self._send_lock = asyncio.Lock()
         self._trouble = "no connection was made yet"
         self._gone = False
         self._session = ""
         self._connection_count = 0
         self._heard_s = 0.0
+        self.directory = ""
+        """The agent's own directory on the host, as the host resolves it; known once it was greeted."""
+        self.python = ""
+        """The Python interpreter there; known then."""
 
     @property
     def connection_count(self) -> int:
@@ -107,16 +111,22 @@ class AgentLink:
     def open(self, session: str) -> None:
         """Begin to connect. `session` begins every request's id: unique among harnesses that talk to the agent."""
         self._session = session
-        self._keeper = asyncio.ensure_future(self._keep_connected())
+        self._connector = asyncio.ensure_future(self._keep_connected())
+
+    async def greet(self) -> Message:
+        """Hear what the agent says of itself, at first. Raises ShellError."""
+        hello = await self.request("hello", timeout_s=FIRST_WORD_TIMEOUT_S)
+        self.directory, self.python = str(hello["directory"]), str(hello["interpreter"])
+        return hello
 
     async def close(self) -> None:
         """End the connection; open requests fail. Idempotent."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
+        connector, self._connector = self._connector, None
+        if connector is not None:
+            connector.cancel()
             if self._stream is not None:
                 await asyncio.to_thread(self._stream.close)
-            await asyncio.gather(keeper, return_exceptions=True)
+            await asyncio.gather(connector, return_exceptions=True)
         self._fail_pending("the link was closed")
 
     async def request(
@@ -129,7 +139,7 @@ class AgentLink:
         """
         if self._gone:
             raise AgentGone(self._host, [op], _UNREACHABLE, "the agent on this host has ended")
-        if self._keeper is None or len(self._pending) >= MAX_PENDING:
+        if self._connector is None or len(self._pending) >= MAX_PENDING:
             raise ShellError(self._host, [op], _UNREACHABLE, "the link to this host is not open, or is flooded")
         ident = f"{self._session}-{next(self._numbers)}"
         message = {"id": ident, "op": op, "arguments": dict(arguments or {})}
@@ -161,21 +171,24 @@ class AgentLink:
     ) -> tuple[int, str, str]:
         """Run a command on the host as root: (status, standard output, standard error). Status -9: its time was up.
 
-        `environment` is added to the agent's own. A cancelled caller still waits for the command, so that what it did
-        is known. Raises ShellError.
+        `environment` is added to the agent's own. Raises ShellError.
         """
         arguments = {"argv": list(argv), "stdin": stdin, "timeout_s": timeout_s}
         if environment:
             arguments["environment"] = dict(environment)
-        task = asyncio.ensure_future(self.request("run", arguments, timeout_s=timeout_s + _GRACE_S))
+        answer = await self.request_to_its_end("run", arguments, timeout_s=timeout_s + _GRACE_S)
+        return int(answer["status"]), str(answer["stdout"]), str(answer["stderr"])
+
+    async def request_to_its_end(self, op: str, arguments: Mapping[str, Any], *, timeout_s: float) -> Message:
+        """As `request`; a cancelled caller still waits for the answer, so that what was done is known."""
+        task = asyncio.ensure_future(self.request(op, arguments, timeout_s=timeout_s))
         try:
-            answer = await asyncio.shield(task)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
             await asyncio.wait([task])
             if not task.cancelled():
                 task.exception()  # looked at, so that it is not reported as lost
             raise
-        return int(answer["status"]), str(answer["stdout"]), str(answer["stderr"])
 
     async def _send(self, line: bytes) -> None:
         """Send now if there is a connection; the next connection sends everything that is pending by itself."""
@@ -221,8 +234,8 @@ class AgentLink:
         begin_s = self._heard_s = loop.time()
         ping = b'{"id":"ping","op":"hello"}\n'
         while not ended.done():
-            patience_s = _SILENCE_S if self._heard_s > begin_s else FIRST_WORD_TIMEOUT_S
-            if loop.time() - self._heard_s > patience_s:
+            silence_s = _SILENCE_S if self._heard_s > begin_s else FIRST_WORD_TIMEOUT_S
+            if loop.time() - self._heard_s > silence_s:
                 return
             await asyncio.wait([ended], timeout=_PING_S)
             pings = asyncio.ensure_future(self._send(ping))

@@ -1,4 +1,4 @@
-"""Programs on hosts that the harness reaches through an agent."""
+"""Programs on hosts, started and watched by the hosts' agents."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ Message = dict[str, Any]
 class AgentProcess:
     """One program that an agent started; implements HostProcess. Made by `AgentProcesses.spawn`."""
 
-    def __init__(self, *, host: str, name: str, host_pid: int, link: AgentLink, log_path: str) -> None:
+    def __init__(
+        self, *, host: str, name: str, host_pid: int, link: AgentLink, log_path: str, is_here: bool = False
+    ) -> None:
         self._host = host
         self._name = name
         self._host_pid = host_pid
         self._link = link
         self._log_path = log_path
+        self._is_here = is_here
         self._exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     @property
@@ -53,9 +56,9 @@ class AgentProcess:
         return self._name
 
     @property
-    def pid(self) -> None:
-        """None: it has no number on the harness's machine; see `host_pid`."""
-        return None
+    def pid(self) -> int | None:
+        """Its process id if its host is on the harness's machine, None otherwise; see `host_pid`."""
+        return self._host_pid if self._is_here else None
 
     @property
     def host_pid(self) -> int:
@@ -122,13 +125,10 @@ class AgentProcess:
         """RUNNING, PAUSED or DOWN, as its host's /proc shows it. Raises ShellError."""
         if self._exited.done():
             return DOWN
-        status, shown, _ = await self._link.run(["cat", f"/proc/{self._host_pid}/stat"])
-        if status != 0:
-            return DOWN
-        letter = shown.rpartition(")")[2].split()[0]
+        letter = (await self._link.request("state", {"pid": self._host_pid}))["letter"]
         if letter in ("T", "t"):
             return PAUSED
-        return DOWN if letter in ("Z", "X") else RUNNING
+        return DOWN if letter in ("", "Z", "X") else RUNNING
 
     def has_ended(self, status: int, tail: str = "") -> None:
         """Note its end, with its last output, which goes to the log on the harness's side until that is fetched."""
@@ -145,8 +145,16 @@ class AgentProcess:
 class AgentProcesses:
     """The programs of one run by host; takes the agents' events."""
 
-    def __init__(self, *, log_path: Callable[[str, str], str], remote_log_path: Callable[[str, str], str]) -> None:
-        """`log_path` and `remote_log_path` say where a host's log of a name is: on the harness's side, on the host."""
+    def __init__(
+        self,
+        *,
+        log_path: Callable[[str, str], str],
+        remote_log_path: Callable[[str, str], str],
+        are_here: bool = False,
+    ) -> None:
+        """`log_path` and `remote_log_path` say where a host's log of a name is: on the harness's side, on the host.
+        `are_here`: the hosts are on the harness's machine."""
+        self._are_here = are_here
         self._log_path = log_path
         self._remote_log_path = remote_log_path
         self._processes: dict[tuple[str, int], AgentProcess] = {}
@@ -176,6 +184,7 @@ class AgentProcesses:
             host_pid=int(answer["pid"]),
             link=link,
             log_path=self._log_path(host, program.log_name),
+            is_here=self._are_here,
         )
         self._processes[machine, process.host_pid] = process
         self._in_background(self._compare(machine, link))  # it may have ended before we knew its number

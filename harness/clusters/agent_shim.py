@@ -1,4 +1,4 @@
-"""The clock and disk shim on hosts with agents: brought there, tried there, and steered from here.
+"""The clock and disk shim on hosts: brought there, tried there, and steered from here.
 
 The harness's machine has or builds it. Where that does not load (another processor, an older C library), one that was
 built in advance for the host's processor is tried, and then the host's own compiler builds it from the same sources.
@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from harness.clusters.agent_access import AgentAccess
-from harness.clusters.agent_files import put_file
+from harness.clusters.agent_access import AgentAccess, put_file
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.threads import all_of
-from harness.faults.shim_hosts import UNDO_INSIDE
 from nemesis.mechanisms.shim import (
     COMPILERS,
     TRIAL_SCRIPT,
@@ -33,7 +31,10 @@ from nemesis.mechanisms.shim import (
 )
 from nemesis.mechanisms.shim_faults import ShimClocks, ShimControls, ShimDisks, ShimPlace
 
-__all__ = ["AgentShim", "agent_shim_missing"]
+__all__ = ["UNDO_INSIDE", "AgentShim", "agent_shim_missing"]
+
+UNDO_INSIDE = ".splitbrain-undo"
+"""The undo directory's name on a file system of a host's own. Names that begin so are nobody's data."""
 
 _BUILD_TIMEOUT_S = 120.0
 """For a compiler on an emulated machine; anywhere else it takes less than a second."""
@@ -51,54 +52,34 @@ def agent_shim_missing() -> str | None:
 
 
 class AgentShim:
-    """The shim's files on all replicas' hosts, and the interfaces that act through it.
+    """The shim's files on all replicas' hosts, and the interfaces that act through it. `places` says where on each host
+    they are; they go with the directories that they are in."""
 
-    `directories` has each host's directory there, as the host itself resolves it: `faults.so`, `faults.control` and,
-    when power cuts are wanted, `undo` are put into it, beside `data`.
-    """
-
-    def __init__(
-        self,
-        access: AgentAccess,
-        links: Mapping[str, AgentLink],
-        directories: Mapping[str, str],
-        *,
-        tracks_writes: bool,
-        undo_inside: bool = False,
-    ) -> None:
-        """`tracks_writes`: keep track of what is not synced, `undo_inside` the data's directory where that is a file
-        system of its own. Nothing is on the hosts before `install`."""
+    def __init__(self, access: AgentAccess, links: Mapping[str, AgentLink], places: Mapping[str, ShimPlace]) -> None:
+        """Nothing is on the hosts before `install`."""
         self._access = access
         self._links = dict(links)
-        self._directories = dict(directories)
-        places = {
-            host: ShimPlace(
-                library_path=os.path.join(directory, "faults.so"),
-                control_path=os.path.join(directory, "faults.control"),
-                data_path=os.path.join(directory, "data"),
-                undo_path=os.path.join(directory, f"data/{UNDO_INSIDE}" if undo_inside else "undo")
-                if tracks_writes
-                else None,
-            )
-            for host, directory in directories.items()
-        }
         self._controls = ShimControls(access, places)
         self.clocks = ShimClocks(self._controls)
         self.disks = ShimDisks(self._controls)
 
-    @classmethod
-    def wanted(cls, needs: Iterable[tuple[str, str]]) -> bool:
-        """Whether abilities that a run uses call for the shim."""
-        return any(interface in ("clocks", "disks") for interface, _ in needs)
+    async def install(self, *, have_library: bool = False) -> None:
+        """Put the files on every host and see that a Python there feels them; or, where the hosts `have_library`, one
+        that was tried, the other files.
 
-    async def install(self) -> None:
-        """Put the files on every host and see that a Python there feels them.
-
-        Raises ClusterUnavailable naming what a host lacks, ShellError when one cannot be asked.
+        Raises ClusterUnavailable naming what a host lacks, ShellError when one cannot be asked, ShimError.
         """
-        await all_of(self._install(host) for host in self._links)
+        await all_of(self._install(host, have_library) for host in self._links)
 
-    async def _install(self, host: str) -> None:
+    async def _install(self, host: str, have_library: bool) -> None:
+        place, link = self._controls.places[host], self._links[host]
+        if not have_library:
+            await self._bring_library(host)
+        await put_file(link, place.control_path, self._controls.initial_content(host))
+        if place.undo_path is not None:
+            await link.run(["mkdir", "-p", place.undo_path])
+
+    async def _bring_library(self, host: str) -> None:
         place, link = self._controls.places[host], self._links[host]
         if not can_be_preloaded(place.library_path):
             raise ClusterUnavailable(
@@ -112,13 +93,10 @@ class AgentShim:
             problem = await self._trial_problem(host)
         if problem is not None:
             await self._build_there(host, problem)
-        await put_file(link, place.control_path, self._controls.initial_content(host))
-        if place.undo_path is not None:
-            await link.run(["mkdir", "-p", place.undo_path])
 
     async def _trial_problem(self, host: str) -> str | None:
         place, link = self._controls.places[host], self._links[host]
-        control_path = os.path.join(self._directories[host], "trial.control")
+        control_path = os.path.join(os.path.dirname(place.control_path), "trial.control")
         await put_file(link, control_path, trial_control())
         wall_ns, _ = await self._access.now(host)
         python = self._access.python(host)
@@ -147,7 +125,7 @@ class AgentShim:
             raise ClusterUnavailable(
                 f"{host}: {problem}; with a compiler there it is built there: apt-get install gcc libc6-dev on {host}"
             )
-        sources = os.path.join(self._directories[host], "shim")
+        sources = os.path.join(os.path.dirname(library_path), "shim")
         for name, content in shim_sources().items():
             await put_file(link, os.path.join(sources, name), content)
         argv = build_command(compiler, sources, library_path)

@@ -5,7 +5,7 @@ the system is; the system does not know how its hosts are made. Life cycle: `sta
 (everything it creates is first written to the run's state, so that a killed harness can be cleaned up after),
 `spawn` runs programs, `stop` takes everything down and is idempotent.
 
-Host names: replicas are n1..nN; the name servers' host is `ns1`; the clients' host is `clients`.
+Host names: replicas are n1..nN; the system names the hosts that it needs beside them; the clients' host is `clients`.
 """
 
 from __future__ import annotations
@@ -13,31 +13,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from harness.errors import OperatorError
+from harness.outcome import CheckOutcome
 from nemesis.target import Network
-from node.real_runtime import real_runtime
-from node.runtime import Runtime
-
-if TYPE_CHECKING:
-    from harness.systems.base import CheckOutcome
 
 __all__ = [
     "CLIENTS_HOST",
-    "NAME_SERVER_HOST",
     "Cluster",
     "ClusterUnavailable",
     "HoldsFiles",
     "HostProcess",
     "Program",
+    "RemoteHosts",
+    "RunsCommands",
     "SeesReplicas",
-    "harness_runtime",
     "run_harness",
 ]
 
 CLIENTS_HOST = "clients"
-NAME_SERVER_HOST = "ns1"
 
 _T = TypeVar("_T")
 
@@ -107,6 +102,30 @@ class SeesReplicas(Protocol):
 
 
 @runtime_checkable
+class RemoteHosts(Protocol):
+    """A cluster whose hosts have files and a Python of their own."""
+
+    def python(self, host: str) -> str:
+        """The Python interpreter on a host."""
+        ...
+
+    async def fetch(self) -> Sequence[Exception]:
+        """Copy what the hosts have written to the run's directory; returns what went wrong."""
+        ...
+
+
+@runtime_checkable
+class RunsCommands(Protocol):
+    """A cluster on whose hosts short commands can be run."""
+
+    async def run(
+        self, host: str, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = ...
+    ) -> tuple[int, str, str]:
+        """(status, standard output, standard error); status -9 when its time was up. Raises ShellError."""
+        ...
+
+
+@runtime_checkable
 class HoldsFiles(Protocol):
     """A cluster whose hosts' files are not in the run's directory unless somebody wants them."""
 
@@ -134,8 +153,13 @@ class Cluster(Protocol):
         as one line that names what mends it; None when it can. Asked before a cluster is made."""
         ...
 
-    def equip(self, needs: Collection[tuple[str, str]]) -> None:
-        """Prepare for the (interface, ability) pairs that the run will use. Called before `start`; the interfaces
+    @property
+    def extra_hosts(self) -> Sequence[str]:
+        """The hosts that the system has beside its replicas', as it names them."""
+        ...
+
+    def prepare(self, capabilities: Collection[tuple[str, str]]) -> None:
+        """Be ready for the (interface, ability) pairs that the run will use. Called before `start`; the interfaces
         themselves are `clocks`, `disks` and `links`, where a cluster has them."""
         ...
 
@@ -181,10 +205,3 @@ def run_harness(cluster_class: Any, main: Coroutine[Any, Any, _T], *, seed: int)
     its own (a static method `run_harness`), as simulation does."""
     run: Callable[..., _T] | None = getattr(cluster_class, "run_harness", None)
     return asyncio.run(main) if run is None else run(main, seed=seed)
-
-
-def harness_runtime(cluster: Any) -> Runtime:
-    """Clock, disk and randomness of the harness and its clients: this machine's, unless the cluster brings a world of
-    its own (a method `runtime`), as simulation does."""
-    bring: Callable[[], Runtime] | None = getattr(cluster, "runtime", None)
-    return real_runtime() if bring is None else bring()

@@ -2,8 +2,8 @@
 
     {"id": ..., "op": name, ...}  ->  {"id": ..., "ok": true, ...} or {"id": ..., "ok": false, "error": text}
 
-The helper hears them on the socket that is its standard input, where the harness starts it itself, or on a Unix socket,
-where an agent does. Standard library only: this goes to hosts that have nothing of ours.
+The helper hears them on a Unix socket, which its first argument names. Standard library only: this goes to hosts that
+have nothing of ours.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-__all__ = ["MAX_LINE_BYTES", "Message", "Operation", "serve_control", "serve_path"]
+__all__ = ["MAX_LINE_BYTES", "Message", "Operation", "run_helper", "serve_path"]
 
-MAX_LINE_BYTES = 1 << 20
-"""Longest request: shapes of all links of the largest cluster are far below."""
+MAX_LINE_BYTES = 4 << 20
+"""Longest request: the listeners or the shapes of all links of the largest cluster, several times over."""
 
 Message = dict[str, Any]
 Operation = Callable[[Message], Awaitable[Message]]
@@ -43,15 +43,6 @@ async def _converse(
         await writer.drain()
 
 
-async def serve_control(control: socket.socket, operations: Mapping[str, Operation]) -> None:
-    """Answer on one socket until the harness closes its end. Raises ConnectionError, ValueError."""
-    reader, writer = await asyncio.open_connection(sock=control, limit=MAX_LINE_BYTES)
-    try:
-        await _converse(reader, writer, operations)
-    finally:
-        writer.close()
-
-
 async def serve_path(path: str, operations: Mapping[str, Operation]) -> None:
     """Answer on a Unix socket for as long as the process lives. Raises OSError."""
 
@@ -64,3 +55,8 @@ async def serve_path(path: str, operations: Mapping[str, Operation]) -> None:
     server = await asyncio.start_unix_server(take, os.path.basename(path), limit=MAX_LINE_BYTES)
     async with server:
         await server.serve_forever()
+
+
+def run_helper(operations: Mapping[str, Operation]) -> None:
+    """Be a helper process: answer on the socket that the first argument names, until killed."""
+    asyncio.run(serve_path(sys.argv[1], operations))

@@ -3,7 +3,7 @@
     container sb-<run>-n1 ---+
     container sb-<run>-n2 ---+-- network sb-<run>
     ...                      |
-    container sb-<run>-ns1 --+   the clients are on the machine that the engine runs on
+    container sb-<run>-nN ---+   the clients are on the machine that the engine runs on
 
 A container's first process is the harness's agent; what runs on the host are its children, and faults are made in
 the container's own namespaces (NET_ADMIN, nothing more). The harness must be able to reach containers by their
@@ -13,18 +13,20 @@ addresses, so it runs where the engine runs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 from harness.clusters import host_agent
-from harness.clusters.agent_cluster import AgentCluster
+from harness.clusters.agent_cluster import ClusterArguments
 from harness.clusters.agent_link import ByteStream
-from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable
+from harness.clusters.base import ClusterUnavailable
 from harness.clusters.docker_engine import HOST_IMAGE, DockerEngine
-from harness.clusters.threads import in_thread
+from harness.clusters.remote_cluster import RemoteCluster
+from harness.clusters.threads import all_of, in_thread
 from harness.errors import OperatorError
 from harness.host_files import BUILD_IMAGE, host_file, host_files_directory
-from harness.run_state import KIND_CONTAINER, KIND_NETWORK, Claim, RunState
+from harness.run_state import KIND_CONTAINER, KIND_NETWORK, Claim
 
 __all__ = ["MAX_HOSTS", "DockerCluster"]
 
@@ -38,26 +40,23 @@ _CAPABILITIES = ("NET_ADMIN", "NET_RAW")
 """For nftables and devices, and for the packet sockets of the link relay."""
 
 
-class DockerCluster(AgentCluster):
-    """Hosts as containers, for one run. See harness.clusters.base.Cluster and AgentCluster.
+class DockerCluster(RemoteCluster):
+    """Hosts as containers, for one run. See harness.clusters.base.Cluster and RemoteCluster.
 
     `image` has Python 3.11, nftables and iproute2; without one the project's own is used, and built if need be.
     """
 
     name = "docker"
     description = "a container per host on a bridge of its own, cuts by nftables inside; needs a Docker engine"
+    max_hosts = MAX_HOSTS
     options: Sequence[str] = ("image",)
     file_systems_missing = "containers may mount no file system of their own: use --cluster netns, or ssh"
 
-    def __init__(
-        self, *, node_count: int, run: RunState, work_dir: str, ports: Collection[int], image: str | None = None
-    ) -> None:
-        if not 1 <= node_count <= MAX_HOSTS:
-            raise ValueError(f"a docker cluster has 1 to {MAX_HOSTS} replicas, not {node_count}")
-        super().__init__(node_count=node_count, run=run, work_dir=work_dir, ports=ports)
+    def __init__(self, *, image: str | None = None, **given: Unpack[ClusterArguments]) -> None:
+        super().__init__(**given)
         self._image = image
-        self._network_name = f"sb-{run.run_id}"
-        self._containers = {host: f"sb-{run.run_id}-{host}" for host in (*self._hosts, NAME_SERVER_HOST)}
+        self._network_name = f"sb-{self._run.run_id}"
+        self._containers = {host: f"sb-{self._run.run_id}-{host}" for host in self._all_hosts}
         self._addresses: dict[str, str] = {}
         self._engine: DockerEngine | None = None
 
@@ -94,10 +93,7 @@ class DockerCluster(AgentCluster):
                 capabilities=_CAPABILITIES,
             )
 
-        outcomes = await asyncio.gather(*(start(host) for host in self._containers), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await all_of(map(start, self._containers))
 
     async def _remove_hosts(self) -> list[Exception]:
         engine = self._engine
@@ -130,9 +126,6 @@ class DockerCluster(AgentCluster):
     def container(self, host: str) -> str:
         """The name of a host's container."""
         return self._containers[host]
-
-    def _machine(self, host: str) -> str:
-        return host
 
     def _agent_dir(self, machine: str) -> str:
         return _DIRECTORY

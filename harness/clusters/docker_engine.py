@@ -187,11 +187,6 @@ class DockerEngine:
                 is_gone = False
             raise ConnectFailure(f"container {container}: {error}", gone=is_gone) from None
 
-    def last_words(self, container: str) -> str:
-        """The end of what a container's first process has printed. Raises OperatorError."""
-        with self._errors(f"logs of {container}"):
-            return str(self._client.containers.get(container).logs(tail=3).decode(errors="replace")).strip()
-
     def remove_container(self, name: str, run_id: str) -> bool:
         """End and remove a container of a run; False when there is none.
 

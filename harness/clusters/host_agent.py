@@ -1,15 +1,18 @@
-"""The agent: one file of standard library that runs as root on a host which the harness cannot reach into.
+"""The agent: one file of standard library by which the harness acts on a host.
 
-A container or a machine behind SSH has its own processes, files and network. The agent is the harness's hand there:
-it runs commands, starts the programs of a test and reports how they end, sends and receives probe datagrams, and
-reads and writes files. It listens on a Unix socket in its directory; the harness reaches that socket through
-`docker exec` or an SSH channel by the sub-command `relay`. When that connection breaks, agent and programs go on; the
-harness connects again and asks again under the same request ids, and what was asked twice is done once.
+A host has its own processes, files and network, be it a namespace, a container or a machine behind SSH. The agent runs
+there: it runs commands, starts the programs of a test and reports how they end, sends and receives probe datagrams, and
+reads and writes files. It listens on a Unix socket. On the harness's own machine the harness connects to that; anywhere
+else it reaches it through `docker exec` or an SSH channel by the sub-command `relay`. When that connection breaks,
+agent and programs go on; the harness connects again and asks again under the same request ids, and what was asked twice
+is done once.
 
     agent.py start BASE RUN_ID    take the host for a run, start the daemon behind, say so (or why not) in JSON
     agent.py daemon DIR RUN_ID    serve; in a container this is process 1
     agent.py relay DIR            carry bytes between standard input and output and the daemon
     agent.py clean BASE RUN_ID    remove everything of a run: processes, undo commands, directory
+    agent.py fork RUN_ID ...      serve hosts on the harness's own machine, a process each; for each one the descriptor
+                                  of its socket and its directory follow. All end with standard input, or the harness
 
 Messages are JSON, one a line. Programs and commands carry the run's id in their environment, so `clean` knows them.
 """
@@ -20,23 +23,31 @@ import asyncio
 import base64
 import contextlib
 import ctypes
-import functools
+import fcntl
 import json
 import os
 import select
-import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
-import tarfile
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MAX_LINE_BYTES", "MAX_OUTPUT_BYTES", "NO_AGENT_STATUS", "RUN_VARIABLE", "Agent", "main"]
+__all__ = [
+    "MAX_LINE_BYTES",
+    "MAX_OUTPUT_BYTES",
+    "NO_AGENT_STATUS",
+    "RUN_VARIABLE",
+    "SOCKET",
+    "Agent",
+    "death_signal_setter",
+    "main",
+]
 
 RUN_VARIABLE = "SPLITBRAIN_RUN"
 MAX_LINE_BYTES = 4 << 20
@@ -60,7 +71,11 @@ KILL_TIMEOUT_S = 10.0
 NO_AGENT_STATUS = 3
 SOCKET = "agent.sock"
 UNDO_FILE = "undo.json"
+HELPER_POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000
+_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+_SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _IFF_UP = 0x8914, 0x8916, 0x891C, 1
 _ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 
 Message = dict[str, Any]
@@ -100,22 +115,25 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._udp: socket.socket | None = None
         self._stopping = asyncio.Event()
-        self._set_death_signal = _death_signal_setter()
+        self._set_death_signal = death_signal_setter()
         operations: list[Callable[..., Awaitable[Message]]] = [
             self._hello, self._run, self._spawn, self._signal, self._list, self._write, self._read, self._pack,
-            self._udp_open, self._udp_send, self._undo,
+            self._udp_open, self._udp_send, self._undo, self._ask, self._state,
+            self._enter,
         ]  # fmt: skip
         self._operations = {operation.__name__[1:]: operation for operation in operations}
 
-    async def serve(self) -> None:
-        """Serve until SIGTERM comes; ends every child."""
+    async def serve(self, listener: socket.socket | None = None) -> None:
+        """Serve until SIGTERM comes, on a socket of its own directory unless one is given; ends every child."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
         os.chdir(self._directory)  # the address of a socket may have 107 bytes, a directory's path may have more
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(SOCKET)
-        server = await asyncio.start_unix_server(self._serve_connection, SOCKET, limit=MAX_LINE_BYTES)
+        if listener is None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(SOCKET)
+        place: Message = {"path": SOCKET} if listener is None else {"sock": listener}
+        server = await asyncio.start_unix_server(self._serve_connection, limit=MAX_LINE_BYTES, **place)
         try:
             await self._stopping.wait()
         finally:
@@ -141,7 +159,7 @@ class Agent:
         ident = str(request["id"])
         if (task := self._remembered.get(ident)) is None:
             task = asyncio.ensure_future(self._perform(request))
-            if request["op"] not in ("read", "hello", "list"):  # big, or as good when done again
+            if request["op"] not in ("read", "hello", "list", "state"):  # big, or as good when done again
                 self._remembered[ident] = task
                 while len(self._remembered) > MAX_REMEMBERED:
                     self._remembered.popitem(last=False)
@@ -169,11 +187,13 @@ class Agent:
 
     async def _hello(self) -> Message:
         python = {"python": list(sys.version_info[:3]), "interpreter": sys.executable, "directory": os.getcwd()}
-        return {**python, "wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+        return {**python, "pid": os.getpid(), "wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
 
     # Processes
 
     def _start(self, argv: list[str], log_path: str | None, **options: Any) -> _Child:
+        """A process in a session of its own. A program, which has a log, dies with the agent; a short command ends by
+        itself, and starts in half the time without that wish."""
         if len(self._children) >= MAX_CHILDREN:
             ended = [pid for pid, child in self._children.items() if child.status is not None]
             for pid in ended[: len(ended) // 2 + 1]:
@@ -181,7 +201,8 @@ class Agent:
             if not ended:
                 raise _Refused(f"{MAX_CHILDREN} processes run already")
         try:
-            popen = subprocess.Popen(argv, start_new_session=True, preexec_fn=self._set_death_signal, **options)
+            first = self._set_death_signal if log_path else None
+            popen = subprocess.Popen(argv, start_new_session=True, preexec_fn=first, **options)
         except OSError as error:
             raise _Refused(f"{error.filename or argv[0]}: {error.strerror}") from None
         child = self._children[popen.pid] = _Child(popen, log_path)
@@ -230,6 +251,14 @@ class Agent:
             _kill_group(pid, number)
         return {}
 
+    async def _state(self, pid: int) -> Message:
+        """The letter for a process's state as /proc shows it; none when there is no such process."""
+        try:
+            shown = Path(f"/proc/{pid}/stat").read_bytes()
+        except OSError:
+            return {"letter": ""}
+        return {"letter": shown.rpartition(b")")[2].split()[0].decode()}
+
     async def _list(self) -> Message:
         """The programs that have ended, as their events said it."""
         ended = [child for child in self._children.values() if child.log_path and child.status is not None]
@@ -267,6 +296,8 @@ class Agent:
                 content, offset = content[written:], offset + written
             if not keep:  # the harness's own files outlive a file system that is shut down
                 os.fsync(file.fileno())
+        if not keep:
+            _sync_directory(os.path.dirname(path) or "/")
         return {}
 
     async def _read(self, path: str, offset: int, size_bytes: int) -> Message:
@@ -313,6 +344,46 @@ class Agent:
                 errors[nonce] = error.strerror or str(error)
         return {"errors": errors}
 
+    # Places and helpers
+
+    async def _enter(self, network: str, device: str, address: str, groups: list[str], has_mounts: bool) -> Message:
+        """Go where the host is on this machine, and whatever is started here with it: into a network namespace, by its
+        path, whose device gets the host's address and prefix; control groups, by their directories; and, if it
+        `has_mounts`, mounts that nobody else sees."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        for group in groups:
+            Path(group, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+        with open(network, "rb") as namespace:
+            _require(libc.setns(namespace.fileno(), _CLONE_NEWNET), network)
+        _bring_up(device, address)
+        if has_mounts:
+            _require(libc.unshare(_CLONE_NEWNS), "a mount namespace")
+            _require(libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None), "a mount namespace")
+        return {}
+
+    async def _ask(self, name: str, line: str, timeout_s: float, listens_within_s: float) -> Message:
+        """Ask a helper that listens on the socket `name` of this directory; `listens_within_s` is for one that was just
+        started. Its answer is the line that it sends."""
+        deadline_s = time.monotonic() + listens_within_s
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(name, limit=MAX_LINE_BYTES)
+                break
+            except OSError as error:
+                if time.monotonic() > deadline_s:
+                    raise _Refused(f"{name} does not listen: {error.strerror}") from None
+                await asyncio.sleep(HELPER_POLL_S)
+        try:
+            writer.write(line.encode() + b"\n")
+            answer = await asyncio.wait_for(reader.readline(), timeout_s)
+        except TimeoutError:
+            raise _Refused(f"{name} did not answer within {timeout_s:g} s") from None
+        finally:
+            writer.close()
+        if not answer:
+            raise _Refused(f"{name} has ended")
+        return {"answer": answer.decode()}
+
     # The end
 
     async def _undo(self, key: str, argv: list[str] | None, stdin: str = "") -> Message:
@@ -341,6 +412,8 @@ def _tail(path: str) -> str:
 
 
 def _pack_directory(path: str, packed: str) -> None:
+    import tarfile  # with what it needs, which takes longer than all else to import and is needed once at most
+
     ours = ("lost+found", ".splitbrain-")  # what is the file system's own, or was put there by faults
     with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
         if os.path.isdir(path):
@@ -352,9 +425,71 @@ def _kill_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
-def _death_signal_setter() -> Callable[[], Any]:
-    """What a child runs before exec so that it dies with the agent."""
-    return functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _sync_directory(path: str) -> None:
+    with contextlib.ExitStack() as stack:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stack.callback(os.close, descriptor)
+        os.fsync(descriptor)
+
+
+def death_signal_setter() -> Callable[[], None]:
+    """What a child of this process runs first, so that it dies with this process.
+
+    The library is loaded here and not in the child: between fork and exec a child should do next to nothing.
+    """
+    prctl, parent_pid = ctypes.CDLL(None).prctl, os.getpid()
+
+    def set_death_signal() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:  # it died before the kernel knew of our wish
+            os._exit(1)
+
+    return set_death_signal
+
+
+def _fork_command(run_id: str, *arguments: str) -> int:
+    """Serve hosts of this machine, each in a process of its own."""
+    listeners = {socket.socket(fileno=int(number)): directory for number, directory in _pairs(arguments)}
+    prepare, pids = death_signal_setter(), list[int]()
+    for listener, directory in listeners.items():
+        pid = os.fork()
+        if pid == 0:
+            prepare()
+            for other in listeners.keys() - {listener}:
+                other.close()
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            asyncio.run(Agent(directory, run_id).serve(listener))
+            os._exit(0)
+        pids.append(pid)
+    for listener in listeners:
+        listener.close()
+    os.read(0, 1)
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)  # not waited for yet, so the number is nobody else's
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return 0
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    return zip(words[::2], words[1::2], strict=True)
+
+
+def _bring_up(device: str, address: str) -> None:
+    """Give a device its address, and have it and the loopback device up. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        own, _, bits = address.partition("/")
+        mask = (0xFFFFFFFF << (32 - int(bits)) & 0xFFFFFFFF).to_bytes(4, "big")
+        for request, value in ((_SIOCSIFADDR, socket.inet_aton(own)), (_SIOCSIFNETMASK, mask)):
+            fcntl.ioctl(any_socket, request, struct.pack("16sH2x4s8x", device.encode(), socket.AF_INET, value))
+        for name in ("lo", device):
+            fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", name.encode(), _IFF_UP))
+
+
+def _require(result: int, what: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), what)
 
 
 def _start_command(base: str, run_id: str, source: str) -> int:
@@ -471,6 +606,8 @@ def _clean_command(base: str, run_id: str) -> int:
     _undo_all(commands, removed, left)
     if not left:
         if os.path.isdir(directory):
+            import shutil
+
             shutil.rmtree(directory)
             removed.append(directory)
         if owner.exists() and owner.read_text().strip() == run_id:
@@ -490,6 +627,8 @@ def main(arguments: list[str], source: str = "") -> int:
         return _relay_command(*rest)
     if command == "clean":
         return _clean_command(*rest)
+    if command == "fork":
+        return _fork_command(*rest)
     directory, daemon_run_id = rest
     os.makedirs(directory, exist_ok=True)
     asyncio.run(Agent(directory, daemon_run_id).serve())

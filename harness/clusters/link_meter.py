@@ -20,11 +20,10 @@ import asyncio
 import contextlib
 import socket
 import struct
-import sys
 import time
 from typing import Any
 
-from harness.clusters.control_server import serve_path
+from harness.clusters.control_server import run_helper
 
 __all__ = ["HEADER_BYTES", "LinkMeter", "arrival_ns", "main", "stamp_arrivals"]
 
@@ -140,15 +139,10 @@ def arrival_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
     return time.time_ns()
 
 
-async def _serve(path: str) -> None:
-    meter = LinkMeter()
-    operations = {"open": meter.open, "send": meter.send, "arrivals": meter.arrivals}
-    await serve_path(path, operations)
-
-
 def main() -> None:
     """Run the meter on the path that is the first argument."""
-    asyncio.run(_serve(sys.argv[1]))
+    meter = LinkMeter()
+    run_helper({"open": meter.open, "send": meter.send, "arrivals": meter.arrivals})
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ It looks as if accepted (the kernel has done that by then) but nothing answers a
 both directions are open again it goes on, as a repeated SYN would; unless the opener has hung up meanwhile, in
 which case nothing of it ever reaches the far host.
 
-It is controlled over its standard input, a socket: JSON lines, a request `{"id": 1, "op": ..., ...}` and a reply
-`{"id": 1, "ok": true, ...}` or `{"id": 1, "ok": false, "error": ...}`. It ends when that socket does.
+It is spoken to over the Unix socket that its argument names, as control_server says:
 
     open    {"seed", "links": [{"source", "destination", "from": ip, "ports": [[listen ip, port, to ip, port], ...]}]}
     gates   {"cut": [[source, destination], ...], "shaped": [[source, destination, delay_ms, jitter_ms, bytes/s], ...]}
@@ -24,20 +23,17 @@ It is controlled over its standard input, a socket: JSON lines, a request `{"id"
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import random
+import resource
 import socket
-import sys
 from collections.abc import Iterable
 from typing import Any, cast
 
+from harness.clusters.control_server import run_helper
 from harness.clusters.link_pump import Gate, Pump, Side, reset
-from harness.clusters.processes import raise_descriptor_limit
 
-__all__ = ["MAX_LINE_BYTES", "LinkProxy", "main"]
-
-MAX_LINE_BYTES = 8 << 20
-"""One control message: the listeners of the largest cluster on a dozen ports, several times over."""
+__all__ = ["LinkProxy", "main", "raise_descriptor_limit"]
 
 MAX_CONNECTIONS = 20_000
 """Connections at a time; each takes two descriptors and, when cut, MAX_HELD_BYTES at worst. Any more are reset."""
@@ -266,39 +262,24 @@ def _drop_hung_up(openers: Iterable[_Opener]) -> None:
             opener.drop()
 
 
-async def _serve(control: socket.socket) -> None:
-    """Answer requests until the harness closes its end."""
-    reader, writer = await asyncio.open_connection(sock=control, limit=MAX_LINE_BYTES)
-    proxy = LinkProxy()
-    operations = {"open": proxy.open, "gates": proxy.gates, "route": proxy.route, "stats": proxy.stats}
-    try:
-        while line := await reader.readline():
-            message = json.loads(line)
-            operation = operations.get(message.get("op"))
-            if operation is None:
-                reply: dict[str, Any] = {"ok": False, "error": f"no operation {message.get('op')!r}"}
-            else:
-                try:
-                    reply = await operation(message)
-                except (KeyError, TypeError, ValueError) as error:
-                    reply = {"ok": False, "error": f"bad {message['op']} request: {error!r}"}
-            writer.write(json.dumps({"id": message.get("id"), **reply}).encode() + b"\n")
-            await writer.drain()
-    except (ConnectionError, ValueError) as error:  # ValueError: no JSON, or a line beyond the limit
-        print(f"link proxy: the control connection broke: {error}", file=sys.stderr)
-    finally:
-        await proxy.close()
-        writer.close()
+def raise_descriptor_limit() -> int:
+    """Allow this process as many open descriptors as the system lets it; returns the new limit.
+
+    A cluster of n nodes has some n * n links, each with several sockets, and the usual soft limit is 1024.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # some systems refuse "unlimited"
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return soft
 
 
 def main() -> None:
-    """Run the proxy on the control socket that is standard input."""
+    """Run the proxy on the path that is the first argument."""
     raise_descriptor_limit()
-    try:
-        control = socket.socket(fileno=0)
-    except OSError:
-        sys.exit("link proxy: standard input is no socket; the harness starts this program itself")
-    asyncio.run(_serve(control))
+    proxy = LinkProxy()
+    run_helper({"open": proxy.open, "gates": proxy.gates, "route": proxy.route, "stats": proxy.stats})
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
 """The link relay: packets that a link fault shapes go through this program.
 
-In a `netns` cluster it runs in the bridge's namespace. The bridge is told (by nftables) to forward no packets of shaped
-pairs of hosts; the relay sees those same packets as they come in at the source's port of the bridge, and sends them
-out of the destination's port when their time has come: late, twice, out of order, at a rate, or never. On a host with
-an agent it runs on the source itself: the host's own rules turn what it sends on shaped links aside to a device that
-leads nowhere, and the relay takes it from there to the device that it was meant for. So it needs nothing of the
-kernel beyond packet sockets, and works where netem is missing and inside a user namespace. Packets that the kernel
-has joined into one for speed (GSO) travel, and are lost, as one.
+It runs on the host where they begin. The host's own rules turn what it sends on shaped links aside to a device that
+leads nowhere, and the relay takes it from there to the device that it was meant for when its time has come: late,
+twice, out of order, at a rate, or never. So it needs nothing of the kernel but packet sockets and nftables, and works
+where netem is missing and inside a user namespace. Packets that the kernel has joined into one for speed (GSO) travel,
+and are lost, as one.
 
-It is a process of its own, so that a busy harness makes no packet late. It is spoken to as control_server says: over
-the socket that is its standard input, or over the Unix socket that its argument names.
+It is a process of its own, so that a busy harness makes no packet late. It is spoken to over the Unix socket that its
+argument names, as control_server says.
 
-    open    {"seed": n, "ports": {address: device}, "aside": device}    where packets to each address go out; without
-            "aside" they come in at the port of their source's address
+    open    {"seed": n, "ports": {address: device}, "aside": device}    where packets to each address go out, and where
+            those that are shaped come in
     shape   {"pairs": [[source, destination, shape], ...]}    all shaped pairs; in force when answered
     stats   -> {"relayed", "lost", "queued"}
 """
@@ -25,10 +23,9 @@ import heapq
 import itertools
 import random
 import socket
-import sys
 from typing import Any
 
-from harness.clusters.control_server import serve_control, serve_path
+from harness.clusters.control_server import run_helper
 
 __all__ = ["RELAYED_MARK", "LinkRelay", "Schedule", "main"]
 
@@ -110,7 +107,7 @@ class LinkRelay:
         """Learn where the hosts are."""
         self._rng.seed(int(message["seed"]))
         self._devices = {socket.inet_aton(address): device for address, device in message["ports"].items()}
-        self._aside = message.get("aside")
+        self._aside = str(message["aside"])
         return {}
 
     async def shape(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -126,8 +123,8 @@ class LinkRelay:
         self._shapes = shapes
         for device in {self._devices[destination] for _, destination in shapes} - self._mouths.keys():
             self._mouths[device] = _packet_socket(device, 0)
-        for device in {self._aside or self._devices[source] for source, _ in shapes} - self._ears.keys():
-            self._listen(device)
+        if shapes and self._aside is not None and self._aside not in self._ears:
+            self._listen(self._aside)
         if not shapes:
             self._flush()
             self._forget_all()
@@ -227,24 +224,10 @@ def _packet_socket(device: str, protocol: int) -> socket.socket:
     return port
 
 
-async def _serve(arguments: list[str]) -> None:
-    """Answer requests until the harness closes its end of standard input; on a path for good."""
-    relay = LinkRelay()
-    operations = {"open": relay.open, "shape": relay.shape, "stats": relay.stats}
-    try:
-        if arguments:
-            await serve_path(arguments[0], operations)
-        else:
-            await serve_control(socket.socket(fileno=0), operations)
-    except (OSError, ValueError) as error:
-        sys.exit(f"link relay: its control ended: {error} (the harness starts this program itself)")
-    finally:
-        relay.close()
-
-
 def main() -> None:
-    """Run the relay on the control socket that is standard input, or on the path that is the first argument."""
-    asyncio.run(_serve(sys.argv[1:]))
+    """Run the relay on the path that is the first argument."""
+    relay = LinkRelay()
+    run_helper({"open": relay.open, "shape": relay.shape, "stats": relay.stats})
 
 
 if __name__ == "__main__":

@@ -9,110 +9,109 @@ Each host has one address in 10.77.0.0/24, seen only by the hosts of its run, so
 side and nothing appears in the machine's own network. Packets between hosts are the kernel's, with its TCP; cuts
 are nftables sets in the namespace of the host that drops (see nemesis.mechanisms.nft).
 
+Where that can be had, each replica's host also has a file system, a mount namespace and a control group:
+
+    <work_dir>/<host>/disk.img     an ext4 image, sparse, on a loop device of its own
+    <work_dir>/<host>/data         where it is mounted, in the host's mount namespace
+
+The mount namespace is that of the host's agent. The machine's own table of mounts never has the disk in it, so nobody
+else can come to hold it by making a namespace of their own, and it is gone with the last process of the host; the
+harness looks at it by way of /proc/<agent>/root. Every program of a host runs in that namespace, and in the control
+group `splitbrain-<run>-<host>` of every hierarchy that there is. Images lie on the disk that the run is kept on, or, on
+request, in memory. When the cluster is stopped the files are copied out of the image to the place where it was mounted,
+so that everything after finds them under the same paths.
+
 Needs root, or a user namespace in which the harness is root (see harness.clusters.user_namespace).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Unpack
 
-from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, ClusterUnavailable, HostProcess, Program
-from harness.clusters.netns_calls import (
-    enter_namespace,
-    namespace_path,
-    open_current_namespace,
-    remove_namespace,
-)
-from harness.clusters.netns_links import BridgeRelay, NetnsLinks, links_shaper, why_no_netem
-from harness.clusters.netns_probe import LinkProbe
-from harness.clusters.netns_shell import NamespaceShell, run_command
-from harness.clusters.netns_trial import PROGRAMS
-from harness.clusters.node_disks import MEMORY, SHARED, NodeDisks, storage_for, why_no_file_systems
-from harness.clusters.packet_network import PacketNetwork
-from harness.clusters.processes import Processes
+from harness.clusters.agent_cluster import ClusterArguments
+from harness.clusters.agent_file_systems import AgentFileSystems, FileSystemPlace, why_no_file_systems
+from harness.clusters.agent_link import AgentLink
+from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable
+from harness.clusters.control_groups import cgroup_parents, remove_group
+from harness.clusters.loop_devices import file_id, loop_devices_of, release_device
+from harness.clusters.netns_calls import enter_namespace, namespace_path, open_current_namespace, remove_namespace
+from harness.clusters.netns_trial import PROGRAMS, why_no_netem
+from harness.clusters.own_machine import OwnMachineCluster
 from harness.clusters.shaped_links import NETEM, RELAY
-from harness.faults.equipment import Equipped
-from harness.faults.file_system_disks import FILE_SYSTEM_KINDS, FileSystemDisks
-from harness.faults.local_access import LocalAccess
-from harness.faults.shim_hosts import ShimHosts, shim_missing
+from harness.clusters.threads import all_of, in_thread
+from harness.faults.file_system_disks import FILE_SYSTEM_KINDS
 from harness.programs import require_programs
-from harness.run_state import KIND_NETNS, Claim, RunState
-from nemesis.mechanisms.nft import NftCuts
+from harness.run_state import KIND_CGROUP, KIND_IMAGE, KIND_NETNS, Claim
+from nemesis.mechanisms.file_systems import thaw
 from nemesis.mechanisms.shell import ShellError
-from nemesis.mechanisms.shim import ShimError
 
-__all__ = ["MAX_HOSTS", "NetnsCluster"]
+__all__ = ["DEVICE", "IMAGE", "MAX_HOSTS", "MEMORY", "SHARED", "NetnsCluster", "storage_for"]
 
 MAX_HOSTS = 200
-"""Replicas that the /24 has room for beside the name servers' and the clients' host."""
+"""Replicas that the /24 has room for beside the clients' host and those that the system adds."""
+
+IMAGE, MEMORY, SHARED = "image", "memory", "shared"
+"""Where hosts keep their files: in an image on disk, in one in memory, or on the harness's own file system."""
+
+DEVICE = "eth0"
+"""A host's one device, by which it reaches every other."""
 
 _SUBNET = "10.77.0"
 _PREFIX_BITS = 24
 _BRIDGE_HOST = "net"
 """The namespace of the bridge; no program runs there."""
 
+_COMMAND_TIMEOUT_S = 20.0
+_BUSY_TIMEOUT_S = 10.0
+"""How long a control group may stay in use after its host's programs were ended."""
 
-class NetnsCluster(Equipped[ShimHosts]):
+_DETACH_TIMEOUT_S = 2.0
+"""For a loop device to go by itself after the last mount has gone."""
+
+_POLL_S = 0.02
+_KEPT = ".kept"
+
+
+class NetnsCluster(OwnMachineCluster):
     """Hosts as network namespaces, for one run. See harness.clusters.base.Cluster.
 
-    `ports` are those that hosts will be reached on; data and logs of each host lie under `work_dir/<host>`.
     Start and stop it on the same thread: that thread is in the clients' namespace in between.
     """
 
     name = "netns"
     description = "a network namespace per host on a bridge, cuts by nftables; root or a user namespace"
-    logs_are_live = True
-    """Programs log straight into files of the harness's machine."""
+    max_hosts = MAX_HOSTS
     options: Sequence[str] = ("storage",)
     storage: str | None = None
     """The choice of the operator, on a class made by `configured`."""
 
-    def __init__(
-        self,
-        *,
-        node_count: int,
-        run: RunState,
-        work_dir: str,
-        ports: Collection[int],
-        storage: str | None = None,
-    ) -> None:
-        if not 1 <= node_count <= MAX_HOSTS:
-            raise ValueError(f"a netns cluster has 1 to {MAX_HOSTS} replicas, not {node_count}")
-        self._hosts = tuple(f"n{number}" for number in range(1, node_count + 1))
+    def __init__(self, *, storage: str | None = None, **given: Unpack[ClusterArguments]) -> None:
+        super().__init__(**given)
         self._addresses = {host: f"{_SUBNET}.{number}" for number, host in enumerate(self._hosts, 1)}
-        self._addresses[NAME_SERVER_HOST] = f"{_SUBNET}.{MAX_HOSTS + 1}"
-        self._addresses[CLIENTS_HOST] = f"{_SUBNET}.{MAX_HOSTS + 2}"
-        self._names = {host: f"sb-{run.run_id}-{host}" for host in (_BRIDGE_HOST, *self._addresses)}
-        self._run = run
-        self._work_dir = os.path.abspath(work_dir)
-        self._ports = frozenset(ports)
-        self._processes = Processes(run=run, log_dir=self._work_dir)
-        self._probe = LinkProbe({host: namespace_path(self._names[host]) for host in self._addresses}, self._addresses)
-        self._shell: NamespaceShell | None = None
-        self._network: PacketNetwork | None = None
+        for number, host in enumerate((*self._extra_hosts, CLIENTS_HOST), MAX_HOSTS + 1):
+            self._addresses[host] = f"{_SUBNET}.{number}"
+        self._names = {host: f"sb-{self._run.run_id}-{host}" for host in (_BRIDGE_HOST, *self._addresses)}
+        self._programs: Mapping[str, str] = {}
         self._home = -1
-        self._links: NetnsLinks | None = None
         self._storage = storage_for(storage or self.storage)
-        self._node_disks: NodeDisks | None = None
+        self._cgroups: dict[str, list[str]] = {}
+        self._pids: dict[str, int] = {}
+        """The agents, by host."""
+        self._image_ids: dict[str, list[int]] = {}
+        self._images: dict[str, FileSystemPlace] = {}
+        self._kept: list[str] = []
 
     @classmethod
-    def configured(cls, *, storage: str | None = None) -> type[NetnsCluster]:
+    def configured(cls, *, storage: str | None = None, extra_hosts: Sequence[str] = ()) -> type[NetnsCluster]:
         """Such clusters with these options, to be asked what they miss. Raises ClusterUnavailable."""
         return type(cls.__name__, (cls,), {"storage": storage_for(storage)})
-
-    @property
-    def hosts(self) -> Sequence[str]:
-        """The replicas' hosts: n1..nN."""
-        return self._hosts
-
-    @property
-    def network(self) -> PacketNetwork:
-        """The network between the hosts; there is one from `start` on."""
-        if self._network is None:
-            raise RuntimeError("the cluster has no network: it was not started")
-        return self._network
 
     @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
@@ -121,9 +120,7 @@ class NetnsCluster(Equipped[ShimHosts]):
             if cls.storage == SHARED and why_no_file_systems() is None:
                 return "--storage shared: hosts have no file systems of their own"
             return why_no_file_systems()
-        if interface in ("clocks", "disks"):
-            return shim_missing(interface, ability)
-        return None
+        return super().missing(interface, ability)
 
     @staticmethod
     def link_mechanism() -> str:
@@ -132,98 +129,117 @@ class NetnsCluster(Equipped[ShimHosts]):
         return NETEM if why_not is None else f"{RELAY}, as {why_not}"
 
     @property
-    def links(self) -> NetnsLinks | None:
-        """The quality of the links between hosts, from `start` on."""
-        return self._links
+    def _machines(self) -> list[str]:
+        return list(self._addresses)
+
+    def _address(self, host: str) -> str:
+        return self._addresses[host]
+
+    # Making hosts
 
     async def start(self) -> None:
         """Create namespaces, bridge and rules, and enter the clients' namespace.
 
         Raises ClusterUnavailable when this machine or user cannot; what was created by then is removed.
         """
-        programs = require_programs(PROGRAMS)
+        await super().start()
         try:
-            await self._create(programs)
-        except ShimError as error:
-            await self.stop()
-            raise ClusterUnavailable(f"netns: {error}") from None
-        except (ShellError, OSError) as error:
-            await self.stop()
-            raise ClusterUnavailable(f"netns: {error}; needs root or unprivileged user namespaces") from None
+            self._enter_clients()
         except BaseException:
-            await self.stop()
+            await self._stop_after_failure()
             raise
 
-    async def _create(self, programs: Mapping[str, str]) -> None:
-        ip = programs["ip"]
-        self._shell = NamespaceShell(self._names, nsenter=programs["nsenter"], environment=self._run.environment)
-        for host in self._addresses:
-            os.makedirs(self.data_dir(host), exist_ok=True)
+    async def _make_hosts(self) -> None:
+        self._programs = require_programs(PROGRAMS)
+        self._start_agents()
         if self._storage != SHARED:
-            self._node_disks = NodeDisks(
-                self._hosts,
-                run=self._run,
-                work_dir=self._work_dir,
-                in_memory=self._storage == MEMORY,
-                end_programs=self._end_programs,
-            )
-            await self._node_disks.create()
-        by_shim = {need for need in self._needs if need[1] not in FILE_SYSTEM_KINDS}
-        if ShimHosts.wanted(by_shim):
-            self._shim = ShimHosts(
-                self._hosts,
-                work_dir=self._work_dir,
-                data_dir=self.data_dir,
-                run=self._run,
-                tracks_writes=("disks", "power") in self._needs,
-                undo_inside=self._node_disks is not None,
-                enter=None if self._node_disks is None else self._node_disks.enter,
-            )
-        if self._node_disks is not None and any(interface == "disks" for interface, _ in self._needs):
-            self._disks = FileSystemDisks(
-                self._hosts,
-                file_systems=self._node_disks,
-                shim=None if self._shim is None else self._shim.disks,
-                access=LocalAccess(self._run.environment, enter=self._node_disks.enter),
-            )
+            self._make_groups()
+
+    async def _check_machines(self) -> None:
+        """While the agents come to be, the namespaces are made; then they go there."""
+        await all_of([self._make_namespaces(), *map(self._greet_one, self._machines)])
+        await all_of(map(self._settle, self._machines))
+
+    async def _greet_one(self, host: str) -> None:
+        self._pids[host] = int((await self._links[host].greet())["pid"])
+
+    async def _make_namespaces(self) -> None:
         self._run.claim_all(Claim(KIND_NETNS, name, {}) for name in self._names.values())
-        await self._batch([ip], [f"netns add {name}" for name in self._names.values()])
-        bridge = ["link add br0 type bridge", "link set br0 up"]
-        for host in self._addresses:
-            bridge.append(f"link add {host} type veth peer name eth0 netns {self._names[host]}")
-            bridge.append(f"link set {host} master br0 up")
-        await self._batch([ip, "-netns", self._names[_BRIDGE_HOST]], bridge)
-        cuts = NftCuts(self._shell, self._addresses, nft=programs["nft"])
-        work = [cuts.install()]
-        for host, address in self._addresses.items():
-            lines = ["link set lo up", f"addr add {address}/{_PREFIX_BITS} dev eth0", "link set eth0 up"]
-            work.append(self._batch([ip, "-netns", self._names[host]], lines))
-        # Every one is waited for before the first error is raised: nothing goes on behind `stop`.
-        for outcome in await asyncio.gather(*work, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
-        self._probe.open()
-        self._network = PacketNetwork(cuts, self._probe)
-        relay = BridgeRelay(
-            shell=self._shell,
-            bridge_host=_BRIDGE_HOST,
-            nft=programs["nft"],
-            addresses=self._addresses,
-            processes=self._processes,
-            seed=self._run.run_id,
+        ip = self._programs["ip"]
+        try:
+            await self._batch([ip], [f"netns add {name}" for name in self._names.values()])
+            bridge = ["link add br0 type bridge", "link set br0 up"]
+            for host in self._addresses:
+                bridge.append(f"link add {host} type veth peer name {DEVICE} netns {self._names[host]}")
+                bridge.append(f"link set {host} master br0 up")
+            await self._batch([ip, "-netns", self._names[_BRIDGE_HOST]], bridge)
+        except ShellError as error:
+            raise ClusterUnavailable(f"netns: {error}; needs root or unprivileged user namespaces") from None
+
+    async def _settle(self, host: str) -> None:
+        """Have a host's agent go where the host is, and give the host its address."""
+        await self._links[host].request(
+            "enter",
+            {
+                "network": namespace_path(self._names[host]),
+                "device": DEVICE,
+                "address": f"{self._addresses[host]}/{_PREFIX_BITS}",
+                "groups": self._cgroups.get(host, []),
+                "has_mounts": self._storage != SHARED and host in self._hosts,
+            },
         )
-        self._links = NetnsLinks(
-            await asyncio.to_thread(links_shaper, relay, self._shell, self._addresses),
-            relay=relay,
-            namespaces={host: namespace_path(self._names[host]) for host in self._addresses},
-            addresses=self._addresses,
-        )
-        self._enter_clients()
+
+    def _make_groups(self) -> None:
+        parents = cgroup_parents()
+        for host in self._hosts:
+            self._cgroups[host] = [os.path.join(parent, f"splitbrain-{self._run.run_id}-{host}") for parent in parents]
+        paths = [path for paths in self._cgroups.values() for path in paths]
+        self._run.claim_all(Claim(KIND_CGROUP, path, {}) for path in paths)
+        for path in paths:
+            os.mkdir(path)
 
     async def _batch(self, ip: Sequence[str], lines: Sequence[str]) -> None:
-        """Many `ip` commands in one process."""
-        script = "\n".join(lines) + "\n"
-        await run_command("netns", [*ip, "-batch", "-"], stdin=script, environment=self._run.environment)
+        """Many `ip` commands in one process. Raises ShellError."""
+        argv = [*ip, "-batch", "-"]
+        done = await in_thread(
+            subprocess.run,
+            argv,
+            input="\n".join(lines) + "\n",
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_TIMEOUT_S,
+            env={**os.environ, **self._run.environment},
+            start_new_session=True,
+        )
+        if done.returncode != 0:
+            raise ShellError("netns", argv, done.returncode, done.stderr)
+
+    async def _make_file_systems(self, agents: Mapping[str, AgentLink]) -> AgentFileSystems | None:
+        """In every run, so that hosts are alike whatever is done to them."""
+        if self._storage == SHARED:
+            return None
+        self._images = {host: self._file_system_place(host) for host in self._hosts}
+        self._run.claim_all(
+            Claim(KIND_IMAGE, place.image, {"point": place.mount_point}) for place in self._images.values()
+        )
+        for place in self._images.values():
+            os.makedirs(os.path.dirname(place.image), exist_ok=True)
+        made = await self._create_file_systems(agents, self._images)
+        for host, place in self._images.items():
+            self._image_ids[host] = file_id(self._seen_by(host, place.image))
+            self._run.claim(KIND_IMAGE, place.image, point=place.mount_point, file_id=self._image_ids[host])
+        return made
+
+    def _file_system_place(self, host: str) -> FileSystemPlace:
+        place = super()._file_system_place(host)
+        if self._storage == MEMORY:
+            image = os.path.join(os.path.dirname(place.image), "memory", "disk.img")
+            place = replace(place, image=image, in_memory=True)
+        return replace(place, path_here=self._seen_by(host, place.mount_point))
+
+    def _seen_by(self, host: str, path: str) -> str:
+        """Where the harness finds what the host's programs call `path`."""
+        return f"/proc/{self._pids[host]}/root{path}"
 
     def _enter_clients(self) -> None:
         self._home = open_current_namespace()
@@ -233,113 +249,132 @@ class NetnsCluster(Equipped[ShimHosts]):
         finally:
             os.close(clients)
 
-    def _leave_clients(self) -> None:
-        if self._home >= 0:
-            try:
-                enter_namespace(self._home)
-            finally:
-                os.close(self._home)
-                self._home = -1
+    # The end
 
     async def stop(self) -> None:
         """End every process, go back to where `start` was called, remove the namespaces.
 
-        Their rules and devices go with them. Idempotent; safe after half a start. Raises OSError when a
-        namespace cannot be removed, after everything was tried: the run's state still names it then.
+        Their rules and devices go with them. Idempotent; safe after half a start. Raises HarnessError when something
+        cannot be removed, after everything was tried: the run's state still names it then.
         """
         try:
-            # First, because a replica that waits for its disk does not end in order.
-            if self._disks is not None:
-                await self._disks.close()
-                self._disks = None
-            shim, self._shim = self._shim, None
-            if shim is not None:
-                await shim.close()
-            if self._links is not None:
-                await self._links.close()
-                self._links = None
-            await self._processes.stop_all()
-            if shim is not None:
-                shim.remove()
+            await super().stop()
         finally:
-            self._probe.close()
-            self._leave_clients()
-            self._network = None
-            self._shell = None
-            try:
-                self._remove_namespaces()
-            finally:
-                if self._node_disks is not None:
-                    await self._node_disks.remove()
-                    self._node_disks = None
+            if self._home >= 0:
+                try:
+                    enter_namespace(self._home)
+                finally:
+                    os.close(self._home)
+                    self._home = -1
 
-    def _remove_namespaces(self) -> None:
-        claimed = {claim.ident for claim in self._run.claims if claim.kind == KIND_NETNS}
-        failures = []
+    async def _collect(self) -> list[Exception]:
+        problems: list[Exception] = []
+        for host, place in self._images.items():
+            source = place.path_here
+            if source is not None and os.path.ismount(source):
+                try:
+                    await asyncio.to_thread(_keep_files, source, f"{place.mount_point}{_KEPT}")
+                    self._kept.append(host)
+                except OSError as error:
+                    problems.append(error)
+        return problems
+
+    async def _remove_places(self) -> list[Exception]:
+        """Namespaces, images and control groups."""
+        problems: list[Exception] = []
+        claimed = {(claim.kind, claim.ident) for claim in self._run.claims}
         for name in self._names.values():
-            if name in claimed:
+            if (KIND_NETNS, name) in claimed:
                 try:
                     remove_namespace(name)
-                except OSError as error:
-                    failures.append(error)
-                else:
                     self._run.release(KIND_NETNS, name)
-        if failures:
-            raise failures[0]
+                except OSError as error:
+                    problems.append(error)
+        for host, place in self._images.items():
+            try:
+                await self._remove_image(host, place, is_claimed=(KIND_IMAGE, place.image) in claimed)
+            except (OSError, subprocess.SubprocessError) as error:
+                problems.append(error)
+        for path in (path for paths in self._cgroups.values() for path in paths if (KIND_CGROUP, path) in claimed):
+            try:
+                await asyncio.to_thread(remove_group, path, timeout_s=_BUSY_TIMEOUT_S)
+                self._run.release(KIND_CGROUP, path)
+            except OSError as error:
+                problems.append(error)
+        return problems
 
-    def bind_address(self, host: str) -> str:
-        """The address of a host, the same for everyone in the run."""
-        return self._addresses[host]
+    async def _remove_image(self, host: str, place: FileSystemPlace, *, is_claimed: bool) -> None:
+        """The loop device goes with the last mount, but for a file system that is frozen: that one is thawed here.
+        Raises OSError when the image stays attached."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _DETACH_TIMEOUT_S
+        # The kernel tells nobody when it lets a device go.
+        while (devices := loop_devices_of(self._image_ids.get(host, []))) and loop.time() < deadline_s:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+        for device in devices:
+            await asyncio.to_thread(release_device, device)
+        if host in self._kept:
+            os.rmdir(place.mount_point)
+            os.rename(f"{place.mount_point}{_KEPT}", place.mount_point)
+            self._kept.remove(host)
+        if is_claimed:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(place.image)
+            if place.in_memory and os.path.isdir(os.path.dirname(place.image)):
+                os.rmdir(os.path.dirname(place.image))
+            self._run.release(KIND_IMAGE, place.image)
 
-    def address_from(self, source: str, destination: str, port: int) -> str:
-        """The "ip:port" of `port` on `destination`: packets go straight there, whatever `source` is.
-
-        Raises ValueError for a port that was not announced when the cluster was made: what works here must
-        also work on clusters that have to prepare for it.
-        """
-        if port not in self._ports:
-            raise ValueError(f"port {port} was not announced to the cluster: {sorted(self._ports)}")
-        return f"{self._addresses[destination]}:{port}"
-
-    def data_dir(self, host: str) -> str:
-        """`work_dir/<host>/data`, the same path inside and outside."""
-        if host not in self._addresses:
-            raise KeyError(host)
-        return os.path.join(self._work_dir, host, "data")
+    # Files
 
     def local_path(self, host: str, path: str) -> str:
         """The path itself where hosts share the harness's file system, and after the end; else by way of the host."""
-        disks, data_dir = self._node_disks, self.data_dir(host)
-        if disks is None or host not in self._hosts or os.path.commonpath([path, data_dir]) != data_dir:
+        place, data_dir = self._images.get(host), self.data_dir(host)
+        if place is None or place.path_here is None or not self._links:
             return path
-        return disks.path(host, os.path.join(disks.mount_point(host), os.path.relpath(path, data_dir)))
+        if os.path.commonpath([path, data_dir]) != data_dir:
+            return path
+        return os.path.normpath(os.path.join(place.path_here, os.path.relpath(path, data_dir)))
 
-    async def put_file(self, host: str, path: str, content: bytes) -> None:
-        """Write a file on a host, creating parent directories; it survives a loss of power. Raises OSError."""
-        path = self.local_path(host, path)
-        directory = os.path.dirname(path)
-        os.makedirs(directory, exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(parent)
-        finally:
-            os.close(parent)
 
-    async def spawn(self, host: str, program: Program) -> HostProcess:
-        """Start a program in a host's namespace; returns once it is started, not once it is ready."""
-        if self._shell is None:
-            raise RuntimeError("cannot start programs: the cluster was not started")
-        prefix = self._shell.prefix(host)
-        if self._node_disks is not None and host in self._hosts:
-            prefix += self._node_disks.prefix(host)
-        if self._shim is not None:
-            # Not for what the prefix runs: outside its host the shim finds no disk to keep an account of.
-            prefix += ["env", *(f"{name}={value}" for name, value in self._shim.environment(host).items())]
-        return await self._processes.spawn(host, program, argv_prefix=prefix)
+def storage_for(choice: str | None) -> str:
+    """Where hosts keep their files: what was asked for, or the best that can be had. Raises ClusterUnavailable."""
+    if choice is None:
+        return IMAGE if why_no_file_systems() is None else SHARED
+    if choice not in (IMAGE, MEMORY, SHARED):
+        raise ClusterUnavailable(f"--storage must be {IMAGE}, {MEMORY} or {SHARED}, not {choice!r}")
+    if choice != SHARED and (problem := why_no_file_systems()) is not None:
+        raise ClusterUnavailable(f"--storage {choice}: {problem}")
+    return choice
 
-    async def _end_programs(self, host: str) -> None:
-        await asyncio.gather(*(child.kill() for child in self._processes.running if child.host == host))
+
+def _keep_files(source: str, destination: str) -> None:
+    """Copy what is on the disk to where it will be looked for: holes stay holes, and what is only the mechanisms' stays
+    behind. Raises OSError."""
+    thaw(source)
+    shutil.rmtree(destination, ignore_errors=True)
+    shutil.copytree(source, destination, symlinks=True, ignore=_not_ours, copy_function=_copy_sparse)
+
+
+def _not_ours(directory: str, names: list[str]) -> list[str]:
+    return [name for name in names if name == "lost+found" or name.startswith(".splitbrain-")]
+
+
+def _copy_sparse(source: str, destination: str) -> str:
+    """Copy a file, without its holes."""
+    with open(source, "rb") as reading, open(destination, "wb") as writing:
+        size_bytes = os.fstat(reading.fileno()).st_size
+        os.ftruncate(writing.fileno(), size_bytes)
+        at = 0
+        while at < size_bytes:
+            try:
+                at = os.lseek(reading.fileno(), at, os.SEEK_DATA)
+            except OSError:
+                break  # nothing but a hole is left
+            end = os.lseek(reading.fileno(), at, os.SEEK_HOLE)
+            while at < end:
+                piece = os.pread(reading.fileno(), min(1 << 20, end - at), at)
+                if not piece:
+                    return destination
+                os.pwrite(writing.fileno(), piece, at)
+                at += len(piece)
+    return destination

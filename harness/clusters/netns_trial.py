@@ -7,12 +7,15 @@ nftables rules. It takes about 20 ms and leaves nothing.
 
 from __future__ import annotations
 
+import functools
+
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.trials import TrialFailed, TrialUnfinished, run_trial
 from harness.programs import find_program, require_programs
+from nemesis.mechanisms.netem import trial_argv
 from nemesis.mechanisms.nft import install_script
 
-__all__ = ["PROGRAMS", "why_no_namespaces"]
+__all__ = ["PROGRAMS", "why_no_namespaces", "why_no_netem"]
 
 PROGRAMS = {"ip": "iproute2", "nft": "nftables", "nsenter": "util-linux", "unshare": "util-linux", "mount": "mount"}
 """Programs that netns clusters call, and the Debian package that brings each."""
@@ -77,6 +80,24 @@ def _is_mount_point(path: str) -> bool:
     except (OSError, IndexError):
         return True
     return path in points
+
+
+@functools.cache
+def why_no_netem() -> str | None:
+    """None when this machine's kernel has the netem that hosts' namespaces need; otherwise why not, in one line.
+
+    Found out by shaping a device in a network namespace that vanishes with the trial.
+    """
+    if find_program("tc") is None:
+        return "tc is missing (apt-get install iproute2)"
+    try:
+        run_trial("netem", ["--net"], trial_argv())
+        return None
+    except TrialUnfinished as error:
+        return str(error)
+    except TrialFailed as error:
+        said = str(error).rstrip(".")
+    return f"this kernel has no netem ({said})"
 
 
 def _first_line(path: str) -> str | None:

@@ -11,9 +11,9 @@ from harness.errors import OperatorError
 __all__ = ["require_cluster"]
 
 
-def require_cluster(cluster_class: Any, options: Mapping[str, str]) -> Any:
+def require_cluster(cluster_class: Any, options: Mapping[str, str], *, extra_hosts: Sequence[str] = ()) -> Any:
     """See, before anything is made, that a class of clusters takes these options and can be had with them; returns the
-    class to be asked what such clusters miss.
+    class to be asked what such clusters miss. `extra_hosts` are those that the system has beside its replicas'.
 
     A class says which options it takes by an attribute `options`, and judges by a class method `require`, or by one
     that gives the class for such options, `configured`; one without them takes none and finds out when it is started.
@@ -29,6 +29,6 @@ def require_cluster(cluster_class: Any, options: Mapping[str, str]) -> Any:
     try:
         if judge is not None:
             judge(**options)
-        return cluster_class if configure is None else configure(**options)
+        return cluster_class if configure is None else configure(extra_hosts=extra_hosts, **options)
     except ClusterUnavailable as error:
         raise OperatorError(f"--cluster {cluster_class.name}: {error}") from None

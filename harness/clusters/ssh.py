@@ -13,12 +13,13 @@ import functools
 import ipaddress
 import json
 import socket
-from collections.abc import Callable, Collection, Sequence
-from typing import ClassVar, Self
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Self, Unpack
 
-from harness.clusters.agent_cluster import AgentCluster
+from harness.clusters.agent_cluster import ClusterArguments
 from harness.clusters.agent_link import ByteStream
-from harness.clusters.base import NAME_SERVER_HOST, ClusterUnavailable
+from harness.clusters.base import ClusterUnavailable
+from harness.clusters.remote_cluster import RemoteCluster
 from harness.clusters.ssh_connection import (
     HostNotTaken,
     clean_host,
@@ -31,7 +32,7 @@ from harness.clusters.ssh_inventory import REAL_CLOCK, SshHost, load_inventory
 from harness.clusters.threads import all_of, in_thread
 from harness.errors import HarnessError, OperatorError
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS
-from harness.run_state import KIND_SSH_HOST, Claim, RunState
+from harness.run_state import KIND_SSH_HOST, Claim
 
 __all__ = ["MAX_HOSTS", "SshCluster"]
 
@@ -39,30 +40,23 @@ MAX_HOSTS = 50
 """Replicas of one run; each takes a connection and a thread."""
 
 
-class SshCluster(AgentCluster):
-    """Hosts as machines behind SSH, for one run. See harness.clusters.base.Cluster and AgentCluster.
+class SshCluster(RemoteCluster):
+    """Hosts as machines behind SSH, for one run. See harness.clusters.base.Cluster and RemoteCluster.
 
     `inventory` is a file (see ssh_inventory) or the hosts themselves. Raises OperatorError for a bad one.
     """
 
     name = "ssh"
     description = "machines of an inventory, reached over SSH, cuts by nftables there; needs root or sudo on them"
+    max_hosts = MAX_HOSTS
     options: Sequence[str] = ("inventory",)
     _why_no_file_systems: ClassVar[Callable[[], str | None] | None] = None
 
     def __init__(
-        self,
-        *,
-        node_count: int,
-        run: RunState,
-        work_dir: str,
-        ports: Collection[int],
-        inventory: str | Sequence[SshHost] | None = None,
+        self, *, inventory: str | Sequence[SshHost] | None = None, **given: Unpack[ClusterArguments]
     ) -> None:
-        if not 1 <= node_count <= MAX_HOSTS:
-            raise ValueError(f"an ssh cluster has 1 to {MAX_HOSTS} replicas, not {node_count}")
-        super().__init__(node_count=node_count, run=run, work_dir=work_dir, ports=ports)
-        self._ssh_hosts, self._name_server = _assign(self._hosts, _hosts_of(inventory))
+        super().__init__(**given)
+        self._ssh_hosts, self._machine_of = _assign(self._hosts, self._extra_hosts, _hosts_of(inventory))
         self._addresses: dict[str, str] = {}
 
     @classmethod
@@ -72,13 +66,13 @@ class SshCluster(AgentCluster):
         _hosts_of(inventory)
 
     @classmethod
-    def configured(cls, *, inventory: str | None = None) -> type[SshCluster]:
+    def configured(cls, *, inventory: str | None = None, extra_hosts: Sequence[str] = ()) -> type[SshCluster]:
         """Such clusters on these machines, to be asked what they miss. Raises OperatorError for a bad inventory."""
         hosts = _hosts_of(inventory)
-        return cls._asking(lambda: hosts)
+        return cls._asking(lambda: hosts, extra_hosts)
 
     @classmethod
-    def _asking(cls, hosts: Callable[[], Sequence[SshHost]]) -> type[Self]:
+    def _asking(cls, hosts: Callable[[], Sequence[SshHost]], extra_hosts: Sequence[str]) -> type[Self]:
         """The class with knowledge of its machines, which are asked when first a fault needs to know, and once."""
 
         @functools.cache
@@ -87,13 +81,13 @@ class SshCluster(AgentCluster):
                 machines = hosts()
             except OperatorError:
                 return None  # it is named when the cluster is made
-            return why_no_file_systems([host for host in machines if host.name != NAME_SERVER_HOST])
+            return why_no_file_systems([host for host in machines if host.name not in extra_hosts])
 
         return type(cls.__name__, (cls,), {"_why_no_file_systems": staticmethod(why_not)})
 
     @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
-        """See AgentCluster; of a class made by `configured` the machines themselves are asked for loop devices."""
+        """See RemoteCluster; of a class made by `configured` the machines themselves are asked for loop devices."""
         if interface == "disks" and ability in FILE_SYSTEM_KINDS and cls._why_no_file_systems is not None:
             return cls._why_no_file_systems()
         return super().missing(interface, ability)
@@ -158,7 +152,7 @@ class SshCluster(AgentCluster):
         return connect_relay(self._ssh_hosts[machine], self._agent_dir(machine))
 
     def _machine(self, host: str) -> str:
-        return self._name_server if host == NAME_SERVER_HOST else host
+        return self._machine_of[host]
 
     def _may_set_clock(self, host: str) -> bool:
         return self._ssh_hosts[host].clock == REAL_CLOCK
@@ -179,20 +173,27 @@ def _hosts_of(inventory: str | Sequence[SshHost] | None) -> list[SshHost]:
     return load_inventory(inventory) if isinstance(inventory, str) else list(inventory)
 
 
-def _assign(hosts: Sequence[str], available: Sequence[SshHost]) -> tuple[dict[str, SshHost], str]:
-    """Which machine is which host, and which one has the name server. Raises OperatorError.
+def _assign(
+    hosts: Sequence[str], extra_hosts: Sequence[str], available: Sequence[SshHost]
+) -> tuple[dict[str, SshHost], dict[str, str]]:
+    """(how each machine is reached, which machine each host is on). Raises OperatorError.
 
-    The name server gets the machine called ns1, else one that is left over, else the first replica's.
+    An extra host gets the machine that has its name, else one that is left over, else the first replica's.
     """
-    replicas = [host for host in available if host.name != NAME_SERVER_HOST]
-    own = [host for host in available if host.name == NAME_SERVER_HOST]
-    if len(replicas) < len(hosts):
-        raise OperatorError(f"--nodes {len(hosts)}: the hosts for replicas are only {len(replicas)}")
-    assigned = dict(zip(hosts, replicas, strict=False))
-    spare = [*own, *replicas[len(hosts) :]]
-    if not spare:
-        return assigned, hosts[0]
-    return {**assigned, NAME_SERVER_HOST: spare[0]}, NAME_SERVER_HOST
+    own = {host.name: host for host in available if host.name in extra_hosts}
+    others = [host for host in available if host.name not in own]
+    if len(others) < len(hosts):
+        raise OperatorError(f"--nodes {len(hosts)}: the hosts for replicas are only {len(others)}")
+    machines = dict(zip(hosts, others, strict=False))
+    machine_of = {host: host for host in hosts}
+    spare = others[len(hosts) :]
+    for extra in extra_hosts:
+        if extra in own or spare:
+            machines[extra] = own[extra] if extra in own else spare.pop(0)
+            machine_of[extra] = extra
+        else:
+            machine_of[extra] = hosts[0]
+    return machines, machine_of
 
 
 def _resolve(host: SshHost) -> str:

@@ -28,7 +28,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.clusters.base import NAME_SERVER_HOST
 from harness.errors import OperatorError, nearest
 
 __all__ = [
@@ -215,8 +214,6 @@ def _made(hosts: Sequence[SshHost]) -> list[SshHost]:
             problems.append(f"host {host.name}: there is no identity_file {host.identity_file}")
     if problems:
         raise OperatorError("; ".join(problems))
-    if all(host.name == NAME_SERVER_HOST for host in hosts):
-        raise OperatorError(f"names no host but {NAME_SERVER_HOST}")
     return list(hosts)
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
+from harness.clusters.agent_cluster import ClusterArguments
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.ssh import SshCluster
 from harness.clusters.ssh_connection import require_paramiko
 from harness.clusters.ssh_inventory import ACCEPT_NEW, REAL_CLOCK, SshHost, parse_ssh_config
 from harness.host_files import host_file
 from harness.programs import find_program
-from harness.run_state import RunState
 
 __all__ = ["DEFAULT_SUBNET", "SUBNET_VARIABLE", "VagrantCluster", "vagrant_hosts"]
 
@@ -37,9 +38,9 @@ class VagrantCluster(SshCluster):
     description = "the virtual machines of `vagrant up`, reached over SSH as Vagrant says"
     options: Sequence[str] = ()
 
-    def __init__(self, *, node_count: int, run: RunState, work_dir: str, ports: Collection[int]) -> None:
+    def __init__(self, **given: Unpack[ClusterArguments]) -> None:
         """Raises ClusterUnavailable when Vagrant is missing or its machines are not up."""
-        super().__init__(node_count=node_count, run=run, work_dir=work_dir, ports=ports, inventory=vagrant_hosts())
+        super().__init__(inventory=vagrant_hosts(), **given)
 
     @classmethod
     def require(cls, *, inventory: str | None = None) -> None:
@@ -48,9 +49,9 @@ class VagrantCluster(SshCluster):
         _vagrant()
 
     @classmethod
-    def configured(cls, *, inventory: str | None = None) -> type[VagrantCluster]:
+    def configured(cls, *, inventory: str | None = None, extra_hosts: Sequence[str] = ()) -> type[VagrantCluster]:
         """Such clusters on the machines that are up, to be asked what they miss."""
-        return cls._asking(vagrant_hosts)
+        return cls._asking(vagrant_hosts, extra_hosts)
 
 
 def _vagrant() -> str:

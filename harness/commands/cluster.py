@@ -18,12 +18,12 @@ from rich.table import Table
 
 from harness import registry
 from harness.cli_cluster import cluster_options_of
+from harness.cluster_daemon import CONTROL, MAX_MESSAGE_BYTES, NO_SYSTEM, Spec, connect_control
 from harness.clusters import user_namespace
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.options import require_cluster
 from harness.clusters.select import choose
 from harness.errors import HarnessError, OperatorError
-from harness.keeper import CONTROL, MAX_MESSAGE_BYTES, NO_SYSTEM, Spec, connect_control
 from harness.report import OutputConsole
 from harness.run_state import process_start_ticks
 from harness.test import MAX_NODES
@@ -89,41 +89,41 @@ def _up(arguments: argparse.Namespace, directory: str) -> int:
         system=arguments.system,
         options=options,
     )
-    argv = [sys.executable, "-m", "harness.keeper", json.dumps(dataclasses.asdict(spec))]
+    argv = [sys.executable, "-m", "harness.cluster_daemon", json.dumps(dataclasses.asdict(spec))]
     environment = None
     if choice.in_user_namespace:
         argv = user_namespace.reexec_command(argv) or argv
         environment = user_namespace.reexec_environment()
     try:
         os.makedirs(directory, exist_ok=True)
-        log = open(os.path.join(directory, "keeper.log"), "ab")  # noqa: SIM115 - closed below
+        log = open(os.path.join(directory, "daemon.log"), "ab")  # noqa: SIM115 - closed below
     except OSError as error:
         raise OperatorError(f"--dir: cannot write in {directory}: {error.strerror}") from None
     with log:
-        keeper = subprocess.Popen(
+        daemon = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True, env=environment
         )
     try:
-        answer = _first_line(keeper, directory)
+        answer = _first_line(daemon, directory)
     except BaseException:
-        keeper.terminate()
-        keeper.wait()
+        daemon.terminate()
+        daemon.wait()
         raise
     if "up" not in answer:
-        keeper.wait()
+        daemon.wait()
         raise (OperatorError if answer.get("fault") == "operator" else HarnessError)(answer["error"])
     _print_status(answer["up"])
     return 0
 
 
-def _first_line(keeper: subprocess.Popen[bytes], directory: str) -> dict[str, Any]:
-    """What the keeper says once it is up, or why it is not. Raises HarnessError."""
-    assert keeper.stdout is not None
-    if not select.select([keeper.stdout], [], [], UP_TIMEOUT_S)[0]:
-        raise HarnessError(f"the cluster was not up within {UP_TIMEOUT_S:g} s: see {directory}/keeper.log")
-    line = keeper.stdout.readline()
+def _first_line(daemon: subprocess.Popen[bytes], directory: str) -> dict[str, Any]:
+    """What the daemon says once it is up, or why it is not. Raises HarnessError."""
+    assert daemon.stdout is not None
+    if not select.select([daemon.stdout], [], [], UP_TIMEOUT_S)[0]:
+        raise HarnessError(f"the cluster was not up within {UP_TIMEOUT_S:g} s: see {directory}/daemon.log")
+    line = daemon.stdout.readline()
     if not line:
-        raise HarnessError(f"the cluster's keeper ended: see {directory}/keeper.log")
+        raise HarnessError(f"the cluster's daemon ended: see {directory}/daemon.log")
     return dict(json.loads(line))
 
 
@@ -136,12 +136,12 @@ def _is_up(directory: str) -> bool:
 
 
 def _ask(directory: str, name: str, request: dict[str, Any]) -> dict[str, Any]:
-    """The keeper's answer. Raises OperatorError when there is no keeper or it refuses."""
+    """The daemon's answer. Raises OperatorError when there is no daemon or it refuses."""
     try:
         connection = connect_control(directory)
     except OSError:
         died = os.path.exists(os.path.join(directory, CONTROL))
-        hint = "its keeper died: harness clean removes what it left" if died else f"harness cluster up --name {name}"
+        hint = "its daemon died: harness clean removes what it left" if died else f"harness cluster up --name {name}"
         raise OperatorError(f"cluster {name} is not up ({hint})") from None
     with connection:
         connection.settimeout(_ANSWER_TIMEOUT_S)
@@ -151,12 +151,12 @@ def _ask(directory: str, name: str, request: dict[str, Any]) -> dict[str, Any]:
             try:
                 piece = connection.recv(1 << 16)
             except TimeoutError:
-                raise HarnessError(f"the keeper of cluster {name} gives no answer") from None
+                raise HarnessError(f"the daemon of cluster {name} gives no answer") from None
             if not piece:
                 break
             data += piece
     if not data:
-        raise HarnessError(f"the keeper of cluster {name} ended without an answer: see {directory}/keeper.log")
+        raise HarnessError(f"the daemon of cluster {name} ended without an answer: see {directory}/daemon.log")
     answer = dict(json.loads(data))
     if "error" in answer:
         raise OperatorError(str(answer["error"]))
@@ -179,7 +179,7 @@ def _down(directory: str, name: str) -> int:
     deadline_s = time.monotonic() + DOWN_TIMEOUT_S
     while start_ticks is not None and process_start_ticks(pid) == start_ticks:
         if time.monotonic() > deadline_s:
-            raise HarnessError(f"cluster {name} is not down within {DOWN_TIMEOUT_S:g} s: see {directory}/keeper.log")
+            raise HarnessError(f"cluster {name} is not down within {DOWN_TIMEOUT_S:g} s: see {directory}/daemon.log")
         time.sleep(0.05)
     if answer["problems"]:
         raise HarnessError(f"taking cluster {name} down: {'; '.join(answer['problems'])} (harness clean tries again)")

@@ -32,6 +32,7 @@ from harness.errors import OperatorError, SystemUnderTestError
 from harness.faults.prove import Trial, prove_variants
 from harness.faults.target import PlannedTarget
 from harness.report import OutputConsole
+from harness.systems.base import extra_hosts_of
 from nemesis.protocol import Nemesis
 
 __all__ = ["Cell", "diagnose", "doctor_command"]
@@ -86,12 +87,12 @@ def diagnose(
     settings: Mapping[str, str] | None = None,
 ) -> list[Cell]:
     """What each form of each nemesis can do on a cluster with a system, by asking; nothing is started."""
+    system_class = registry.load("systems", system)
     try:
-        cluster_class = _usable_class(name, options)
+        cluster_class = _usable_class(name, options, extra_hosts_of(system_class))
     except OperatorError as error:
         return [Cell(nemesis, form, name, MISSING, str(error)) for nemesis, form, _ in _forms(nemeses)]
     hosts = [f"n{number}" for number in range(1, node_count + 1)]
-    system_class = registry.load("systems", system)
     target = PlannedTarget(cluster_class, hosts, system_class=system_class, settings=dict(settings or {}))
     cells = []
     for nemesis, form, variant in _forms(nemeses):
@@ -120,14 +121,14 @@ def _tell_what_shapes_links(names: Sequence[str], console: OutputConsole) -> Non
         console.print(f"links are shaped by: {'; '.join(told)}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _usable_class(name: str, options: Mapping[str, str]) -> Any:
+def _usable_class(name: str, options: Mapping[str, str], extra_hosts: Sequence[str]) -> Any:
     """The class of a cluster that this machine can host. Raises OperatorError."""
     cluster_class = registry.load("clusters", name)
     try:
         choose(name)
     except ClusterUnavailable as error:
         raise OperatorError(str(error)) from None
-    return require_cluster(cluster_class, options)
+    return require_cluster(cluster_class, options, extra_hosts=extra_hosts)
 
 
 def _options_for(name: str, options: Mapping[str, str]) -> dict[str, str]:

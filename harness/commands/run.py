@@ -23,7 +23,7 @@ from harness.execution import Parts, exit_status_of, left_out, perform, plan_fau
 from harness.faults.moments import not_waited_for
 from harness.report import OutputConsole, print_summary
 from harness.store import Store
-from harness.systems.base import setting_problems
+from harness.systems.base import extra_hosts_of, setting_problems
 from harness.test import ALL, NemesisChoice, Test
 from harness.workloads.base import Workload
 from nemesis.forms import expand_variant
@@ -88,7 +88,7 @@ def prepare(arguments: argparse.Namespace) -> Prepared:
         raise OperatorError(f"--cluster {test.cluster}: {error}") from None
     test = dataclasses.replace(test, cluster=choice.name)
     cluster_class = registry.load("clusters", test.cluster)
-    cluster_class = require_cluster(cluster_class, test.cluster_options)
+    cluster_class = require_cluster(cluster_class, test.cluster_options, extra_hosts=extra_hosts_of(system_class))
     require_descriptors(test)
     if arguments.trace and not hasattr(cluster_class, "trace_to"):
         raise OperatorError(f"--trace: the network of cluster {test.cluster} cannot be traced; give --cluster sim")

@@ -6,12 +6,11 @@ whole file system's. A host's file system has one of those at a time: a second o
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from harness.faults.local_access import LocalAccess
+from harness.clusters.threads import all_of
 from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
 from nemesis.mechanisms.hosts import HostAccess
 from nemesis.mechanisms.shim_faults import ShimDisks
@@ -124,12 +123,6 @@ class FileSystemDisks:
         if failure is not None:
             raise failure
 
-    async def close(self) -> None:
-        """Let everything go, and wait a moment for probes that were killed."""
-        await self.release_all()
-        if isinstance(self._access, LocalAccess):
-            await self._access.close()
-
     async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:
         """Write, sync and read a file on the host's file system, through the shim where the replica has it."""
         if self._shim is not None:
@@ -161,7 +154,7 @@ class FileSystemDisks:
 
     def _require_shim(self) -> ShimDisks:
         if self._shim is None:
-            raise ValueError("this run was not equipped with the disk shim")
+            raise ValueError("this run was not prepared for the disk shim")
         return self._shim
 
     def _hold(self, fault_id: str, host: str, kind: str) -> None:
@@ -198,7 +191,4 @@ class FileSystemDisks:
 
     async def _everywhere(self, hosts: Mapping[str, str], work: Callable[[str], Awaitable[None]]) -> None:
         """On every host at once; all are tried before the first error is raised."""
-        outcomes = await asyncio.gather(*(work(host) for host in list(hosts)), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await all_of([work(host) for host in hosts])

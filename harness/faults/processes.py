@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from harness.clusters.base import HostProcess
+from harness.clusters.threads import all_of
 from nemesis.target import DOWN, PAUSED, RUNNING, ProcessView
 
 __all__ = ["ReplicaProcesses"]
@@ -134,10 +135,7 @@ class ReplicaProcesses:
 
     async def _settle_all(self, hosts: Collection[str]) -> None:
         """Every host is tried before the first error is raised."""
-        outcomes = await asyncio.gather(*(self._settle(host) for host in sorted(hosts)), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await all_of([self._settle(host) for host in sorted(hosts)])
 
     async def _settle(self, host: str) -> None:
         """Bring one replica to what the faults make of it."""

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.errors import OperatorError
-from harness.faults.target import RunTarget, equip
+from harness.faults.target import RunTarget, prepare
 from harness.judge import faults_of
 from harness.run_state import KIND_DIRECTORY, RunState
+from harness.systems.base import extra_hosts_of
 from nemesis.driver import run_schedule
 from nemesis.forms import needs_of
 from nemesis.protocol import Nemesis
@@ -63,10 +64,15 @@ async def prove_variants(
         work_dir = state.make_temp_dir("doctor")
         try:
             cluster = cluster_class(
-                node_count=node_count, run=state, work_dir=work_dir, ports=system_class.ports, **cluster_options
+                node_count=node_count,
+                run=state,
+                work_dir=work_dir,
+                ports=system_class.ports,
+                extra_hosts=extra_hosts_of(system_class),
+                **cluster_options,
             )
-            needs = frozenset().union(*(needs_of(nemeses[name], [variant]) for name, variant in variants))
-            equip(cluster, needs)
+            capabilities = frozenset().union(*(needs_of(nemeses[name], [variant]) for name, variant in variants))
+            prepare(cluster, capabilities)
             system = system_class(
                 cluster=cluster,
                 settings=dict(settings),
@@ -74,7 +80,7 @@ async def prove_variants(
                 log_dir=work_dir,
                 operation_timeout_s=OPERATION_TIMEOUT_S,
             )
-            equip(system, needs)
+            prepare(system, capabilities)
             await cluster.start()
             try:
                 try:
@@ -100,7 +106,7 @@ async def _try_all(
     tell: Callable[[Trial], None],
 ) -> list[Trial]:
     await _write_some(system)
-    await target.learn_clocks()
+    await target.learn_baseline_skew()
     loop = asyncio.get_running_loop()
     trials = []
     try:

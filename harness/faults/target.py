@@ -12,21 +12,22 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from harness.clusters.base import Cluster, harness_runtime
+from harness.clusters.base import Cluster
 from harness.faults.processes import ReplicaProcesses
-from harness.systems.base import System
+from harness.runtime import harness_runtime
+from harness.systems.base import System, TellsTime
 from nemesis.forms import expand_variant
 from nemesis.protocol import Nemesis
 from nemesis.target import ABILITIES, ClockReading, Clocks, Disks, Links, Moments, Network, Operator, Processes
 
-__all__ = ["PlannedTarget", "RunTarget", "cluster_lacks", "equip", "system_lacks"]
+__all__ = ["PlannedTarget", "RunTarget", "cluster_lacks", "prepare", "system_lacks"]
 
 OPERATOR = "operator"
 """The interface that is the system's, not the cluster's."""
 
 logger = logging.getLogger(__name__)
 
-NATURAL_TIMEOUT_S = 2.0
+BASELINE_TIMEOUT_S = 2.0
 """For the one reading of each clock before the load begins."""
 
 
@@ -56,11 +57,11 @@ def stored_files(system_class: Any, settings: Mapping[str, str], role: str) -> s
     return None if declared is None else declared(settings).get(role)
 
 
-def equip(cluster: Any, needs: Collection[tuple[str, str]]) -> None:
-    """Tell a cluster, or a system, that was not started yet which abilities the run will use."""
-    prepare: Callable[[frozenset[tuple[str, str]]], None] | None = getattr(cluster, "equip", None)
-    if prepare is not None:
-        prepare(frozenset(needs))
+def prepare(part: Any, capabilities: Collection[tuple[str, str]]) -> None:
+    """Tell a cluster, or a system, that was not started yet which capabilities the run will use."""
+    take: Callable[[frozenset[tuple[str, str]]], None] | None = getattr(part, "prepare", None)
+    if take is not None:
+        take(frozenset(capabilities))
 
 
 class PlannedTarget:
@@ -122,7 +123,7 @@ class RunTarget:
         self._system = system
         self._processes = ReplicaProcesses(cluster.hosts, process=system.process, restart=system.restart)
         self._clock = harness_runtime(cluster).clock
-        self._natural_ms: dict[str, float] = {}
+        self._baseline_skew_ms: dict[str, float] = {}
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -177,34 +178,32 @@ class RunTarget:
         return await self._system.status(host, timeout_s=timeout_s) is not None
 
     async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
-        """The clocks in the replica's status, less what they differed by before any fault."""
-        before_s, before_wall_ms = self._clock.monotonic_ns() / 1e9, self._clock.wall_ms()
-        table = await self._system.status(host, timeout_s=timeout_s)
-        after_s = self._clock.monotonic_ns() / 1e9
-        if table is None:
+        """The replica's clocks by its own word, less what they differed by before any fault."""
+        if not isinstance(self._system, TellsTime):
             return None
-        try:
-            wall_ms, monotonic_ns = int(table["wallClockMs"]), int(table["monotonicNs"])
-        except (KeyError, ValueError):
+        before_s, before_wall_ms = self._clock.monotonic_ns() / 1e9, self._clock.wall_ms()
+        told = await self._system.tell_time(host, timeout_s=timeout_s)
+        after_s = self._clock.monotonic_ns() / 1e9
+        if told is None:
             return None
         half_s = (after_s - before_s) / 2
         return ClockReading(
-            offset_ms=wall_ms - (before_wall_ms + half_s * 1000) - self._natural_ms.get(host, 0.0),
+            offset_ms=told.wall_ms - (before_wall_ms + half_s * 1000) - self._baseline_skew_ms.get(host, 0.0),
             uncertainty_ms=half_s * 1000 + 2,  # both clocks are read in whole milliseconds
-            monotonic_s=monotonic_ns / 1e9,
+            monotonic_s=told.monotonic_ns / 1e9,
             at_s=before_s + half_s,
         )
 
-    async def learn_clocks(self) -> None:
-        """Read every clock once while nothing is skewed, so that hosts whose clocks differ by nature count as right.
+    async def learn_baseline_skew(self) -> None:
+        """Read every clock once while nothing is skewed, so that clocks that differ anyway count as right.
 
         Hosts that share the harness's clock read a difference of next to nothing.
         """
-        self._natural_ms.clear()
-        readings = await asyncio.gather(*(self.read_clock(host, timeout_s=NATURAL_TIMEOUT_S) for host in self.hosts))
+        self._baseline_skew_ms.clear()
+        readings = await asyncio.gather(*(self.read_clock(host, timeout_s=BASELINE_TIMEOUT_S) for host in self.hosts))
         for host, reading in zip(self.hosts, readings, strict=True):
             if reading is not None:
-                self._natural_ms[host] = reading.offset_ms
+                self._baseline_skew_ms[host] = reading.offset_ms
 
     async def heal_all(self) -> None:
         """Undo every fault of every kind. Idempotent. Everything is tried before the first error is raised.

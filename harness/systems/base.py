@@ -9,13 +9,24 @@ kinds are `QueueConnection`, a replica's queues by offset, and `MessagingConnect
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from harness.clusters.base import HostProcess
 from harness.errors import nearest
+from harness.outcome import CheckOutcome
 
-__all__ = ["CheckOutcome", "MessagingConnection", "QueueConnection", "Setting", "System", "setting_problems"]
+__all__ = [
+    "CheckOutcome",
+    "MessagingConnection",
+    "QueueConnection",
+    "Setting",
+    "System",
+    "TellsTime",
+    "ToldTime",
+    "extra_hosts_of",
+    "setting_problems",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +61,6 @@ def setting_problems(known: Sequence[Setting], given: Mapping[str, str]) -> list
         elif (problem := by_name[name].problem(value)) is not None:
             problems.append(problem)
     return problems
-
-
-@dataclass(frozen=True, slots=True)
-class CheckOutcome:
-    """What a check beside the history's found: valid is True, False or "unknown"."""
-
-    valid: bool | str
-    reason: str
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"valid": self.valid, "reason": self.reason, **self.details}
 
 
 class QueueConnection(Protocol):
@@ -129,13 +128,37 @@ class MessagingConnection(Protocol):
     async def close(self) -> None: ...
 
 
+def extra_hosts_of(system_class: Any) -> Sequence[str]:
+    """The hosts that a system needs beside those of its replicas; none where it declares none."""
+    declared: Sequence[str] = getattr(system_class, "extra_hosts", ())
+    return declared
+
+
+@dataclass(frozen=True, slots=True)
+class ToldTime:
+    """What a replica says that its clocks show."""
+
+    wall_ms: int
+    monotonic_ns: int
+
+
+@runtime_checkable
+class TellsTime(Protocol):
+    """A system whose replicas can be asked for the time: without it no fault of clocks can be proved."""
+
+    async def tell_time(self, host: str, *, timeout_s: float) -> ToldTime | None:
+        """The clocks of the replica of a host, by its own word; None when it does not answer in time."""
+        ...
+
+
 class System(Protocol):
     """A system under test on the hosts of one cluster.
 
     One that can be operated also has `operator` (nemesis.target.Operator); a static method `operation_missing(ability,
-    settings)` that says in one line why it lacks an ability of an operator, None when it has it; and `equip(needs)`,
-    called before `start` with what the run will use. One whose stored files may be damaged has a static method
-    `stored_files(settings)`: role (log, vote, checkpoint) -> pattern for glob below a host's data directory.
+    settings)` that says in one line why it lacks an ability of an operator, None when it has it; and
+    `prepare(capabilities)`, called before `start` with what the run will use. One whose stored files may be damaged has
+    a static method `stored_files(settings)`: role (log, vote, checkpoint) -> pattern for glob below a host's data
+    directory.
     """
 
     name: str
@@ -146,6 +169,8 @@ class System(Protocol):
     recovery_timeout_s: float
     """How long the system itself says that it may take, once every fault is gone, until it serves again and its
     replicas are equal. Longer is a violation (check `recovers`), so it is generous for slow machines."""
+    extra_hosts: Sequence[str]
+    """The hosts that it needs beside those of its replicas, for a directory of them, say: their names."""
 
     async def start(self) -> None:
         """Install and start everything and wait until it serves. Raises SystemUnderTestError."""
@@ -169,8 +194,7 @@ class System(Protocol):
         ...
 
     async def status(self, host: str, *, timeout_s: float) -> Mapping[str, str] | None:
-        """What the replica of a host says of itself; None when it does not answer in time. Its clocks are
-        among it, as `wallClockMs` and `monotonicNs`, where the system tells them."""
+        """What the replica of a host says of itself; None when it does not answer in time."""
         ...
 
     def facts(self) -> Mapping[str, Any]:

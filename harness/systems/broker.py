@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, Cluster, HostProcess, Program, harness_runtime
+from harness.clusters.base import CLIENTS_HOST, Cluster, HostProcess, Program
 from harness.errors import OperatorError, SystemUnderTestError
-from harness.systems.base import CheckOutcome, Setting
+from harness.runtime import harness_runtime
+from harness.systems.base import CheckOutcome, Setting, ToldTime
 from harness.systems.broker_checks import compare_copies, compare_replicas, one_leader_per_term
 from harness.systems.broker_configuration import (
     BROKER_NAME,
@@ -27,6 +28,7 @@ from harness.systems.broker_configuration import (
     DLEDGER,
     DLEDGER_PORT,
     HA_PORT,
+    NAME_SERVER_HOST,
     NAME_SERVER_PORT,
     SETTINGS,
     TOPIC,
@@ -98,6 +100,7 @@ class BrokerSystem:
     """The moments that can be told from the brokers' logs, where the cluster has them while a run goes on."""
     recovery_timeout_s = 60.0
     """An election takes up to 10 s with RocketMQ's timings, and may have to be repeated; a start takes seconds."""
+    extra_hosts: Sequence[str] = (NAME_SERVER_HOST,)
     ports: Sequence[int] = (BROKER_PORT, HA_PORT, DLEDGER_PORT, NAME_SERVER_PORT)
 
     def __init__(
@@ -153,13 +156,13 @@ class BrokerSystem:
             "checkpoint": "data/dledger/checkpoint",
         }
 
-    def equip(self, needs: Collection[tuple[str, str]]) -> None:
+    def prepare(self, capabilities: Collection[tuple[str, str]]) -> None:
         """Prepare for what an operator will do: members of a group change only where that was configured from the
         beginning; a former master may have to give up what the new one lacks; and whoever gives up a master knows that
         what was stored there alone was never acknowledged as safe. To be called before `start`."""
-        if ("operator", "members") in needs:
+        if ("operator", "members") in capabilities:
             self._settings["members_may_change"] = "on"
-        if ("operator", "promote") in needs:
+        if ("operator", "promote") in capabilities:
             for name, value in (("ha_mismatch", "heal"), ("acknowledged", "success")):
                 self._settings[name] = self.given_settings.get(name, value)
 
@@ -262,6 +265,14 @@ class BrokerSystem:
         """A broker's runtime table; None when it does not answer in time."""
         status = await self._ask(host, timeout_ms=max(1, int(timeout_s * 1000)))
         return None if status is None else status.table
+
+    async def tell_time(self, host: str, *, timeout_s: float) -> ToldTime | None:
+        """The clocks in a broker's runtime table."""
+        table = await self.status(host, timeout_s=timeout_s)
+        try:
+            return None if table is None else ToldTime(int(table["wallClockMs"]), int(table["monotonicNs"]))
+        except (KeyError, ValueError):
+            return None
 
     async def statuses(self) -> dict[str, _Status]:
         """What each broker says of itself; those that do not answer in time are absent."""

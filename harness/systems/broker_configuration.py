@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from harness.clusters.base import NAME_SERVER_HOST, Cluster
+from harness.clusters.base import Cluster
 from harness.errors import OperatorError
 from harness.systems.base import Setting, setting_problems
 from node.mutants.catalogue import CLIENT_MUTANTS, MUTANTS, NO_MUTANT
@@ -16,6 +16,7 @@ __all__ = [
     "DLEDGER",
     "DLEDGER_PORT",
     "HA_PORT",
+    "NAME_SERVER_HOST",
     "NAME_SERVER_PORT",
     "SETTINGS",
     "TOPIC",
@@ -27,6 +28,9 @@ BROKER_PORT = 10911  # R
 HA_PORT = 10912  # R: haListenPort
 DLEDGER_PORT = 40911  # R
 NAME_SERVER_PORT = 9876  # R
+NAME_SERVER_HOST = "ns1"
+"""The host of the name server, beside those of the replicas."""
+
 TOPIC = "splitbrain"
 BROKER_NAME = "broker-a"
 

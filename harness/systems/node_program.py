@@ -5,21 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
-from harness.clusters.base import Cluster, Program
+from harness.clusters.base import Cluster, Program, RemoteHosts
 from harness.node_archive import node_archive, node_source_root
 
-__all__ = ["RemoteHosts", "node_program"]
-
-
-@runtime_checkable
-class RemoteHosts(Protocol):
-    """What a cluster has besides when its hosts have files and a Python of their own."""
-
-    def python(self, host: str) -> str:
-        """The Python interpreter on a host."""
-        ...
+__all__ = ["node_program"]
 
 
 async def node_program(cluster: Cluster, host: str, name: str, arguments: Sequence[str]) -> Program:

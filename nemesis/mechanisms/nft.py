@@ -55,13 +55,13 @@ def replace_peers_script(addresses: Collection[str]) -> str:
 class NftCuts:
     """The cuts in force on a set of hosts, applied through a shell on each.
 
-    `addresses` maps every host to the IPv4 address that its packets come from. `nft` is the program.
+    `addresses` maps every host to the IPv4 address that its packets come from.
     """
 
-    def __init__(self, shell: HostShell, addresses: Mapping[str, str], *, nft: str = "nft") -> None:
+    def __init__(self, shell: HostShell, addresses: Mapping[str, str]) -> None:
         self._shell = shell
         self._addresses = dict(addresses)
-        self._argv = (nft, "-f", "-")
+        self._argv = ("nft", "-f", "-")
         self._grudges: dict[str, dict[str, frozenset[str]]] = {}
         # What each host is known to drop; None, or no entry, where that is not known.
         self._applied: dict[str, frozenset[str] | None] = {}
@@ -72,13 +72,6 @@ class NftCuts:
         async with self._lock:
             self._applied.clear()
             await self._apply()
-
-    async def remove(self) -> None:
-        """Remove our table from every host. Idempotent. Raises ShellError."""
-        async with self._lock:
-            self._grudges.clear()
-            await self._on_all({host: remove_script() for host in self._addresses})
-            self._applied.clear()
 
     async def cut(self, fault_id: str, grudge: Grudge) -> None:
         """Drop packets as `grudge` says, on top of what other faults cut, until `heal(fault_id)`.

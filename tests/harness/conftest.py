@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.clusters.agent_link import AgentLink
+from harness.clusters.agent_processes import AgentProcess, AgentProcesses
+from harness.clusters.base import Program
+from harness.clusters.own_machine import LocalAgents
 from harness.execution import Parts, plan_faults
 from harness.report import OutputConsole
+from harness.run_state import RunState
 from harness.store import Store
 from harness.systems.base import CheckOutcome, Setting
 from harness.test import NemesisChoice, Test
@@ -51,7 +57,9 @@ class MemoryCluster:
     name = "memory"
     description = "hosts that are only names"
 
-    def __init__(self, *, node_count: int, run: Any, work_dir: str, ports: Sequence[int]) -> None:
+    def __init__(
+        self, *, node_count: int, run: Any, work_dir: str, ports: Sequence[int], extra_hosts: Sequence[str]
+    ) -> None:
         self.hosts = [f"n{i}" for i in range(1, node_count + 1)]
         self.network = MemoryNetwork()
         self.started = self.stopped = False
@@ -199,3 +207,43 @@ def memory_run(tmp_path: Path) -> Any:
         return run_dir, results, output.getvalue()
 
     return run
+
+
+class OwnHost:
+    """An agent on this machine, and the programs that it runs for any host."""
+
+    def __init__(self, run: RunState, directory: Path) -> None:
+        self.agents = LocalAgents(
+            ["here"], run=run, directory=str(directory / "agents"), log_path=str(directory / "agents.log")
+        )
+        self.link = AgentLink("here", lambda: self.agents.connect("here"), self._take)
+
+        def log_path(host: str, name: str) -> str:
+            return str(directory / host / name)
+
+        self.programs = AgentProcesses(log_path=log_path, remote_log_path=log_path, are_here=True)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        self.programs.take_event("here", self.link, event)
+
+    async def spawn(self, host: str, program: Program) -> AgentProcess:
+        return await self.programs.spawn(host, "here", self.link, program)
+
+
+@asynccontextmanager
+async def _own_host(run: RunState, directory: Path) -> AsyncIterator[OwnHost]:
+    host = OwnHost(run, directory)
+    host.agents.start()
+    try:
+        host.link.open("test")
+        yield host
+        assert await host.programs.stop_all(grace_s=2.0) == []
+    finally:
+        await host.link.close()
+        await host.agents.stop()
+
+
+@pytest.fixture
+def own_host() -> Callable[[RunState, Path], AbstractAsyncContextManager[OwnHost]]:
+    """An agent on this machine for a while; its programs, in `directory`, end with it."""
+    return _own_host

@@ -3,9 +3,9 @@
 
     kill_steps_parent.py RUN_ID DIRECTORY STORAGE STEP ...
 
-A step is a write to the run's state, a command on a host, an operation on a file system or the start of a process; a
-harness can be killed before it, after it, and, of commands, in its middle. Step 0 is never reached: that harness
-lives to its end and tells in the file `steps` what steps there are.
+A step is a write to the run's state, a request to an agent, a command of the harness's own, an operation on a file
+system or the start of the agents; a harness can be killed before it, after it, and, of requests, in its middle. Step 0
+is never reached: that harness lives to its end and tells in the file `steps` what steps there are.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.cleanup import clean
+from harness.clusters.agent_link import AgentLink
+from harness.clusters.control_groups import cgroup_parents
 from harness.clusters.loop_devices import marked_devices
 from harness.clusters.netns import NetnsCluster
-from harness.clusters.node_disks import cgroup_parents
-from harness.clusters.processes import Processes
-from harness.faults.local_access import LocalAccess
+from harness.clusters.own_machine import LocalAgents
 from harness.process_table import find_processes, marked_with
 from harness.run_state import RUN_VARIABLE, RunState
 from nemesis.mechanisms import file_systems
@@ -67,15 +67,13 @@ def watched(steps: Steps, name: str, function: Callable[..., Any]) -> Callable[.
 
 
 def watch(steps: Steps) -> None:
-    run_command = LocalAccess._run
-    append = RunState._append
-    spawn = Processes.spawn
+    ask, append, batch = AgentLink.request, RunState._append, NetnsCluster._batch
 
-    async def command(self: LocalAccess, host: str, argv: Any, *rest: Any) -> tuple[int, str, str]:
-        name = f"{host}: {' '.join(argv)} {rest[0]}"[-60:]
+    async def request(self: AgentLink, op: str, arguments: Any = None, **options: Any) -> Any:
+        name = f"{self.host}: {op} {arguments}"[:60]
         steps.at(f"before {name}")
         dies_in_the_middle = steps.reached(f"in the middle of {name}")
-        work = asyncio.ensure_future(run_command(self, host, argv, *rest))
+        work = asyncio.ensure_future(ask(self, op, arguments, **options))
         if dies_in_the_middle:
             await asyncio.sleep(MIDDLE_S)
             die()
@@ -89,15 +87,15 @@ def watch(steps: Steps) -> None:
         append(self, entries, sync=sync)
         steps.at(f"after writing {kinds}")
 
-    async def spawned(self: Processes, host: str, program: Any, **options: Any) -> Any:
-        steps.at(f"before starting {program.name}")
-        child = await spawn(self, host, program, **options)
-        steps.at(f"after starting {program.name}")
-        return child
+    async def batched(self: NetnsCluster, ip: Any, lines: Any) -> None:
+        steps.at(f"before {lines[0]}")
+        await batch(self, ip, lines)
+        steps.at(f"after {lines[0]}")
 
-    setattr(LocalAccess, "_run", command)  # noqa: B010 - mypy takes it for a declaration otherwise
+    setattr(AgentLink, "request", request)  # noqa: B010 - mypy takes it for a declaration otherwise
     setattr(RunState, "_append", written)  # noqa: B010
-    setattr(Processes, "spawn", spawned)  # noqa: B010
+    setattr(NetnsCluster, "_batch", batched)  # noqa: B010
+    setattr(LocalAgents, "start", watched(steps, "start of the agents", LocalAgents.start))  # noqa: B010
     operations: dict[str, Callable[..., Any]] = file_systems.OPERATIONS  # type: ignore[assignment]
     for name, operation in list(operations.items()):
         operations[name] = watched(steps, name, operation)
@@ -105,7 +103,7 @@ def watch(steps: Steps) -> None:
 
 async def live(run: RunState, directory: Path, storage: str) -> None:
     cluster = NetnsCluster(node_count=1, run=run, work_dir=str(directory), ports=[7000], storage=storage)
-    cluster.equip({("disks", kind) for kind in ("freeze", "fill", "shutdown", "crash")})
+    cluster.prepare({("disks", kind) for kind in ("freeze", "fill", "shutdown", "crash")})
     await cluster.start()
     disks = cluster.disks
     assert disks is not None

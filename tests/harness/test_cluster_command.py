@@ -40,12 +40,12 @@ def test_up_status_exec_logs_down(tmp_path: Path) -> None:
         assert again.stderr == "harness: cluster main is up: harness cluster down --name main, or another --name\n"
         status = cluster(tmp_path, "status")
         assert status.returncode == 0
-        assert [line.split()[0] for line in status.stdout.splitlines()[2:]] == ["n1", "n2", "ns1"]
+        assert [line.split()[0] for line in status.stdout.splitlines()[2:]] == ["n1", "n2"]
         executed = cluster(tmp_path, "exec", "n2", "--", "sh", "-c", f"echo ${RUN_VARIABLE}; exit 7")
         assert (executed.returncode, executed.stdout) == (7, f"{described['run_id']}\n")
         assert cluster(tmp_path, "exec", "n2", "--", "sh", "-c", "kill -9 $$").returncode == 128 + 9
         unknown = cluster(tmp_path, "exec", "n7", "true")
-        assert (unknown.returncode, unknown.stderr) == (254, "harness: there is no host n7; known: n1, n2, ns1\n")
+        assert (unknown.returncode, unknown.stderr) == (254, "harness: there is no host n7; known: n1, n2\n")
         assert "what is to be run is missing" in cluster(tmp_path, "exec", "n1").stderr
         log = Path(str(described["work_dir"]), "n1", "some.log")
         log.write_text("said before\n")
@@ -64,14 +64,14 @@ def test_up_status_exec_logs_down(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists() or os.listdir(tmp_path / "state") == []
 
 
-def test_a_killed_keeper_is_noticed_and_cleaned_up_after(tmp_path: Path) -> None:
+def test_a_killed_daemon_is_noticed_and_cleaned_up_after(tmp_path: Path) -> None:
     described = bare(tmp_path)
     assert "its harness still runs" in harness(tmp_path, "clean").stdout
     assert cluster(tmp_path, "status").returncode == 0
     os.kill(int(str(described["pid"])), signal.SIGKILL)
     dead = cluster(tmp_path, "status")
     assert dead.returncode == 254
-    assert "its keeper died: harness clean removes what it left" in dead.stderr
+    assert "its daemon died: harness clean removes what it left" in dead.stderr
     cleaned = harness(tmp_path, "clean")
     assert cleaned.returncode == 0
     assert find_processes(marked_with(RUN_VARIABLE, str(described["run_id"]))) == []

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from harness.clusters.agent_file_systems import why_no_file_systems
+from harness.clusters.netns import IMAGE, MEMORY
 from harness.clusters.netns_trial import why_no_namespaces
-from harness.clusters.node_disks import IMAGE, MEMORY, why_no_file_systems
 
 PARENT = Path(__file__).with_name("kill_steps_parent.py")
 WHY_NOT = why_no_file_systems() or why_no_namespaces(in_user_namespace=False)

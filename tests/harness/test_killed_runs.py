@@ -21,8 +21,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.clusters.agent_file_systems import why_no_file_systems
+from harness.clusters.control_groups import cgroup_parents
 from harness.clusters.netns_trial import why_no_namespaces
-from harness.clusters.node_disks import cgroup_parents, why_no_file_systems
 from harness.process_table import find_processes, marked_with
 from harness.run_state import KIND_CGROUP, KIND_FILE, KIND_MOUNT, KIND_NETNS, RUN_VARIABLE, STATE_DIR_VARIABLE, RunState
 from nemesis.mechanisms.shim import why_no_shim

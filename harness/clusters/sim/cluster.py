@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, Program
+from harness.clusters.base import CLIENTS_HOST, Program
 from harness.clusters.sim.errors import SimulationError
 from harness.clusters.sim.faults import DISK_ABILITIES, SimClocks, SimDisks, SimLinks
 from harness.clusters.sim.host import Incarnation, SimHost
@@ -97,7 +97,15 @@ class SimCluster:
     moment_kinds = frozenset(KINDS)
     """Every moment that a schedule can wait for is seen here."""
 
-    def __init__(self, *, node_count: int, run: RunState | None, work_dir: str, ports: Collection[int]) -> None:
+    def __init__(
+        self,
+        *,
+        node_count: int,
+        run: RunState | None,
+        work_dir: str,
+        ports: Collection[int],
+        extra_hosts: Sequence[str] = (),
+    ) -> None:
         if not 1 <= node_count <= MAX_HOSTS:
             raise ValueError(f"a sim cluster has 1 to {MAX_HOSTS} replicas, not {node_count}")
         loop = asyncio.get_running_loop()
@@ -106,8 +114,9 @@ class SimCluster:
         self._loop = loop
         self._hosts = tuple(f"n{number}" for number in range(1, node_count + 1))
         self._addresses = {host: f"{_SUBNET}.{number}" for number, host in enumerate(self._hosts, 1)}
-        self._addresses[NAME_SERVER_HOST] = f"{_SUBNET}.{MAX_HOSTS + 1}"
-        self._addresses[CLIENTS_HOST] = f"{_SUBNET}.{MAX_HOSTS + 2}"
+        self._extra_hosts = tuple(extra_hosts)
+        for number, host in enumerate((*extra_hosts, CLIENTS_HOST), MAX_HOSTS + 1):
+            self._addresses[host] = f"{_SUBNET}.{number}"
         self._work_dir = os.path.abspath(work_dir)
         self._ports = frozenset(ports)
         self._network = SimNetwork(loop)
@@ -146,7 +155,7 @@ class SimCluster:
             return f"simulated hosts have disks but no file systems of their own: {ability} needs --cluster netns"
         return None
 
-    def equip(self, needs: Collection[tuple[str, str]]) -> None:
+    def prepare(self, capabilities: Collection[tuple[str, str]]) -> None:
         """Nothing to prepare: faults of every kind are there from the beginning."""
 
     def runtime(self) -> Runtime:
@@ -157,6 +166,11 @@ class SimCluster:
         """Write the network's trace to a file until the cluster stops; `zero_s` as of TraceWriter. Raises OSError."""
         self._trace = TraceWriter(path, zero_s)
         self._network.trace = self._trace.note
+
+    @property
+    def extra_hosts(self) -> Sequence[str]:
+        """The hosts that the system has beside its replicas'."""
+        return self._extra_hosts
 
     @property
     def hosts(self) -> Sequence[str]:

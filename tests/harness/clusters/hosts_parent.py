@@ -22,14 +22,16 @@ async def main(run_id: str, state_root: str, work_dir: str, hosts: str) -> None:
     if hosts == "docker":
         from harness.clusters.docker import DockerCluster
 
-        cluster = DockerCluster(node_count=2, run=run, work_dir=work_dir, ports=[7000])
+        cluster = DockerCluster(node_count=2, run=run, work_dir=work_dir, ports=[7000], extra_hosts=["ns1"])
     else:
         from harness.clusters.ssh import SshCluster
 
-        cluster = SshCluster(node_count=2, run=run, work_dir=work_dir, ports=[7000], inventory=hosts)
+        cluster = SshCluster(
+            node_count=2, run=run, work_dir=work_dir, ports=[7000], extra_hosts=["ns1"], inventory=hosts
+        )
     if why_no_shim() is None:
         stall = "stall" if hosts == "docker" else "freeze"  # which nobody who waits for it can be killed from
-        cluster.equip({("clocks", "wall"), ("disks", stall), ("disks", "power"), ("links", "delay")})
+        cluster.prepare({("clocks", "wall"), ("disks", stall), ("disks", "power"), ("links", "delay")})
     await cluster.start()
     await cluster.spawn("n1", Program(name="sleep", argv=["sleep", "600"], log_name="sleep.log"))
     await cluster.network.cut("f1", {"n2": frozenset({"n1"})})

@@ -15,10 +15,10 @@ async def main(state_root: str, work_dir: str) -> None:
     cluster = LocalCluster(node_count=3, run=run, work_dir=work_dir, ports=[21911])
     await cluster.start()
     sleeper = Program(name="sleeper", argv=[sys.executable, "-c", "import time; time.sleep(600)"], log_name="log")
-    for host in cluster.hosts:
-        await cluster.spawn(host, sleeper)
+    sleepers = [await cluster.spawn(host, sleeper) for host in cluster.hosts]
     await cluster.network.cut("f1", {"n1": frozenset({"n2"})})
-    print(*(claim.ident for claim in run.claims if claim.kind == "process"), flush=True)
+    agents = [claim.ident for claim in run.claims if claim.kind == "process"]
+    print(*agents, *(process.pid for process in sleepers), flush=True)
     await asyncio.sleep(600)
 
 

@@ -23,7 +23,7 @@ from nemesis.target import Link
 async def main(run_id: str, state_root: str, work_dir: str) -> int:
     run = RunState.create(run_id, state_root=state_root)
     scratch = run.make_temp_dir("scratch")
-    cluster = NetnsCluster(node_count=2, run=run, work_dir=work_dir, ports=[9])
+    cluster = NetnsCluster(node_count=2, run=run, work_dir=work_dir, ports=[9], extra_hosts=["ns1"])
     interrupted = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
     await cluster.start()

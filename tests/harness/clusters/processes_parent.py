@@ -1,21 +1,28 @@
-"""A harness in small, for a test to kill: starts two children and waits."""
+"""A harness in small, for a test to kill: starts two programs through an agent and waits."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 
-from harness.clusters.base import Program
-from harness.clusters.processes import Processes
+from harness.clusters.agent_link import AgentLink
+from harness.clusters.own_machine import LocalAgents
 from harness.run_state import RunState
 
 
 async def main(state_root: str, work_dir: str) -> None:
-    processes = Processes(RunState.create("parent", state_root=state_root), work_dir)
-    sleeper = Program(name="sleeper", argv=[sys.executable, "-c", "import time; time.sleep(600)"], log_name="log")
-    direct = await processes.spawn("n1", sleeper)
-    prefixed = await processes.spawn("n2", sleeper, argv_prefix=["env", "A=1"])
-    print(direct.pid, prefixed.pid, flush=True)
+    run = RunState.create("parent", state_root=state_root)
+    agents = LocalAgents(["n1", "n2"], run=run, directory=f"{work_dir}/agents", log_path=f"{work_dir}/agents.log")
+    agents.start()
+    pids = []
+    for host in ("n1", "n2"):
+        link = AgentLink(host, lambda host=host: agents.connect(host), lambda event: None)  # type: ignore[misc]
+        link.open("parent")
+        pids.append((await link.request("hello"))["pid"])
+        argv = [sys.executable, "-c", "import time; time.sleep(600)"]
+        answer = await link.request("spawn", {"argv": argv, "environment": {}, "log": f"{work_dir}/{host}.log"})
+        pids.append(answer["pid"])
+    print(*pids, flush=True)
     await asyncio.sleep(600)
 
 

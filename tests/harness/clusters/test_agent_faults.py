@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import registry
-from harness.clusters import agent_file_systems, agent_relay, agent_shim, ssh_connection
+from harness.clusters import agent_file_systems, agent_links, agent_shim, ssh_connection
 from harness.clusters.agent_links import measure_of
 from harness.clusters.base import ClusterUnavailable, Program
 from harness.clusters.docker import DockerCluster
@@ -50,7 +50,7 @@ def with_cluster(tmp_path: Path, place: Any, cluster_class: Any, scenario: Scena
         run = RunState.create(f"tf{os.getpid()}-{tmp_path.name[-12:]}", state_root=str(tmp_path / "state"))
         cluster = cluster_class(node_count=3, run=run, work_dir=str(tmp_path / "work"), ports=[7000], **options)
         every = [(interface, ability) for interface in ("clocks", "disks", "links") for ability in ABILITIES[interface]]
-        cluster.equip([need for need in every if cluster.missing(*need) is None])
+        cluster.prepare([need for need in every if cluster.missing(*need) is None])
         await cluster.start()
         try:
             await scenario(cluster)
@@ -277,7 +277,7 @@ def test_a_build_that_does_not_load_is_built_there(
 def test_a_kernel_that_cannot_hold_packets_back_is_named(
     tmp_path: Path, ssh_machines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_relay, "_ASIDE", "a-name-that-is-too-long")
+    monkeypatch.setattr(agent_links, "_ASIDE", "a-name-that-is-too-long")
     with pytest.raises(ClusterUnavailable, match=r"^n\d cannot hold packets back .*netdev egress hook") as caught:
         with_cluster(tmp_path, ssh_machines, SshCluster, links, inventory=str(ssh_machines.inventory))
     assert "\n" not in str(caught.value)

@@ -37,7 +37,9 @@ LINKS = [Link(a, b) for a, b in permutations(("n1", "n2", "n3"), 2)]
 def make(tmp_path: Path, run_id: str = RUN, count: int = 3, image: str | None = None) -> Any:
     run = RunState.create(run_id, state_root=str(tmp_path / "state"))
     work_dir = str(tmp_path / run_id)
-    return run, DockerCluster(node_count=count, run=run, work_dir=work_dir, ports=[PORT], image=image)
+    return run, DockerCluster(
+        node_count=count, run=run, work_dir=work_dir, ports=[PORT], extra_hosts=["ns1"], image=image
+    )
 
 
 def with_cluster(tmp_path: Path, engine: Any, scenario: Callable[[DockerCluster], Awaitable[None]]) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from harness.clusters import agent_files, host_agent
-from harness.clusters.agent_files import fetch_directory, put_file
+from harness.clusters import agent_access, host_agent
+from harness.clusters.agent_access import fetch_directory, put_file
 from harness.clusters.agent_link import AgentGone, AgentLink, ConnectFailure
 from harness.clusters.agent_processes import AgentProcesses
 from harness.clusters.base import Program
@@ -195,7 +195,7 @@ def test_an_agent_that_has_ended_takes_its_programs_along_and_says_so(tmp_path: 
 
 
 def test_files_go_there_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_files, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(agent_access, "_PIECE_BYTES", 1000)
     contents = {"empty": b"", "one/piece": b"p" * 1000, "one/more": os.urandom(4321)}
 
     async def scenario(host: Host) -> None:
@@ -227,7 +227,7 @@ def test_an_archive_cannot_write_beside_its_place(tmp_path: Path) -> None:
                 archive.addfile(member, file)
     target = tmp_path / "in" / "here"
     target.mkdir(parents=True)
-    agent_files._unpack(str(archive_path), str(target))
+    agent_access._unpack(str(archive_path), str(target))
     assert [path.name for path in target.rglob("*")] == ["fine"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.tar.gz", "file", "in"]
 

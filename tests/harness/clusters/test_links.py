@@ -33,6 +33,7 @@ def on_cluster(cluster_class: Any, tmp_path: Path, port: int, work: Work) -> Non
     async def main() -> None:
         state = RunState.create(f"links-{os.getpid()}-{port}", state_root=str(tmp_path / "states"))
         cluster = cluster_class(node_count=3, run=state, work_dir=str(tmp_path / "work"), ports=[port])
+        cluster.prepare({("links", "delay")})
         await cluster.start()
         try:
             await work(cluster)
@@ -88,30 +89,32 @@ def test_streams_of_large_packets_pass_the_relay_whole(tmp_path: Path) -> None:
 
     async def work(cluster: NetnsCluster) -> None:
         assert cluster.links is not None
-        arrived = bytearray()
-        done = asyncio.Event()
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while piece := await reader.read(1 << 16):
-                arrived.extend(piece)
-            done.set()
-            writer.close()
-
-        # The harness is on the clients' host; its link to itself would not cross the bridge, so n1 sends.
-        server = await asyncio.start_server(serve, cluster.bind_address("clients"), 4712)
-        await cluster.links.shape("f", {Link("n1", "clients"): LinkShape(delay_ms=20, duplicate_percent=5)})
-        script = (
+        await cluster.links.shape("f", {Link("n1", "n2"): LinkShape(delay_ms=20, duplicate_percent=5)})
+        receiver = (
+            "import socket, sys\n"
+            "server = socket.create_server((sys.argv[1], 4712))\n"
+            "print('serving', flush=True)\n"
+            "connection, _ = server.accept()\n"
+            "data = b''.join(iter(lambda: connection.recv(1 << 16), b''))\n"
+            "open(sys.argv[2], 'wb').write(data)\n"
+        )
+        sender = (
             "import random, socket, sys\n"
             "s = socket.create_connection((sys.argv[1], 4712))\n"
             "s.sendall(random.Random(5).randbytes(3_000_000))\n"
             "s.shutdown(socket.SHUT_WR)\n"
             "s.recv(1)\n"
         )
-        argv = [sys.executable, "-S", "-c", script, cluster.bind_address("clients")]
-        await cluster.spawn("n1", Program(name="sender", argv=argv, log_name="sender"))
-        await asyncio.wait_for(done.wait(), 40)
-        server.close()
-        assert bytes(arrived) == sent
+        address, arrived = cluster.bind_address("n2"), tmp_path / "arrived"
+        argv = [sys.executable, "-S", "-c", receiver, address, str(arrived)]
+        receives = await cluster.spawn("n2", Program(name="receiver", argv=argv, log_name="receiver"))
+        async with asyncio.timeout(40):
+            while "serving" not in (tmp_path / "work" / "n2" / "receiver").read_text():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            argv = [sys.executable, "-S", "-c", sender, address]
+            await cluster.spawn("n1", Program(name="sender", argv=argv, log_name="sender"))
+            assert await receives.wait() == 0
+        assert arrived.read_bytes() == sent
 
     on_cluster(NetnsCluster, tmp_path, 4712, work)
 

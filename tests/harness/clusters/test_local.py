@@ -17,17 +17,18 @@ from typing import Any
 
 import pytest
 
-from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, ClusterUnavailable, Program
+from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable, Program
 from harness.clusters.local import LocalCluster, LocalNetwork
-from harness.errors import HarnessError
 from harness.run_state import RunState, process_start_ticks
 from nemesis.driver import run_schedule
+from nemesis.mechanisms.shell import ShellError
 from nemesis.partition import PARTITION
 from nemesis.schedule import periodic
 from nemesis.target import Link, LinkShape
 
 Eventually = Callable[..., Any]
 PORT, OTHER_PORT = 21911, 21912
+EXTRA_HOST = "ns1"
 ROOT = Path(__file__).resolve().parents[3]
 
 NODE = """
@@ -50,7 +51,9 @@ asyncio.run(main())
 
 @contextlib.asynccontextmanager
 async def cluster_of(run: RunState, tmp_path: Path, count: int = 3, **more: Any) -> AsyncIterator[LocalCluster]:
-    cluster = LocalCluster(node_count=count, run=run, work_dir=str(tmp_path), ports=[PORT, OTHER_PORT], **more)
+    cluster = LocalCluster(
+        node_count=count, run=run, work_dir=str(tmp_path), ports=[PORT, OTHER_PORT], extra_hosts=[EXTRA_HOST], **more
+    )
     await cluster.start()
     try:
         yield cluster
@@ -95,18 +98,18 @@ def test_programs_reach_each_other_through_their_links(
 ) -> None:
     async def main() -> None:
         async with cluster_of(run_state, tmp_path) as cluster:
-            for host in (*cluster.hosts, NAME_SERVER_HOST):
+            for host in (*cluster.hosts, EXTRA_HOST):
                 argv = [sys.executable, "-c", NODE, host, cluster.bind_address(host), str(PORT)]
                 await cluster.spawn(host, Program(name="node", argv=argv, log_name="node.log"))
-            logs = [tmp_path / host / "node.log" for host in (*cluster.hosts, NAME_SERVER_HOST)]
+            logs = [tmp_path / host / "node.log" for host in (*cluster.hosts, EXTRA_HOST)]
             await eventually(lambda: all("up" in log.read_text() for log in logs))
             for source, destination in (
                 ("n1", "n2"),
                 ("n3", "n1"),
                 ("n2", "n2"),
-                ("n1", NAME_SERVER_HOST),
+                ("n1", EXTRA_HOST),
                 (CLIENTS_HOST, "n3"),
-                (CLIENTS_HOST, NAME_SERVER_HOST),
+                (CLIENTS_HOST, EXTRA_HOST),
             ):
                 address = cluster.address_from(source, destination, PORT)
                 assert await ask(address, b"hi") == destination.encode() + b":hi"
@@ -130,19 +133,19 @@ def test_programs_reach_each_other_through_their_links(
 def test_addresses_are_one_for_each_link_and_host(tmp_path: Path, run_state: RunState) -> None:
     async def main() -> None:
         async with cluster_of(run_state, tmp_path) as cluster:
-            hosts = [*cluster.hosts, NAME_SERVER_HOST, CLIENTS_HOST]
+            hosts = [*cluster.hosts, EXTRA_HOST, CLIENTS_HOST]
             assert cluster.hosts == ("n1", "n2", "n3")
             binds = {cluster.bind_address(host) for host in hosts}
             links = {cluster.address_from(a, b, PORT) for a, b in permutations(cluster.hosts, 2)}
             links |= {cluster.address_from(CLIENTS_HOST, host, PORT) for host in hosts[:-1]}
-            links |= {cluster.address_from(host, NAME_SERVER_HOST, PORT) for host in cluster.hosts}
+            links |= {cluster.address_from(host, EXTRA_HOST, PORT) for host in cluster.hosts}
             assert len(binds) == 5 and len(links) == 6 + 4 + 3
             assert not {link.rpartition(":")[0] for link in links} & binds
             assert cluster.address_from("n1", "n1", PORT) == f"{cluster.bind_address('n1')}:{PORT}"
             with pytest.raises(ValueError, match="port 99 is none"):
                 cluster.address_from("n1", "n2", 99)
             with pytest.raises(ValueError, match="ns1 opens no connections to n1"):
-                cluster.address_from(NAME_SERVER_HOST, "n1", PORT)
+                cluster.address_from(EXTRA_HOST, "n1", PORT)
             await cluster.put_file("n1", f"{cluster.data_dir('n1')}/conf/a.json", b"{}")
             assert Path(cluster.local_path("n1", f"{cluster.data_dir('n1')}/conf/a.json")).read_bytes() == b"{}"
 
@@ -179,7 +182,7 @@ def test_clients_can_be_cut_from_hosts(tmp_path: Path, run_state: RunState, prob
     async def main() -> None:
         async with cluster_of(run_state, tmp_path) as cluster:
             there, back = Link(CLIENTS_HOST, "n1"), Link("n1", CLIENTS_HOST)
-            name_server = Link("n1", NAME_SERVER_HOST)
+            name_server = Link("n1", EXTRA_HOST)
             if probed_before:
                 assert await passing(cluster, [there, back, name_server]) == {there, back, name_server}
             await cluster.network.cut("f1", {CLIENTS_HOST: frozenset({"n1"})})
@@ -240,7 +243,7 @@ def test_a_cut_that_forgets_new_connections_is_found_out(tmp_path: Path, run_sta
 
     async def main() -> None:
         async with cluster_of(run_state, tmp_path) as cluster:
-            probe = cluster._probe
+            probe = cluster._proxy_probe
             assert probe is not None
             await cluster.network.cut("f1", {"n1": frozenset({"n2"}), "n2": frozenset({"n1"})})
             leak = Link("n1", "n2")
@@ -254,7 +257,7 @@ def test_a_cut_that_forgets_new_connections_is_found_out(tmp_path: Path, run_sta
 def test_a_link_without_new_connections_is_not_whole(tmp_path: Path, run_state: RunState) -> None:
     async def main() -> None:
         async with cluster_of(run_state, tmp_path, 2) as cluster:
-            probe = cluster._probe
+            probe = cluster._proxy_probe
             assert probe is not None
             probe._listeners[Link("n1", "n2")] = (cluster.bind_address("n2"), OTHER_PORT)  # nobody listens
             for result in await cluster.network.probe(all_links(cluster), timeout_s=0.3):
@@ -269,7 +272,8 @@ def test_a_new_connection_counts_against_a_cut_even_when_it_carries_nothing(
     async def main() -> None:
         async with cluster_of(run_state, tmp_path, 2) as cluster:
             link = Link("n1", "n2")
-            await cluster.network.shape_links("f1", {link: LinkShape(delay_ms=10_000)})
+            assert cluster.links is not None
+            await cluster.links.shape("f1", {link: LinkShape(delay_ms=10_000)})
             (result,) = await cluster.network.probe([link], timeout_s=0.3)
             assert result.passed and result.partial and "established, but carried nothing" in result.detail
 
@@ -279,6 +283,7 @@ def test_a_new_connection_counts_against_a_cut_even_when_it_carries_nothing(
 def test_delays_and_rates_are_set_per_direction_and_add_up(tmp_path: Path, run_state: RunState) -> None:
     async def main() -> None:
         async with cluster_of(run_state, tmp_path, 2) as cluster:
+            assert cluster.links is not None
             loop = asyncio.get_running_loop()
             slow, fast = Link("n1", "n2"), Link("n2", "n1")
 
@@ -287,14 +292,13 @@ def test_delays_and_rates_are_set_per_direction_and_add_up(tmp_path: Path, run_s
                 assert await passing(cluster, [link]) == {link}
                 return loop.time() - begin_s
 
-            await cluster.network.shape_links("f1", {slow: LinkShape(delay_ms=200)})
-            await cluster.network.shape_links("f2", {slow: LinkShape(delay_ms=200, rate_bytes_per_s=1e6)})
+            await cluster.links.shape("f1", {slow: LinkShape(delay_ms=200)})
+            await cluster.links.shape("f2", {slow: LinkShape(delay_ms=200, rate_bytes_per_s=1e6)})
             assert await time_of(slow) >= 0.4
-            await cluster.network.unshape_links("f1")
+            await cluster.links.release("f1")
             assert await time_of(slow) >= 0.2
-            assert cluster.network._shapes == {"f2": {slow: LinkShape(delay_ms=200, rate_bytes_per_s=1e6)}}
             assert await passing(cluster, [fast], 0.19) == {fast}  # the other direction is as it was
-            await cluster.network.heal_all()
+            await cluster.links.release_all()
             assert await passing(cluster, [slow], 0.19) == {slow}
 
     asyncio.run(main())
@@ -394,10 +398,11 @@ def test_a_dead_proxy_is_said_and_does_not_keep_the_cluster_from_stopping(
     async def main() -> None:
         async with cluster_of(run_state, tmp_path, 2) as cluster:
             proxy = cluster._proxy
-            assert proxy is not None
-            os.kill(proxy.pid, signal.SIGKILL)
-            await eventually(lambda: not proxy.is_running)
-            with pytest.raises(HarnessError, match=r"link proxy has ended; see .*link-proxy\.log"):
+            assert proxy is not None and proxy.pid is not None
+            pid = proxy.pid
+            os.kill(pid, signal.SIGKILL)
+            await eventually(lambda: process_start_ticks(pid) is None)
+            with pytest.raises(ShellError, match=r"harness\.clusters\.link_proxy \w+.* does not listen"):
                 await cluster.network.cut("f1", {"n1": frozenset({"n2"})})
 
     asyncio.run(main())
@@ -409,7 +414,7 @@ def test_kill_9_in_the_middle_of_a_partition_leaves_no_process(tmp_path: Path, e
         [sys.executable, str(Path(__file__).with_name("local_parent.py")), str(tmp_path / "s"), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
     )
     assert parent.stdout is not None
     try:

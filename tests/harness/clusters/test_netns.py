@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness import programs
-from harness.clusters.base import CLIENTS_HOST, NAME_SERVER_HOST, ClusterUnavailable, Program
+from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable, Program
 from harness.clusters.netns import MAX_HOSTS, NetnsCluster
 from harness.clusters.netns_calls import entered, identity, namespace_path
 from harness.clusters.netns_trial import why_no_namespaces
@@ -30,6 +30,7 @@ pytestmark = [
 ]
 
 PORT = 7000
+EXTRA_HOST = "ns1"
 RUN = f"tn{os.getpid()}"
 """Begins every run id: names of namespaces are shared with tests that run beside."""
 
@@ -56,7 +57,9 @@ def with_cluster(
 
     async def body() -> None:
         run = RunState.create(run_id, state_root=str(tmp_path / "state"))
-        cluster = NetnsCluster(node_count=node_count, run=run, work_dir=str(tmp_path / run_id), ports=[PORT])
+        cluster = NetnsCluster(
+            node_count=node_count, run=run, work_dir=str(tmp_path / run_id), ports=[PORT], extra_hosts=[EXTRA_HOST]
+        )
         home = own_namespace()
         await cluster.start()
         try:
@@ -99,7 +102,7 @@ def nft(cluster_run: str, host: str, *arguments: str) -> str:
 def test_every_link_of_a_new_cluster_passes(tmp_path: Path) -> None:
     async def scenario(cluster: NetnsCluster) -> None:
         assert cluster.hosts == ("n1", "n2", "n3", "n4", "n5")
-        links = all_links([*cluster.hosts, NAME_SERVER_HOST, CLIENTS_HOST])
+        links = all_links([*cluster.hosts, EXTRA_HOST, CLIENTS_HOST])
         assert len(links) == 42
         assert await passing(cluster, links, timeout_s=5.0) == set(links)
 

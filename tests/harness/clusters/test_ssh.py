@@ -42,7 +42,9 @@ LINKS = [Link(a, b) for a, b in permutations(("n1", "n2", "n3"), 2)]
 def make(tmp_path: Path, inventory: str | Sequence[SshHost], run_id: str = RUN, count: int = 3) -> Any:
     run = RunState.create(run_id, state_root=str(tmp_path / "state"))
     work_dir = str(tmp_path / run_id)
-    return run, SshCluster(node_count=count, run=run, work_dir=work_dir, ports=[PORT], inventory=inventory)
+    return run, SshCluster(
+        node_count=count, run=run, work_dir=work_dir, ports=[PORT], extra_hosts=["ns1"], inventory=inventory
+    )
 
 
 def with_cluster(tmp_path: Path, machines: Any, scenario: Callable[[SshCluster], Awaitable[None]]) -> None:
@@ -237,7 +239,7 @@ def test_a_user_with_sudo_is_as_good_as_root(tmp_path: Path, ssh_machines: Any) 
 
     async def body() -> None:
         run, cluster = make(tmp_path, hosts, f"{RUN}-sudo")
-        cluster.equip({("clocks", "wall"), ("links", "delay")} if why_no_shim() is None else set())
+        cluster.prepare({("clocks", "wall"), ("links", "delay")} if why_no_shim() is None else set())
         await cluster.start()
         try:
             assert await cluster.run("n1", ["id", "-u"]) == (0, "0\n", "")

@@ -81,7 +81,6 @@ def test_an_openssh_configuration(tmp_path: Path) -> None:
         ("[hosts.n1]\nhostname = 'x'\ndirectory = 'runs'", r"directory must begin with /"),
         ("hosts = 3", r"\[defaults\] and \[hosts\.NAME\] are tables"),
         ("[hosts]\nn1 = 'x'", r"hosts\.n1 is not a table"),
-        ("[hosts.ns1]\nhostname = 'x'", r"names no host but ns1"),
         ("", r"names no host"),
         ("[hosts.n1", r"at end of document|line 1"),
     ],
@@ -117,14 +116,19 @@ def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
             assert hosts
 
 
-def test_who_gets_the_name_server() -> None:
+def test_who_gets_an_extra_host() -> None:
     hosts = [SshHost(name=name, hostname=name) for name in ("a", "b", "c")]
-    assigned, name_server = _assign(["n1", "n2"], hosts)
-    assert (assigned["n1"].name, assigned["n2"].name, name_server, assigned["ns1"].name) == ("a", "b", "ns1", "c")
-    assigned, name_server = _assign(["n1", "n2", "n3"], hosts)
-    assert (sorted(assigned), name_server) == (["n1", "n2", "n3"], "n1")
+    machines, machine_of = _assign(["n1", "n2"], ["ns1"], hosts)
+    assert [machines[host].name for host in ("n1", "n2", "ns1")] == ["a", "b", "c"] and machine_of["ns1"] == "ns1"
+    machines, machine_of = _assign(["n1", "n2", "n3"], ["ns1"], hosts)
+    assert sorted(machines) == ["n1", "n2", "n3"] and machine_of["ns1"] == "n1"
     own = SshHost(name="ns1", hostname="d")
-    assigned, name_server = _assign(["n1", "n2"], [own, *hosts])
-    assert (assigned["n1"].name, name_server, assigned["ns1"].name) == ("a", "ns1", "ns1")
-    with pytest.raises(OperatorError, match=r"--nodes 4: the hosts for replicas are only 3"):
-        _assign(["n1", "n2", "n3", "n4"], [own, *hosts])
+    machines, machine_of = _assign(["n1", "n2"], ["ns1"], [own, *hosts])
+    assert (machines["n1"].name, machine_of["ns1"], machines["ns1"].name) == ("a", "ns1", "ns1")
+    machines, machine_of = _assign(["n1", "n2"], ["ns1", "ns2"], [own, *hosts])
+    assert (machines["ns1"].name, machines["ns2"].name) == ("ns1", "c")
+    machines, machine_of = _assign(["n1", "n2"], [], [own, *hosts])
+    assert [machines[host].name for host in ("n1", "n2")] == ["ns1", "a"] and sorted(machine_of) == ["n1", "n2"]
+    for extra_hosts, available in ((["ns1"], [own, *hosts]), (["ns1"], [own])):
+        with pytest.raises(OperatorError, match=rf"--nodes 4: the hosts for replicas are only {len(available) - 1}"):
+            _assign(["n1", "n2", "n3", "n4"], extra_hosts, available)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.clusters.base import HostProcess, Program
-from harness.clusters.processes import Processes
 from harness.faults.processes import ReplicaProcesses
 from harness.run_state import RunState
 from nemesis.target import DOWN, PAUSED, RUNNING
@@ -23,8 +22,8 @@ HOSTS = ["n1", "n2", "n3"]
 class Replicas:
     """A sleeping Python per host."""
 
-    def __init__(self, tmp_path: Path, run: RunState) -> None:
-        self.children = Processes(run, str(tmp_path))
+    def __init__(self, host: Any) -> None:
+        self.host = host
         self.current: dict[str, HostProcess] = {}
         self.fail_to_start: set[str] = set()
         self.faults = ReplicaProcesses(HOSTS, process=self.current.get, restart=self.restart)
@@ -35,35 +34,38 @@ class Replicas:
         program = Program(
             name="sleeper", argv=[sys.executable, "-S", "-c", "import time; time.sleep(600)"], log_name="log"
         )
-        self.current[host] = await self.children.spawn(host, program)
+        self.current[host] = await self.host.spawn(host, program)
 
     async def states(self) -> list[str]:
         return [(await self.faults.look(host)).state for host in HOSTS]
 
 
-@asynccontextmanager
-async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
-    run = RunState.create(f"test-{tmp_path.name}", state_root=str(tmp_path / "states"))
-    made = Replicas(tmp_path, run)
-    try:
-        for host in HOSTS:
-            await made.restart(host)
-        yield made
-    finally:
-        await made.faults.release_all()
-        await made.children.stop_all(grace_s=2.0)
-        assert run.close()
+Run = Callable[[Callable[[Replicas], Awaitable[None]]], None]
 
 
-def run(tmp_path: Path, work: Callable[[Replicas], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with replicas(tmp_path) as made:
-            await work(made)
+@pytest.fixture
+def run(tmp_path: Path, own_host: Any) -> Run:
+    """Runs a test on replicas that have started."""
 
-    asyncio.run(main())
+    def run_it(work: Callable[[Replicas], Awaitable[None]]) -> None:
+        async def main() -> None:
+            state = RunState.create(f"test-{tmp_path.name}", state_root=str(tmp_path / "states"))
+            async with own_host(state, tmp_path) as host:
+                made = Replicas(host)
+                try:
+                    for name in HOSTS:
+                        await made.restart(name)
+                    await work(made)
+                finally:
+                    await made.faults.release_all()
+            assert state.close()
+
+        asyncio.run(main())
+
+    return run_it
 
 
-def test_replicas_end_and_are_started_again(tmp_path: Path) -> None:
+def test_replicas_end_and_are_started_again(run: Run) -> None:
     async def work(made: Replicas) -> None:
         before = made.current["n1"]
         await made.faults.end("f1", ["n1"])
@@ -78,10 +80,10 @@ def test_replicas_end_and_are_started_again(tmp_path: Path) -> None:
         await made.faults.release("f1")
         assert (await made.faults.look("n1")).starts == 2
 
-    run(tmp_path, work)
+    run(work)
 
 
-def test_replicas_stop_and_go_on(tmp_path: Path) -> None:
+def test_replicas_stop_and_go_on(run: Run) -> None:
     async def work(made: Replicas) -> None:
         pids = [made.current[host].pid for host in HOSTS]
         await made.faults.pause("f1", ["n1", "n2"])
@@ -93,10 +95,10 @@ def test_replicas_stop_and_go_on(tmp_path: Path) -> None:
         assert await made.states() == [RUNNING] * 3
         assert [made.current[host].pid for host in HOSTS] == pids
 
-    run(tmp_path, work)
+    run(work)
 
 
-def test_a_replica_that_comes_back_while_another_fault_pauses_it_is_paused(tmp_path: Path) -> None:
+def test_a_replica_that_comes_back_while_another_fault_pauses_it_is_paused(run: Run) -> None:
     async def work(made: Replicas) -> None:
         await made.faults.pause("pause", ["n1"])
         await made.faults.end("kill", ["n1"])
@@ -109,10 +111,10 @@ def test_a_replica_that_comes_back_while_another_fault_pauses_it_is_paused(tmp_p
         await made.faults.release("kill")
         assert (await made.faults.look("n1")).state == RUNNING
 
-    run(tmp_path, work)
+    run(work)
 
 
-def test_a_crash_loop_kills_again_and_again_until_it_is_released(tmp_path: Path) -> None:
+def test_a_crash_loop_kills_again_and_again_until_it_is_released(run: Run) -> None:
     async def work(made: Replicas) -> None:
         await made.faults.crash_loop("f1", ["n2"], up_s=0.05)
         loop = asyncio.get_running_loop()
@@ -126,10 +128,10 @@ def test_a_crash_loop_kills_again_and_again_until_it_is_released(tmp_path: Path)
         await asyncio.sleep(0.2)
         assert await made.faults.look("n2") == view
 
-    run(tmp_path, work)
+    run(work)
 
 
-def test_everything_is_released_also_what_ended_by_itself(tmp_path: Path) -> None:
+def test_everything_is_released_also_what_ended_by_itself(run: Run) -> None:
     async def work(made: Replicas) -> None:
         await made.faults.end("f1", ["n1"])
         await made.faults.pause("f2", ["n2"])
@@ -138,20 +140,20 @@ def test_everything_is_released_also_what_ended_by_itself(tmp_path: Path) -> Non
         await made.faults.release_all()
         assert await made.states() == [RUNNING] * 3
 
-    run(tmp_path, work)
+    run(work)
 
 
-def test_only_what_nobody_keeps_down_is_revived(tmp_path: Path) -> None:
+def test_only_what_nobody_keeps_down_is_revived(run: Run) -> None:
     async def work(made: Replicas) -> None:
         await made.faults.end("f1", ["n1"])
         await made.current["n2"].kill()
         assert await made.faults.revive(HOSTS) == ["n2"]
         assert await made.states() == [DOWN, RUNNING, RUNNING]
 
-    run(tmp_path, work)
+    run(work)
 
 
-def test_one_host_that_fails_does_not_keep_the_others_down(tmp_path: Path) -> None:
+def test_one_host_that_fails_does_not_keep_the_others_down(run: Run) -> None:
     async def work(made: Replicas) -> None:
         await made.faults.end("f1", HOSTS)
         made.fail_to_start.add("n1")
@@ -162,14 +164,14 @@ def test_one_host_that_fails_does_not_keep_the_others_down(tmp_path: Path) -> No
         await made.faults.release_all()
         assert await made.states() == [RUNNING] * 3
 
-    run(tmp_path, work)
+    run(work)
 
 
-def test_hosts_without_a_replica_are_refused(tmp_path: Path) -> None:
+def test_hosts_without_a_replica_are_refused(run: Run) -> None:
     async def work(made: Replicas) -> None:
         with pytest.raises(ValueError, match="n9"):
             await made.faults.end("f1", ["n9"])
         with pytest.raises(ValueError, match="KILL or TERM"):
             await made.faults.end("f1", ["n1"], signal_name="HUP")
 
-    run(tmp_path, work)
+    run(work)

@@ -51,9 +51,16 @@ def test_reads_at_slaves_may_be_stale_and_are_found_out(tmp_path: Path) -> None:
     assert results["checks"]["replicas"]["valid"] is True, "stale, and nothing lost"
 
 
+def three_hosts(tmp_path: Path) -> SimCluster:
+    extra_hosts = BrokerSystem.extra_hosts
+    return SimCluster(
+        node_count=3, run=None, work_dir=str(tmp_path), ports=BrokerSystem.ports, extra_hosts=extra_hosts
+    )
+
+
 def test_a_slave_is_promoted_and_the_former_master_follows_it(tmp_path: Path) -> None:
     async def scenario() -> None:
-        cluster = SimCluster(node_count=3, run=None, work_dir=str(tmp_path), ports=BrokerSystem.ports)
+        cluster = three_hosts(tmp_path)
         system = BrokerSystem(
             cluster=cluster, settings={"replication": "sync"}, keys=2, log_dir=str(tmp_path), operation_timeout_s=3.0
         )
@@ -81,7 +88,7 @@ def test_a_slave_is_promoted_and_the_former_master_follows_it(tmp_path: Path) ->
 
 def test_dledger_has_nobody_to_promote(tmp_path: Path) -> None:
     async def scenario() -> None:
-        cluster = SimCluster(node_count=3, run=None, work_dir=str(tmp_path), ports=BrokerSystem.ports)
+        cluster = three_hosts(tmp_path)
         system = BrokerSystem(cluster=cluster, settings={}, keys=2, log_dir=str(tmp_path), operation_timeout_s=3.0)
         with pytest.raises(SystemUnderTestError, match="DLedger elects"):
             await system.promote("n2")

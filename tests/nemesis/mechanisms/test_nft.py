@@ -163,9 +163,6 @@ def test_heal_all_works_before_installation_and_after_somebody_removed_our_table
         nft.tables["a"] = None
         await cuts.heal_all()
         assert nft.dropped() == {"a": set(), "b": set(), "c": set()}
-        await cuts.remove()
-        await cuts.remove()
-        assert nft.dropped() == {"a": None, "b": None, "c": None}
 
     asyncio.run(scenario())
 

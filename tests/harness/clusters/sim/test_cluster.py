@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from harness import registry
-from harness.clusters.base import NAME_SERVER_HOST, Program
+from harness.clusters.base import Program
 from harness.clusters.sim.cluster import SimCluster
 from harness.clusters.sim.errors import NotSimulated, SimulationError
 from harness.clusters.sim.guard import guarded
@@ -25,6 +25,7 @@ from harness.store import Store
 from harness.test import NemesisChoice, Test
 from nemesis.target import ABILITIES, PAUSED, RUNNING, ClockSkew, DiskFault, Link, LinkShape
 
+EXTRA_HOST = "ns1"
 ROOT = Path(__file__).resolve().parents[4]
 
 
@@ -32,7 +33,7 @@ def run(main: Callable[[SimCluster], Coroutine[Any, Any, Any]], tmp_path: Path, 
     """Run `main(cluster)` on a started cluster of three replicas."""
 
     async def whole() -> Any:
-        cluster = SimCluster(node_count=3, run=None, work_dir=str(tmp_path), ports=[9876])
+        cluster = SimCluster(node_count=3, run=None, work_dir=str(tmp_path), ports=[9876], extra_hosts=[EXTRA_HOST])
         await cluster.start()
         try:
             return await main(cluster)
@@ -166,28 +167,28 @@ def test_another_seed_gives_another_history(tmp_path: Path) -> None:
 
 def test_programs_start_pause_end_and_leave_their_logs(tmp_path: Path) -> None:
     async def main(cluster: SimCluster) -> None:
-        address = f"{cluster.bind_address(NAME_SERVER_HOST)}:9876"
-        process = await cluster.spawn(NAME_SERVER_HOST, name_server(address))
-        assert process.host == NAME_SERVER_HOST and process.pid is None and process.exit_status() is None
+        address = f"{cluster.bind_address(EXTRA_HOST)}:9876"
+        process = await cluster.spawn(EXTRA_HOST, name_server(address))
+        assert process.host == EXTRA_HOST and process.pid is None and process.exit_status() is None
         await asyncio.sleep(1)
         await process.pause()
         assert await process.state() == PAUSED
         assert await process.terminate(grace_s=1) == -9  # a stopped process does not hear SIGTERM
-        again = await cluster.spawn(NAME_SERVER_HOST, name_server(address))
+        again = await cluster.spawn(EXTRA_HOST, name_server(address))
         await asyncio.sleep(1)
         await again.resume()
         assert await again.state() == RUNNING
         assert await again.terminate() == 0
         assert await again.terminate() == 0
-        third = await cluster.spawn(NAME_SERVER_HOST, name_server(address))
+        third = await cluster.spawn(EXTRA_HOST, name_server(address))
         await third.kill()
         assert third.exit_status() == -9
-        wrong = await cluster.spawn(NAME_SERVER_HOST, name_server("10.9.9.9:9876"))
+        wrong = await cluster.spawn(EXTRA_HOST, name_server("10.9.9.9:9876"))
         await asyncio.sleep(1)
         assert wrong.exit_status() == 1
 
     run(main, tmp_path)
-    log = (tmp_path / NAME_SERVER_HOST / "nameserver.log").read_text()
+    log = (tmp_path / EXTRA_HOST / "nameserver.log").read_text()
     assert log.count("READY nameserver") == 2
     assert "2026-01-01T00:00:02" in log and "cannot assign" in log
 

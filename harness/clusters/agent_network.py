@@ -1,8 +1,9 @@
-"""The proof of a cut between hosts with agents: a datagram with a nonce on every link, and a look at the other end.
+"""A network of hosts with addresses of their own: cuts by nftables on the receiving host, and their proof.
 
-Each agent holds one UDP socket on its host's address. To probe a link, the source's agent is told to send a fresh
-nonce to the destination's socket, through the same devices and rules as the nodes' own packets; the destination's
-agent reports every nonce that arrives and from where. All links are probed at once.
+To prove a cut, a datagram with a nonce is sent on every link, and looked for at the other end. Each agent holds one UDP
+socket on its host's address. The source's agent is told to send a fresh nonce to the destination's socket, through the
+same devices and rules as the nodes' own packets; the destination's agent reports every nonce that arrives and from
+where. All links are probed at once.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any
 
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.host_agent import NONCE_BYTES
+from nemesis.mechanisms.nft import NftCuts
 from nemesis.mechanisms.shell import ShellError
-from nemesis.target import PROBE_ATTEMPTS, Link, ProbeResult
+from nemesis.target import PROBE_ATTEMPTS, Grudge, Link, ProbeResult
 
-__all__ = ["AgentProbe"]
+__all__ = ["AgentNetwork"]
 
 _REQUEST_TIMEOUT_S = 10.0
 """For an agent to answer that it has sent. Not part of a probe's own time: that begins when all have been sent."""
@@ -29,29 +31,33 @@ class _Nonce:
     """One nonce on its way."""
 
     link: Link
+    sent_s: float
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    took_s: float = 0.0
     error: str = ""
 
     def result(self, timeout_s: float) -> ProbeResult:
         """What became of it."""
         if self.arrived.is_set():
-            return ProbeResult(self.link, True, "arrived")
+            return ProbeResult(self.link, True, f"arrived after {self.took_s * 1000:.1f} ms")
         if self.error:
             return ProbeResult(self.link, False, f"the source could not send: {self.error}")
         return ProbeResult(self.link, False, f"nothing arrived within {timeout_s * 1000:.0f} ms")
 
 
-class AgentProbe:
-    """Probes links between hosts whose agents and IPv4 addresses are given by host name."""
+class AgentNetwork:
+    """See nemesis.target.Network. `links` are the agents of the hosts and `addresses` their IPv4 addresses."""
 
-    def __init__(self, links: Mapping[str, AgentLink], addresses: Mapping[str, str]) -> None:
+    def __init__(self, cuts: NftCuts, links: Mapping[str, AgentLink], addresses: Mapping[str, str]) -> None:
+        self._cuts = cuts
         self._links = dict(links)
         self._addresses = dict(addresses)
         self._ports: dict[str, int] = {}
         self._expected: dict[str, _Nonce] = {}
 
     async def open(self) -> None:
-        """Have every agent make its socket. Raises ShellError."""
+        """Have every host ready to cut, and every agent make its socket. Raises ShellError."""
+        await self._cuts.install()
 
         async def open_one(host: str) -> None:
             answer = await self._links[host].request("udp_open", {"address": self._addresses[host]})
@@ -59,10 +65,24 @@ class AgentProbe:
 
         await asyncio.gather(*(open_one(host) for host in self._links))
 
+    async def cut(self, fault_id: str, grudge: Grudge) -> None:
+        """Drop packets as `grudge` says. Raises ValueError for an unknown host, ShellError."""
+        await self._cuts.cut(fault_id, grudge)
+
+    async def heal(self, fault_id: str) -> None:
+        """Undo one fault's cut; what others cut stays cut. Idempotent. Raises ShellError."""
+        await self._cuts.heal(fault_id)
+
+    async def heal_all(self) -> None:
+        """Undo every cut, in any state. Idempotent. Raises ShellError."""
+        await self._cuts.heal_all()
+
     def take_event(self, host: str, event: Mapping[str, Any]) -> None:
         """Take the news of a datagram. Only the right bytes from the right address at the right host count."""
         nonce = self._expected.get(str(event["nonce"]))
         if nonce is not None and nonce.link.destination == host and self._addresses[nonce.link.source] == event["from"]:
+            if not nonce.arrived.is_set():
+                nonce.took_s = asyncio.get_running_loop().time() - nonce.sent_s
             nonce.arrived.set()
 
     async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
@@ -74,7 +94,8 @@ class AgentProbe:
         unknown = {host for link in links for host in link} - self._ports.keys()
         if unknown:
             raise ValueError(f"cannot probe hosts that are not in this cluster: {', '.join(sorted(unknown))}")
-        nonces = {secrets.token_hex(NONCE_BYTES): _Nonce(link) for link in links}
+        begin_s = asyncio.get_running_loop().time()
+        nonces = {secrets.token_hex(NONCE_BYTES): _Nonce(link, begin_s) for link in links}
         self._expected.update(nonces)
         connections = {host: link.connection_count for host, link in self._links.items()}
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,24 +14,16 @@ from pathlib import Path
 import pytest
 
 from harness.cleanup import clean
+from harness.clusters.agent_file_systems import why_no_file_systems
 from harness.clusters.base import ClusterUnavailable, Program
+from harness.clusters.control_groups import cgroup_parents
 from harness.clusters.loop_devices import ImageMark, loop_devices_of, marked_devices
-from harness.clusters.netns import NetnsCluster
+from harness.clusters.netns import IMAGE, MEMORY, SHARED, NetnsCluster, storage_for
 from harness.clusters.netns_trial import why_no_namespaces
-from harness.clusters.node_disks import (
-    IMAGE,
-    MEMORY,
-    SHARED,
-    NodeDisks,
-    cgroup_parents,
-    storage_for,
-    why_no_file_systems,
-)
 from harness.faults.file_system_disks import FileSystemDisks
 from harness.process_table import find_processes, marked_with
-from harness.run_state import KIND_CGROUP, KIND_IMAGE, RunState, load_run
+from harness.run_state import KIND_CGROUP, KIND_IMAGE, RunState, load_run, temp_dir
 from nemesis.mechanisms.file_systems import freeze
-from nemesis.mechanisms.shell import ShellError
 from nemesis.target import DiskFault
 
 WHY_NOT = why_no_file_systems() or why_no_namespaces(in_user_namespace=False)
@@ -70,7 +63,7 @@ def with_cluster(
     async def body() -> None:
         run = RunState.create(RUN, state_root=str(tmp_path / "state"))
         cluster = NetnsCluster(node_count=2, run=run, work_dir=str(tmp_path / "run"), ports=[PORT], storage=storage)
-        cluster.equip({("disks", kind) for kind in needs})
+        cluster.prepare({("disks", kind) for kind in needs})
         await cluster.start()
         groups = [claim.ident for claim in run.claims if claim.kind == KIND_CGROUP]
         images = [claim.details["file_id"] for claim in run.claims if claim.kind == KIND_IMAGE]
@@ -230,21 +223,27 @@ def test_a_host_without_a_file_system_of_its_own_says_so(tmp_path: Path) -> None
 
 
 DIES = """
-import asyncio, os, signal, subprocess, sys, time
-from harness.clusters.node_disks import NodeDisks
+import asyncio, os, signal, sys
+from harness.clusters.base import Program
+from harness.clusters.netns import NetnsCluster
 from harness.run_state import RunState
 from nemesis.mechanisms.file_systems import freeze
 
 async def main():
     run = RunState.create(sys.argv[1], state_root=sys.argv[2])
-    disks = NodeDisks(["n1", "n2"], run=run, work_dir=sys.argv[3], in_memory=sys.argv[4] == "memory", end_programs=None)
-    await disks.create()
-    freeze(disks.path("n1"))
+    cluster = NetnsCluster(node_count=2, run=run, work_dir=sys.argv[3], ports=[7000], storage=sys.argv[4])
+    await cluster.start()
+    data = cluster.data_dir("n1")
+    freeze(cluster.local_path("n1", data))
     if sys.argv[5] == "waits":
-        stuck = ["python3", "-c", "open(%r, 'w')" % (disks.mount_point("n1") + "/x")]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.Popen([*disks.enter("n1"), *stuck], env={**os.environ, **run.environment}, **quiet)
-        time.sleep(1)
+        code = "import os; os.write(1, b'now'); open(%r, 'w')" % (data + "/x")
+        argv = [sys.executable, "-S", "-c", code]
+        process = await cluster.spawn("n1", Program(name="stuck", argv=argv, log_name="stuck.log"))
+        while True:
+            stat = open(f"/proc/{process.pid}/stat").read()
+            if stat.rpartition(")")[2].split()[0] == "D":
+                break
+            await asyncio.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
@@ -288,7 +287,7 @@ def test_clean_thaws_and_removes_what_a_killed_harness_has_left(tmp_path: Path, 
 
 
 def test_a_hierarchy_of_control_groups_that_is_mounted_twice_counts_once(tmp_path: Path) -> None:
-    program = "from harness.clusters.node_disks import cgroup_parents; print(cgroup_parents())"
+    program = "from harness.clusters.control_groups import cgroup_parents; print(cgroup_parents())"
     bind = f'mount --rbind /sys/fs/cgroup "{tmp_path}" && exec "$0" -c "{program}"'
     argv = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", bind, sys.executable]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -328,6 +327,9 @@ def test_clean_finds_a_frozen_image_by_its_mark_when_its_state_was_lost(
     assert all(map(os.path.isdir, groups)), "without its state nobody knows that the run is over"
     for group in groups:
         os.rmdir(group)
+    shutil.rmtree(os.path.join(temp_dir(), f"splitbrain-{RUN}-lost-agents"))
+    named = clean(run_ids=[f"{RUN}-lost"], report=lambda line: None)
+    assert len(named.removed) == 4 and named.left == [], "its namespaces are found by its name"
 
 
 def test_the_mark_of_a_live_harness_and_of_another_machine_protects_its_image(
@@ -363,18 +365,14 @@ def test_a_mount_namespace_that_somebody_else_makes_holds_nothing(tmp_path: Path
 def test_half_a_creation_is_taken_back(tmp_path: Path) -> None:
     async def body() -> None:
         run = RunState.create(RUN, state_root=str(tmp_path / "state"))
-        disks = NodeDisks(["n1", "n2"], run=run, work_dir=str(tmp_path), in_memory=False, end_programs=_nobody)
-        (tmp_path / "n2").mkdir()
-        (tmp_path / "n2" / "disk.img").write_text("in the way")
-        with pytest.raises(ShellError, match="exists"):
-            await disks.create()
-        await disks.remove()
-        await disks.remove()
+        work_dir = tmp_path / "run"
+        cluster = NetnsCluster(node_count=2, run=run, work_dir=str(work_dir), ports=[PORT], storage=IMAGE)
+        (work_dir / "n2").mkdir(parents=True)
+        (work_dir / "n2" / "disk.img").write_text("in the way")
+        with pytest.raises(ClusterUnavailable, match=r"n2 cannot have a file system of its own .*exists"):
+            await cluster.start()
+        await cluster.stop()
         assert [point for point in mounts() if point.startswith(str(tmp_path))] == []
         assert run.claims == () and run.close()
 
     asyncio.run(body())
-
-
-async def _nobody(host: str) -> None:
-    return None

@@ -1,4 +1,4 @@
-"""The clock keeper: bends the real wall clock of the machine it runs on, and sets it right.
+"""The clock helper: bends the real wall clock of the machine it runs on, and sets it right.
 
 For machines with a clock of their own that are there to be broken: everything on them sees the wrong time, whatever
 it is linked to. What is true is known by the kernel's clock since boot, which nobody sets: their difference is written
@@ -6,7 +6,7 @@ to a file, durably, before the wall clock is touched for the first time, so that
 It runs on a host with an agent, as root, and is spoken to over the Unix socket that its argument names, as
 control_server says:
 
-    open         {"base": path}    learn the difference, or read what an earlier keeper has learnt
+    open         {"base": path}    learn the difference, or read what an earlier helper has learnt
     skew         {"fault": id, "skew": {"offset_ms", "rate_ppm", "strobe_ms", "strobe_period_ms"}}    in force when
                  answered; several faults add up
     release      {"fault": id}    without any, the clock is seen to be right before it is answered
@@ -18,15 +18,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from harness.clusters.control_server import serve_path
+from harness.clusters.control_server import run_helper
 
-__all__ = ["RESTORE_SCRIPT", "ClockKeeper", "main", "skew_ns"]
+__all__ = ["RESTORE_SCRIPT", "ClockHelper", "main", "skew_ns"]
 
 TICK_S = 0.01
 """Between two settings of a clock that drifts or swings: far below the shortest strobe's period."""
@@ -41,7 +40,7 @@ if os.path.exists(sys.argv[1]):
     time.clock_settime_ns(time.CLOCK_REALTIME, base + time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     os.unlink(sys.argv[1])
 """
-"""What a Python there runs to set the clock right when the keeper has ended; does nothing a second time."""
+"""What a Python there runs to set the clock right when the helper has ended; does nothing a second time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def _set_wall(at_ns: int) -> None:
     time.clock_settime_ns(time.CLOCK_REALTIME, at_ns)
 
 
-class ClockKeeper:
+class ClockHelper:
     """The faults in force, and the task that moves the clock while one of them needs it."""
 
     def __init__(
@@ -121,7 +120,7 @@ class ClockKeeper:
 
     def _require_open(self) -> int:
         if self._base_ns is None:
-            raise ValueError("the keeper was not opened")
+            raise ValueError("the clock helper was not opened")
         return self._base_ns
 
     def _apply(self) -> None:
@@ -149,17 +148,12 @@ class ClockKeeper:
                 self._move()
 
 
-async def _serve(path: str) -> None:
-    keeper = ClockKeeper()
-    await serve_path(
-        path,
-        {"open": keeper.open, "skew": keeper.skew, "release": keeper.release, "release_all": keeper.release_all},
-    )
-
-
 def main() -> None:
-    """Run the keeper on the path that is the first argument."""
-    asyncio.run(_serve(sys.argv[1]))
+    """Run the helper on the path that is the first argument."""
+    helper = ClockHelper()
+    run_helper(
+        {"open": helper.open, "skew": helper.skew, "release": helper.release, "release_all": helper.release_all}
+    )
 
 
 if __name__ == "__main__":

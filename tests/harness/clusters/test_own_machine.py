@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from harness.cleanup import clean
-from harness.faults.shim_hosts import ShimHosts
+from harness.clusters.base import ClusterUnavailable, Program
+from harness.clusters.local import LocalCluster
 from harness.run_state import RunState
 from nemesis.mechanisms import shim
-from nemesis.mechanisms.shim import ShimError, library_directories, why_no_shim
+from nemesis.mechanisms.shim import library_directories, why_no_shim
 from nemesis.target import ClockSkew, DiskFault
 
 NO_SHIM = why_no_shim()
@@ -35,26 +37,18 @@ HARD_NAMES = ["a store", "10:30:00", "tab\there", "$ORIGIN", "$LIB and: more"]
 """Parts of paths at which the loader splits LD_PRELOAD, or which it replaces."""
 
 
-def make(run: RunState, work_dir: Path) -> ShimHosts:
-    data = work_dir / "n1" / "data"
-    data.mkdir(parents=True)
-    return ShimHosts(
-        ["n1"],
-        work_dir=str(work_dir),
-        data_dir=lambda host: str(work_dir / host / "data"),
-        run=run,
-        tracks_writes=False,
-    )
+def cluster_in(work_dir: Path, run: RunState, port: int) -> LocalCluster:
+    cluster = LocalCluster(node_count=1, run=run, work_dir=str(work_dir), ports=[port])
+    cluster.prepare({("clocks", "wall"), ("disks", "full")})
+    return cluster
 
 
-def seen_by_a_program(hosts: ShimHosts, work_dir: Path) -> tuple[float, str]:
+async def seen_by_a_program(cluster: LocalCluster) -> tuple[float, str]:
     """How far the clock of a program on the host is off, in seconds, and what its write to the data came to."""
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", LOOK, str(work_dir / "n1" / "data")],
-        env={**os.environ, **hosts.environment("n1")},
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    clock, write = done.stdout.splitlines()
+    argv = [sys.executable, "-I", "-S", "-c", LOOK, cluster.data_dir("n1")]
+    process = await cluster.spawn("n1", Program(name="look", argv=argv, log_name="look.log"))
+    assert await asyncio.wait_for(process.wait(), 60) == 0
+    clock, write = Path(process.log_path).read_text().splitlines()[-2:]
     return float(clock) - time.time(), write
 
 
@@ -64,22 +58,23 @@ def test_faults_are_felt_wherever_the_store_is(tmp_path: Path, name: str) -> Non
 
     async def main() -> None:
         run = RunState.create(f"test-{os.getpid()}-{abs(hash(name))}", state_root=str(tmp_path / "states"))
-        hosts = make(run, work_dir)
+        cluster = cluster_in(work_dir, run, 23911)
+        await cluster.start()
         try:
-            await hosts.clocks.skew("c", {"n1": ClockSkew(offset_ms=-3_600_000)})
-            await hosts.disks.impair("d", {"n1": DiskFault(kind="full")})
-            offset_s, write = seen_by_a_program(hosts, work_dir)
+            assert cluster.clocks is not None and cluster.disks is not None
+            await cluster.clocks.skew("c", {"n1": ClockSkew(offset_ms=-3_600_000)})
+            await cluster.disks.impair("d", {"n1": DiskFault(kind="full")})
+            offset_s, write = await seen_by_a_program(cluster)
             assert -3700 < offset_s < -3500
             assert write == "No space left on device"
-            await hosts.clocks.release("c")
-            await hosts.disks.release("d")
-            offset_s, write = seen_by_a_program(hosts, work_dir)
+            await cluster.clocks.release("c")
+            await cluster.disks.release("d")
+            offset_s, write = await seen_by_a_program(cluster)
             assert abs(offset_s) < 100 and write == "written"
         finally:
-            await hosts.close()
-            hosts.remove()
-            assert run.close()
-        assert not os.path.exists(hosts.controls.places["n1"].library_path)
+            await cluster.stop()
+        assert run.close()
+        assert not os.path.exists(os.path.join(library_directories()[0], f"splitbrain-{run.run_id}-shim"))
 
     asyncio.run(main())
 
@@ -107,8 +102,8 @@ def test_a_library_that_is_not_felt_stops_the_run_and_leaves_nothing(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(shim, "build_shim", lambda: b"no library")
     run = RunState.create(f"test-{os.getpid()}-broken", state_root=str(tmp_path / "states"))
-    with pytest.raises(ShimError, match="does not reach"):
-        make(run, tmp_path / "logs")
+    with pytest.raises(ClusterUnavailable, match="does not reach"):
+        asyncio.run(cluster_in(tmp_path / "logs", run, 23912).start())
     assert run.close(), "every claim was released"
     assert not list(tmp_path.glob("splitbrain-*"))
 
@@ -116,19 +111,20 @@ def test_a_library_that_is_not_felt_stops_the_run_and_leaves_nothing(
 def test_clean_removes_the_library_of_a_killed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     states = tmp_path / "states"
-    work_dir = tmp_path / "logs"
     program = f"""
-import os, signal
-from harness.faults.shim_hosts import ShimHosts
+import asyncio, os, signal
+from harness.clusters.local import LocalCluster
 from harness.run_state import RunState
 run = RunState.create("killed-run", state_root={str(states)!r})
-os.makedirs({str(work_dir / "n1" / "data")!r})
-ShimHosts(["n1"], work_dir={str(work_dir)!r}, data_dir=lambda host: {str(work_dir)!r} + "/n1/data",
-          run=run, tracks_writes=False)
+cluster = LocalCluster(node_count=1, run=run, work_dir={str(tmp_path / "logs")!r}, ports=[23913])
+cluster.prepare({{("clocks", "wall")}})
+asyncio.run(cluster.start())
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    subprocess.run([sys.executable, "-c", program], timeout=120, check=False)
-    (left,) = tmp_path.glob("splitbrain-*")
-    assert list(left.iterdir()), "the library is there"
+    done = subprocess.run([sys.executable, "-c", program], timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+    left = {path.name: path for path in tmp_path.glob("splitbrain-*")}
+    assert sorted(left) == ["splitbrain-killed-run-agents", "splitbrain-killed-run-shim"]
+    assert list(left["splitbrain-killed-run-shim"].iterdir()), "the library is there"
     report = clean(state_root=str(states), report=lambda line: None)
-    assert report.left == [] and not left.exists()
+    assert report.left == [] and not any(path.exists() for path in left.values())

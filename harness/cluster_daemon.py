@@ -1,11 +1,11 @@
-"""The process that keeps a cluster up between `harness cluster up` and `harness cluster down`.
+"""The cluster daemon: the process that keeps a cluster up between `harness cluster up` and `harness cluster down`.
 
 A cluster lives as long as the harness that made it: that is what makes cleaning up sure. So `up` starts this process
 behind itself; it makes the cluster, starts the system, and then answers requests on a Unix socket in the cluster's
 directory, one JSON line each way. It is the harness of its run: `harness clean` leaves it alone while it lives, and
 removes what it leaves when it is killed.
 
-    python -m harness.keeper SPEC     SPEC is a Spec as JSON; the first line printed says that it is up, or why not
+    python -m harness.cluster_daemon SPEC     a Spec as JSON; the first line printed says that it is up, or why not
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import registry
-from harness.clusters.base import NAME_SERVER_HOST, Program
+from harness.clusters.base import RemoteHosts, RunsCommands
+from harness.clusters.own_machine import short_socket_path
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.run_state import RunState
+from harness.systems.base import extra_hosts_of
 from nemesis.mechanisms.shell import ShellError
 
-__all__ = ["CONTROL", "DESCRIPTION", "MAX_MESSAGE_BYTES", "NO_SYSTEM", "Keeper", "Spec", "connect_control"]
+__all__ = ["CONTROL", "DESCRIPTION", "MAX_MESSAGE_BYTES", "NO_SYSTEM", "ClusterDaemon", "Spec", "connect_control"]
 
 CONTROL = "control.sock"
 DESCRIPTION = "cluster.json"
@@ -48,6 +50,9 @@ EXEC_TIMEOUT_S = 600.0
 STATUS_TIMEOUT_S = 2.0
 _OPERATION_TIMEOUT_S = 3.0
 _BACKLOG = 16
+_PORTS_WITHOUT_SYSTEM = (10911,)
+"""Of hosts on which nothing runs yet: there is a port, so that what works on any cluster can be tried."""
+
 _LAST_ANSWER_TIMEOUT_S = 5.0
 """For whoever asked for the end to take the answer."""
 
@@ -69,10 +74,10 @@ class Spec:
 
 
 def connect_control(directory: str) -> socket.socket:
-    """A connection to the keeper of the cluster in `directory`. Raises OSError when there is none."""
+    """A connection to the daemon of the cluster in `directory`. Raises OSError when there is none."""
     connection = socket.socket(socket.AF_UNIX)
     try:
-        with _short(directory) as path:
+        with short_socket_path(directory, CONTROL) as path:
             connection.connect(path)
     except BaseException:
         connection.close()
@@ -80,17 +85,7 @@ def connect_control(directory: str) -> socket.socket:
     return connection
 
 
-@contextlib.contextmanager
-def _short(directory: str) -> Any:
-    """A path of the socket that fits into an address (107 bytes), however deep the directory lies."""
-    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{CONTROL}"
-    finally:
-        os.close(descriptor)
-
-
-class Keeper:
+class ClusterDaemon:
     """A cluster with a system on it, and the requests about it."""
 
     def __init__(self, spec: Spec) -> None:
@@ -100,9 +95,8 @@ class Keeper:
         self._down = asyncio.Event()
         self._is_down: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._answering: set[asyncio.Task[Any]] = set()
-        self._commands = 0
 
-    async def keep(self) -> None:
+    async def serve(self) -> None:
         """Bring everything up, say so, serve until `down` or SIGTERM, take everything down.
 
         Raises OperatorError or SystemUnderTestError when it cannot be brought up, HarnessError when something could
@@ -120,7 +114,8 @@ class Keeper:
                 node_count=spec.nodes,
                 run=state,
                 work_dir=spec.work_dir,
-                ports=system_class.ports if system_class is not None else (10911,),
+                ports=_PORTS_WITHOUT_SYSTEM if system_class is None else system_class.ports,
+                extra_hosts=extra_hosts_of(system_class),
                 **spec.options,
             )
             try:
@@ -167,7 +162,7 @@ class Keeper:
     async def _listen(self) -> asyncio.Server:
         listener = socket.socket(socket.AF_UNIX)
         listener.setblocking(False)
-        with _short(self._spec.directory) as path:
+        with short_socket_path(self._spec.directory, CONTROL) as path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             listener.bind(path)
@@ -217,7 +212,7 @@ class Keeper:
 
     @property
     def _hosts(self) -> list[str]:
-        return [*self._cluster.hosts, NAME_SERVER_HOST]
+        return [*self._cluster.hosts, *self._cluster.extra_hosts]
 
     def _known(self, host: str) -> str:
         if host not in self._hosts:
@@ -246,7 +241,7 @@ class Keeper:
         """Where the logs of a host are on this machine, fetched where that is needed. What else lies beside them (the
         image of a disk, state of faults) is none."""
         self._known(host)
-        if hasattr(self._cluster, "fetch"):
+        if isinstance(self._cluster, RemoteHosts):
             problems = await self._cluster.fetch()
             if problems:
                 raise OperatorError(f"not everything could be fetched: {problems[0]}")
@@ -256,29 +251,16 @@ class Keeper:
         return {"paths": [path for path in paths if path.endswith(LOG_SUFFIX) and os.path.isfile(path)]}
 
     async def _exec(self, host: str, argv: list[str]) -> dict[str, Any]:
-        """Run a command on a host: as root where hosts have an agent, else as a program beside the others."""
+        """Run a command on a host, beside its programs and as root where its agent is."""
         self._known(host)
-        if hasattr(self._cluster, "agent"):
-            status, output, errors = await self._cluster.run(host, argv, timeout_s=EXEC_TIMEOUT_S)
-            return {"status": status, "stdout": output, "stderr": errors}
-        self._commands += 1
-        name = f"exec-{self._commands}"
-        process = await self._cluster.spawn(host, Program(name=name, argv=argv, log_name=f"{name}.log"))
-        try:
-            async with asyncio.timeout(EXEC_TIMEOUT_S):
-                status = await process.wait()
-        except TimeoutError:
-            await process.kill()
-            status = -9
-        path = os.path.join(self._spec.work_dir, host, f"{name}.log")
-        with open(path, encoding="utf-8", errors="replace") as file:
-            output = file.read(MAX_MESSAGE_BYTES // 4)
-        os.unlink(path)
-        return {"status": status, "stdout": output, "stderr": ""}
+        if not isinstance(self._cluster, RunsCommands):
+            raise OperatorError(f"no commands can be run on the hosts of cluster {self._spec.cluster}")
+        status, output, errors = await self._cluster.run(host, argv, timeout_s=EXEC_TIMEOUT_S)
+        return {"status": status, "stdout": output, "stderr": errors}
 
 
-async def _keep(spec: Spec) -> None:
-    await Keeper(spec).keep()
+async def _serve(spec: Spec) -> None:
+    await ClusterDaemon(spec).serve()
 
 
 def main(arguments: list[str]) -> int:
@@ -286,7 +268,7 @@ def main(arguments: list[str]) -> int:
     spec = Spec(**json.loads(arguments[0]))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        asyncio.run(_keep(spec))
+        asyncio.run(_serve(spec))
     except (OperatorError, SystemUnderTestError, HarnessError) as error:
         kind = "operator" if isinstance(error, OperatorError) else "harness"
         with contextlib.suppress(BrokenPipeError):  # whoever asked for it to be up has gone long ago

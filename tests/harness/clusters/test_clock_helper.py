@@ -1,4 +1,4 @@
-"""The keeper of a machine's real clock, against clocks of the test's own: no test sets this machine's."""
+"""The helper of a machine's real clock, against clocks of the test's own: no test sets this machine's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from harness.clusters.agent_clocks import AgentClocks
 from harness.clusters.base import ClusterUnavailable
-from harness.clusters.clock_keeper import RESTORE_SCRIPT, ClockKeeper, skew_ns
+from harness.clusters.clock_helper import RESTORE_SCRIPT, ClockHelper, skew_ns
 from nemesis.target import ClockSkew
 
 NOTHING = {"offset_ms": 0, "rate_ppm": 0, "strobe_ms": 0, "strobe_period_ms": 0}
@@ -29,8 +29,8 @@ class Machine:
         self.ahead_ns = 1_700_000_000 * SECOND
         self.is_stubborn = False
 
-    def keeper(self) -> ClockKeeper:
-        return ClockKeeper(since_boot_ns=lambda: self.boot_ns, wall_ns=self.wall_ns, set_wall=self.set_wall)
+    def helper(self) -> ClockHelper:
+        return ClockHelper(since_boot_ns=lambda: self.boot_ns, wall_ns=self.wall_ns, set_wall=self.set_wall)
 
     def wall_ns(self) -> int:
         return self.boot_ns + self.ahead_ns
@@ -41,25 +41,25 @@ class Machine:
 
 
 async def moved(machine: Machine, from_ns: int) -> None:
-    """Until somebody has moved the wall clock, in the keeper's own time."""
+    """Until somebody has moved the wall clock, in the helper's own time."""
     async with asyncio.timeout(20):
-        while machine.ahead_ns == from_ns:  # noqa: ASYNC110 - the keeper tells nobody
+        while machine.ahead_ns == from_ns:  # noqa: ASYNC110 - the helper tells nobody
             await asyncio.sleep(0)
 
 
 def test_skews_add_up_and_the_truth_comes_back(tmp_path: Path) -> None:
     async def body() -> None:
         machine = Machine()
-        true_ns, keeper = machine.ahead_ns, machine.keeper()
+        true_ns, helper = machine.ahead_ns, machine.helper()
         with pytest.raises(ValueError, match="not opened"):
-            await keeper.skew({"fault": "f", "skew": NOTHING})
-        await keeper.release_all({})
-        await keeper.open({"base": str(tmp_path / "clock.base")})
-        await keeper.skew({"fault": "hour", "skew": {**NOTHING, "offset_ms": 3_600_000}})
-        await keeper.skew({"fault": "bump", "skew": {**NOTHING, "offset_ms": -1500}})
+            await helper.skew({"fault": "f", "skew": NOTHING})
+        await helper.release_all({})
+        await helper.open({"base": str(tmp_path / "clock.base")})
+        await helper.skew({"fault": "hour", "skew": {**NOTHING, "offset_ms": 3_600_000}})
+        await helper.skew({"fault": "bump", "skew": {**NOTHING, "offset_ms": -1500}})
         assert machine.ahead_ns - true_ns == 3_598_500 * 1_000_000
-        # Another keeper, after the first was killed, knows what is true from the file.
-        other = machine.keeper()
+        # Another helper, after the first was killed, knows what is true from the file.
+        other = machine.helper()
         await other.open({"base": str(tmp_path / "clock.base")})
         await other.skew({"fault": "hour", "skew": {**NOTHING, "offset_ms": 1000}})
         assert machine.ahead_ns - true_ns == SECOND
@@ -77,19 +77,19 @@ def test_skews_add_up_and_the_truth_comes_back(tmp_path: Path) -> None:
 def test_a_clock_that_drifts_or_swings_is_moved_until_it_is_released(tmp_path: Path) -> None:
     async def body() -> None:
         machine = Machine()
-        true_ns, keeper = machine.ahead_ns, machine.keeper()
-        await keeper.open({"base": str(tmp_path / "clock.base")})
-        await keeper.skew({"fault": "drift", "skew": {**NOTHING, "rate_ppm": 500_000}})
+        true_ns, helper = machine.ahead_ns, machine.helper()
+        await helper.open({"base": str(tmp_path / "clock.base")})
+        await helper.skew({"fault": "drift", "skew": {**NOTHING, "rate_ppm": 500_000}})
         machine.boot_ns += 4 * SECOND
         await moved(machine, true_ns)
         assert machine.ahead_ns - true_ns == 2 * SECOND
-        await keeper.skew({"fault": "swing", "skew": {**NOTHING, "strobe_ms": 700, "strobe_period_ms": 100}})
-        await keeper.release({"fault": "drift"})
+        await helper.skew({"fault": "swing", "skew": {**NOTHING, "strobe_ms": 700, "strobe_period_ms": 100}})
+        await helper.release({"fault": "drift"})
         assert machine.ahead_ns == true_ns
         machine.boot_ns += 60_000_000
         await moved(machine, true_ns)
         assert machine.ahead_ns - true_ns == 700_000_000
-        await keeper.release_all({})
+        await helper.release_all({})
         machine.boot_ns += 60_000_000
         await asyncio.sleep(0.05)
         assert machine.ahead_ns == true_ns
@@ -105,10 +105,10 @@ def test_rates_add_up_from_the_begin(offset_ms: int, rate_ppm: int, elapsed_ns: 
     assert abs(added_ns - rate_ppm * elapsed_ns / 1e6) <= 1 + elapsed_ns * 1e-12
 
 
-def test_what_is_left_of_a_killed_keeper_is_set_right_once(tmp_path: Path) -> None:
+def test_what_is_left_of_a_killed_helper_is_set_right_once(tmp_path: Path) -> None:
     base = tmp_path / "clock.base"
     machine = Machine()
-    asyncio.run(machine.keeper().open({"base": str(base)}))
+    asyncio.run(machine.helper().open({"base": str(base)}))
     true_ns = machine.ahead_ns
     machine.ahead_ns += 12345
     script = re.sub(r"time\.clock_settime_ns\(time\.CLOCK_REALTIME, (.*)\)\n", r"settle(\1)\n", RESTORE_SCRIPT)
@@ -147,16 +147,16 @@ class Keeper:
 
 def test_monotonic_clocks_and_hosts_without_a_clock_of_their_own_are_the_shims() -> None:
     async def body() -> None:
-        shim, keepers = Shim(), {"n1": Keeper(), "n2": Keeper()}
-        clocks = AgentClocks(keepers, shim)  # type: ignore[arg-type]
+        shim, helpers = Shim(), {"n1": Keeper(), "n2": Keeper()}
+        clocks = AgentClocks(helpers, shim)  # type: ignore[arg-type]
         wall, monotonic = ClockSkew(offset_ms=5), ClockSkew(rate_ppm=5, affects_monotonic=True)
         await clocks.skew("f", {"n1": wall, "n2": monotonic, "n3": wall})
         assert shim.skewed == {"f": {"n2": monotonic, "n3": wall}}
         await clocks.release("f")
         await clocks.release("f")
         await clocks.release_all()
-        assert keepers["n1"].asked == ["skew f", "release f", "release_all"]
-        assert keepers["n2"].asked == ["release_all"] and shim.skewed == {}
+        assert helpers["n1"].asked == ["skew f", "release f", "release_all"]
+        assert helpers["n2"].asked == ["release_all"] and shim.skewed == {}
 
     asyncio.run(body())
 
@@ -177,5 +177,5 @@ def test_hosts_that_share_a_clock_are_refused() -> None:
     ):
         with pytest.raises(ClusterUnavailable, match=f"has no clock of its own, but that of {other}: set clock = "):
             asyncio.run(
-                AgentClocks.prepared(links, directories={}, pythons={}, shim=Shim())  # type: ignore[arg-type]
+                AgentClocks.prepared(links, shim=Shim())  # type: ignore[arg-type]
             )

@@ -1,0 +1,282 @@
+"""Hosts on the harness's own machine: same kernel, same files, same process ids.
+
+Their agents are a process each, all forked by one that the harness starts.
+So an interpreter is started once, however many hosts there are. The kernel ends the whole tree with the harness: each
+process in it dies with its parent (PR_SET_PDEATHSIG), and the first one is the harness's child. The mounts of a host
+that has its own are in its agent's mount namespace, and are gone with the last process in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Unpack
+
+from harness.clusters import host_agent
+from harness.clusters.agent_access import AgentAccess
+from harness.clusters.agent_cluster import AgentCluster, ClusterArguments
+from harness.clusters.agent_file_systems import FileSystemPlace
+from harness.clusters.agent_link import AgentLink, ConnectFailure
+from harness.clusters.agent_processes import AgentProcesses
+from harness.clusters.agent_shim import UNDO_INSIDE, AgentShim
+from harness.clusters.threads import all_of, in_thread
+from harness.errors import OperatorError
+from harness.run_state import KIND_DIRECTORY, TEMP_PREFIX, RunState
+from nemesis.mechanisms.shim import library_directory, place_library, why_no_shim
+from nemesis.mechanisms.shim_faults import ShimPlace
+
+__all__ = ["LocalAgents", "OwnMachineCluster", "SocketStream", "import_path", "short_socket_path"]
+
+_END_TIMEOUT_S = 15.0
+"""For all agents to end once they are told to; one that waits for a disk in the kernel takes for ever."""
+
+_BACKLOG = 4
+"""Connections to one agent: the harness has one at a time."""
+
+
+@contextlib.contextmanager
+def short_socket_path(directory: str, name: str) -> Iterator[str]:
+    """A path of a socket that fits into an address (107 bytes), however deep the directory lies. Raises OSError."""
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)
+
+
+_START = """
+import sys
+sys.path.append(sys.argv.pop(1))
+from harness.clusters.host_agent import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class SocketStream:
+    """A connection over a socket. See harness.clusters.agent_link.ByteStream."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def receive(self) -> bytes:
+        """The next bytes; nothing at the end. Raises OSError."""
+        return self._connection.recv(1 << 16)
+
+    def send(self, data: bytes) -> None:
+        """All of `data`. Raises OSError."""
+        self._connection.sendall(data)
+
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+class LocalAgents:
+    """The agents of one run's hosts on this machine; each has a directory of its own in `directory`."""
+
+    def __init__(self, hosts: Sequence[str], *, run: RunState, directory: str, log_path: str) -> None:
+        self._hosts = tuple(hosts)
+        self._run = run
+        self._directory = directory
+        self._log_path = log_path
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def directory(self, host: str) -> str:
+        """The directory of a host's agent."""
+        return os.path.join(self._directory, host)
+
+    def start(self) -> None:
+        """Start the process that forks the agents; they can be connected to at once.
+
+        It dies with the thread that starts it, so that must be one that lasts: the main thread's loop. Raises
+        OperatorError when it cannot be run, OSError.
+        """
+        listeners = {host: self._listener(host) for host in self._hosts}
+        words = [word for host in self._hosts for word in (str(listeners[host].fileno()), self.directory(host))]
+        try:
+            with open(self._log_path, "ab") as log:
+                process = subprocess.Popen(
+                    # Not the file itself, which would be compiled each time.
+                    [sys.executable, "-I", "-S", "-c", _START, import_path(), "fork", self._run.run_id, *words],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **self._run.environment},
+                    pass_fds=[listener.fileno() for listener in listeners.values()],
+                    start_new_session=True,
+                    preexec_fn=host_agent.death_signal_setter(),
+                )
+        except OSError as error:
+            raise OperatorError(f"cannot start the hosts' agents: {error.filename or ''}: {error.strerror}") from None
+        finally:
+            for listener in listeners.values():
+                listener.close()
+        self._process = process
+        self._run.claim_process(process.pid)
+
+    def _listener(self, host: str) -> socket.socket:
+        os.makedirs(self.directory(host), exist_ok=True)
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            with short_socket_path(self.directory(host), host_agent.SOCKET) as path:
+                listener.bind(path)
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def connect(self, host: str) -> SocketStream:
+        """A connection to a host's agent; blocks. Raises ConnectFailure."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            with short_socket_path(self.directory(host), host_agent.SOCKET) as path:
+                connection.connect(path)
+        except OSError as error:
+            connection.close()
+            # The socket listens for as long as its agent lives.
+            raise ConnectFailure(f"{error.strerror}; see {self._log_path}", gone=True) from None
+        return SocketStream(connection)
+
+    async def stop(self) -> None:
+        """End the agents and wait for them: their mounts are gone on return. Idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        try:
+            await in_thread(process.wait, _END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            await in_thread(process.wait)
+        self._run.release_process(process.pid)
+        with contextlib.suppress(OSError):
+            if os.path.getsize(self._log_path) == 0:
+                os.unlink(self._log_path)
+
+
+def import_path() -> str:
+    """Where an interpreter of this machine finds the harness's modules."""
+    return str(Path(host_agent.__file__).resolve().parents[2])
+
+
+class OwnMachineCluster(AgentCluster):
+    """Hosts that share the harness's files and process ids. Data and logs of each lie under `work_dir/<host>`, where
+    programs write them themselves; the agents' files are in a temporary directory, which goes with the run."""
+
+    logs_are_live = True
+    """Programs log straight into files of the harness's machine."""
+
+    def __init__(self, **given: Unpack[ClusterArguments]) -> None:
+        super().__init__(**given)
+        self._agents: LocalAgents | None = None
+        self._temp_dirs: list[str] = []
+        """Those that go with the run, beside the hosts' data and logs."""
+        self._library_path = ""
+
+    @classmethod
+    def missing(cls, interface: str, ability: str) -> str | None:
+        """Why this cluster cannot have an ability (see nemesis.target.ABILITIES) here; None when it can."""
+        problem = super().missing(interface, ability)
+        return why_no_shim() if problem is None and interface in ("clocks", "disks") else problem
+
+    def _start_agents(self) -> None:
+        """Make the hosts' directories and start what will fork their agents. Raises OperatorError, OSError."""
+        for host in self._all_hosts:
+            os.makedirs(self.data_dir(host), exist_ok=True)
+        directory = self._run.make_temp_dir("agents")
+        self._temp_dirs.append(directory)
+        log_path = os.path.join(self._work_dir, "agents.log")
+        self._agents = LocalAgents(self._machines, run=self._run, directory=directory, log_path=log_path)
+        self._agents.start()
+
+    async def _check_machines(self) -> None:
+        await all_of(link.greet() for link in self._links.values())
+
+    def _connect(self, machine: str) -> SocketStream:
+        if self._agents is None:
+            raise ConnectFailure("the agents were not started", gone=True)
+        return self._agents.connect(machine)
+
+    def _new_processes(self) -> AgentProcesses:
+        def log_path(host: str, name: str) -> str:
+            return os.path.join(self._log_dir(host), name)
+
+        return AgentProcesses(log_path=log_path, remote_log_path=log_path, are_here=True)
+
+    async def _collect(self) -> list[Exception]:
+        return []
+
+    async def _remove_hosts(self) -> list[Exception]:
+        agents, self._agents = self._agents, None
+        if agents is not None:
+            await agents.stop()
+        problems = await self._remove_places()
+        while self._temp_dirs:
+            path = self._temp_dirs.pop()
+            shutil.rmtree(path, ignore_errors=True)
+            self._run.release(KIND_DIRECTORY, path)
+        return problems
+
+    @abstractmethod
+    async def _remove_places(self) -> list[Exception]:
+        """Remove what the hosts were in, now that nothing runs there; returns what went wrong. Idempotent."""
+
+    def _log_dir(self, host: str) -> str:
+        return os.path.join(self._work_dir, host)
+
+    def data_dir(self, host: str) -> str:
+        """`work_dir/<host>/data`, the same path for the host's programs and for the harness. Raises KeyError."""
+        if host not in self._all_hosts:
+            raise KeyError(host)
+        return os.path.join(self._work_dir, host, "data")
+
+    def local_path(self, host: str, path: str) -> str:
+        """The same path: hosts and harness share one file system."""
+        return path
+
+    def _file_system_place(self, host: str) -> FileSystemPlace:
+        directory = os.path.realpath(self._log_dir(host))
+        return FileSystemPlace(os.path.join(directory, "disk.img"), os.path.join(directory, "data"))
+
+    def _shim_place(self, host: str, *, undo_inside: bool) -> ShimPlace:
+        directory = os.path.join(self.agent(host).directory, host)
+        os.makedirs(directory, exist_ok=True)
+        undo_path = os.path.join(self.data_dir(host), UNDO_INSIDE)
+        if self._tracks_writes and not undo_inside:  # it must be on the file system of the data
+            undo_path = os.path.join(self._log_dir(host), f"{TEMP_PREFIX}{self._run.run_id}-undo")
+            self._claim_directory(undo_path)
+        return ShimPlace(
+            library_path=self._library_path,
+            control_path=os.path.join(directory, "faults.control"),
+            data_path=os.path.realpath(self.data_dir(host)),
+            undo_path=undo_path if self._tracks_writes else None,
+            preloaded=os.environ.get("LD_PRELOAD"),
+        )
+
+    async def _undo_at_clean(self, key: str, argv: Sequence[str], stdin: str) -> None:
+        """Nothing outlives the agents but what the run's state names."""
+
+    async def _make_shim(
+        self, access: AgentAccess, agents: Mapping[str, AgentLink], *, undo_inside: bool, have_library: bool = False
+    ) -> AgentShim:
+        """The library is the same for all hosts, and in a place that LD_PRELOAD can name, whatever the store's is."""
+        directory = os.path.join(library_directory(), f"{TEMP_PREFIX}{self._run.run_id}-shim")
+        self._claim_directory(directory)
+        self._library_path = await in_thread(place_library, directory)
+        return await super()._make_shim(access, agents, undo_inside=undo_inside, have_library=True)
+
+    def _claim_directory(self, path: str) -> None:
+        self._run.claim(KIND_DIRECTORY, path)
+        self._temp_dirs.append(path)

@@ -1,0 +1,142 @@
+"""Hosts that are not on the harness's own machine, or not in its files: containers, and machines behind SSH.
+
+Everything of a run lies in the agent's directory on each of them, with a directory for each host in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from harness.clusters.agent_access import fetch_directory
+from harness.clusters.agent_cluster import AgentCluster
+from harness.clusters.agent_file_systems import FileSystemPlace
+from harness.clusters.agent_shim import UNDO_INSIDE
+from harness.clusters.base import ClusterUnavailable
+from harness.clusters.threads import all_of
+from harness.host_files import PROVISION, host_file
+from nemesis.mechanisms.shim_faults import ShimPlace
+
+__all__ = ["NEEDED_PROGRAMS", "RemoteCluster"]
+
+NEEDED_PROGRAMS: Mapping[str, str] = {"nft": "nftables", "ip": "iproute2"}
+"""Programs that every host must have, and the Debian package that brings each."""
+
+_MIN_PYTHON = (3, 11)
+
+_REACH_TIMEOUT_S = 5.0
+
+
+class RemoteCluster(AgentCluster):
+    """Data and logs of each host are fetched to `work_dir/<host>` when the cluster stops, or earlier by `fetch`."""
+
+    @abstractmethod
+    def _agent_dir(self, machine: str) -> str:
+        """The directory of the agent on a machine."""
+
+    @abstractmethod
+    def _unreachable_hint(self) -> str:
+        """What the operator can do when the clients cannot reach a host's address."""
+
+    async def _learn_addresses(self) -> None:
+        """Find out what `_address` says where that takes asking the hosts. Raises ClusterUnavailable."""
+        return
+
+    async def _check_machines(self) -> None:
+        await all_of(self._check_machine(machine) for machine in self._machines)
+        await self._learn_addresses()
+        await all_of(self._check_reachable(machine) for machine in self._machines)
+
+    async def _check_machine(self, machine: str) -> None:
+        link = self._links[machine]
+        hello = await link.greet()
+        if tuple(hello["python"][:2]) < _MIN_PYTHON:
+            version = ".".join(map(str, hello["python"]))
+            raise ClusterUnavailable(f"{machine} has Python {version}: 3.11 or newer is needed")
+        tests = "; ".join(f"command -v {shlex.quote(name)} >/dev/null || echo {name}" for name in NEEDED_PROGRAMS)
+        _, missing, _ = await link.run(["sh", "-c", tests])
+        packages = [NEEDED_PROGRAMS[name] for name in missing.split()]
+        if packages:
+            names = " ".join(packages)
+            raise ClusterUnavailable(
+                f"{machine} lacks {names}: run {host_file(PROVISION)} there (apt-get install {names})"
+            )
+        hosts = [host for host in self._all_hosts if self._machine(host) == machine]
+        paths = [path for host in hosts for path in (self.data_dir(host), self._log_dir(host))]
+        await self.shell.run(machine, ["mkdir", "-p", *paths])
+
+    async def _check_reachable(self, machine: str) -> None:
+        """The clients are here: a host must answer here on a port of the run, be it with a refusal."""
+        if not self._ports:
+            return
+        address, port = self._address(machine), min(self._ports)
+        try:
+            async with asyncio.timeout(_REACH_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(address, port)
+        except ConnectionRefusedError:
+            return
+        except (OSError, TimeoutError):
+            hint = self._unreachable_hint()
+            raise ClusterUnavailable(f"{machine} does not answer at {address}:{port} from here: {hint}") from None
+        writer.close()
+        raise ClusterUnavailable(f"port {port} of {machine} ({address}) is in use: end the program that listens there")
+
+    async def _collect(self) -> list[Exception]:
+        return await self.fetch()
+
+    async def fetch(self) -> list[Exception]:
+        """Copy every host's data and logs to `work_dir/<host>`; returns what went wrong."""
+
+        async def fetch_one(host: str) -> None:
+            local = os.path.join(self._work_dir, host)
+            await fetch_directory(self.agent(host), self.data_dir(host), os.path.join(local, "data"))
+            await fetch_directory(self.agent(host), self._log_dir(host), local)
+
+        outcomes = await asyncio.gather(*map(fetch_one, self._all_hosts), return_exceptions=True)
+        return [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+
+    def _host_dir(self, host: str) -> str:
+        return os.path.join(self._agent_dir(self._machine(host)), host)
+
+    def _log_dir(self, host: str) -> str:
+        return os.path.join(self._host_dir(host), "logs")
+
+    def data_dir(self, host: str) -> str:
+        """The directory of a host for its data, on that host. Raises KeyError for a host that there is not."""
+        if host not in self._all_hosts:
+            raise KeyError(host)
+        return os.path.join(self._host_dir(host), "data")
+
+    def local_path(self, host: str, path: str) -> str:
+        """Where a path below a host's data directory is once it was fetched: below `work_dir/<host>/data`.
+
+        Raises ValueError for any other path: it is not fetched.
+        """
+        relative = os.path.relpath(path, self.data_dir(host))
+        if relative.split(os.sep)[0] == os.pardir:
+            raise ValueError(f"{path} of {host} is not in its data directory, so it is not fetched")
+        return os.path.normpath(os.path.join(self._work_dir, host, "data", relative))
+
+    def _true_dir(self, host: str) -> str:
+        """A host's directory as the host itself resolves it."""
+        return os.path.join(self.agent(host).directory, host)
+
+    def _true_data(self, host: str) -> str:
+        return os.path.join(self._true_dir(host), "data")
+
+    def _file_system_place(self, host: str) -> FileSystemPlace:
+        return FileSystemPlace(os.path.join(self._true_dir(host), "disk.img"), self._true_data(host))
+
+    def _shim_place(self, host: str, *, undo_inside: bool) -> ShimPlace:
+        directory, data_path = self._true_dir(host), self._true_data(host)
+        undo_path = os.path.join(data_path, UNDO_INSIDE) if undo_inside else os.path.join(directory, "undo")
+        return ShimPlace(
+            library_path=os.path.join(directory, "faults.so"),
+            control_path=os.path.join(directory, "faults.control"),
+            data_path=data_path,
+            undo_path=undo_path if self._tracks_writes else None,
+        )
+
