@@ -73,10 +73,10 @@ class InodeMachine(RuleBasedStateMachine):
         # What began earlier and ends later adds nothing.
         del self.layers[: which + 1], self.model.syncing[: which + 1]
 
-    @rule(seed=st.integers(0, 10_000))
-    def power_fail(self, seed: int) -> None:
+    @rule(seed=st.integers(0, 10_000), tears=st.booleans())
+    def power_fail(self, seed: int, tears: bool) -> None:
         before, durable = self.model.now, self.model.durable
-        self.inode.power_fail(random.Random(seed))
+        self.inode.power_fail(random.Random(seed), tears=tears)
         after = bytes(self.inode.cache)
         assert_possible_after_power_cut(after, now=before, durable=durable)
         self.model.now = self.model.durable = after
@@ -132,7 +132,7 @@ def test_blocks_of_a_failed_sync_are_lost_unless_written_again(
         lost -= set(range(begin // BLOCK_BYTES, -(-(offset + size) // BLOCK_BYTES)))
     kept = bytes(inode.cache)
     inode.end_sync(inode.begin_sync())
-    inode.power_fail(random.Random(seed))
+    inode.power_fail(random.Random(seed), tears=True)
     after = bytes(inode.cache)
     assert len(after) == len(kept)
     for block in range(-(-len(after) // BLOCK_BYTES)):
