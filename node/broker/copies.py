@@ -12,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC
-from node.store.properties import DELAY_LEVEL, REAL_QUEUE_ID, REAL_TOPIC, decode_properties, join_properties
+from node.store.properties import (
+    DELAY_LEVEL,
+    REAL_QUEUE_ID,
+    REAL_TOPIC,
+    TIMER_PROPERTIES,
+    decode_properties,
+    join_properties,
+)
 from node.store.record import Message, PreparedRecord, prepare_record
 
 __all__ = ["copy_of", "delay_level", "delay_source", "delay_text", "delayed_source_of"]
@@ -45,8 +52,10 @@ def delay_level(text: str) -> int:
 def _delayed_place(
     topic: str, queue_id: int, properties: Mapping[str, str], level: int
 ) -> tuple[str, int, dict[str, str]]:
-    """Where a message waits for `level`, and its properties there, which say where it is to go (R)."""
-    waiting = {**properties, DELAY_LEVEL: str(level), REAL_TOPIC: topic, REAL_QUEUE_ID: str(queue_id)}
+    """Where a message waits for `level`, and its properties there, which say where it is to go; a level overrides a
+    timer (R: checkIfTimerMessage)."""
+    others = {name: value for name, value in properties.items() if name not in TIMER_PROPERTIES}
+    waiting = {**others, DELAY_LEVEL: str(level), REAL_TOPIC: topic, REAL_QUEUE_ID: str(queue_id)}
     return SCHEDULE_TOPIC, level - 1, waiting
 
 

@@ -45,6 +45,7 @@ _STATE_KEY = "gathered_plans"
 _HARMLESS = frozenset((b"", f"{WAIT_STORE}\x01true\x02".encode()))
 _PREPARED = TRANSACTION_PREPARED.encode()
 _DELAY = DELAY_LEVEL.encode()
+_TIMER = b"TIMER_"
 _WAITS = f"{WAIT_STORE}\x01".encode()
 _WAITS_INDEED = f"{WAIT_STORE}\x01true\x02".encode()
 _KEY = UNIQUE_KEY.encode()
@@ -57,6 +58,7 @@ def _is_special(text: bytes) -> bool:
     return (
         _PREPARED in text
         or _DELAY in text
+        or _TIMER in text
         or (_WAITS in text and (text.count(_WAITS) > 1 or _WAITS_INDEED not in text))
         or len(text) > MAX_PROPERTIES_SIZE_BYTES
     )

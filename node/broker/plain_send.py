@@ -43,6 +43,8 @@ REPLY_NAMES = ("msgId", "queueId", "queueOffset", "transactionId")
 _STATE_KEY = "send_plans"
 _WAITS = f"{WAIT_STORE}\x01"
 _WAITS_INDEED = f"{WAIT_STORE}\x01true\x02"
+_TIMER = "TIMER_"
+"""How the names of `TIMER_PROPERTIES` begin."""
 
 _JUDGED = ("topic", "queueId", "sysFlag", "flag", "reconsumeTimes", "batch")
 _Key = tuple[int | str | None, ...]
@@ -117,6 +119,7 @@ class PlainSends:
             or len(text) > MAX_PROPERTIES_SIZE_BYTES
             or TRANSACTION_PREPARED in text
             or DELAY_LEVEL in text
+            or _TIMER in text
             or (_WAITS in text and (text.count(_WAITS) > 1 or _WAITS_INDEED not in text))
         ):
             return None
@@ -193,7 +196,12 @@ def batch_row(plan: SendPlan, body: bytes, born_timestamp_ms: int) -> MessageRow
 
 
 def _is_special(text: str) -> bool:
-    return bool(text) and (TRANSACTION_PREPARED in text or DELAY_LEVEL in text or len(text) > MAX_PROPERTIES_SIZE_BYTES)
+    return bool(text) and (
+        TRANSACTION_PREPARED in text
+        or DELAY_LEVEL in text
+        or _TIMER in text
+        or len(text) > MAX_PROPERTIES_SIZE_BYTES
+    )
 
 
 _UNKNOWN = object()

@@ -28,6 +28,8 @@ from node.store.properties import (
     DELAY_LEVEL,
     REAL_QUEUE_ID,
     REAL_TOPIC,
+    TIMER_DELIVERED,
+    TIMER_PROPERTIES,
     TRANSACTION_PREPARED,
     UNIQUE_KEY,
     WAIT_STORE,
@@ -225,13 +227,17 @@ class SendProcessor:
             raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL, f"properties longer than {MAX_PROPERTIES_SIZE_BYTES} bytes"
             )
+        level = _delay_level(property_value(properties_text, DELAY_LEVEL))
+        if level == 0:
+            _refuse_timer(properties_text)
         transactional = property_value(properties_text, TRANSACTION_PREPARED)
         if header.sys_flag & SYS_FLAG_TRANSACTION_MASK or (transactional or "").lower() == "true":
             return self._prepare_half(header, queue_id, body, properties_text, connection)
         topic = header.topic
-        delay = property_value(properties_text, DELAY_LEVEL)
-        if delay is not None:
-            topic, queue_id, properties_text = self._delayed(header, queue_id, properties_text, delay)
+        if level > 0:
+            if header.batch:
+                raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed")
+            topic, queue_id, properties_text = delay_text(properties_text, topic, queue_id, level)
         try:
             record = prepare_record(
                 topic=topic,
@@ -280,18 +286,6 @@ class SendProcessor:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
         return HALF_TOPIC, 0, record
 
-    def _delayed(self, header: SendHeader, queue_id: int, properties_text: str, delay: str) -> tuple[str, int, str]:
-        """Where a message with this DELAY property goes, and its properties there."""
-        try:
-            level = delay_level(delay)
-        except ValueError as error:
-            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"delay level {delay[:40]!r} is no number") from error
-        if level == 0:
-            return header.topic, queue_id, properties_text
-        if header.batch:
-            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed")
-        return delay_text(properties_text, header.topic, queue_id, level)
-
     def _put(
         self, command: Command, queue_id: int, places: list[_Place], properties_text: str
     ) -> Command | asyncio.Future[Command | None]:
@@ -328,6 +322,28 @@ class SendProcessor:
         else:
             code, remark = ResponseCode.SERVICE_NOT_AVAILABLE, f"nothing was stored: {error}"
         return command.reply(code, remark=remark, fields=self.told)
+
+
+def _delay_level(delay: str | None) -> int:
+    try:
+        return delay_level(delay or "")
+    except ValueError as error:
+        reason = f"delay level {(delay or '')[:40]!r} is no number"
+        raise RequestError(ResponseCode.MESSAGE_ILLEGAL, reason) from error
+
+
+def _refuse_timer(properties_text: str) -> None:
+    """Refuse a message that asks for a time of delivery: here are delay levels only, and it would come at once.
+    RocketMQ 5 without its timer wheel answers SYSTEM_ERROR, which here means that nobody knows the outcome."""
+    for name in TIMER_PROPERTIES:
+        if property_value(properties_text, name) is not None:
+            if property_value(properties_text, TIMER_DELIVERED) is not None:
+                return
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"accurate timer message is not enabled, timerWheelEnable is false: send it without {name}, or with a"
+                " delay level",
+            )
 
 
 def _done() -> asyncio.Future[AppendResult]:

@@ -20,6 +20,8 @@ __all__ = [
     "REAL_TOPIC",
     "RETRY_TOPIC",
     "TAGS",
+    "TIMER_DELIVERED",
+    "TIMER_PROPERTIES",
     "TRANSACTION_PREPARED",
     "UNIQUE_KEY",
     "WAIT_STORE",
@@ -38,6 +40,10 @@ KEYS = "KEYS"
 UNIQUE_KEY = "UNIQ_KEY"
 WAIT_STORE = "WAIT"
 DELAY_LEVEL = "DELAY"
+TIMER_PROPERTIES = ("TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS")
+"""Any of these makes a timer message of RocketMQ 5: deliver after so many ms or s, or at this ms of the epoch."""
+TIMER_DELIVERED = "TIMER_OUT_MS"
+"""What a timer message has that was delivered: it is not to wait again."""
 REAL_TOPIC = "REAL_TOPIC"
 REAL_QUEUE_ID = "REAL_QID"
 RETRY_TOPIC = "RETRY_TOPIC"

@@ -121,7 +121,7 @@ def batch(messages: list[tuple[int, bytes, bytes]]) -> bytes:
 
 
 VALUES = st.sampled_from(["", "a", "é", "true", "false", "FALSE", "3", "0", "x y", "\ud800"])
-NAMES = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "DELAY", "TRAN_MSG", "OWN"])
+NAMES = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "DELAY", "TIMER_DELIVER_MS", "TRAN_MSG", "OWN"])
 PROPERTIES = st.one_of(
     st.just(""),
     st.just("WAIT\x01true\x02"),
@@ -179,7 +179,15 @@ def test_what_clients_send_all_day_is_plain(make_parts: Any) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"i": "DELAY\x013\x02"}, {"i": "TRAN_MSG\x01true\x02"}, {"i": "WAIT\x01false\x02"}, {"f": 4}, {"e": -1}, {"j": 1}],
+    [
+        {"i": "DELAY\x013\x02"},
+        {"i": "TIMER_DELIVER_MS\x011\x02"},
+        {"i": "TRAN_MSG\x01true\x02"},
+        {"i": "WAIT\x01false\x02"},
+        {"f": 4},
+        {"e": -1},
+        {"j": 1},
+    ],
 )
 def test_what_needs_a_second_look_gets_it(make_parts: Any, changed: dict[str, Any]) -> None:
     async def main() -> None:
