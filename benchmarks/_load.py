@@ -3,7 +3,8 @@
     python -m benchmarks._load MODE ADDRESS [--senders 64] [--connections 4] [--batch 1] [--seconds 5] ...
 
 Every sender has one request under way and sends the next when its answer is there. Frames are made once and only what
-a client would change is changed in them (the born timestamp); of an answer only length, code and opaque are read.
+a client would change is changed in them: the born timestamp, and the UNIQ_KEY that RocketMQ's clients put into every
+message. Of an answer only length, code and opaque are read.
 The result is one line of JSON. MODE is send, pull or wake.
 
 With `--rate` the senders send at set times instead, so many messages a second in all: a latency then counts from the
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import itertools
 import json
 import re
 import selectors
@@ -34,6 +36,10 @@ _BINARY_REPLY = struct.Struct(">hbhi")  # code, language, version, opaque
 _JSON_CODE = re.compile(rb'"code":(\d+)')
 _JSON_OPAQUE = re.compile(rb'"opaque":(\d+)')
 _STAMP = b"1000000000000"
+_KEY_BEGIN = "7F00000100014E25A3B1"
+"""What all keys of one client begin with: address, process and class loader, as in RocketMQ. Twelve digits follow."""
+_KEY_DIGITS = 8
+"""Digits of a key that count the requests of the load; four more count the messages of a request."""
 RECEIVE_BYTES = 1 << 18
 PULL_SYS_FLAG_SUSPEND = 2
 
@@ -49,7 +55,7 @@ class _Wire:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.rest = b""
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | bytearray) -> None:
         self.socket.sendall(data)
 
     def receive(self) -> list[tuple[int, int, bytes]]:
@@ -85,24 +91,48 @@ def _frame(code: int, fields: dict[str, str | int | bool], body: bytes, opaque: 
     return encode(command)
 
 
-def _send_frames(options: argparse.Namespace) -> list[bytearray]:
-    """One frame for each sender: the twelve fields that RocketMQ's clients write; its properties if they are wanted."""
-    frames = []
-    for number in range(options.senders):
-        properties = "WAIT\x01true\x02" if options.properties == "wait" else ""
-        if options.properties == "keys":
-            properties = f"UNIQ_KEY\x01{number:032X}\x02WAIT\x01true\x02"
+class _Request:
+    """The send request of one sender, with the twelve fields and the properties that RocketMQ's clients write."""
+
+    def __init__(self, options: argparse.Namespace, number: int) -> None:
         body = b"x" * options.body
         if options.batch > 1:
-            one = struct.pack(">iiiii", 22 + options.body, 0, 0, 0, options.body) + body + bytes(2)
-            body = one * options.batch
+            body = b"".join([_batch_message(body, _properties(options, at + 1)) for at in range(options.batch)])
         fields: dict[str, str | int | bool] = {
             "a": "bench", "b": options.topic, "c": "TBW102", "d": 4, "e": number % options.queues, "f": 0,
-            "g": _STAMP.decode(), "h": 0, "i": properties, "j": 0, "k": False, "m": options.batch > 1,
+            "g": _STAMP.decode(), "h": 0, "i": _properties(options, 0), "j": 0, "k": False, "m": options.batch > 1,
         }  # fmt: skip
         code = RequestCode.SEND_BATCH_MESSAGE if options.batch > 1 else RequestCode.SEND_MESSAGE_V2
-        frames.append(bytearray(_frame(code, fields, body, number, options.serializer)))
-    return frames
+        self._frame = bytearray(_frame(code, fields, body, number, options.serializer))
+        self._stamp_at = self._frame.index(_STAMP)
+        self._keys_at = [found.end() for found in re.finditer(_KEY_BEGIN.encode(), self._frame)]
+
+    def stamped(self, stamp: bytes, count: int) -> bytearray:
+        """The frame, born at `stamp`, as the request number `count` of the load; good until the next call."""
+        frame = self._frame
+        frame[self._stamp_at : self._stamp_at + len(_STAMP)] = stamp
+        digits = b"%0*X" % (_KEY_DIGITS, count)
+        for at in self._keys_at:
+            frame[at : at + _KEY_DIGITS] = digits
+        return frame
+
+
+def _properties(options: argparse.Namespace, message: int) -> str:
+    """The properties of a message of a request; 0 is that of the request itself."""
+    if options.properties == "none":
+        return ""
+    key = f"UNIQ_KEY\x01{_KEY_BEGIN}{0:0{_KEY_DIGITS}X}{message:04X}\x02" if options.properties == "keys" else ""
+    return f"{key}WAIT\x01true\x02"
+
+
+def _batch_message(body: bytes, properties: str) -> bytes:
+    text = properties.encode()
+    head = struct.pack(">iiiii", 22 + len(body) + len(text), 0, 0, 0, len(body))
+    return head + body + struct.pack(">h", len(text)) + text
+
+
+def _now_stamp() -> bytes:
+    return b"%013d" % (time.time_ns() // 1_000_000)
 
 
 class _Timer:
@@ -130,8 +160,8 @@ class _Timer:
 
 
 def _send(options: argparse.Namespace) -> dict[str, float]:
-    frames = _send_frames(options)
-    stamp_at = [frame.index(_STAMP) for frame in frames]
+    requests = [_Request(options, number) for number in range(options.senders)]
+    count = itertools.count()
     wires = [_Wire(options.address) for _ in range(min(options.connections, options.senders))]
     selector = selectors.DefaultSelector()
     for wire in wires:
@@ -139,17 +169,12 @@ def _send(options: argparse.Namespace) -> dict[str, float]:
     began_s = [0.0] * options.senders
     timer = _Timer(options.warm_up, options.seconds)
 
-    def stamped(number: int, stamp: bytes) -> bytearray:
-        frame, at = frames[number], stamp_at[number]
-        frame[at : at + 13] = stamp
-        return frame
-
-    stamp = b"%013d" % (time.time_ns() // 1_000_000)
+    stamp = _now_stamp()
     for at, wire in enumerate(wires):
         mine = range(at, options.senders, len(wires))
         for number in mine:
             began_s[number] = time.perf_counter()
-        wire.send(b"".join([stamped(number, stamp) for number in mine]))
+        wire.send(b"".join([requests[number].stamped(stamp, next(count)) for number in mine]))
     now_s = time.perf_counter()
     begin_s, end_s, latencies = timer.begin_s, timer.end_s, timer.latencies_ms
     while now_s < end_s:
@@ -157,7 +182,7 @@ def _send(options: argparse.Namespace) -> dict[str, float]:
             wire = key.data
             replies = wire.receive()
             now_s = time.perf_counter()
-            stamp = b"%013d" % (time.time_ns() // 1_000_000)
+            stamp = _now_stamp()
             is_counted = now_s >= begin_s
             again = []
             for number, code, _ in replies:
@@ -167,7 +192,7 @@ def _send(options: argparse.Namespace) -> dict[str, float]:
                 elif is_counted:
                     timer.errors += 1
                 began_s[number] = now_s
-                again.append(stamped(number, stamp))
+                again.append(requests[number].stamped(stamp, next(count)))
             wire.send(b"".join(again))
         now_s = time.perf_counter()
     return timer.result(options.batch, now_s - begin_s)
@@ -175,12 +200,12 @@ def _send(options: argparse.Namespace) -> dict[str, float]:
 
 def _send_paced(options: argparse.Namespace) -> dict[str, float]:
     """As `_send`, but each sender's next message is due a fixed time after the one before it was."""
-    frames = _send_frames(options)
+    requests = [_Request(options, number) for number in range(options.senders)]
+    count = itertools.count()
     wires = [_Wire(options.address) for _ in range(min(options.connections, options.senders))]
     selector = selectors.DefaultSelector()
     for wire in wires:
         selector.register(wire.socket, selectors.EVENT_READ, wire)
-    stamp_at = [frame.index(_STAMP) for frame in frames]
     interval_s = options.senders * options.batch / options.rate
     start_s = time.perf_counter()
     timer = _Timer(options.warm_up, options.seconds)
@@ -191,8 +216,7 @@ def _send_paced(options: argparse.Namespace) -> dict[str, float]:
         while waiting and waiting[0][0] <= now_s:
             at_s, number = heapq.heappop(waiting)
             due_s[number] = at_s
-            frames[number][stamp_at[number] : stamp_at[number] + 13] = b"%013d" % (time.time_ns() // 1_000_000)
-            wires[number % len(wires)].send(bytes(frames[number]))
+            wires[number % len(wires)].send(requests[number].stamped(_now_stamp(), next(count)))
         for key, _ in selector.select(max(0.0, waiting[0][0] - now_s) if waiting else 1.0):
             for number, code, _ in key.data.receive():
                 now_s = time.perf_counter()
@@ -276,13 +300,13 @@ def _wake(options: argparse.Namespace) -> dict[str, float]:
     reader, sender = _Wire(options.address), _Wire(options.address)
     reader.send(_pull_frame(options, 0, 1 << 40, 0))
     offset = _next_offset(_one(reader)[2], options.serializer)
-    frame = bytes(_send_frames(options)[0])
+    request, count = _Request(options, 0), itertools.count()
     timer = _Timer(0.0, options.seconds)
     while time.perf_counter() < timer.end_s:
         reader.send(_pull_frame(options, 0, offset, 0, suspend_ms=15_000))
         time.sleep(0.005)  # the pull is held by now
         began_s = time.perf_counter()
-        sender.send(frame)
+        sender.send(request.stamped(_now_stamp(), next(count)))
         _, code, reply = _one(reader)
         timer.latencies_ms.append((time.perf_counter() - began_s) * 1000)
         assert code == 0 and _one(sender)[1] == 0
@@ -311,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--warm-up", type=float, default=1.0)
     parser.add_argument("--serializer", choices=("json", "binary"), default="json")
-    parser.add_argument("--properties", choices=("none", "wait", "keys"), default="wait")
+    parser.add_argument("--properties", choices=("none", "wait", "keys"), default="keys")
     parser.add_argument("--rate", type=float, help="messages per second in all, instead of as many as get an answer")
     options = parser.parse_args(arguments)
     if options.rate is not None and (options.mode != "send" or options.rate <= 0):

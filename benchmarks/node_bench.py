@@ -5,11 +5,12 @@
 For each kind of replication (a single broker; classic HA with one slave less than nodes, as ASYNC_MASTER and as
 SYNC_MASTER; DLedger) and flush mode: acknowledged messages of 128 bytes a second and the percentiles of their latency,
 one by one and in batches of 32, from 64 senders and from one, every sender waiting for its answer before it sends the
-next. The generator is lean (`benchmarks/_load.py`): its frames are made beforehand. Rows named `client` are made with
-this project's own remoting client instead. Beside each row: what the master's process used of CPU for a message, and
-how many messages shared an fsync and a push to a follower. Then the ratios, and the share of a bare server
-(`benchmarks/_bare_server.py`); pulls and the wake-up of a held pull on the single broker; and the time from kill -9
-of the leader to the first message acknowledged by another. Everything shares the machine.
+next. Every message has a UNIQ_KEY of its own, as RocketMQ's clients send it; one row of batches has no properties, as
+all of them had before. The generator is lean (`benchmarks/_load.py`): its frames are made beforehand. Rows named
+`client` are made with this project's own remoting client instead. Beside each row: what the master's process used of
+CPU for a message, and how many messages shared an fsync and a push to a follower. Then the ratios, and the share of a
+bare server (`benchmarks/_bare_server.py`); pulls and the wake-up of a held pull on the single broker; and the time from
+kill -9 of the leader to the first message acknowledged by another. Everything shares the machine.
 """
 
 from __future__ import annotations
@@ -50,8 +51,13 @@ SEND_TIMEOUT_MS = 5000
 WARM_UP_S = 1.0
 
 
+_requests = itertools.count()
+
+
 def _send(number: int) -> Command:
-    return Command.request(310, {"a": "bench", "b": "bench", "e": number % QUEUES}, b"x" * BODY_SIZE_BYTES)
+    properties = f"UNIQ_KEY\x017F00000100014E25A3B1{next(_requests):012X}\x02WAIT\x01true\x02"
+    fields: dict[str, str | int | bool] = {"a": "bench", "b": "bench", "e": number % QUEUES, "i": properties}
+    return Command.request(310, fields, b"x" * BODY_SIZE_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +68,14 @@ class Load:
     batch: int = 1
     connections: int = 4
     generator: str = "lean"
+    properties: str = "keys"
+    """What `_load` puts into each message: keys as every client, or none."""
 
 
 LOADS = (
     Load(senders=64),
     Load(senders=64, batch=32),
+    Load(senders=64, batch=32, properties="none"),
     Load(senders=64, generator="client"),
     Load(senders=1, connections=1),
 )
@@ -81,6 +90,7 @@ class Throughput:
     generator: str
     senders: int
     batch: int
+    properties: str
     messages_per_s: float
     p50_ms: float
     p90_ms: float
@@ -278,7 +288,7 @@ async def _measure_rows(
             else:
                 figures = await asyncio.to_thread(
                     _run_load, "send", address, "--senders", load.senders, "--batch", load.batch, "--connections",
-                    load.connections, "--seconds", duration_s,
+                    load.connections, "--seconds", duration_s, "--properties", load.properties,
                 )  # fmt: skip
             after, cpu_s = await _status(client, address), group.cpu_s(master) - cpu_before_s
             grown = {
@@ -291,6 +301,7 @@ async def _measure_rows(
                 generator=load.generator,
                 senders=load.senders,
                 batch=load.batch,
+                properties=load.properties,
                 messages_per_s=figures["per_s"],
                 p50_ms=figures.get("p50_ms", math.nan),
                 p90_ms=figures.get("p90_ms", math.nan),
@@ -354,12 +365,12 @@ def measure_reading(*, duration_s: float) -> dict[str, dict[str, float]]:
         shutil.rmtree(directory)
 
 
-COLUMNS = ("replica.", "flush", "load", "senders", "batch", "msg/s", "p50 ms", "p90", "p99", "p99.9", "max", "errors",
-    "cpu us", "/fsync", "/push")  # fmt: skip
+COLUMNS = ("replica.", "flush", "load", "senders", "batch", "props", "msg/s", "p50 ms", "p90", "p99", "p99.9", "max",
+    "errors", "cpu us", "/fsync", "/push")  # fmt: skip
 
 
 def _line(row: Throughput) -> str:
-    load = (row.replication, row.flush_mode, row.generator, str(row.senders), str(row.batch))
+    load = (row.replication, row.flush_mode, row.generator, str(row.senders), str(row.batch), row.properties)
     words = (*load, f"{row.messages_per_s:.0f}")
     times = (row.p50_ms, row.p90_ms, row.p99_ms, row.p999_ms, row.max_ms)
     shares = ("-" if math.isnan(share) else f"{share:.1f}" for share in (row.cpu_us, row.per_fsync, row.per_push))
