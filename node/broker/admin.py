@@ -15,7 +15,7 @@ from node.broker.served import Served
 from node.broker.tool_json import Place, queue_table, to_json
 from node.broker.topics import TopicTableFull, check_topic
 from node.config import TopicConfig, check_topic_name
-from node.remoting import Command, Connection, LateReply, RequestCode, RequestError, ResponseCode
+from node.remoting import Command, Connection, DeferredReply, RequestCode, RequestError, ResponseCode
 from node.store.consume_queue import ConsumeQueue
 
 __all__ = ["AdminProcessor"]
@@ -58,30 +58,30 @@ class AdminProcessor:
             code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.own_topics,
         }
 
-    def max_offset(self, command: Command, connection: Connection) -> LateReply | Awaitable[Command]:
+    def max_offset(self, command: Command, connection: Connection) -> DeferredReply | Awaitable[Command]:
         """Code 30: the next free offset of a queue, 0 for one that never held a message."""
         return self._bound(command, lambda queue: queue.max_offset)
 
-    def min_offset(self, command: Command, connection: Connection) -> LateReply | Awaitable[Command]:
+    def min_offset(self, command: Command, connection: Connection) -> DeferredReply | Awaitable[Command]:
         """Code 31: the first offset that a queue still holds."""
         return self._bound(command, lambda queue: queue.min_offset)
 
-    def _bound(self, command: Command, bound: Callable[[ConsumeQueue], int]) -> LateReply | Awaitable[Command]:
+    def _bound(self, command: Command, bound: Callable[[ConsumeQueue], int]) -> DeferredReply | Awaitable[Command]:
         topic, queue_id = command.get_str("topic"), command.get_int("queueId")
-        late = LateReply()
+        deferred = DeferredReply((command,))
 
         def passed(refusal: RequestError | None) -> None:
             if refusal is None:
                 queue = self._served.queues.find(topic, queue_id)
-                late.give(command.reply(ResponseCode.SUCCESS, fields={"offset": bound(queue) if queue else 0}))
+                deferred.send(command.reply(ResponseCode.SUCCESS, fields={"offset": bound(queue) if queue else 0}))
             else:
-                late.give(command.reply(refusal.code, remark=refusal.remark))
+                deferred.send(command.reply(refusal.code, remark=refusal.remark))
 
         async def later() -> Command:
             queue = await self._queue(command)
             return command.reply(ResponseCode.SUCCESS, fields={"offset": bound(queue) if queue else 0})
 
-        return late if self._served.gate.ask(passed) else later()
+        return deferred if self._served.gate.ask(passed) else later()
 
     async def earliest(self, command: Command, connection: Connection) -> Command:
         """Code 32: when the oldest message of a queue was stored, in ms; -1 when it holds none (R)."""

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from node.broker.consumer_offsets import ConsumerOffsets
+from node.broker.dispatch_batch import DispatchBatch
 from node.broker.dispatcher import Derivation, Dispatcher
 from node.broker.ledger import Ledger
 from node.broker.subscription_groups import SubscriptionGroups
@@ -83,6 +84,9 @@ class BrokerSnapshots:
 
     def dispatch(self, record: RecordSummary) -> None:
         """Nothing is made of messages here."""
+
+    def dispatch_batch(self, batch: DispatchBatch) -> None:
+        """Nothing is made of messages that are not special."""
 
     def snapshot(self) -> Any:
         """What a restart has to know before it has dispatched the log up to the basis again."""
@@ -161,6 +165,9 @@ class _Based:
     def dispatch(self, record: RecordSummary) -> None:
         if record.physical_offset >= self._basis.end_pos:
             self._derivation.dispatch(record)
+
+    def dispatch_batch(self, batch: DispatchBatch) -> None:
+        """None of these is special."""
 
     def restore(self, state: Any) -> None:
         self._derivation.restore(self._basis.state_of(self._name) if state is None else state)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, ReadMode, Role, StoredInPart
+from node.broker.ledger import DLedgerCode, DLedgerError, ReadMode, Role, StoredInPart
 from node.config import ClassicConfig
 from node.remoting import ResponseCode
 from node.retention import EXPIRY_CHECK_S
@@ -281,37 +281,16 @@ class ClassicLedger:
             logger.info("removed the log up to %d", log.begin_position)
             self.on_removed(log.begin_position)
 
-    def append(self, body_size_bytes: int, encode_body: Callable[[int], bytes]) -> asyncio.Future[AppendResult]:
-        """Append a record. Raises DLedgerError LEADER_PENDING_FULL: nothing was appended. The future fails with
-        StoredInPart (FLUSH_DISK_TIMEOUT), or DLedgerError DISK_ERROR when the outcome is unknown."""
-        result: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
-        position = -1
-
-        def encode(positions: Sequence[int]) -> Sequence[bytes]:
-            nonlocal position
-            (position,) = positions
-            return (encode_body(position),)
-
-        def finish(error: Exception | None) -> None:
-            if result.done():
-                return
-            if error is None:
-                result.set_result(AppendResult(index=position + body_size_bytes - 1, pos=position, term=TERM))
-            else:
-                result.set_exception(error)
-
-        self.append_row((body_size_bytes,), encode, finish)
-        return result
-
-    def append_row(
+    def append_batch(
         self,
         sizes: Sequence[int],
         encode: Callable[[Sequence[int]], Sequence[bytes]],
-        then: Callable[[Exception | None], object],
+        on_done: Callable[[Exception | None], object],
     ) -> tuple[int, int, int]:
-        """The same for records that follow each other; `then` is told what the future would be."""
+        """See `Ledger.append_batch`. Raises DLedgerError LEADER_PENDING_FULL. `on_done` may get StoredInPart
+        (FLUSH_DISK_TIMEOUT), or DLedgerError DISK_ERROR when the outcome is unknown."""
         try:
-            positions = self.log.append_row(sizes, encode, partial(_tell, then))
+            positions = self.log.append_batch(sizes, encode, partial(_call, on_done))
         except LogRefuses as error:
             raise DLedgerError(DLedgerCode.LEADER_PENDING_FULL, str(error)) from error
         first, end = positions[0], positions[-1] + sizes[-1]
@@ -343,10 +322,10 @@ class ClassicLedger:
         return self.store.committed_index
 
 
-def _tell(then: Callable[[Exception | None], object], error: Exception | None) -> None:
+def _call(on_done: Callable[[Exception | None], object], error: Exception | None) -> None:
     if isinstance(error, NotYetDurable):
-        then(StoredInPart(ResponseCode.FLUSH_DISK_TIMEOUT, str(error)))
+        on_done(StoredInPart(ResponseCode.FLUSH_DISK_TIMEOUT, str(error)))
     elif error is not None:
-        then(DLedgerError(DLedgerCode.DISK_ERROR, str(error)))
+        on_done(DLedgerError(DLedgerCode.DISK_ERROR, str(error)))
     else:
-        then(None)
+        on_done(None)

@@ -29,7 +29,6 @@ from node.broker.consumer_offsets import ConsumerOffsets
 from node.broker.delay import DelayProgress, DelayService
 from node.broker.disk_watch import DiskWatch
 from node.broker.dispatcher import Dispatcher, Queue
-from node.broker.gathered_sends import GatheredSends, register_gathered
 from node.broker.group_tools import GroupTools
 from node.broker.internal_topics import SCHEDULE_TOPIC
 from node.broker.ledger import Ledger
@@ -38,7 +37,6 @@ from node.broker.memory_window import MemoryWindow
 from node.broker.message_store import MessageStore
 from node.broker.metrics import MetricsServer, render
 from node.broker.new_ledger import new_ledger
-from node.broker.plain_send import PlainSends
 from node.broker.ports import PULL_CODES, Ports
 from node.broker.pull import PullHolds, PullProcessor
 from node.broker.query import QueryProcessor
@@ -46,7 +44,7 @@ from node.broker.reads import ReadGate
 from node.broker.rebalance_locks import RebalanceLocks
 from node.broker.registration import Identity, NameServerRegistrar, registration_body
 from node.broker.role import RoleChangeHandler
-from node.broker.send import SendProcessor
+from node.broker.send import VARIABLE_FIELDS, SendProcessor
 from node.broker.send_back import RetryTopics, SendBackProcessor
 from node.broker.send_hooks import SendHooks
 from node.broker.served import Served
@@ -112,7 +110,7 @@ class BrokerController:
             is_in_log=self.ledger.store.holds if isinstance(self.ledger, ClassicLedger) else None,
             durable_index=self._durable_index,
             index_timestamp_ms=lambda: self.index.last_update[0],
-            read_rows=self.basis.ledger.store.read_committed if self.basis.ledger is not None else None,
+            read_batches=self.basis.ledger.store.read_committed if self.basis.ledger is not None else None,
         )
         self._disk_watch = DiskWatch(
             runtime.disk,
@@ -125,7 +123,7 @@ class BrokerController:
             queues=self.queues,
             clock=runtime.clock,
             is_disk_full=lambda: self._disk_watch.is_full,
-            foretold=self.dispatcher.foretold,
+            pending=self.dispatcher.pending,
         )
         self._memory = MemoryWindow(
             self.ledger.store, memory_bytes=runtime.memory_bytes, percent=config.limits.in_memory_percent
@@ -279,7 +277,7 @@ class BrokerController:
             store_host=lambda: self.address,
             not_leader_remark=self.not_leader_remark,
         )
-        slow_sends = SendProcessor(
+        self._sends = SendProcessor(
             store=self.store,
             topics=self.topics,
             runtime=self._runtime,
@@ -287,6 +285,7 @@ class BrokerController:
             max_message_size_bytes=self.config.limits.max_message_size_bytes,
             not_leader_remark=self.not_leader_remark,
             retries=retries,
+            hooks=self.send_hooks,
             honours_wait=isinstance(self.ledger, ClassicLedger),
             transactions=None if self.config.transactions.reject else self.transactions,
             auto_create_topics=self.config.auto_create_topics,
@@ -295,8 +294,6 @@ class BrokerController:
             trace_on=self.config.trace_on,
             accept_from_ms=self.config.start_accept_send_timestamp_ms,
         )
-        self._sends = PlainSends(slow_sends)
-        send = self.send_hooks.around(slow_sends.process, unless_hooked=self._sends.process)
         served = Served(
             gate=self._gate,
             log=self.ledger.store,
@@ -313,9 +310,9 @@ class BrokerController:
             on_topics_changed=self._registrar.announce,
         )
         server = self._server
-        for code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
-            server.register(code, send)
-        register_gathered(server, GatheredSends(self._sends, is_hooked=lambda: bool(self.send_hooks)))
+        for code, variable in VARIABLE_FIELDS.items():
+            server.register(code, self._sends.process)
+            server.register_template(code, variable, self._sends.process_together)
         server.register(RequestCode.CONSUMER_SEND_MSG_BACK, send_back.process)
         server.register(RequestCode.END_TRANSACTION, end_transaction.process)
         for code in PULL_CODES:

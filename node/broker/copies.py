@@ -20,7 +20,8 @@ from node.store.properties import (
     decode_properties,
     join_properties,
 )
-from node.store.record import Message, PreparedRecord, prepare_record
+from node.store.record import Message
+from node.store.record_batch import RecordBatch, batch_of_one
 
 __all__ = ["copy_of", "delay_level", "delay_source", "delay_text", "delayed_source_of"]
 
@@ -69,8 +70,8 @@ def copy_of(
     sys_flag: int | None = None,
     reconsume_times: int | None = None,
     prepared_transaction_offset: int = 0,
-) -> tuple[str, int, PreparedRecord]:
-    """A copy of `message` for this place, ready to be put: topic, queue id, record.
+) -> RecordBatch:
+    """A copy of `message` for this place, ready to be put.
 
     When `properties` ask for a delay the copy goes to that level's queue first. Raises RecordError when the
     properties have grown too long.
@@ -81,7 +82,7 @@ def copy_of(
         level = 0
     if level > 0:
         topic, queue_id, properties = _delayed_place(topic, queue_id, properties, level)
-    record = prepare_record(
+    return batch_of_one(
         topic=topic,
         queue_id=queue_id,
         body=message.body,
@@ -94,7 +95,6 @@ def copy_of(
         reconsume_times=message.reconsume_times if reconsume_times is None else reconsume_times,
         prepared_transaction_offset=prepared_transaction_offset,
     )
-    return topic, queue_id, record
 
 
 def delay_text(properties_text: str, topic: str, queue_id: int, level: int) -> tuple[str, int, str]:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from node.broker.copies import copy_of, delay_source, delayed_source_of
+from node.broker.dispatch_batch import DispatchBatch
 from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 from node.broker.ledger import DLedgerError, LedgerStore
 from node.broker.message_store import MessageStore, NotWritable
@@ -60,6 +61,9 @@ class DelayProgress:
                 level, offset = source
                 self.delivered[level] = max(self.delivered[level], offset + 1)
                 self.on_progress(level)
+
+    def dispatch_batch(self, batch: DispatchBatch) -> None:
+        """Nothing is made of messages that are not special."""
 
     def snapshot(self) -> Any:
         """The numbers by level."""
@@ -192,8 +196,8 @@ class DelayService:
         if not topic or not queue_id.isdecimal():
             logger.error("delay level %d, message %d names no place to go to; skipping it", level, offset)
             return
-        put = self._store.put(
-            *copy_of(
+        put = self._store.put_one(
+            copy_of(
                 message,
                 topic=topic,
                 queue_id=int(queue_id),

@@ -17,12 +17,13 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from node.broker.foretold import Foretold, Queue, append_rows
+from node.broker.dispatch_batch import DispatchBatch, Queue, append_parts
 from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC
-from node.broker.ledger import EntryRow, LedgerStore
-from node.broker.row_dispatch import gather
+from node.broker.ledger import EntryBatch, LedgerStore
+from node.broker.log_batches import read_batch
+from node.broker.pending_dispatch import PendingBatch, PendingDispatch
 from node.config import check_topic_name
 from node.logs import LogLimiter
 from node.store.consume_queue import QueueGap
@@ -84,6 +85,10 @@ class Derivation(Protocol):
         """The next message that entered a queue. Must not raise."""
         ...
 
+    def dispatch_batch(self, batch: DispatchBatch) -> None:
+        """The next messages that entered queues, none of them special. Must not raise."""
+        ...
+
     def snapshot(self) -> Any:
         """The state as JSON values."""
         ...
@@ -104,8 +109,8 @@ class Dispatcher:
     `derivations` see every message after it entered its queue. `is_in_log(index, term)` says whether the log has
     this very entry; a log whose indices are not consecutive brings its own. `durable_index()` says how far the log
     survives a power cut, `index_timestamp_ms()` how far the key index goes: the checkpoint notes both.
-    `read_rows(first, last)` gives committed entries, as many as it likes; without it they are taken out of the log one
-    by one.
+    `read_batches(first, last)` gives committed entries, as many as it likes; without it they are taken out of the log
+    one by one.
     """
 
     def __init__(
@@ -118,22 +123,23 @@ class Dispatcher:
         is_in_log: Callable[[int, int], bool] | None = None,
         durable_index: Callable[[], int] | None = None,
         index_timestamp_ms: Callable[[], int] = lambda: 0,
-        read_rows: Callable[[int, int], Sequence[EntryRow]] | None = None,
+        read_batches: Callable[[int, int], Sequence[EntryBatch]] | None = None,
     ) -> None:
         self._durable_index = durable_index or (lambda: log.committed_index)
         self._index_timestamp_ms = index_timestamp_ms
-        self._read_rows = read_rows
+        self._read_batches = read_batches
         self._dispatched: deque[tuple[int, int]] = deque(maxlen=MAX_NOTED_MARKS)
         self._durable_ms = 0
         self._is_in_log = is_in_log or self._has_entry
         self._derivations = dict(derivations or {})
         self._derive = tuple(derivation.dispatch for derivation in self._derivations.values())
+        self._derive_batch = tuple(derivation.dispatch_batch for derivation in self._derivations.values())
         self._log = log
         self._queues = queues
         self._on_arrival = on_arrival
         self._mark = NOTHING_DISPATCHED
-        self.foretold = Foretold()
-        """What this node has appended itself, told by whoever did."""
+        self.pending = PendingDispatch()
+        """What this node has appended itself."""
         self._checkpointed_index = NOTHING_DISPATCHED.index
         self._scheduled = False
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -143,7 +149,7 @@ class Dispatcher:
         self._checkpoint_task: asyncio.Task[None] | None = None
         self._restored = False
         self._stopped = False
-        self._standing_still = False
+        self._is_paused = False
         self._replacing: asyncio.Task[None] | None = None
         self._checkpointing = asyncio.Lock()
         self._complaints = LogLimiter(lambda: asyncio.get_running_loop().time())
@@ -203,15 +209,15 @@ class Dispatcher:
         for derivation in self._derivations.values():
             await derivation.flush()
 
-    def stand_still(self) -> None:
-        """Dispatch nothing until `go_on`: the log is being cut."""
-        self._standing_still = True
-        self.foretold.clear()
+    def pause(self) -> None:
+        """Dispatch nothing until `resume`: the log is being cut."""
+        self._is_paused = True
+        self.pending.clear()
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         """The log was cut. Where entries are gone that were dispatched, everything is derived anew. Raises OSError."""
         async with self._checkpointing:
-            self.foretold.clear()
+            self.pending.clear()
             log = self._log
             if not log.ledger_begin_index - 1 <= self._mark.index <= log.ledger_end_index:
                 await self._queues.discard()
@@ -221,7 +227,7 @@ class Dispatcher:
                 self._checkpointed_index = self._mark.index
                 if log.ledger_begin_index > 0:
                     self._mark = DispatchMark(index=log.ledger_begin_index - 1, term=-1, store_timestamp_ms=0)
-            self._standing_still = False
+            self._is_paused = False
         self.notify()
 
     async def stop(self) -> None:
@@ -273,7 +279,7 @@ class Dispatcher:
 
     def _run(self) -> None:
         self._scheduled = False
-        if self._stopped or self._standing_still or self.failure is not None:
+        if self._stopped or self._is_paused or self.failure is not None:
             return
         if self._queues.unflushed_bytes >= MAX_UNFLUSHED_BYTES:
             self._urgent.set()
@@ -289,7 +295,7 @@ class Dispatcher:
         try:
             left = PORTION_ENTRIES
             while left > 0 and self._mark.index < last:
-                left -= (self.foretold and self._dispatch_foretold(last, arrived)) or self._dispatch_next(last, arrived)
+                left -= (self.pending and self._dispatch_pending(last, arrived)) or self._dispatch_next(last, arrived)
         except OSError as error:
             self._read_failed(error)
         except (RecordError, QueueGap, ValueError) as error:
@@ -315,14 +321,14 @@ class Dispatcher:
     def _begin_later(self) -> None:
         """The log was replaced by one that begins behind what was dispatched (this node had fallen that far behind)."""
         logger.warning("the log begins at entry %d now; deriving everything anew", self._log.ledger_begin_index)
-        self.stand_still()
+        self.pause()
 
         def done(task: asyncio.Task[None]) -> None:
             error = None if task.cancelled() else task.exception()
             if error is not None:
                 self._fail(DispatchFailed(f"what was derived from the former log cannot be removed: {error}"))
 
-        self._replacing = asyncio.get_running_loop().create_task(self.go_on())
+        self._replacing = asyncio.get_running_loop().create_task(self.resume())
         self._replacing.add_done_callback(done)
 
     def _read_failed(self, error: OSError) -> None:
@@ -334,42 +340,45 @@ class Dispatcher:
             self._scheduled = True
             asyncio.get_running_loop().call_later(RETRY_INTERVAL_S, self._run)
 
-    def _dispatch_foretold(self, last: int, arrived: dict[Queue, None]) -> int:
-        """Dispatch the next rows as far as they were foretold and are committed; returns their number."""
-        mark = self._mark
-        rows = self.foretold.take(mark.index, last)
-        if not rows or not self._is_in_log(rows[-1].last_index, rows[-1].term) or not append_rows(self._queues, rows):
+    def _dispatch_pending(self, last: int, arrived: dict[Queue, None]) -> int:
+        """Dispatch the next batches as far as they were appended here and are committed; returns their number."""
+        pending = self.pending.take(self._mark.index, last)
+        if not pending or not self._is_in_log(pending[-1].last_index, pending[-1].term):
             return 0
-        arrived.update(dict.fromkeys([part.queue for row in rows for part in row.parts]))
-        for row in rows:
-            for summary in row.summaries:
-                for derive in self._derive:
-                    derive(summary)
-        newest = rows[-1]
-        stored_ms = max(mark.store_timestamp_ms, newest.store_timestamp_ms)
-        self._mark = DispatchMark(newest.last_index, newest.term, stored_ms)
-        return len(rows)
+        return len(pending) if self._add([each.batch for each in pending], pending[-1], arrived) else 0
 
     def _dispatch_next(self, last: int, arrived: dict[Queue, None]) -> int:
         """Dispatch the next entries as the log has them; returns their number."""
         first = self._mark.index + 1
-        if self._read_rows is None or last - first + 1 < LEAST_TOGETHER:
+        if self._read_batches is None or last - first + 1 < LEAST_TOGETHER:
             return self._dispatch(arrived)
         index = first
-        for row in self._read_rows(first, self.foretold.ends_before(first, min(last, first + PORTION_MESSAGES - 1))):
-            while index <= row.last_index:
-                gathered = gather(row, index, self._queues)
-                if gathered.count:
-                    index += gathered.count
-                    arrived.update(dict.fromkeys(gathered.append_to(self._queues)))
-                    for summary in gathered.summaries:
-                        for derive in self._derive:
-                            derive(summary)
-                    stored_ms = max(self._mark.store_timestamp_ms, gathered.store_timestamp_ms)
-                    self._mark = DispatchMark(index - 1, row.term_of(index - 1), stored_ms)
-                if index <= row.last_index:
+        last = self.pending.ends_before(first, min(last, first + PORTION_MESSAGES - 1))
+        for entries in self._read_batches(first, last):
+            while index <= entries.last_index:
+                count, batch = read_batch(entries, index, self._queues)
+                if count:
+                    index += count
+                    end = _End(index - 1, entries.term_of(index - 1))
+                    if not self._add((batch,), end, arrived):
+                        raise ValueError("is the next of its queue, and is not")
+                if index <= entries.last_index:
                     index += self._dispatch(arrived)
         return index - first or self._dispatch(arrived)
+
+    def _add(self, batches: Sequence[DispatchBatch], end: _End | PendingBatch, arrived: dict[Queue, None]) -> bool:
+        """Take batches into the queues and what is derived, up to the entry that they end with; False, and nothing is
+        changed, where one does not follow on what its queue holds."""
+        queues = append_parts(self._queues, batches)
+        if queues is None:
+            return False
+        arrived.update(queues)
+        for batch in batches:
+            for derive in self._derive_batch:
+                derive(batch)
+        stored_ms = max(self._mark.store_timestamp_ms, *[batch.store_timestamp_ms for batch in batches])
+        self._mark = DispatchMark(end.last_index, end.term, stored_ms)
+        return True
 
     def _dispatch(self, arrived: dict[Queue, None]) -> int:
         """Dispatch the next entry as the log has it; returns the number of entries: 1."""
@@ -483,6 +492,13 @@ class Dispatcher:
         while self._dispatched and self._dispatched[0][0] <= durable_index:
             self._durable_ms = max(self._durable_ms, self._dispatched.popleft()[1])
         return StoreTimestamps(physic_msg_ms=self._durable_ms, logics_msg_ms=queues_ms, index_msg_ms=index_ms)
+
+
+class _End(NamedTuple):
+    """The entry that a batch ends with."""
+
+    last_index: int
+    term: int
 
 
 def _due_ms(record: RecordSummary) -> int:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from node.dledger.quorum import AppendResult
-from node.dledger.row import EntryRow
+from node.dledger.entry_batch import EntryBatch
 from node.dledger.rpc import DLedgerCode, DLedgerError, ReadMode, Role
 
 __all__ = [
-    "AppendResult",
     "DLedgerCode",
     "DLedgerError",
-    "EntryRow",
+    "EntryBatch",
     "Ledger",
     "LedgerEntry",
     "LedgerStore",
@@ -89,22 +86,23 @@ class Ledger(Protocol):
     def member_state(self) -> MemberState: ...
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
-    def append(self, body_size_bytes: int, encode_body: Callable[[int], bytes]) -> asyncio.Future[AppendResult]: ...
-    def append_row(
+    def append_batch(
         self,
         sizes: Sequence[int],
         encode: Callable[[Sequence[int]], Sequence[bytes]],
-        then: Callable[[Exception | None], object],
+        on_done: Callable[[Exception | None], object],
     ) -> tuple[int, int, int]:
-        """Append bodies of these sizes, one behind the other, all or none; `encode` gets their positions. `then` is
-        called once, maybe before this returns: with None when all are committed, or with what `append`'s future would
-        fail with. Returns the first index (-1 where something of the log's own lies between them), the last, and the
-        term. Raises as `append`."""
+        """Append bodies of these sizes, one behind the other, all or none; `encode` gets their positions.
+
+        `on_done` is called once, maybe before this returns: with None when all are committed; with StoredInPart; or
+        with a DLedgerError (WAIT_QUORUM_ACK_TIMEOUT, TERM_CHANGED, DISK_ERROR): then nobody knows. Returns the first
+        index (-1 where something of the log's own lies between them), the last, and the term. Raises DLedgerError
+        (NOT_LEADER, LEADER_PENDING_FULL, DISK_FULL, ...) and what `encode` raises: nothing was appended."""
         ...
 
     def takes_together(self, count: int, size_bytes: int) -> bool:
-        """Whether so many bodies of separate senders, `size_bytes` in all, may be appended as one row: what becomes of
-        one becomes of each."""
+        """Whether so many bodies of separate senders, `size_bytes` in all, may be appended as one batch: what becomes
+        of one becomes of each."""
         ...
 
     def add_commit_listener(self, listener: Callable[[], None]) -> None: ...

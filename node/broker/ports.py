@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from node.config import BrokerConfig, split_address
-from node.remoting import Command, Connection, Gatherer, Places, Processor, RemotingServer, RequestCode, ServerLimits
+from node.remoting import (
+    BatchProcessor,
+    Command,
+    Connection,
+    Processor,
+    RemotingServer,
+    RequestCode,
+    ServerLimits,
+    VariableFields,
+)
 
 __all__ = ["FAST_PORT_BELOW", "PULL_CODES", "Ports"]
 
@@ -54,10 +63,10 @@ class Ports:
         for server in self._servers[: 1 if code in PULL_CODES else None]:
             server.register(code, processor)
 
-    def register_form(self, code: int, places: Places, gatherer: Gatherer | None) -> None:
-        """Read requests of this code by their form and let `gatherer` take those that come together."""
+    def register_template(self, code: int, variable: VariableFields, batch_processor: BatchProcessor) -> None:
+        """Read requests of this code by a template, and let `batch_processor` have those that come together."""
         for server in self._servers:
-            server.register_form(code, places, gatherer)
+            server.register_template(code, variable, batch_processor)
 
     def register_default(self, processor: Processor) -> None:
         """Answer requests of every other code."""

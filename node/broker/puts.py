@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 
 from node.broker.classic import ClassicStore
-from node.broker.ledger import AppendResult, DLedgerError, LedgerStore, StoredInPart
+from node.broker.ledger import DLedgerError, LedgerStore, StoredInPart
 from node.broker.message_store import NotWritable
 from node.remoting import RequestError, ResponseCode
 from node.store.consume_queue import ConsumeQueue, Unit
@@ -44,7 +44,7 @@ def refusal(error: Exception, not_leader_remark: str) -> RequestError:
     return RequestError(ResponseCode.SYSTEM_BUSY, f"nothing was stored: {error}")
 
 
-async def stored(committed: asyncio.Future[AppendResult]) -> None:
+async def stored(committed: asyncio.Future[None]) -> None:
     """Return when a message that was put is stored, if not as safely as it should be: that counts as success (S1).
 
     Raises RequestError (SYSTEM_ERROR) when nobody knows.
@@ -57,13 +57,13 @@ async def stored(committed: asyncio.Future[AppendResult]) -> None:
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"the outcome is unknown: {error}") from error
 
 
-def forget(committed: asyncio.Future[AppendResult]) -> None:
+def forget(committed: asyncio.Future[None]) -> None:
     """Nobody waits for this put: look at its failure once it is done, so that asyncio does not complain. What was
     appended stays in the log while this node leads, so there is nothing to repeat."""
     committed.add_done_callback(_look)
 
 
-def _look(future: asyncio.Future[AppendResult]) -> None:
+def _look(future: asyncio.Future[None]) -> None:
     if not future.cancelled():
         future.exception()
 

@@ -1,5 +1,10 @@
 """Sending: codes 10, 310 (the same with one-letter fields) and 320 (a batch).
 
+Every request becomes a batch of one or more records, put into the log in one piece. What requests of one connection
+have in common (topic, queue, flags) is judged once and remembered, and requests that came together are put together:
+one append, one write of all answers. Requests that need more checks (a delay, a transaction, a retry, a topic to be
+made) are judged one by one, and then go the same way.
+
 Everything that can be refused is refused before the append, with a code that says "certainly not stored". After
 the append only two answers are possible: SUCCESS once the entry is committed, or SYSTEM_ERROR, which says that
 nobody knows (quorum timeout, change of term, disk error). Order of the checks and codes: seed S1
@@ -8,21 +13,32 @@ nobody knows (quorum timeout, change of term, disk error). Order of the checks a
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from node.broker.copies import delay_level, delay_text
 from node.broker.internal_topics import AUTO_CREATE_TOPIC, HALF_TOPIC, RETRY_PREFIX, is_internal
-from node.broker.ledger import AppendResult, DLedgerCode, DLedgerError, StoredInPart
-from node.broker.message_store import MessageStore, NotWritable, PendingPut
-from node.broker.puts import forget
+from node.broker.ledger import DLedgerCode, DLedgerError
+from node.broker.message_store import MessageStore, NotTogether, NotWritable
 from node.broker.send_back import RetryTopics
+from node.broker.send_hooks import Answer, SendHooks, SendRefused
+from node.broker.send_replies import RefusalTemplates, SendReplies, SendReplyWriter
 from node.broker.send_request import SendHeader, names_of, split_batch
 from node.broker.topics import TopicTable, TopicTableFull
 from node.broker.transactions import OpenTransactions
 from node.config import TopicConfig
-from node.remoting import Command, Connection, RequestError, ResponseCode
+from node.remoting import (
+    Command,
+    Connection,
+    DeferredReply,
+    HeaderTemplate,
+    RequestCode,
+    RequestError,
+    ResponseCode,
+    TemplateRequest,
+    VariableFields,
+)
 from node.runtime import Runtime
 from node.store.properties import (
     DELAY_LEVEL,
@@ -31,7 +47,6 @@ from node.store.properties import (
     TIMER_DELIVERED,
     TIMER_PROPERTIES,
     TRANSACTION_PREPARED,
-    UNIQUE_KEY,
     WAIT_STORE,
     decode_properties,
     join_properties,
@@ -42,16 +57,42 @@ from node.store.record import (
     MAX_TOPIC_SIZE_BYTES,
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_PREPARED,
-    PreparedRecord,
     RecordError,
-    message_id,
-    prepare_record,
 )
+from node.store.record_batch import RecordBatch, RecordMaker, batch_of_one, record_maker
 
-__all__ = ["SendProcessor"]
+__all__ = ["VARIABLE_FIELDS", "SendProcessor"]
 
-_Place = tuple[str, int, PreparedRecord]
-"""A record with the topic and the queue that it is put into."""
+VARIABLE_FIELDS = {
+    RequestCode.SEND_MESSAGE_V2: VariableFields(("e", "g"), ("b", "i")),
+    RequestCode.SEND_BATCH_MESSAGE: VariableFields(("e", "g"), ("b", "i")),
+    RequestCode.SEND_MESSAGE: VariableFields(("queueId", "bornTimestamp"), ("topic", "properties")),
+}
+"""What differs between the sends of a client: queue, born timestamp, topic and properties."""
+MAX_ROUTES = 1024
+"""Kinds of requests remembered for one connection: a sender uses as many as it has queues. All are forgotten when there
+are more."""
+
+_STATE_KEY = "send_routes"
+_PLAIN = frozenset((b"", f"{WAIT_STORE}\x01true\x02".encode()))
+"""Property texts that are often all there is."""
+_NEEDS_CHECKS = tuple(name.encode() for name in (TRANSACTION_PREPARED, DELAY_LEVEL, "TIMER_"))
+_WAIT = f"{WAIT_STORE}\x01".encode()
+_WAIT_TRUE = f"{WAIT_STORE}\x01true\x02".encode()
+
+
+class _Route(NamedTuple):
+    """Where requests of one kind go, or why they go nowhere."""
+
+    topic: TopicConfig
+    maker: RecordMaker | None
+    flag: int = 0
+    reconsume_times: int = 0
+    is_batch: bool = False
+    refusal: RequestError | None = None
+
+
+_Key = tuple[HeaderTemplate, bytes | None, bytes | None]
 
 
 class SendProcessor:
@@ -68,6 +109,7 @@ class SendProcessor:
         not_leader_remark: Callable[[], str],
         retries: RetryTopics,
         transactions: OpenTransactions | None = None,
+        hooks: SendHooks | None = None,
         honours_wait: bool = False,
         auto_create_topics: bool = True,
         on_topics_changed: Callable[[], None] = lambda: None,
@@ -75,59 +117,158 @@ class SendProcessor:
         trace_on: bool = True,
         accept_from_ms: int = 0,
     ) -> None:
-        self.told: Mapping[str, str] = {"MSG_REGION": region_id, "TRACE_ON": "true" if trace_on else "false"}
+        common = {"MSG_REGION": region_id, "TRACE_ON": "true" if trace_on else "false"}
+        self._common_reply_fields: Mapping[str, str] = common
         self._accept_from_ms = accept_from_ms
         self._clock = runtime.clock
-        self.store = store
-        self.topics = topics
+        self._store = store
+        self._topics = topics
         self._auto_create_topics = auto_create_topics
         self._on_topics_changed = on_topics_changed
         self._retries = retries
         self._transactions = transactions
+        self._hooks = hooks if hooks is not None else SendHooks()
         self._honours_wait = honours_wait
         self._random = runtime.random
-        self.store_host = store_host
-        self.max_message_size_bytes = max_message_size_bytes
+        self._store_host = store_host
+        self._max_message_size_bytes = max_message_size_bytes
         self._not_leader_remark = not_leader_remark
-        self._under_way: dict[asyncio.Future[Command | None], None] = {}
-
-    @property
-    def takes_now(self) -> bool:
-        """Whether the time has come from which on messages are taken."""
-        return not self._accept_from_ms or self._clock.wall_ms() >= self._accept_from_ms
+        self._replies = SendReplyWriter(store, store_host, common)
+        self._refusals = RefusalTemplates(common)
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until every message under way is answered, at most `timeout_s` seconds."""
-        if self._under_way:
-            await asyncio.wait(list(self._under_way), timeout=timeout_s)
-            await asyncio.sleep(0)  # the replies are handed to their connections after the futures are done
+        await self._replies.drain(timeout_s)
 
-    def process(self, command: Command, connection: Connection) -> Command | Awaitable[Command | None]:
-        """Check, append, and answer when the message is committed. The answer is a future without a task, unless the
-        message makes its topic. Every answer says which region this is and whether messages are traced here (S1)."""
+    def process(self, command: Command, connection: Connection) -> Answer:
+        """Check, append, and answer when the message is committed. Every answer says which region this is and whether
+        messages are traced here (S1)."""
+        context = None
         try:
+            if self._hooks:
+                context = self._hooks.before(command, connection)
             answer = self._process(command, connection)
+        except SendRefused as refused:
+            return refused.reply
         except RequestError as error:
-            return command.reply(error.code, remark=error.remark, fields=self.told)
-        return answer if isinstance(answer, Command | asyncio.Future) else self._later(command, answer)
+            answer = self._refuse(command, error)
+        if isinstance(answer, Awaitable):
+            answer = self._later(command, answer)
+        return answer if context is None else self._hooks.watch(context, answer)
 
-    async def _later(self, command: Command, answer: Awaitable[Command | None]) -> Command | None:
+    async def _later(
+        self, command: Command, answer: Awaitable[Command | DeferredReply]
+    ) -> Command | DeferredReply:
         try:
             return await answer
         except RequestError as error:
-            return command.reply(error.code, remark=error.remark, fields=self.told)
+            return self._refuse(command, error)
 
-    def _process(self, command: Command, connection: Connection) -> Command | Awaitable[Command | None]:
-        if not self.takes_now:
+    def _refuse(self, command: Command, error: RequestError) -> Command:
+        return command.reply(error.code, remark=error.remark, fields=self._common_reply_fields)
+
+    # Requests that came together
+
+    def process_together(self, requests: Sequence[Command], connection: Connection) -> DeferredReply | None:
+        """Store the first ones of `requests` that need no more checks, all single messages or all batches; or refuse
+        the first where its kind is refused. None, and nothing is changed, where the first is neither."""
+        if self._hooks or not self._takes_now:
+            return None
+        if not self._store.is_master:
+            return self._refuse_together(requests, self._not_master())
+        routes: dict[_Key, _Route] = connection.state.setdefault(_STATE_KEY, {})
+        batches: list[RecordBatch] = []
+        are_batches = False
+        for request in requests:
+            if not isinstance(request, TemplateRequest):
+                break
+            queue, born, topic, text = request.values
+            key = request.template, topic, queue
+            route = routes.get(key)
+            if route is None or self._topics.get(route.topic.name) is not route.topic:
+                route = self._route(request, connection.remote_address)
+                if route is None:
+                    break
+                if len(routes) >= MAX_ROUTES:
+                    routes.clear()
+                routes[key] = route
+            if route.refusal is not None and not batches:
+                return self._refuse_together(requests[:1], route.refusal)
+            if route.refusal is not None or (batches and route.is_batch is not are_batches):
+                break
+            batch = self._batch(route, request.body, int(born) if born else 0, text or b"")
+            if batch is None:
+                break
+            batches.append(batch)
+            are_batches = route.is_batch
+        if not batches:
+            return None
+        own = requests[: len(batches)]
+        try:
+            return self._put(own, batches, [batch.maker.queue_id for batch in batches])
+        except (NotTogether, RecordError, NotWritable, DLedgerError):
+            return None  # nothing was stored; one by one it shows why
+
+    def _route(self, command: Command, born_host: str) -> _Route | None:
+        """What becomes of requests of this kind; None where each is to be judged by itself."""
+        try:
+            header = SendHeader.of(command)
+        except RequestError:
+            return None
+        topic = self._topics.get(header.topic)
+        if topic is None or header.queue_id < 0 or header.reconsume_times > 0:
+            return None
+        if header.sys_flag & SYS_FLAG_TRANSACTION_MASK:
+            return None
+        try:
+            self._check_topic(header)
+            maker = record_maker(topic.name, header.queue_id, header.sys_flag, born_host, self._store_host)
+        except RequestError as refusal:
+            return _Route(topic, None, refusal=refusal)
+        except RecordError:
+            return None
+        return _Route(topic, maker, header.flag, header.reconsume_times, header.batch)
+
+    def _batch(self, route: _Route, body: bytes, born_timestamp_ms: int, text: bytes) -> RecordBatch | None:
+        """The records of a request; None where it needs more checks."""
+        assert route.maker is not None
+        if len(body) > self._max_message_size_bytes or (text not in _PLAIN and (_is_special(text) or not _waits(text))):
+            return None
+        if not route.is_batch:
+            return RecordBatch(route.maker, (route.flag,), (body,), (text,), born_timestamp_ms, route.reconsume_times)
+        try:
+            flags, bodies, texts = split_batch(body)
+        except RequestError:
+            return None
+        batch = RecordBatch(route.maker, flags, bodies, texts, born_timestamp_ms, route.reconsume_times)
+        common = batch.common_text
+        return None if any(map(_is_special, texts if common is None else (common.text,))) else batch
+
+    def _refuse_together(self, requests: Sequence[Command], error: RequestError) -> DeferredReply:
+        reply = DeferredReply(requests)
+        reply.send(self._refusals.frames(requests, error))
+        return reply
+
+    # One request
+
+    @property
+    def _takes_now(self) -> bool:
+        return not self._accept_from_ms or self._clock.wall_ms() >= self._accept_from_ms
+
+    def _not_master(self) -> RequestError:
+        return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, self._not_leader_remark())
+
+    def _process(self, command: Command, connection: Connection) -> Answer:
+        if not self._takes_now:
             raise RequestError(  # R: startAcceptSendRequestTimeStamp
                 ResponseCode.SYSTEM_ERROR, f"no messages are taken before {self._accept_from_ms} ms of the epoch"
             )
-        if not self.store.is_master:
-            return self._refuse_not_master(command)
+        if not self._store.is_master:
+            raise self._not_master()
         header = SendHeader.of(command)
         if header.reconsume_times > 0 and header.topic.startswith(RETRY_PREFIX):
             return self._send_retry(command, header, connection)
-        if self.topics.get(header.topic) is None:
+        if self._topics.get(header.topic) is None:
             model = self._model(command, header)
             if model is not None:
                 return self._create_and_send(model, command, header, connection)
@@ -143,9 +284,9 @@ class SendProcessor:
             queues = command.get_int(names["defaultTopicQueueNums"], 4)
         else:
             return None
-        return self.topics.model(header.topic, default_topic, queues)
+        return self._topics.model(header.topic, default_topic, queues)
 
-    async def _send_retry(self, command: Command, header: SendHeader, connection: Connection) -> Command | None:
+    async def _send_retry(self, command: Command, header: SendHeader, connection: Connection) -> DeferredReply:
         """A client retries by itself: its group's limit holds here too (R: handleRetryAndDLQ)."""
         names = names_of(command)
         group = self._retries.group(header.topic.removeprefix(RETRY_PREFIX))
@@ -153,57 +294,50 @@ class SendProcessor:
         if allowed < 0:
             allowed = group.retry_max_times
         topic = await self._retries.target(group, is_dead=header.reconsume_times >= allowed)
-        if not self.store.is_master:
-            return self._refuse_not_master(command)
+        if not self._store.is_master:
+            raise self._not_master()
         if topic.name != header.topic:
             header = replace(header, topic=topic.name, queue_id=0)
-        result = self._send(command, header, connection)
-        return result if isinstance(result, Command) else await result
+        return self._send(command, header, connection)
 
     async def _create_and_send(
         self, model: TopicConfig, command: Command, header: SendHeader, connection: Connection
-    ) -> Command | None:
+    ) -> DeferredReply:
         try:
-            if self.topics.get(model.name) is None:
-                await self.topics.put(model)
+            if self._topics.get(model.name) is None:
+                await self._topics.put(model)
                 self._on_topics_changed()
         except (OSError, TopicTableFull) as error:
             remark = f"topic {model.name!r} could not be made: {error}"
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, remark) from error
-        if not self.store.is_master:
-            return self._refuse_not_master(command)
-        result = self._send(command, header, connection)
-        return result if isinstance(result, Command) else await result
+        if not self._store.is_master:
+            raise self._not_master()
+        return self._send(command, header, connection)
 
-    def _send(
-        self, command: Command, header: SendHeader, connection: Connection
-    ) -> Command | asyncio.Future[Command | None]:
+    def _send(self, command: Command, header: SendHeader, connection: Connection) -> DeferredReply:
         topic = self._check_topic(header)
-        if len(command.body) > self.max_message_size_bytes:
+        if len(command.body) > self._max_message_size_bytes:
             size = len(command.body)
             raise RequestError(
-                ResponseCode.MESSAGE_ILLEGAL, f"body of {size} bytes, allowed are {self.max_message_size_bytes}"
+                ResponseCode.MESSAGE_ILLEGAL, f"body of {size} bytes, allowed are {self._max_message_size_bytes}"
             )
         queue_id = header.queue_id if header.queue_id >= 0 else self._random.randrange(topic.queues)
-        if not header.batch:
-            places = [self._prepare(header, queue_id, header.flag, command.body, header.properties_text, connection)]
-        else:
-            places = [
-                self._prepare(header, queue_id, flag, body, properties, connection)
-                for flag, body, properties in split_batch(command.body)
-            ]
-        return self._put(command, queue_id, places, header.properties_text)
-
-    def _refuse_not_master(self, command: Command) -> Command:
-        return command.reply(
-            ResponseCode.SERVICE_NOT_AVAILABLE, remark=self._not_leader_remark(), fields=self.told
-        )
+        try:
+            batch = self._checked_batch(header, queue_id, command.body, connection.remote_address)
+            reply = self._put((command,), (batch,), (queue_id,))
+        except RecordError as error:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
+        except (NotWritable, DLedgerError) as error:
+            raise self._not_stored(error) from error
+        if self._honours_wait and (property_value(header.properties_text, WAIT_STORE) or "").lower() == "false":
+            reply.stored(None)
+        return reply
 
     def _check_topic(self, header: SendHeader) -> TopicConfig:
         name = header.topic
         if len(name) > MAX_TOPIC_SIZE_BYTES:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"topic longer than {MAX_TOPIC_SIZE_BYTES}")
-        topic = self.topics.get(name)
+        topic = self._topics.get(name)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name!r} does not exist, create it first")
         if not topic.writable or is_internal(name):
@@ -214,217 +348,109 @@ class SendProcessor:
             )
         return topic
 
-    def _prepare(
-        self,
-        header: SendHeader,
-        queue_id: int,
-        flag: int,
-        body: bytes,
-        properties_text: str,
-        connection: Connection,
-    ) -> _Place:
-        if len(properties_text) > MAX_PROPERTIES_SIZE_BYTES:
-            raise RequestError(
-                ResponseCode.MESSAGE_ILLEGAL, f"properties longer than {MAX_PROPERTIES_SIZE_BYTES} bytes"
-            )
-        level = _delay_level(property_value(properties_text, DELAY_LEVEL))
-        if level == 0:
-            _refuse_timer(properties_text)
-        transactional = property_value(properties_text, TRANSACTION_PREPARED)
-        if header.sys_flag & SYS_FLAG_TRANSACTION_MASK or (transactional or "").lower() == "true":
-            return self._prepare_half(header, queue_id, body, properties_text, connection)
-        topic = header.topic
-        if level > 0:
-            if header.batch:
+    def _checked_batch(self, header: SendHeader, queue_id: int, body: bytes, born_host: str) -> RecordBatch:
+        """The records of a request. Raises RequestError, RecordError."""
+        if not header.batch:
+            return self._checked_message(header, queue_id, body, born_host)
+        flags, bodies, texts = split_batch(body)
+        for text in texts:
+            _check_size(text)
+            if _asks_for_transaction(header, text.decode()):
+                self._check_half(header)
+                raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be transactional")
+            if _delay_level(text.decode()) > 0:
                 raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be delayed")
-            topic, queue_id, properties_text = delay_text(properties_text, topic, queue_id, level)
-        try:
-            record = prepare_record(
-                topic=topic,
-                queue_id=queue_id,
-                body=body,
-                properties_text=properties_text,
-                sys_flag=header.sys_flag,
-                flag=flag,
-                born_timestamp_ms=header.born_timestamp_ms,
-                born_host=connection.remote_address,
-                store_host=self.store_host,
-                reconsume_times=header.reconsume_times,
-            )
-        except RecordError as error:
-            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
-        return topic, queue_id, record
+        maker = record_maker(header.topic, queue_id, header.sys_flag, born_host, self._store_host)
+        return RecordBatch(maker, flags, bodies, texts, header.born_timestamp_ms, header.reconsume_times)
 
-    def _prepare_half(
-        self, header: SendHeader, queue_id: int, body: bytes, properties_text: str, connection: Connection
-    ) -> _Place:
-        """A message whose sender will say later whether it counts: it waits where no consumer looks."""
-        properties = decode_properties(properties_text)
+    def _checked_message(self, header: SendHeader, queue_id: int, body: bytes, born_host: str) -> RecordBatch:
+        text, topic, sys_flag = header.properties_text, header.topic, header.sys_flag
+        _check_size(text)
+        level = _delay_level(text)
+        if _asks_for_transaction(header, text):
+            # its sender will say later whether it counts: it waits where no consumer looks
+            self._check_half(header)
+            properties = decode_properties(text) | {REAL_TOPIC: topic, REAL_QUEUE_ID: str(queue_id)}
+            topic, queue_id, text = HALF_TOPIC, 0, join_properties(properties)
+            sys_flag &= ~SYS_FLAG_TRANSACTION_MASK
+        elif level > 0:
+            topic, queue_id, text = delay_text(text, topic, queue_id, level)
+        return batch_of_one(
+            topic=topic,
+            queue_id=queue_id,
+            body=body,
+            properties_text=text,
+            sys_flag=sys_flag,
+            flag=header.flag,
+            born_timestamp_ms=header.born_timestamp_ms,
+            born_host=born_host,
+            store_host=self._store_host,
+            reconsume_times=header.reconsume_times,
+        )
+
+    def _check_half(self, header: SendHeader) -> None:
         if header.sys_flag & SYS_FLAG_TRANSACTION_MASK not in (0, SYS_FLAG_TRANSACTION_PREPARED):
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "only the broker ends transactions")
         if self._transactions is None:
             raise RequestError(ResponseCode.NO_PERMISSION, "this broker does not take transactional messages")
-        if header.batch:
-            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "messages of a batch cannot be transactional")
-        if self._transactions.is_full:
+        if not header.batch and self._transactions.is_full:
             raise RequestError(ResponseCode.SYSTEM_BUSY, "too many transactions are open")
-        properties |= {REAL_TOPIC: header.topic, REAL_QUEUE_ID: str(queue_id)}
-        try:
-            record = prepare_record(
-                topic=HALF_TOPIC,
-                queue_id=0,
-                body=body,
-                properties_text=join_properties(properties),
-                sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
-                flag=header.flag,
-                born_timestamp_ms=header.born_timestamp_ms,
-                born_host=connection.remote_address,
-                store_host=self.store_host,
-                reconsume_times=header.reconsume_times,
-            )
-        except RecordError as error:
-            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, error.reason) from error
-        return HALF_TOPIC, 0, record
+
+    # All of them
 
     def _put(
-        self, command: Command, queue_id: int, places: list[_Place], properties_text: str
-    ) -> Command | asyncio.Future[Command | None]:
-        puts: list[PendingPut] = []
-        try:
-            for topic, place_id, record in places:
-                puts.append(self.store.put(topic, place_id, record))
-        except (NotWritable, DLedgerError) as error:
-            if not puts:
-                return self._refuse(command, error)
-            for put in puts:
-                forget(put.committed)
-            remark = f"batch stored in part: {len(puts)} of {len(places)} messages were appended ({error})"
-            return command.reply(ResponseCode.SYSTEM_ERROR, remark=remark, fields=self.told)
-        if self._honours_wait and (property_value(properties_text, WAIT_STORE) or "").lower() == "false":
-            for put in puts:
-                forget(put.committed)
-            puts = [put._replace(committed=_done()) for put in puts]
-        transaction_id = property_value(properties_text, UNIQUE_KEY) or ""
-        answer = _Answer(command, puts, self.store_host, queue_id, self.store, transaction_id, self.told).future
-        self._under_way[answer] = None
-        answer.add_done_callback(self._answered)
-        return answer
+        self, requests: Sequence[Command], batches: Sequence[RecordBatch], queue_ids: Sequence[int]
+    ) -> SendReplies:
+        """Append the records of requests; `queue_ids` are those that the replies name. Raises what the store raises."""
+        replies = SendReplies(self._replies, requests, queue_ids)
+        replies.placed(self._store.put(batches, replies.stored))
+        return replies
 
-    def _answered(self, answer: asyncio.Future[Command | None]) -> None:
-        self._under_way.pop(answer, None)
-
-    def _refuse(self, command: Command, error: NotWritable | DLedgerError) -> Command:
+    def _not_stored(self, error: NotWritable | DLedgerError) -> RequestError:
         """The answer when nothing was appended: always one that a client may take as certain."""
         if isinstance(error, NotWritable) or error.code == DLedgerCode.NOT_LEADER:
-            return self._refuse_not_master(command)
+            return self._not_master()
         if error.code == DLedgerCode.LEADER_PENDING_FULL:
-            code, remark = ResponseCode.SYSTEM_BUSY, f"too many unacknowledged messages: {error}"
-        else:
-            code, remark = ResponseCode.SERVICE_NOT_AVAILABLE, f"nothing was stored: {error}"
-        return command.reply(code, remark=remark, fields=self.told)
+            return RequestError(ResponseCode.SYSTEM_BUSY, f"too many unacknowledged messages: {error}")
+        return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, f"nothing was stored: {error}")
 
 
-def _delay_level(delay: str | None) -> int:
+def _is_special(text: bytes) -> bool:
+    """Whether a message with these properties needs more checks."""
+    return len(text) > MAX_PROPERTIES_SIZE_BYTES or any([name in text for name in _NEEDS_CHECKS])
+
+
+def _waits(text: bytes) -> bool:
+    """Whether the sender surely waits until its message is stored."""
+    return _WAIT not in text or (text.count(_WAIT) == 1 and _WAIT_TRUE in text)
+
+
+def _check_size(text: str | bytes) -> None:
+    if len(text) > MAX_PROPERTIES_SIZE_BYTES:
+        raise RequestError(
+            ResponseCode.MESSAGE_ILLEGAL, f"properties longer than {MAX_PROPERTIES_SIZE_BYTES} bytes"
+        )
+
+
+def _asks_for_transaction(header: SendHeader, text: str) -> bool:
+    prepared = property_value(text, TRANSACTION_PREPARED)
+    return bool(header.sys_flag & SYS_FLAG_TRANSACTION_MASK) or (prepared or "").lower() == "true"
+
+
+def _delay_level(text: str) -> int:
+    """The delay level that a message asks for, 0 for none. Raises RequestError where it is no number, and where the
+    message asks for a time of delivery instead: here are levels only, and it would come at once. RocketMQ 5 without its
+    timer wheel answers SYSTEM_ERROR to that, which here means that nobody knows the outcome."""
+    delay = property_value(text, DELAY_LEVEL) or ""
     try:
-        return delay_level(delay or "")
+        level = delay_level(delay)
     except ValueError as error:
-        reason = f"delay level {(delay or '')[:40]!r} is no number"
-        raise RequestError(ResponseCode.MESSAGE_ILLEGAL, reason) from error
-
-
-def _refuse_timer(properties_text: str) -> None:
-    """Refuse a message that asks for a time of delivery: here are delay levels only, and it would come at once.
-    RocketMQ 5 without its timer wheel answers SYSTEM_ERROR, which here means that nobody knows the outcome."""
-    for name in TIMER_PROPERTIES:
-        if property_value(properties_text, name) is not None:
-            if property_value(properties_text, TIMER_DELIVERED) is not None:
-                return
-            raise RequestError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"accurate timer message is not enabled, timerWheelEnable is false: send it without {name}, or with a"
-                " delay level",
-            )
-
-
-def _done() -> asyncio.Future[AppendResult]:
-    future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
-    future.set_result(AppendResult(index=-1, pos=-1, term=-1))
-    return future
-
-
-class _Answer:
-    """Completes `future` with the reply when every put of one request is committed, or the first has failed."""
-
-    __slots__ = (
-        "_began_s",
-        "_code",
-        "_command",
-        "_left",
-        "_loop",
-        "_puts",
-        "_queue_id",
-        "_remark",
-        "_store",
-        "_store_host",
-        "_told",
-        "_transaction_id",
-        "future",
-    )
-
-    def __init__(
-        self,
-        command: Command,
-        puts: list[PendingPut],
-        store_host: str,
-        queue_id: int,
-        store: MessageStore,
-        transaction_id: str,
-        told: Mapping[str, str],
-    ) -> None:
-        self._transaction_id = transaction_id
-        self._told = told
-        self._loop = asyncio.get_running_loop()
-        self._began_s = self._loop.time()
-        self._code: int = ResponseCode.SUCCESS
-        self._remark: str | None = None
-        self._command = command
-        self._puts = puts
-        self._store_host = store_host
-        self._queue_id = queue_id
-        self._store = store
-        self._left = len(puts)
-        self.future: asyncio.Future[Command | None] = self._loop.create_future()
-        for put in puts:
-            put.committed.add_done_callback(self._one_done)
-
-    def _one_done(self, committed: asyncio.Future[AppendResult]) -> None:
-        error = asyncio.CancelledError() if committed.cancelled() else committed.exception()
-        if isinstance(error, StoredInPart):
-            self._code, self._remark, error = error.code, str(error), None
-        if error is None:
-            self._store.committed_total += 1
-            self._left -= 1
-        if self.future.done():
-            return
-        if error is not None:
-            self.future.set_result(
-                self._command.reply(
-                    ResponseCode.SYSTEM_ERROR, remark=f"the outcome is unknown: {error}", fields=self._told
-                )
-            )
-        elif self._left == 0:
-            self._store.note_put(self._loop.time() - self._began_s)
-            ids = ",".join(message_id(self._store_host, put.physical_offset) for put in self._puts)
-            self.future.set_result(
-                self._command.reply(
-                    self._code,
-                    remark=self._remark,
-                    fields={
-                        "msgId": ids,
-                        "queueId": self._queue_id,
-                        "queueOffset": self._puts[0].queue_offset,
-                        "transactionId": self._transaction_id,
-                        **self._told,
-                    },
-                )
-            )
+        raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"delay level {delay[:40]!r} is no number") from error
+    timers = [name for name in TIMER_PROPERTIES if property_value(text, name) is not None]
+    if timers and not level and property_value(text, TIMER_DELIVERED) is None:
+        raise RequestError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"accurate timer message is not enabled, timerWheelEnable is false: send it without {timers[0]}, or with a"
+            " delay level",
+        )
+    return level

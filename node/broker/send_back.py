@@ -123,7 +123,7 @@ class SendBackProcessor:
                 store_host=self._store_host,
                 reconsume_times=message.reconsume_times + 1,
             )
-            put = self._store.put(*copy)
+            put = self._store.put_one(copy)
         except PUT_REFUSALS as error:
             raise refusal(error, self._not_leader_remark()) from error
         await stored(put.committed)

@@ -12,14 +12,13 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 from node.broker.send_request import names_of
-from node.remoting import Command, Connection, LateReply, RequestError
+from node.remoting import Command, Connection, DeferredReply, RequestError, decode
 
-__all__ = ["SendContext", "SendHook", "SendHooks"]
+__all__ = ["Answer", "SendContext", "SendHook", "SendHooks", "SendRefused"]
 
 logger = logging.getLogger("node.broker")
 
-Answer = Command | Awaitable[Command | None]
-QuickAnswer = Answer | LateReply
+Answer = Command | DeferredReply | Awaitable[Command | DeferredReply]
 
 
 class SendContext(NamedTuple):
@@ -30,6 +29,14 @@ class SendContext(NamedTuple):
     topic: str
     born_host: str
     body_size_bytes: int
+
+
+class SendRefused(Exception):
+    """A hook has refused the request, with this reply."""
+
+    def __init__(self, reply: Command) -> None:
+        super().__init__(reply.remark)
+        self.reply = reply
 
 
 class SendHook(Protocol):
@@ -57,23 +64,8 @@ class SendHooks:
     def __bool__(self) -> bool:
         return bool(self._hooks)
 
-    def around(
-        self,
-        process: Callable[[Command, Connection], Answer],
-        *,
-        unless_hooked: Callable[[Command, Connection], QuickAnswer],
-    ) -> Callable[[Command, Connection], QuickAnswer]:
-        """A processor that calls the hooks around `process`; while there are none it is `unless_hooked`, which answers
-        the same in less time."""
-
-        def hooked(command: Command, connection: Connection) -> QuickAnswer:
-            return self._process(process, command, connection) if self._hooks else unless_hooked(command, connection)
-
-        return hooked
-
-    def _process(
-        self, process: Callable[[Command, Connection], Answer], command: Command, connection: Connection
-    ) -> Answer:
+    def before(self, command: Command, connection: Connection) -> SendContext:
+        """Call the hooks before a request is looked at. Raises SendRefused where one of them refuses."""
         names = names_of(command)
         context = SendContext(
             command,
@@ -86,15 +78,27 @@ class SendHooks:
             for hook in self._hooks:
                 self._call(hook.before, context)
         except RequestError as error:
-            return self._after(context, command.reply(error.code, remark=error.remark))
-        answer = process(command, connection)
+            raise SendRefused(self._after(context, command.reply(error.code, remark=error.remark))) from error
+        return context
+
+    def watch(self, context: SendContext, answer: Answer) -> Answer:
+        """Call the hooks after the request is answered."""
         if isinstance(answer, Command):
             return self._after(context, answer)
+        if isinstance(answer, DeferredReply):
+            answer.observe(lambda reply: self._replied(context, reply))
+            return answer
         return self._await(context, answer)
 
-    async def _await(self, context: SendContext, answer: Awaitable[Command | None]) -> Command | None:
-        reply = await answer
-        return reply if reply is None else self._after(context, reply)
+    async def _await(
+        self, context: SendContext, answer: Awaitable[Command | DeferredReply]
+    ) -> Command | DeferredReply:
+        reply = self.watch(context, await answer)
+        assert isinstance(reply, Command | DeferredReply)
+        return reply
+
+    def _replied(self, context: SendContext, reply: Command | bytes) -> None:
+        self._after(context, reply if isinstance(reply, Command) else decode(reply[4:]))
 
     def _after(self, context: SendContext, reply: Command) -> Command:
         for hook in self._hooks:

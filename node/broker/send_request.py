@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -42,9 +42,9 @@ def names_of(command: Command) -> Mapping[str, str]:
 
 _BATCH_HEAD = struct.Struct(">iiiii")
 _INT16 = struct.Struct(">h")
-EVEN_STRUCTS = 256
+UNIFORM_STRUCTS = 256
 """Pairs of sizes remembered, of bodies and properties that batches consist of."""
-MAX_EVEN_PROPERTIES_BYTES = 0x7FFF
+MAX_PROPERTIES_BYTES = 0x7FFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,50 +79,61 @@ class SendHeader:
         )
 
 
-@lru_cache(maxsize=EVEN_STRUCTS)
-def _even_struct(size: int, properties_size: int) -> struct.Struct:
+Columns = tuple[Sequence[int], Sequence[bytes], Sequence[bytes]]
+"""Flag, body and property text (UTF-8) of each message."""
+
+
+@lru_cache(maxsize=UNIFORM_STRUCTS)
+def _uniform_layout(size: int, properties_size: int) -> struct.Struct:
     return struct.Struct(f">i8xii{size}sh{properties_size}s")
 
 
-def _split_even(body: bytes) -> list[tuple[int, bytes, str]] | None:
-    """The same where all messages are of the same sizes, as they often are, in one pass; None where they are not, and
-    where anything is wrong."""
+def _split_uniform(body: bytes) -> Columns | None:
+    """The messages of a batch that are all of the same sizes, as they often are; None where they are not, and where
+    anything is wrong."""
     if len(body) < _BATCH_HEAD.size:
         return None
     total, _, _, _, size = _BATCH_HEAD.unpack_from(body)
     properties_size = total - _BATCH_HEAD.size - _INT16.size - size
     if (
         not 0 <= size <= total
-        or not 0 <= properties_size <= MAX_EVEN_PROPERTIES_BYTES
+        or not 0 <= properties_size <= MAX_PROPERTIES_BYTES
         or len(body) % total
         or len(body) > total * MAX_BATCH_MESSAGES
     ):
         return None
-    messages = []
-    unpack = _even_struct(size, properties_size).iter_unpack
-    try:
-        for each_total, flag, each_size, own_body, own_size, own in unpack(body):
-            if each_total != total or each_size != size or own_size != properties_size:
-                return None
-            messages.append((flag, own_body, own.decode()))
-    except UnicodeDecodeError:
+    count = len(body) // total
+    totals, flags, sizes, bodies, text_sizes, texts = zip(
+        *_uniform_layout(size, properties_size).iter_unpack(body), strict=True
+    )
+    if totals.count(total) != count or sizes.count(size) != count or text_sizes.count(properties_size) != count:
         return None
-    return messages
+    return flags, bodies, texts
 
 
-def split_batch(body: bytes) -> list[tuple[int, bytes, str]]:
-    """The messages of a batch body: flag, body and property text of each.
+def split_batch(body: bytes) -> Columns:
+    """The messages of a batch body, in columns.
 
     A message is total size, magic and CRC (both ignored), flag, body length (int32 each), the body, the
     property length (int16) and the properties. Raises RequestError (MESSAGE_ILLEGAL) for anything else.
     """
-    even = _split_even(body)
-    if even is not None:
-        return even
-    messages: list[tuple[int, bytes, str]] = []
+    uniform = _split_uniform(body)
+    flags, bodies, texts = _split_each(body) if uniform is None else uniform
+    for number, text in enumerate(texts if not b"".join(texts).isascii() else ()):
+        try:
+            text.decode()
+        except UnicodeDecodeError as error:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"message {number} of the batch: {error}") from error
+    return flags, bodies, texts
+
+
+def _split_each(body: bytes) -> Columns:
+    flags: list[int] = []
+    bodies: list[bytes] = []
+    texts: list[bytes] = []
     position = 0
     while position < len(body):
-        if len(messages) == MAX_BATCH_MESSAGES:
+        if len(bodies) == MAX_BATCH_MESSAGES:
             raise RequestError(ResponseCode.MESSAGE_ILLEGAL, f"more than {MAX_BATCH_MESSAGES} messages in a batch")
         try:
             total, _, _, flag, size = _BATCH_HEAD.unpack_from(body, position)
@@ -132,12 +143,14 @@ def split_batch(body: bytes) -> list[tuple[int, bytes, str]]:
             end = properties_at + properties_size
             if properties_size < 0 or end != position + total or end > len(body):
                 raise ValueError("sizes do not agree")
-            messages.append((flag, body[body_at : body_at + size], body[properties_at:end].decode()))
         except (struct.error, ValueError) as error:
             raise RequestError(
-                ResponseCode.MESSAGE_ILLEGAL, f"message {len(messages)} of the batch, at byte {position}: {error}"
+                ResponseCode.MESSAGE_ILLEGAL, f"message {len(bodies)} of the batch, at byte {position}: {error}"
             ) from error
+        flags.append(flag)
+        bodies.append(body[body_at : body_at + size])
+        texts.append(body[properties_at:end])
         position = end
-    if not messages:
+    if not bodies:
         raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
-    return messages
+    return flags, bodies, texts

@@ -70,8 +70,8 @@ class SlaveSide:
             timing=config.timing,
         )
         if self._ha is not None:
-            self._ha.before_cut = dispatcher.stand_still
-            self._ha.after_cut = dispatcher.go_on
+            self._ha.before_cut = dispatcher.pause
+            self._ha.after_cut = dispatcher.resume
 
     def follow(self) -> None:
         """Everything is recovered: copy the master's log from now on."""

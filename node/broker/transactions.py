@@ -16,14 +16,15 @@ import asyncio
 import heapq
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from node.broker.client_manager import ClientManager
 from node.broker.copies import copy_of
+from node.broker.dispatch_batch import DispatchBatch
 from node.broker.dispatcher import Dispatcher, DispatchFailed
 from node.broker.internal_topics import HALF_TOPIC, OP_TOPIC, UNRESOLVED_TOPIC
-from node.broker.ledger import AppendResult, DLedgerError, Ledger, ReadMode
+from node.broker.ledger import DLedgerError, Ledger, ReadMode
 from node.broker.message_store import MessageStore, NotWritable
 from node.broker.puts import PUT_REFUSALS, forget, read_message, refusal, stored
 from node.config import TransactionsConfig
@@ -45,11 +46,10 @@ from node.store.record import (
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_ROLLBACK,
     Message,
-    PreparedRecord,
     RecordError,
     RecordSummary,
-    prepare_record,
 )
+from node.store.record_batch import batch_of_one, encode_record
 
 __all__ = ["MAX_OPEN_TRANSACTIONS", "EndTransactionProcessor", "OpenTransactions", "TransactionChecks"]
 
@@ -123,6 +123,9 @@ class OpenTransactions:
         """The end was not put after all."""
         self._endings.pop(offset, None)
 
+    def dispatch_batch(self, batch: DispatchBatch) -> None:
+        """Nothing is made of messages that are not special."""
+
     def snapshot(self) -> Any:
         """Everything that is open."""
         return [
@@ -145,7 +148,7 @@ class _Endings:
         self._store = store
         self._store_host = store_host
 
-    def commit(self, half: Message, *, topic: str, queue_id: int) -> asyncio.Future[AppendResult]:
+    def commit(self, half: Message, *, topic: str, queue_id: int) -> asyncio.Future[None]:
         """Put the copy that consumers see, and the op message behind it."""
         properties = dict(half.properties)
         for name in (TRANSACTION_PREPARED, REAL_TOPIC, REAL_QUEUE_ID):
@@ -159,16 +162,16 @@ class _Endings:
             sys_flag=half.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT,
             prepared_transaction_offset=half.physical_offset,
         )
-        committed = self._store.put(*copy).committed
+        committed = self._store.put_one(copy).committed
         try:
             forget(self.close(half))
         except (NotWritable, DLedgerError):
             pass  # the copy alone ends the transaction
         return committed
 
-    def close(self, half: Message) -> asyncio.Future[AppendResult]:
+    def close(self, half: Message) -> asyncio.Future[None]:
         """Put the op message: the half message is done with."""
-        record = prepare_record(
+        batch = batch_of_one(
             topic=OP_TOPIC,
             queue_id=0,
             body=str(half.queue_offset).encode(),
@@ -177,7 +180,7 @@ class _Endings:
             store_host=self._store_host(),
             prepared_transaction_offset=half.physical_offset,
         )
-        return self._store.put(OP_TOPIC, 0, record).committed
+        return self._store.put_one(batch).committed
 
 
 def _real_place(half: Message) -> tuple[str, int]:
@@ -428,24 +431,5 @@ def _question(half: Message) -> Command:
         "transactionId": key,
         "offsetMsgId": half.message_id,
     }
-    return Command.request(RequestCode.CHECK_TRANSACTION_STATE, fields, _record_of(half, topic, queue_id), oneway=True)
-
-
-def _record_of(half: Message, topic: str, queue_id: int) -> bytes:
-    record: PreparedRecord = prepare_record(
-        topic=topic,
-        queue_id=queue_id,
-        body=half.body,
-        properties_text=join_properties(half.properties),
-        sys_flag=half.sys_flag,
-        flag=half.flag,
-        born_timestamp_ms=half.born_timestamp_ms,
-        born_host=half.born_host,
-        store_host=half.store_host,
-        reconsume_times=half.reconsume_times,
-    )
-    return record.seal(
-        queue_offset=half.queue_offset,
-        physical_offset=half.physical_offset,
-        store_timestamp_ms=half.store_timestamp_ms,
-    )
+    record = encode_record(replace(half, topic=topic, queue_id=queue_id))
+    return Command.request(RequestCode.CHECK_TRANSACTION_STATE, fields, record, oneway=True)

@@ -17,12 +17,12 @@ from functools import partial
 from node.dledger.comparison import Comparison
 from node.dledger.config import DLedgerConfig
 from node.dledger.entry import Entry
+from node.dledger.entry_batch import EntryBatch
 from node.dledger.member_state import MemberState
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
 from node.dledger.peers import PeerClient, PeerError, settle
 from node.dledger.quorum import QuorumAckChecker
 from node.dledger.quota import Quota
-from node.dledger.row import EntryRow
 from node.dledger.rpc import DLedgerCode, PushType
 from node.dledger.snapshot_transfer import SnapshotSender
 from node.dledger.store import DLedgerStore
@@ -309,7 +309,7 @@ class EntryDispatcher:
             quota_ns = self._check_quota()
             if quota_ns:
                 return quota_ns
-            rows = self._store.read_rows(self._write_index, max_entries=room, max_bytes=self._config.max_push_bytes)
+            rows = self._store.read_batches(self._write_index, max_entries=room, max_bytes=self._config.max_push_bytes)
             if not rows:
                 self._compare_from_begin()
                 return None
@@ -319,7 +319,7 @@ class EntryDispatcher:
         commit_ns = self._do_commit(now_ns)
         return commit_ns if resend_ns is None else min(resend_ns, commit_ns)
 
-    def _push_rows(self, rows: list[EntryRow], now_ns: int) -> None:
+    def _push_rows(self, rows: list[EntryBatch], now_ns: int) -> None:
         first_index, last_index = rows[0].first_index, rows[-1].last_index
         count = last_index - first_index + 1
         before = self._pending.get(first_index)
@@ -416,7 +416,7 @@ class EntryDispatcher:
         if now_ns < due_ns:
             return due_ns - now_ns
         max_bytes = self._config.max_push_bytes
-        rows = self._store.read_rows(first_index, max_entries=oldest.count, max_bytes=max_bytes)
+        rows = self._store.read_batches(first_index, max_entries=oldest.count, max_bytes=max_bytes)
         if not rows:
             self._compare_from_begin()
             return None

@@ -20,9 +20,9 @@ from typing import Any
 from node.dledger.config import DLedgerConfig
 from node.dledger.document import DamagedDocument, decode_document, encode_document
 from node.dledger.entry import blank, tail_mark
+from node.dledger.entry_batch import EntryBatch
 from node.dledger.index import UNIT_SIZE_BYTES, LogIndex
 from node.dledger.membership import are_members
-from node.dledger.row import EntryRow
 from node.runtime import Disk, Ended
 from node.store.segments import SegmentedFile
 
@@ -124,7 +124,7 @@ class LedgerFiles:
         """The error for damage at `position` of the log."""
         return LedgerCorrupt(self.data.path_at(position), position % self.data.segment_size_bytes, problem)
 
-    def begin_write(self, rows: list[EntryRow], then: Ended, *, sync: bool) -> None:
+    def begin_write(self, rows: list[EntryBatch], then: Ended, *, sync: bool) -> None:
         """Write entries that continue the log, with the blanks between them; `then` is told of the end, in a later turn
         of the loop. Raises OSError, and then `then` is not called."""
         data = self.data

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 from node.dledger.config import DLedgerConfig
 from node.dledger.entry import BadEntry, Entry, parse_entries
+from node.dledger.entry_batch import EntryBatch, parse_batches, row_of
 from node.dledger.member_state import MemberState
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
-from node.dledger.row import EntryRow, parse_rows, row_of
 from node.dledger.rpc import DLedgerCode, DLedgerError, PushType
 from node.dledger.snapshot_manager import SnapshotManager
 from node.dledger.store import DLedgerStore
@@ -46,7 +46,7 @@ class _Push:
     """A request with its entries parsed, and the answer that is owed."""
 
     request: PushEntryRequest
-    rows: list[EntryRow]
+    rows: list[EntryBatch]
     arrived_s: float
     then: Callable[[PushEntryResponse], object]
     is_answered: bool = False
@@ -102,7 +102,7 @@ class EntryHandler:
         """Take a push of the leader of the present term; `then` gets the answer, now or when there is one."""
         push = _Push(request, [], asyncio.get_running_loop().time(), then)
         try:
-            push.rows = parse_rows(request.entries)
+            push.rows = parse_batches(request.entries)
         except BadEntry as error:
             self._complaints.warn("entries", f"a push of {request.leader_id} has bad entries: {error}")
             self._reply(push, DLedgerCode.UNEXPECTED_ARGUMENT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 from node.dledger.entry import HEADER_SIZE_BYTES
-from node.dledger.row import EntryRow, join_rows
+from node.dledger.entry_batch import EntryBatch, join_rows
 
 __all__ = ["NewestRows"]
 
@@ -14,7 +14,7 @@ class NewestRows:
     """Rows that follow each other, up to the end of the log. `size_bytes` is that of their entries."""
 
     def __init__(self) -> None:
-        self._rows: list[EntryRow] = []
+        self._rows: list[EntryBatch] = []
         self._indices: list[int] = []
         self._positions: list[int] = []
         self.size_bytes = 0
@@ -29,24 +29,24 @@ class NewestRows:
         """Position of the first entry; None where there is none."""
         return self._positions[0] if self._positions else None
 
-    def add(self, row: EntryRow) -> None:
+    def add(self, row: EntryBatch) -> None:
         """The log goes on with `row`."""
         self._rows.append(row)
         self._indices.append(row.first_index)
         self._positions.append(row.pos)
         self.size_bytes += len(row.raw)
 
-    def find(self, index: int) -> EntryRow | None:
+    def find(self, index: int) -> EntryBatch | None:
         """The row that holds an entry of the log; None where that is older than all of them."""
         indices = self._indices
         if not indices or index < indices[0]:
             return None
         return self._rows[-1] if index >= indices[-1] else self._rows[bisect_right(indices, index) - 1]
 
-    def collect(self, first_index: int, last_index: int, max_bytes: int) -> list[EntryRow]:
+    def collect(self, first_index: int, last_index: int, max_bytes: int) -> list[EntryBatch]:
         """The entries from `first_index`, which is here, to `last_index`: at least one, and as many as fit."""
         number = bisect_right(self._indices, first_index) - 1
-        found: list[EntryRow] = []
+        found: list[EntryBatch] = []
         left_bytes = max_bytes
         while number < len(self._rows) and self._indices[number] <= last_index:
             row = self._rows[number]

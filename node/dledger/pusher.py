@@ -145,16 +145,16 @@ class DLedgerEntryPusher:
         entry = self._store.append_as_leader(self._lead_term, body_size_bytes, encode_body)
         return self.checker.register(self._appended(entry))
 
-    def append_row(
+    def append_batch(
         self, sizes: Sequence[int], encode: Callable[[Sequence[int]], Sequence[bytes]], then: AppendTaker
     ) -> tuple[int, int, int]:
         """The same for bodies of these sizes, one behind the other, all or none; `encode` gets their positions, and
         `then` the outcome of the last. Returns the first index, the last and the term. Raises as `append`."""
         self.check_room(len(sizes))
         self.check_disk()
-        rows = self._store.append_row_as_leader(self._lead_term, sizes, encode)
+        rows = self._store.append_batch_as_leader(self._lead_term, sizes, encode)
         last = AppendResult(rows[-1].last_index, rows[-1].last_pos, self._lead_term)
-        self.checker.register_row(last, len(sizes), then)
+        self.checker.register_batch(last, len(sizes), then)
         self._has_appended()
         return rows[0].first_index, last.index, self._lead_term
 

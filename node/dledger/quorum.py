@@ -109,10 +109,10 @@ class QuorumAckChecker:
         It fails with DLedgerError WAIT_QUORUM_ACK_TIMEOUT or TERM_CHANGED; both leave the entry's fate open.
         """
         future: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
-        self.register_row(AppendResult(entry.index, entry.pos, entry.term), 1, partial(_settle, future))
+        self.register_batch(AppendResult(entry.index, entry.pos, entry.term), 1, partial(_settle, future))
         return future
 
-    def register_row(self, last: AppendResult, entries: int, then: AppendTaker) -> None:
+    def register_batch(self, last: AppendResult, entries: int, then: AppendTaker) -> None:
         """The same for so many entries that follow each other, without a future: `then` gets the last one's outcome."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timing.ack_timeout_ms / 1000

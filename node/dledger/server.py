@@ -55,7 +55,7 @@ from node.dledger.snapshot_transfer import SnapshotReceiver
 from node.dledger.state_machine import StateMachine, StateMachineCaller
 from node.dledger.store import DLedgerStore
 from node.dledger.transfer import LeadershipTransfer
-from node.remoting import Command, Connection, LateReply, Processor, RemotingServer, ResponseCode
+from node.remoting import Command, Connection, DeferredReply, Processor, RemotingServer, ResponseCode
 from node.runtime import Runtime
 
 __all__ = ["DLedgerServer"]
@@ -194,15 +194,15 @@ class DLedgerServer:
         """
         return self.pusher.append(body_size_bytes, encode_body)
 
-    def append_row(
+    def append_batch(
         self,
         sizes: Sequence[int],
         encode: Callable[[Sequence[int]], Sequence[bytes]],
         then: Callable[[DLedgerError | None], object],
     ) -> tuple[int, int, int]:
-        """Append entries that follow each other; see `DLedgerEntryPusher.append_row`. `then` gets None when all are
+        """Append entries that follow each other; see `DLedgerEntryPusher.append_batch`. `then` gets None when all are
         committed, or what the future of `append` would fail with."""
-        return self.pusher.append_row(
+        return self.pusher.append_batch(
             sizes, encode, lambda outcome: then(outcome if isinstance(outcome, DLedgerError) else None)
         )
 
@@ -309,7 +309,7 @@ class DLedgerServer:
             except OSError as error:
                 return self._refusal(command, answer_kind, DLedgerCode.DISK_ERROR, str(error))
 
-        def process(command: Command, connection: Connection) -> Command | Awaitable[Command] | LateReply:
+        def process(command: Command, connection: Connection) -> Command | Awaitable[Command] | DeferredReply:
             try:
                 request = from_json(kind, command.body) if _takes_json(command) else kind.from_body(command.body)
             except MalformedMessage as error:
@@ -324,9 +324,9 @@ class DLedgerServer:
             if isinstance(answer, Response):
                 return _reply(command, answer)
             if callable(answer):
-                late = LateReply()
-                answer(lambda given: late.give(_reply(command, given)))
-                return late
+                deferred = DeferredReply((command,))
+                answer(lambda given: deferred.send(_reply(command, given)))
+                return deferred
             return when_done(command, answer)
 
         return process

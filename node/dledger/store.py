@@ -25,13 +25,13 @@ from node.dledger.entry import (
     Entry,
     parse_entry,
 )
+from node.dledger.entry_batch import EntryBatch, encode_batch, row_of, scan_batch
 from node.dledger.files import LedgerCorrupt, LedgerFiles
 from node.dledger.index import IndexUnit
+from node.dledger.log_layout import LogLayout
 from node.dledger.membership import Membership, check_members
 from node.dledger.newest import NewestRows
-from node.dledger.places import Places
 from node.dledger.recovery import Recovered, recover
-from node.dledger.row import EntryRow, encode_row, row_of, scan_row
 from node.dledger.rpc import DLedgerCode, DLedgerError
 from node.dledger.writer import LogWriter
 from node.remoting.complaints import Complaints
@@ -58,7 +58,7 @@ class DLedgerStore:
         """Who belongs to the group, as the log says."""
         self._files = LedgerFiles(config, runtime.disk)
         self._index = self._files.index
-        self._places = Places(config)
+        self._layout = LogLayout(config)
         self.writer = LogWriter(config, self._files, runtime.clock, on_progress=self._progressed)
         self._complaints = Complaints(logger, lambda: asyncio.get_running_loop().time())
         # What follows is read many times for each entry, and changed here only.
@@ -152,7 +152,7 @@ class DLedgerStore:
         row = self._newest.find(index)
         return row.term_of(index) if row is not None else self._unit(index).term
 
-    def read_rows(self, first_index: int, *, max_entries: int, max_bytes: int) -> list[EntryRow]:
+    def read_batches(self, first_index: int, *, max_entries: int, max_bytes: int) -> list[EntryBatch]:
         """Consecutive entries from `first_index` on: at least one where the log has it, else as many as fit, at
         most up to the end of a file or of what is only on disk. Raises LedgerCorrupt, OSError.
         """
@@ -173,14 +173,14 @@ class DLedgerStore:
 
     def read_entries(self, first_index: int, *, max_entries: int, max_bytes: int) -> list[Entry]:
         """The same, one by one."""
-        rows = self.read_rows(first_index, max_entries=max_entries, max_bytes=max_bytes)
+        rows = self.read_batches(first_index, max_entries=max_entries, max_bytes=max_bytes)
         return [entry for row in rows for entry in row.entries()]
 
-    def read_committed(self, first_index: int, last_index: int) -> list[EntryRow]:
+    def read_committed(self, first_index: int, last_index: int) -> list[EntryBatch]:
         """Committed entries from `first_index` on and to `last_index` at most, as many as make a few milliseconds of
         work; none where the log does not hold the first. Raises LedgerCorrupt, OSError."""
         count = min(last_index, self.committed_index) - first_index + 1
-        return self.read_rows(first_index, max_entries=count, max_bytes=MAX_COMMITTED_BYTES) if count > 0 else []
+        return self.read_batches(first_index, max_entries=count, max_bytes=MAX_COMMITTED_BYTES) if count > 0 else []
 
     def read_bytes(self, position: int, size_bytes: int) -> bytes:
         """The first `size_bytes` of the entry body that begins at `position`, from memory or disk.
@@ -209,42 +209,42 @@ class DLedgerStore:
         Raises DLedgerError UNEXPECTED_ARGUMENT when it is too large, and whatever `encode_body` raises; nothing
         is appended then.
         """
-        (row,) = self.append_row_as_leader(
+        (row,) = self.append_batch_as_leader(
             term, (body_size_bytes,), lambda positions: (encode_body(positions[0]),), magic=magic
         )
         return row.entry(row.first_index)
 
-    def append_row_as_leader(
+    def append_batch_as_leader(
         self,
         term: int,
         sizes: Sequence[int],
         encode: Callable[[Sequence[int]], Sequence[bytes]],
         *,
         magic: int = NORMAL_MAGIC,
-    ) -> list[EntryRow]:
+    ) -> list[EntryBatch]:
         """The same for bodies that follow each other, all or none; `encode` gets the positions of all of them. One row,
         or more where files end in between."""
-        positions, files = self._places.of_bodies(sizes, self._end_pos)
+        positions, files = self._layout.of_bodies(sizes, self._end_pos)
         bodies = encode(positions)
         if list(map(len, bodies)) != list(sizes):
             raise ValueError(f"the bodies have other sizes than {sizes}, which were announced")
         index, chain_crc = self.ledger_end_index + 1, self._end_chain_crc
         if not files:
-            row = encode_row(magic, index, term, positions[0] - HEADER_SIZE_BYTES, chain_crc, bodies)
+            row = encode_batch(magic, index, term, positions[0] - HEADER_SIZE_BYTES, chain_crc, bodies)
             self._add(row)
             return [row]
         rows = []
         for first, following in zip([0, *files], [*files, len(bodies)], strict=True):
             if first < following:
                 pos = positions[first] - HEADER_SIZE_BYTES
-                row = encode_row(magic, index + first, term, pos, chain_crc, bodies[first:following])
+                row = encode_batch(magic, index + first, term, pos, chain_crc, bodies[first:following])
                 chain_crc = row.chain_crc
                 rows.append(row)
         for row in rows:
             self._add(row)
         return rows
 
-    def append_as_follower(self, rows: Sequence[EntryRow]) -> None:
+    def append_as_follower(self, rows: Sequence[EntryBatch]) -> None:
         """Append a leader's entries, which were parsed as rows that follow each other.
 
         Raises DLedgerError INCONSISTENT_STATE, and appends nothing, when the first one does not continue this
@@ -261,7 +261,7 @@ class DLedgerStore:
             )
         end = self._end_pos
         for row in rows:
-            misplaced = self._places.misplaced(row, end)
+            misplaced = self._layout.misplaced(row, end)
             if misplaced is not None:
                 index, pos, place = misplaced
                 raise DLedgerError(
@@ -385,13 +385,13 @@ class DLedgerStore:
             unit = self._unit(recovered.committed_index) if last.index != recovered.committed_index else None
             self._committed_pos = unit.end_pos if unit is not None else last.end_pos
 
-    def _ends_with(self, last: Entry | EntryRow) -> None:
-        self.ledger_end_index = last.last_index if isinstance(last, EntryRow) else last.index
+    def _ends_with(self, last: Entry | EntryBatch) -> None:
+        self.ledger_end_index = last.last_index if isinstance(last, EntryBatch) else last.index
         self.ledger_end_term = last.term
         self._end_pos = last.end_pos
         self._end_chain_crc = last.chain_crc
 
-    def _add(self, row: EntryRow) -> None:
+    def _add(self, row: EntryBatch) -> None:
         for entry in row.changes:
             self.members.put(entry)
         if self.ledger_begin_index < 0:
@@ -428,12 +428,12 @@ class DLedgerStore:
             raise self._damaged(self._files.error_at(pos, str(error))) from error
         return entry
 
-    def _read_row(self, first_index: int, count: int, max_bytes: int) -> EntryRow:
+    def _read_row(self, first_index: int, count: int, max_bytes: int) -> EntryBatch:
         """Up to `count` entries of one file in a single read, each verified, also to continue the one before."""
         unit = self._unit(first_index)
         data = self._files.data
         chunk = data.read(unit.pos, min(max(max_bytes, unit.size_bytes), data.room_at(unit.pos)))
-        row, problem = scan_row(chunk, most=count)
+        row, problem = scan_batch(chunk, most=count)
         if row is None or (row.first_index, row.pos) != (first_index, unit.pos):
             if row is not None:
                 problem = f"entry {row.first_index} of position {row.pos} stands here"

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from node.dledger.config import PAGE_BYTES, DLedgerConfig
+from node.dledger.entry_batch import EntryBatch
 from node.dledger.files import LedgerFiles
-from node.dledger.row import EntryRow
 from node.dledger.rpc import DLedgerCode
 from node.runtime import Clock
 
@@ -78,8 +78,8 @@ class LogWriter:
         self._is_busy = True
         """Something is under way or about to begin, also the pause after a failure: whoever queues need say nothing."""
         self._loop: asyncio.AbstractEventLoop
-        self._queue: deque[EntryRow | _Cut] = deque()
-        self._group: list[EntryRow] = []
+        self._queue: deque[EntryBatch | _Cut] = deque()
+        self._group: list[EntryBatch] = []
         self._writing_last = -1
         self._settled = asyncio.Event()
         self._settled.set()
@@ -144,7 +144,7 @@ class LogWriter:
             return 0.0
         return (self._clock.monotonic_ns() - self._waiting_since_ns) / 1e6
 
-    def add(self, row: EntryRow) -> None:
+    def add(self, row: EntryBatch) -> None:
         """Queue the next entries of the log."""
         self._queue.append(row)
         self.pending_bytes += len(row.raw)
@@ -298,7 +298,7 @@ class LogWriter:
         else:
             self._go_on()
 
-    def _advance(self, group: list[EntryRow]) -> None:
+    def _advance(self, group: list[EntryBatch]) -> None:
         if len(group) == 1:
             size_bytes, count = len(group[0].raw), len(group[0].ends)
         else:
@@ -315,7 +315,7 @@ class LogWriter:
         self._succeeded()
         self._on_progress()
 
-    def _put_back(self, group: list[EntryRow]) -> None:
+    def _put_back(self, group: list[EntryBatch]) -> None:
         """Queue again what was not written, but for what was cut off meanwhile."""
         for row in reversed(group):
             if row.first_index > self._writing_last:
@@ -325,9 +325,9 @@ class LogWriter:
             self.pending_bytes -= len(row.raw) - len(kept.raw)
             self._queue.appendleft(kept)
 
-    def _take_group(self) -> list[EntryRow]:
+    def _take_group(self) -> list[EntryBatch]:
         queue = self._queue
-        group: list[EntryRow] = []
+        group: list[EntryBatch] = []
         size_bytes = 0
         while queue and size_bytes < MAX_GROUP_BYTES:
             row = queue[0]

@@ -115,13 +115,13 @@ class HaLedger(ClassicLedger):
             await self.after_cut()
             self._owes_after_cut = False
 
-    def append_row(
+    def append_batch(
         self,
         sizes: Sequence[int],
         encode: Callable[[Sequence[int]], Sequence[bytes]],
-        then: Callable[[Exception | None], object],
+        on_done: Callable[[Exception | None], object],
     ) -> tuple[int, int, int]:
-        """As ClassicLedger; `then` may also be told StoredInPart SLAVE_NOT_AVAILABLE or FLUSH_SLAVE_TIMEOUT.
+        """As ClassicLedger; `on_done` may also be told StoredInPart SLAVE_NOT_AVAILABLE or FLUSH_SLAVE_TIMEOUT.
 
         Raises DLedgerError NOT_LEADER on a slave, LEADER_PENDING_FULL also when too many messages wait for slaves.
         """
@@ -129,19 +129,19 @@ class HaLedger(ClassicLedger):
         if service is None:
             raise DLedgerError(DLedgerCode.NOT_LEADER, "a slave takes no messages")
         if not self.ha.is_sync:
-            return super().append_row(sizes, encode, then)
+            return super().append_batch(sizes, encode, on_done)
         if not self.transfers.has_room(len(sizes)):
             raise DLedgerError(
                 DLedgerCode.LEADER_PENDING_FULL, f"{self.transfers.waiting_count} messages wait for a slave"
             )
-        both = _Both(then)
-        row = super().append_row(sizes, encode, both.here)
+        both = _Both(on_done)
+        placed = super().append_batch(sizes, encode, both.here)
         end = self.log.end_position
         if service.is_slave_ok(end):
             self.transfers.tell(end, both.there, len(sizes))
         else:
             both.there(None)
-        return row
+        return placed
 
     def takes_together(self, count: int, size_bytes: int) -> bool:
         """Of a SYNC_MASTER's messages the first ones may be near enough to a slave, and the others not."""
@@ -187,26 +187,26 @@ class _Both:
     """The outcome of a message that is to be here and on a slave. A slave's failure counts for more than the disk's
     delay, as in RocketMQ; an outcome that nobody knows counts for more than either."""
 
-    __slots__ = ("_error", "_is_here", "_is_there", "_is_told", "_slave", "_then")
+    __slots__ = ("_error", "_is_called", "_is_here", "_is_there", "_on_done", "_slave")
 
-    def __init__(self, then: Callable[[Exception | None], object]) -> None:
-        self._then = then
-        self._is_here = self._is_there = self._is_told = False
+    def __init__(self, on_done: Callable[[Exception | None], object]) -> None:
+        self._on_done = on_done
+        self._is_here = self._is_there = self._is_called = False
         self._error: Exception | None = None
         self._slave: bool | None = None
 
     def here(self, error: Exception | None) -> None:
         """What this node's disk says."""
         self._is_here, self._error = True, error
-        self._tell()
+        self._call()
 
     def there(self, transferred: bool | None) -> None:
         """Whether a slave has it; None when none is near enough to wait for."""
         self._is_there, self._slave = True, transferred
-        self._tell()
+        self._call()
 
-    def _tell(self) -> None:
-        if self._is_told or not self._is_here:
+    def _call(self) -> None:
+        if self._is_called or not self._is_here:
             return
         error = self._error
         if error is None or isinstance(error, StoredInPart):
@@ -216,5 +216,5 @@ class _Both:
                 error = StoredInPart(ResponseCode.SLAVE_NOT_AVAILABLE, "no slave is near enough")
             elif not self._slave:
                 error = StoredInPart(ResponseCode.FLUSH_SLAVE_TIMEOUT, "no slave had it in time")
-        self._is_told = True
-        self._then(error)
+        self._is_called = True
+        self._on_done(error)

@@ -12,12 +12,12 @@ from node.dledger import DLedgerServer
 from node.dledger.comparison import Comparison, Decision
 from node.dledger.dispatcher import EntryDispatcher
 from node.dledger.entry import HEADER_SIZE_BYTES, BadEntry, Entry
+from node.dledger.entry_batch import EntryBatch
 from node.dledger.files import LedgerFiles
 from node.dledger.handler import EntryHandler
 from node.dledger.index import pack_unit
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
 from node.dledger.quorum import AppendResult, AppendTaker, QuorumAckChecker
-from node.dledger.row import EntryRow
 from node.dledger.rpc import DLedgerCode, PushType
 from node.dledger.store import DLedgerStore
 from node.mutants.parts import replace
@@ -49,10 +49,10 @@ def ack_before_quorum(ledger: DLedgerServer) -> None:
         future.set_result(AppendResult(entry.index, entry.pos, entry.term))
         return future
 
-    def register_row(self: QuorumAckChecker, last: AppendResult, entries: int, then: AppendTaker) -> None:
+    def register_batch(self: QuorumAckChecker, last: AppendResult, entries: int, then: AppendTaker) -> None:
         then(last)
 
-    replace(ledger.pusher.checker, register=register, register_row=register_row)
+    replace(ledger.pusher.checker, register=register, register_batch=register_batch)
 
 
 def ack_before_fsync(ledger: DLedgerServer) -> None:
@@ -152,7 +152,7 @@ def checksum_ignored(ledger: DLedgerServer) -> None:
     lenient = _copy_of("node.dledger.recovery")
     lenient.__dict__["parse_entry"] = _parse_unverified
     unverified = {
-        "recover": lenient.__dict__["recover"], "parse_entry": _parse_unverified, "scan_row": _scan_unverified
+        "recover": lenient.__dict__["recover"], "parse_entry": _parse_unverified, "scan_batch": _scan_unverified
     }  # fmt: skip
     store_globals = {**DLedgerStore.open.__globals__, **unverified}
 
@@ -182,7 +182,7 @@ def _parse_unverified(data: bytes, offset: int = 0, previous_chain_crc: int | No
     return Entry(index, term, pos, magic, chain_crc, data[offset : offset + size_bytes])
 
 
-def _scan_unverified(data: bytes, *, most: int) -> tuple[EntryRow | None, str]:
+def _scan_unverified(data: bytes, *, most: int) -> tuple[EntryBatch | None, str]:
     entries: list[Entry] = []
     offset, problem = 0, ""
     while offset < len(data) and len(entries) < most and not problem:
@@ -196,4 +196,4 @@ def _scan_unverified(data: bytes, *, most: int) -> tuple[EntryRow | None, str]:
     first, last = entries[0], entries[-1]
     ends = [entry.end_pos - first.pos for entry in entries]
     units = b"".join(map(pack_unit, entries))
-    return EntryRow(first.index, first.pos, data[:offset], ends, units, last.term, last.chain_crc), problem
+    return EntryBatch(first.index, first.pos, data[:offset], ends, units, last.term, last.chain_crc), problem

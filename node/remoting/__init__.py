@@ -7,6 +7,7 @@ from node.remoting.codec import FrameParser, decode, encode
 from node.remoting.codes import LanguageCode, RequestCode, ResponseCode
 from node.remoting.command import Command, FieldValue
 from node.remoting.connection import Connection
+from node.remoting.deferred_reply import DeferredReply
 from node.remoting.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -16,42 +17,40 @@ from node.remoting.errors import (
     RequestError,
     RequestTimeout,
 )
-from node.remoting.header_form import FormedRequest, HeaderForm, Places
-from node.remoting.late_reply import LateReplies, LateReply
+from node.remoting.header_template import HeaderTemplate, TemplateRequest, VariableFields
 from node.remoting.limits import ClientLimits, ServerLimits
-from node.remoting.processing import Gatherer, Processor
-from node.remoting.reply_form import ReplyForm
+from node.remoting.processing import BatchProcessor, Processor
+from node.remoting.reply_template import ReplyTemplate
 from node.remoting.server import RemotingServer
 from node.remoting.signature import Credentials
 
 __all__ = [
+    "BatchProcessor",
     "ClientLimits",
     "Command",
     "ConnectFailed",
     "Connection",
     "ConnectionLost",
     "Credentials",
+    "DeferredReply",
     "FieldValue",
-    "FormedRequest",
     "FrameError",
     "FrameParser",
-    "Gatherer",
-    "HeaderForm",
+    "HeaderTemplate",
     "LanguageCode",
-    "LateReplies",
-    "LateReply",
     "PeerOverloaded",
-    "Places",
     "Processor",
     "RemotingClient",
     "RemotingError",
     "RemotingServer",
-    "ReplyForm",
+    "ReplyTemplate",
     "RequestCode",
     "RequestError",
     "RequestTimeout",
     "ResponseCode",
     "ServerLimits",
+    "TemplateRequest",
+    "VariableFields",
     "decode",
     "encode",
 ]

@@ -19,7 +19,7 @@ from typing import Any, Final
 from node.remoting.codes import PROTOCOL_VERSION, LanguageCode
 from node.remoting.command import Command
 from node.remoting.errors import FrameError
-from node.remoting.header_form import FormedRequest, HeaderForm, Places, make_form
+from node.remoting.header_template import HeaderTemplate, TemplateRequest, VariableFields, make_template
 
 __all__ = ["MAX_FRAME_BYTES", "MAX_HEADER_BYTES", "FrameParser", "decode", "encode"]
 
@@ -47,11 +47,11 @@ _BARE_REST_BYTES: Final = 4 + _BARE_HEADER.size
 _BARE_BYTES: Final = _BARE.size
 _BARE_BODY_BYTES: Final = MAX_FRAME_BYTES - _BARE_REST_BYTES
 
-MAX_FORMS: Final = 8
-"""Forms of headers that one parser knows: a client uses one or two. The oldest goes when there are more."""
+MAX_TEMPLATES: Final = 8
+"""Templates of headers that one parser knows: a client uses one or two. The oldest goes when there are more."""
 LEARN_AT: Final = frozenset(2**power for power in range(1, 20))
-"""A form is made of the header that is the second, fourth, eighth ... to be read the long way: making one costs as much
-as reading hundreds, and must not cost much with a client whose headers have no form."""
+"""A template is made of the header that is the second, fourth, eighth ... to be decoded: making one costs as much as
+decoding hundreds, and must not cost much with a client whose headers have no template."""
 
 _scan = JSONDecoder().scan_once if c_make_scanner is not None else None  # type: ignore[attr-defined]
 """None on PyPy, which has this in Python only and reads a whole text ten times as fast."""
@@ -105,7 +105,7 @@ def _json_header(command: Command) -> bytes:
 
 
 def _binary_header(command: Command) -> bytes:
-    # "replace": a lone surrogate can arrive through a JSON escape but has no UTF-8 form.
+    # "replace": a lone surrogate can arrive through a JSON escape but has no UTF-8 template.
     remark = (command.remark or "").encode("utf-8", "replace")
     parts: list[bytes] = []
     try:
@@ -265,11 +265,17 @@ class FrameParser:
     It holds at most one unfinished frame, and of that only the bytes that really arrived: a length word
     reserves nothing. Lengths are judged as soon as they are there, before the frame is complete.
 
-    Of requests whose codes are among `places` it learns the form, see `header_form`; they come as FormedRequests.
+    Of requests whose codes are among `variable` it learns `header_template`s: these come as TemplateRequests.
     """
 
     __slots__ = (
-        "_forms", "_max_bare_bytes", "_max_frame_bytes", "_max_header_bytes", "_needed_bytes", "_places", "_unformed",
+        "_max_bare_bytes",
+        "_max_frame_bytes",
+        "_max_header_bytes",
+        "_needed_bytes",
+        "_templates",
+        "_variable",
+        "_without_template",
         "pending",
     )  # fmt: skip
 
@@ -277,14 +283,14 @@ class FrameParser:
         self,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         max_header_bytes: int = MAX_HEADER_BYTES,
-        places: Mapping[int, Places] | None = None,
+        variable: Mapping[int, VariableFields] | None = None,
     ) -> None:
         self._max_frame_bytes = max_frame_bytes
         self._max_header_bytes = max_header_bytes
         self._max_bare_bytes = max_frame_bytes if max_header_bytes >= _BARE_HEADER.size else 0
-        self._places: Mapping[int, Places] = {} if places is None else places
-        self._forms: list[HeaderForm] = []
-        self._unformed = 0
+        self._variable: Mapping[int, VariableFields] = {} if variable is None else variable
+        self._templates: list[HeaderTemplate] = []
+        self._without_template = 0
         self.pending = bytearray()
         """What there is of a frame that is not complete yet; for looking at only."""
         self._needed_bytes = 0
@@ -308,7 +314,7 @@ class FrameParser:
             data = bytes(pending)
             pending.clear()
         size = len(data)
-        if size >= _BARE_BYTES and not self._forms:
+        if size >= _BARE_BYTES and not self._templates:
             length, word, code, language, version, opaque, flag, remark_size, fields_size = _BARE.unpack_from(data)
             if (
                 word == _BARE_WORD and length == size - 4 and not remark_size and not fields_size
@@ -335,11 +341,11 @@ class FrameParser:
                 if end > size:
                     break
                 body_at = at + 8 + header_size
-                if self._forms:
-                    for form in self._forms:
-                        read = form.read(data, at + 8, body_at)
+                if self._templates:
+                    for template in self._templates:
+                        read = template.read(data, at + 8, body_at)
                         if read is not None:
-                            commands.append(FormedRequest(form, *read, data[body_at:end]))
+                            commands.append(TemplateRequest(template, *read, data[body_at:end]))
                             break
                     if read is not None:
                         at = end
@@ -355,7 +361,7 @@ class FrameParser:
                         continue
                 command = _decode_header(serializer, data[at + 8 : body_at], data[body_at:end])
                 commands.append(command)
-                if command.code in self._places:
+                if command.code in self._variable:
                     self._learn(serializer, data[at + 8 : body_at], command)
                 at = end
             if at < size:
@@ -366,12 +372,12 @@ class FrameParser:
         return commands
 
     def _learn(self, serializer: int, header: bytes, command: Command) -> None:
-        self._unformed += 1
-        if self._unformed in LEARN_AT:
-            places = self._places[command.code]
-            form = make_form(header, command, places, lambda other: _decode_header(serializer, other, b""))
-            if form is not None:
-                self._forms = [form, *self._forms[: MAX_FORMS - 1]]
+        self._without_template += 1
+        if self._without_template in LEARN_AT:
+            variable = self._variable[command.code]
+            template = make_template(header, command, variable, lambda other: _decode_header(serializer, other, b""))
+            if template is not None:
+                self._templates = [template, *self._templates[: MAX_TEMPLATES - 1]]
 
     def _keep(self, data: bytes, at: int, size: int) -> None:
         rest = size - at

@@ -1,7 +1,7 @@
 """One connection of the remoting protocol, the same on the listening and the dialling side.
 
 Requests that arrive go to the endpoint's processors; replies that arrive go to whoever sent the request with
-that opaque. A processor that answers at once costs no task, nor does one that returns a LateReply; one that returns
+that opaque. A processor that answers at once costs no task, nor does one that returns a DeferredReply; one that returns
 an awaitable is answered when that is done, in whatever order. Everything that is to be sent within one turn of the
 loop leaves in one write.
 
@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from node.remoting.codec import FrameParser, encode
 from node.remoting.codes import ResponseCode
 from node.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, Command
+from node.remoting.deferred_reply import DeferredReply
 from node.remoting.errors import ConnectionLost, FrameError, PeerOverloaded
 from node.remoting.frame_watch import FrameWatch
-from node.remoting.header_form import FormedRequest
-from node.remoting.late_reply import LateReply
+from node.remoting.header_template import TemplateRequest
 from node.remoting.outstanding import OutcomeTaker, Outstanding, settle
-from node.remoting.processing import failure_reply, size_of
+from node.remoting.processing import Reply, failure_reply, size_of
 
 if TYPE_CHECKING:
     from node.remoting.endpoint import Endpoint
@@ -48,7 +48,8 @@ class Connection(asyncio.Protocol):
         self._processors = endpoint.processors
         self.loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._parser = FrameParser(self._limits.max_frame_bytes, self._limits.max_header_bytes, endpoint.places)
+        limits = self._limits
+        self._parser = FrameParser(limits.max_frame_bytes, limits.max_header_bytes, endpoint.variable_fields)
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
         self._flush_scheduled = False
@@ -254,7 +255,7 @@ class Connection(asyncio.Protocol):
 
     def _dispatch_all(self, commands: list[Command]) -> None:
         left = self._limits.max_turn_requests
-        at = gather_at = 0
+        at = together_at = 0
         alone = 1
         while at < len(commands):
             command = commands[at]
@@ -267,10 +268,10 @@ class Connection(asyncio.Protocol):
                 self._backlog.append(command)
                 self._account_requests(backlog_change=size_of(command))
             else:
-                if command.__class__ is not FormedRequest or at < gather_at:
+                if command.__class__ is not TemplateRequest or at < together_at:
                     self._dispatch(command)
-                elif not (count := self._gather(commands, at, left)):
-                    gather_at, alone, count = at + alone, 2 * alone, 1  # not to be asked in vain for each
+                elif not (count := self._process_together(commands, at, left)):
+                    together_at, alone, count = at + alone, 2 * alone, 1  # not to be asked in vain for each
                     self._dispatch(command)
                 left -= count
             at += count
@@ -286,21 +287,21 @@ class Connection(asyncio.Protocol):
             and (self._endpoint.running_bytes < limits.max_total_running_bytes or not self._running_requests)
         )
 
-    def _gather(self, commands: list[Command], at: int, left: int) -> int:
+    def _process_together(self, commands: list[Command], at: int, left: int) -> int:
         """Let requests that came together, from `at` on and at most `left`, be processed together; returns how many."""
         endpoint = self._endpoint
-        gatherer = endpoint.gatherers.get(commands[at].code)
-        if gatherer is None or endpoint.guard is not None:
+        batch_processor = endpoint.batch_processors.get(commands[at].code)
+        if batch_processor is None or endpoint.guard is not None:
             return 0
         room = max(self._limits.max_running_requests - self._running_requests, 1)
-        replies = gatherer(commands, at, min(len(commands), at + min(left, room)), self)
-        if replies is None:
+        reply = batch_processor(commands[at : at + min(left, room)], self)
+        if reply is None:
             return 0
-        size_bytes = replies.begin(self)
-        if size_bytes:
-            self._running_requests += replies.count
+        size_bytes = sum(map(size_of, reply.requests))
+        if not reply.attach(self, size_bytes):
+            self._running_requests += len(reply.requests)
             self._account_requests(running_change=size_bytes)
-        return replies.count
+        return len(reply.requests)
 
     def _dispatch(self, command: Command) -> None:
         processor = self._processors.get(command.code) or self._endpoint.default_processor
@@ -313,14 +314,14 @@ class Connection(asyncio.Protocol):
         if result is None:
             return
         if isinstance(result, Command):
-            self.answer(command, result)
+            self.write_reply((command,), result)
             if self._outgoing_bytes > self._limits.write_high_water_bytes:
                 self.flush()  # which pauses us where the peer takes replies more slowly than we make them
             return
         size_bytes = size_of(command)
-        if isinstance(result, LateReply):
-            if result.begin(self, command, size_bytes):
-                return  # given already
+        if isinstance(result, DeferredReply):
+            if result.attach(self, size_bytes):
+                return  # sent already
         else:
             self._endpoint.run(result).add_done_callback(partial(self._finish, command, size_bytes))
         self._running_requests += 1
@@ -340,28 +341,28 @@ class Connection(asyncio.Protocol):
             if greediest is not None and not greediest.is_closing:
                 greediest.give_up("too many bytes of unanswered requests, most of them here")
 
-    def _finish(self, command: Command, size_bytes: int, future: asyncio.Future[Command | None]) -> None:
+    def _finish(self, command: Command, size_bytes: int, future: asyncio.Future[Reply]) -> None:
         self._endpoint.finished(future)
         if future.cancelled():
-            result: Command | None = command.reply(ResponseCode.SYSTEM_ERROR, remark="the request was cancelled")
+            result: Reply = command.reply(ResponseCode.SYSTEM_ERROR, remark="the request was cancelled")
         else:
             error = future.exception()
             result = future.result() if error is None else self._failure_reply(command, error)
-        self.late_reply(command, size_bytes, result)
+        if isinstance(result, DeferredReply):
+            if not result.attach(self, size_bytes):
+                return
+            result = None
+        self._end((command,), size_bytes, result)
 
-    def late_reply(self, command: Command, size_bytes: int, reply: Command | bytes | None) -> None:
-        """A request is done: its reply was given, maybe as the frame of one, or there is none."""
-        self._running_requests -= 1
+    def end_deferred(self, deferred: DeferredReply, reply: Command | bytes) -> None:
+        """The requests of a deferred reply are done."""
+        self._end(deferred.requests, deferred.size_bytes, reply)
+
+    def _end(self, requests: Sequence[Command], size_bytes: int, reply: Command | bytes | None) -> None:
+        self._running_requests -= len(requests)
         self._account_requests(running_change=-size_bytes)
         if reply is not None:
-            self.answer(command, reply, not self._running_requests)
-        self._has_ended()
-
-    def late_replies(self, count: int, size_bytes: int, frames: bytes) -> None:
-        """Requests that were processed together are done: the whole frames of their replies."""
-        self._running_requests -= count
-        self._account_requests(running_change=-size_bytes)
-        self.send_frames(frames)
+            self.write_reply(requests, reply, not self._running_requests)
         self._has_ended()
 
     def _has_ended(self) -> None:
@@ -370,20 +371,16 @@ class Connection(asyncio.Protocol):
         if self._endpoint.waiting_for_room:
             self._endpoint.room_made()
 
-    def send_frames(self, frames: bytes) -> None:
-        """Send whole frames of replies; nothing where the peer is gone."""
-        if not self.is_closing:
-            self._write(frames, not self._running_requests)
-
-    def answer(self, command: Command, reply: Command | bytes, is_alone: bool = False) -> None:
-        """Send the reply to a request, or its whole frame; nothing for a one-way request. `is_alone`: see `_write`."""
-        if self.is_closing or command.flag & FLAG_ONEWAY:
+    def write_reply(self, requests: Sequence[Command], reply: Command | bytes, is_alone: bool = False) -> None:
+        """Send the reply to the only request, unless that is one-way, or the whole frames of the replies to several,
+        none of which may be. `is_alone`: see `_write`."""
+        if self.is_closing or requests[0].flag & FLAG_ONEWAY:
             return
         try:
-            frame = reply if isinstance(reply, bytes) else encode(reply)
+            frames = reply if isinstance(reply, bytes) else encode(reply)
         except FrameError as error:
-            frame = encode(self._failure_reply(command, error))
-        self._write(frame, is_alone)
+            frames = encode(self._failure_reply(requests[0], error))
+        self._write(frames, is_alone)
 
     def _failure_reply(self, command: Command, error: BaseException) -> Command:
         return failure_reply(command, error, self.remote_address, self._endpoint.complaints)

@@ -13,9 +13,9 @@ from node.remoting.codes import ResponseCode
 from node.remoting.command import Command
 from node.remoting.complaints import Complaints
 from node.remoting.connection import Connection
-from node.remoting.header_form import Places
+from node.remoting.header_template import VariableFields
 from node.remoting.limits import ConnectionLimits
-from node.remoting.processing import Gatherer, Guard, Processor
+from node.remoting.processing import BatchProcessor, Guard, Processor, Reply
 
 __all__ = ["Endpoint", "tls_options"]
 
@@ -48,8 +48,8 @@ class Endpoint:
         self.limits = limits
         self.processors: dict[int, Processor] = {}
         self.default_processor: Processor = _not_supported
-        self.gatherers: dict[int, Gatherer] = {}
-        self.places: dict[int, Places] = {}
+        self.batch_processors: dict[int, BatchProcessor] = {}
+        self.variable_fields: dict[int, VariableFields] = {}
         self.guard: Guard | None = None
         self.complaints = Complaints(
             logging.getLogger(f"node.remoting.{name}"), lambda: asyncio.get_running_loop().time()
@@ -58,7 +58,7 @@ class Endpoint:
         self.held: ByteAccount[Connection] = ByteAccount()
         self.unsent: ByteAccount[Connection] = ByteAccount()
         self.running_bytes = 0
-        self._tasks: dict[asyncio.Future[Command | None], None] = {}
+        self._tasks: dict[asyncio.Future[Reply], None] = {}
         self.waiting_for_room: dict[Connection, None] = {}
         self._to_flush: list[Connection] = []
 
@@ -70,12 +70,14 @@ class Endpoint:
         """Answer requests of every other code with `processor` instead of REQUEST_CODE_NOT_SUPPORTED."""
         self.default_processor = processor
 
-    def register_form(self, code: int, places: Places, gatherer: Gatherer | None = None) -> None:
-        """Read requests of `code` by their form, and let `gatherer` take those that come together before `processor`
-        sees one of them; not where there is a guard, which looks at each."""
-        self.places[int(code)] = places
-        if gatherer is not None:
-            self.gatherers[int(code)] = gatherer
+    def register_template(
+        self, code: int, variable: VariableFields, batch_processor: BatchProcessor | None = None
+    ) -> None:
+        """Read requests of `code` by a template of their headers, and let `batch_processor` have those that come
+        together before `processor` sees one of them; not where there is a guard, which looks at each."""
+        self.variable_fields[int(code)] = variable
+        if batch_processor is not None:
+            self.batch_processors[int(code)] = batch_processor
 
     def register_guard(self, guard: Guard) -> None:
         """Let `guard` look at every request before its processor does; what it raises is the answer."""
@@ -108,15 +110,15 @@ class Endpoint:
             except Exception as error:
                 self.complaints.warn("flush", f"cannot write to {connection.remote_address}: {error}", error=error)
 
-    def run(self, result: Awaitable[Command | None]) -> asyncio.Future[Command | None]:
+    def run(self, result: Awaitable[Reply]) -> asyncio.Future[Reply]:
         """The future of what an asynchronous processor returned. A coroutine becomes a task that is kept until
         `finished` is called with it, and is cancelled when the endpoint stops; a future belongs to who made it."""
-        future: asyncio.Future[Command | None] = asyncio.ensure_future(result)
+        future: asyncio.Future[Reply] = asyncio.ensure_future(result)
         if future is not result:
             self._tasks[future] = None
         return future
 
-    def finished(self, future: asyncio.Future[Command | None]) -> None:
+    def finished(self, future: asyncio.Future[Reply]) -> None:
         """What `run` returned is done."""
         self._tasks.pop(future, None)
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from node.remoting.codes import ResponseCode
 from node.remoting.command import Command
 from node.remoting.complaints import Complaints
+from node.remoting.deferred_reply import DeferredReply
 from node.remoting.errors import RequestError
-from node.remoting.header_form import FormedRequest
-from node.remoting.late_reply import LateReplies, LateReply
+from node.remoting.header_template import TemplateRequest
 
 if TYPE_CHECKING:
     from node.remoting.connection import Connection
 
-__all__ = ["Gatherer", "Guard", "Processor", "failure_reply", "size_of"]
+__all__ = ["BatchProcessor", "Guard", "Processor", "Reply", "failure_reply", "size_of"]
 
 _MAX_REMARK_CHARS = 256
 """Length of the remark made of an exception: enough for its sentence, too little to leak a data dump."""
@@ -23,17 +23,18 @@ _MAX_REMARK_CHARS = 256
 _REQUEST_OVERHEAD_BYTES = 512
 """What a request costs beside its text and body: the objects that hold it."""
 
-Processor = Callable[[Command, "Connection"], Command | Awaitable[Command | None] | LateReply | None]
+Reply = Command | DeferredReply | None
+Processor = Callable[[Command, "Connection"], Reply | Awaitable[Reply]]
 Guard = Callable[[Command, "Connection"], None]
 """Raises a RequestError where a request may not be processed."""
-Gatherer = Callable[[Sequence[Command], int, int, "Connection"], LateReplies | None]
-"""Takes, of the requests from one place to another in a sequence, the first ones together; None where even the first
-one is to be processed alone."""
+BatchProcessor = Callable[[Sequence[Command], "Connection"], DeferredReply | None]
+"""Processes the first ones of some requests together, those in the reply's `requests`; None where even the first one is
+to be processed alone."""
 
 
 def size_of(command: Command) -> int:
     """About how many bytes a request holds."""
-    if command.__class__ is FormedRequest:
+    if command.__class__ is TemplateRequest:
         return command.size_bytes
     fields = command.ext_fields
     size_bytes = len(command.body) + _REQUEST_OVERHEAD_BYTES

@@ -22,11 +22,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import accumulate
 
 from node.runtime import Disk
-from node.store.flushing import DEFAULT_FLUSH, FlushPolicy, LogDamaged, LogRefuses, NotYetDurable, Told, settle
+from node.store.flushing import DEFAULT_FLUSH, FlushPolicy, LogDamaged, LogRefuses, NotYetDurable, Told
 from node.store.record import BLANK_MAGIC, RECORD_MAGIC, RecordError, decode_record, summarize_record
 from node.store.segments import SegmentedFile, segment_name
 
@@ -193,15 +192,7 @@ class CommitLog:
             return False
         return message.physical_offset == position and end == at + size_bytes
 
-    def append(self, size_bytes: int, encode: Callable[[int], bytes]) -> tuple[int, asyncio.Future[None]]:
-        """Append a record of `size_bytes`; `encode` gets its position. Returns the position and a future that is done
-        when the record counts as stored; it fails with NotYetDurable, or OSError when nobody knows.
-        Raises LogRefuses: nothing was appended."""
-        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        (position,) = self.append_row((size_bytes,), lambda at: (encode(at[0]),), partial(settle, stored))
-        return position, stored
-
-    def append_row(
+    def append_batch(
         self, sizes: Sequence[int], encode: Callable[[Sequence[int]], Sequence[bytes]], then: Told
     ) -> Sequence[int]:
         """Append records of these sizes, one behind the other; `encode` gets their positions. Returns the positions.
@@ -215,7 +206,7 @@ class CommitLog:
         began_s = self._write_began_s
         if began_s is not None and asyncio.get_running_loop().time() - began_s > BUSY_S:
             raise LogRefuses("the disk is busy")
-        positions, blanks = self._places(sizes, size_bytes)
+        positions, blanks = self._lay_out(sizes, size_bytes)
         records = encode(positions)
         if blanks:
             for position, record in zip(positions, records, strict=True):
@@ -238,7 +229,7 @@ class CommitLog:
             self._urgent.set()
         return positions
 
-    def _places(self, sizes: Sequence[int], size_bytes: int) -> tuple[Sequence[int], dict[int, bytes]]:
+    def _lay_out(self, sizes: Sequence[int], size_bytes: int) -> tuple[Sequence[int], dict[int, bytes]]:
         """Where records of these sizes will begin, and the blank record before each that begins a file."""
         position = self.end_position
         room = self._rows.room_at(position)

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from node.runtime import Disk
 from node.store.columns import WORD_MASK, pack_table, pack_words, split_longs
 from node.store.file_cache import FileCache
-from node.store.unit_row import UnitRow
+from node.store.unit_files import UnitFiles
 
 __all__ = ["CRC_SIZE_BYTES", "UNIT_SIZE_BYTES", "ConsumeQueue", "QueueGap", "Unit", "pack_unit", "pack_units"]
 
@@ -88,13 +88,13 @@ class ConsumeQueue:
         self, disk: Disk, files: FileCache, directory: str, *, units_per_file: int, crc_directory: str | None = None
     ) -> None:
         self._directory = directory
-        self._units = UnitRow(
+        self._units = UnitFiles(
             disk, files, directory, unit_size_bytes=UNIT_SIZE_BYTES, units_per_file=units_per_file
         )
         self._crcs = None
         self._rows = [self._units]
         if crc_directory is not None:
-            self._crcs = UnitRow(
+            self._crcs = UnitFiles(
                 disk, files, crc_directory, unit_size_bytes=CRC_SIZE_BYTES, units_per_file=units_per_file
             )
             self._rows.append(self._crcs)
@@ -120,7 +120,7 @@ class ConsumeQueue:
             row.begin_at(offset)
 
     def sums(self) -> list[list[list[int]]]:
-        """Checksums of the files of units and of CRCs as of this moment; see UnitRow."""
+        """Checksums of the files of units and of CRCs as of this moment; see UnitFiles."""
         return [row.sums(self.min_offset) for row in self._rows]
 
     def append(self, queue_offset: int, physical_offset: int, size_bytes: int, tag_hash: int, crc: int = 0) -> bool:
@@ -139,7 +139,7 @@ class ConsumeQueue:
         self.max_offset += 1
         return True
 
-    def append_row(self, queue_offset: int, units: bytes, crcs: bytes) -> bool:
+    def append_units(self, queue_offset: int, units: bytes, crcs: bytes) -> bool:
         """Add packed units whose first is number `queue_offset`. False, and nothing is changed, when that is not the
         next one: `append` then says for each message what it is."""
         if queue_offset != self.max_offset:

@@ -24,16 +24,17 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import mul
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from node.runtime import Disk, File
+from node.store.columns import pack_table, split_longs
+from node.store.key_hash import key_hash, key_hashes
 from node.store.properties import KEYS, UNIQUE_KEY, property_value
-from node.store.record import RecordSummary, java_string_hash
+from node.store.record import RecordSummary
 
-__all__ = ["DEFAULT_ENTRIES", "DEFAULT_SLOTS", "MessageIndex", "key_hash", "keys_of"]
+__all__ = ["DEFAULT_ENTRIES", "DEFAULT_SLOTS", "KeyRun", "MessageIndex", "keys_of"]
 
 DEFAULT_SLOTS = 5_000_000
 """R: maxHashSlotNum. The newest file's slots are held in memory, of which only touched pages cost anything."""
@@ -51,19 +52,8 @@ _CHUNK_BYTES = 1 << 22
 """Read at once when checksums are compared."""
 _MAX_INT = 0x7FFFFFFF
 _NAME = re.compile(r"\d{20}")
-_POWERS = [pow(31, exponent, 1 << 32) for exponent in range(1024)][::-1]
-
-
-def key_hash(topic: str, key: str) -> int:
-    """The hash under which a key of a topic is filed: that of "topic#key", never negative (R)."""
-    text = f"{topic}#{key}"
-    if len(text) <= len(_POWERS) and text.isascii():
-        value = sum(map(mul, text.encode(), _POWERS[-len(text) :])) & 0xFFFFFFFF
-        if value & 0x80000000:
-            value -= 1 << 32
-    else:
-        value = java_string_hash(text)
-    return abs(value) if value != -(1 << 31) else 0
+LEAST_TOGETHER = 4
+"""Keys from which on filing them together costs less."""
 
 
 def keys_of(properties_text: str) -> list[str]:
@@ -76,6 +66,26 @@ def keys_of(properties_text: str) -> list[str]:
     if others:
         keys += [key for key in others.split(" ") if key]
     return keys[:MAX_KEYS_PER_MESSAGE]
+
+
+class KeyRun(NamedTuple):
+    """Keys of messages that follow each other in the log, of one topic and stored in the same millisecond."""
+
+    topic: str
+    keys: list[bytes]
+    """In UTF-8."""
+    physical_offsets: list[int]
+    """Of the message of each key."""
+    store_timestamp_ms: int
+
+
+class HasKeyRuns(Protocol):
+    """Messages, by their keys."""
+
+    @property
+    def key_runs(self) -> Sequence[KeyRun]:
+        """In the order of the log."""
+        ...
 
 
 @dataclass(slots=True)
@@ -138,6 +148,32 @@ class _IndexFile:
         header.used_slots += before == 0
         header.count += 1
         header.end_ms, header.end_offset = stored_ms, physical_offset
+
+    def add_run(self, hashes: Sequence[int], physical_offsets: Sequence[int], stored_ms: int) -> None:
+        """The same for keys of messages that were stored in the same millisecond."""
+        assert self.slots is not None
+        header, slots, count = self.header, self.slots, self.header.count
+        size = self.slot_count
+        own = [hashed % size for hashed in hashes]
+        if len(hashes) < LEAST_TOGETHER or len(set(own)) != len(own):
+            for hashed, physical_offset in zip(hashes, physical_offsets, strict=True):
+                self.add(hashed, physical_offset, stored_ms)
+            return
+        if count == 1:
+            header.begin_ms, header.begin_offset = stored_ms, physical_offsets[0]
+        seconds = min(max((stored_ms - header.begin_ms) // 1000, 0), _MAX_INT)
+        befores = array("I", [slots[slot] for slot in own])
+        for number, slot in enumerate(own, count):
+            slots[slot] = number
+        upper, lower = split_longs(physical_offsets)
+        columns = [(0, array("I", hashes)), (1, upper), (2, lower), (4, befores)]
+        self.tail += pack_table([0, 0, 0, seconds, 0], len(own), columns)
+        pages = dict.fromkeys([slot // _PAGE_SLOTS for slot in own])
+        self.dirty_pages.update(pages)
+        self._unsummed_pages.update(pages)
+        header.used_slots += befores.count(0)
+        header.count += len(own)
+        header.end_ms, header.end_offset = stored_ms, physical_offsets[-1]
 
     def sum(self) -> tuple[int, int]:
         """CRC-32 of the entries and of the slots as they are now, both as the file has them once it is flushed."""
@@ -213,11 +249,25 @@ class MessageIndex:
         text = record.properties_text
         if KEYS not in text and UNIQUE_KEY not in text:
             return
-        for key in keys_of(text):
-            if not self._files or self._files[-1].header.count >= self._entries:
-                self._roll(record.physical_offset)
-            hashed = key_hash(record.topic, key)
-            self._files[-1].add(hashed, record.physical_offset, record.store_timestamp_ms)
+        keys = [key.encode() for key in keys_of(text)]
+        run = KeyRun(record.topic, keys, [record.physical_offset] * len(keys), record.store_timestamp_ms)
+        self.dispatch_keys((run,))
+
+    def dispatch_batch(self, batch: HasKeyRuns) -> None:
+        """File the keys of a batch of messages."""
+        self.dispatch_keys(batch.key_runs)
+
+    def dispatch_keys(self, runs: Iterable[KeyRun]) -> None:
+        """File keys of messages, in the order of the log."""
+        for run in runs:
+            hashes, offsets = key_hashes(run.topic, run.keys), run.physical_offsets
+            at = 0
+            while at < len(hashes):
+                if not self._files or self._files[-1].header.count >= self._entries:
+                    self._roll(offsets[at])
+                end = at + self._entries - self._files[-1].header.count
+                self._files[-1].add_run(hashes[at:end], offsets[at:end], run.store_timestamp_ms)
+                at = end
 
     def _roll(self, physical_offset: int) -> None:
         # Two files may begin with keys of the same message: the number behind the offset keeps their names apart.

@@ -127,10 +127,10 @@ class QueueStore:
             self._unflushed_bytes += UNIT_SIZE_BYTES + CRC_SIZE_BYTES
         return added
 
-    def append_row(self, topic: str, queue_id: int, queue_offset: int, units: bytes, crcs: bytes) -> bool:
-        """Add packed units to a queue that exists; see `ConsumeQueue.append_row`. False as well when there is none."""
+    def append_units(self, topic: str, queue_id: int, queue_offset: int, units: bytes, crcs: bytes) -> bool:
+        """Add packed units to a queue that exists, see `ConsumeQueue.append_units`. False too where there is none."""
         queue = self._queues.get((topic, queue_id))
-        if queue is None or not queue.append_row(queue_offset, units, crcs):
+        if queue is None or not queue.append_units(queue_offset, units, crcs):
             return False
         if self._presumed:
             self._presumed.discard((topic, queue_id))

@@ -16,9 +16,7 @@ All integers are big-endian. With IPv4 hosts the fixed fields take 91 bytes:
 System flag bits 16 and 32 say that the born or the store host is an IPv6 address and takes 20 bytes.
 A blank record (magic 0xCBD43194) fills the rest of a file that the next message would not fit into.
 
-The queue offset, the physical offset and the store timestamp are known only at the moment of the append, so
-a record is made in two steps: `prepare_record` does the work that depends on the message alone, and
-`PreparedRecord.seal` fills in the three.
+Records are read here; they are made in batches (`node.store.record_batch`).
 
 Sources: seed S1 (CommitLog.doAppend, the seventeen fields); RocketMQ 4.9 MessageDecoder (R) for the IPv6
 bits, the blank record and the message id.
@@ -34,7 +32,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from node.store.properties import TAGS, decode_properties, encode_properties, property_value
+from node.store.properties import TAGS, decode_properties, property_value
 
 __all__ = [
     "BLANK_MAGIC",
@@ -50,16 +48,13 @@ __all__ = [
     "SYS_FLAG_TRANSACTION_PREPARED",
     "SYS_FLAG_TRANSACTION_ROLLBACK",
     "Message",
-    "PreparedRecord",
     "RecordError",
     "RecordSummary",
     "body_crc",
     "decode_record",
     "decode_records",
-    "encode_record",
     "java_string_hash",
     "message_id",
-    "prepare_record",
     "record_parts",
     "summarize_record",
     "tag_hash",
@@ -90,13 +85,11 @@ _HEAD = struct.Struct(">IIIiiqqiq")
 _TAIL = struct.Struct(">iqi")
 _V4_HEAD = struct.Struct(">IIIi4xqqi16xq8x4xqi")
 """What a summary takes from everything before the body of a record with IPv4 hosts."""
-_APPEND_TIME = struct.Struct(">qq")
 _INT64 = struct.Struct(">q")
 _UINT32_PAIR = struct.Struct(">II")
 _INT16 = struct.Struct(">h")
 _PORT = struct.Struct(">i")
 
-_QUEUE_OFFSET_AT = 20
 _V4_HOST_SIZE_BYTES = 8
 _V6_HOST_SIZE_BYTES = 20
 
@@ -158,23 +151,6 @@ class RecordSummary(NamedTuple):
     prepared_transaction_offset: int
 
 
-class PreparedRecord:
-    """A record that lacks only what the append decides. Its size is final."""
-
-    __slots__ = ("_buffer", "_store_timestamp_at", "size_bytes")
-
-    def __init__(self, buffer: bytearray, store_timestamp_at: int) -> None:
-        self._buffer = buffer
-        self._store_timestamp_at = store_timestamp_at
-        self.size_bytes = len(buffer)
-
-    def seal(self, *, queue_offset: int, physical_offset: int, store_timestamp_ms: int) -> bytes:
-        """The record's bytes for this place in the log. May be called again for another place."""
-        _APPEND_TIME.pack_into(self._buffer, _QUEUE_OFFSET_AT, queue_offset, physical_offset)
-        _INT64.pack_into(self._buffer, self._store_timestamp_at, store_timestamp_ms)
-        return bytes(self._buffer)
-
-
 def body_crc(body: bytes) -> int:
     """CRC-32 of a body with the sign bit cleared, as the record carries it (R: UtilAll.crc32)."""
     return zlib.crc32(body) & 0x7FFFFFFF
@@ -182,7 +158,7 @@ def body_crc(body: bytes) -> int:
 
 def record_parts(topic: str, sys_flag: int, born_host: str, store_host: str) -> tuple[bytes, bytes, bytes, int]:
     """Topic, born host and store host as a record has them, and the system flag with the IPv6 bits that the hosts ask
-    for. Raises RecordError as `prepare_record`."""
+    for. Raises RecordError for a topic that is too long, empty or no text, and for a host that is no "ip:port"."""
     try:
         topic_bytes = topic.encode()
     except UnicodeEncodeError as error:
@@ -196,86 +172,6 @@ def record_parts(topic: str, sys_flag: int, born_host: str, store_host: str) -> 
     if len(store) == _V6_HOST_SIZE_BYTES:
         sys_flag |= SYS_FLAG_STORE_HOST_V6
     return topic_bytes, born, store, sys_flag
-
-
-def prepare_record(
-    *,
-    topic: str,
-    queue_id: int,
-    body: bytes,
-    properties_text: str = "",
-    sys_flag: int = 0,
-    flag: int = 0,
-    born_timestamp_ms: int = 0,
-    born_host: str = "0.0.0.0:0",
-    store_host: str = "0.0.0.0:0",
-    reconsume_times: int = 0,
-    prepared_transaction_offset: int = 0,
-) -> PreparedRecord:
-    """Serialise everything of a message except what the append decides.
-
-    The IPv6 bits of `sys_flag` are set from the hosts, whatever the caller passed. Raises RecordError
-    when the topic or the properties are too long or no text, the topic is empty, a host is no "ip:port", or a
-    number does not fit its field.
-    """
-    try:
-        properties_bytes = properties_text.encode()
-    except UnicodeEncodeError as error:
-        raise RecordError(f"topic or properties cannot be written as UTF-8: {error.reason}") from error
-    topic_bytes, born, store, sys_flag = record_parts(topic, sys_flag, born_host, store_host)
-    if len(properties_bytes) > MAX_PROPERTIES_SIZE_BYTES:
-        raise RecordError(f"properties of {len(properties_bytes)} bytes, allowed are {MAX_PROPERTIES_SIZE_BYTES}")
-    total = (
-        FIXED_SIZE_BYTES
-        - 2 * _V4_HOST_SIZE_BYTES
-        + len(born)
-        + len(store)
-        + len(body)
-        + len(topic_bytes)
-        + len(properties_bytes)
-    )
-    try:
-        buffer = bytearray(
-            b"".join(
-                (
-                    _HEAD.pack(total, RECORD_MAGIC, body_crc(body), queue_id, flag, 0, 0, sys_flag, born_timestamp_ms),
-                    born,
-                    bytes(8),
-                    store,
-                    _TAIL.pack(reconsume_times, prepared_transaction_offset, len(body)),
-                    body,
-                    bytes((len(topic_bytes),)),
-                    topic_bytes,
-                    _INT16.pack(len(properties_bytes)),
-                    properties_bytes,
-                )
-            )
-        )
-    except struct.error as error:
-        raise RecordError(f"a field is out of range: {error}") from error
-    return PreparedRecord(buffer, _HEAD.size + len(born))
-
-
-def encode_record(message: Message) -> bytes:
-    """The bytes of `message`; `body_crc` and the IPv6 bits are computed, not taken. Raises RecordError."""
-    prepared = prepare_record(
-        topic=message.topic,
-        queue_id=message.queue_id,
-        body=message.body,
-        properties_text=encode_properties(message.properties),
-        sys_flag=message.sys_flag,
-        flag=message.flag,
-        born_timestamp_ms=message.born_timestamp_ms,
-        born_host=message.born_host,
-        store_host=message.store_host,
-        reconsume_times=message.reconsume_times,
-        prepared_transaction_offset=message.prepared_transaction_offset,
-    )
-    return prepared.seal(
-        queue_offset=message.queue_offset,
-        physical_offset=message.physical_offset,
-        store_timestamp_ms=message.store_timestamp_ms,
-    )
 
 
 class _Layout(NamedTuple):

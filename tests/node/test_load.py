@@ -59,9 +59,9 @@ def test_every_message_has_a_unique_key_of_its_own(server: _Server, words: list[
         header = SendHeader.of(request)
         texts.append(header.properties_text)
         if header.batch:
-            messages = split_batch(request.body)
-            assert [len(body) for _, body, _ in messages] == [128] * 4
-            texts += [text for _, _, text in messages]
+            _, bodies, own_texts = split_batch(request.body)
+            assert [len(body) for body in bodies] == [128] * 4
+            texts += [text.decode() for text in own_texts]
     keys = [property_value(text, "UNIQ_KEY") or "" for text in texts]
     assert len(keys) >= 3 * (5 if "--batch" in words else 1) and len(set(keys)) == len(keys)
     assert all(re.fullmatch("[0-9A-F]{32}", key) for key in keys)

@@ -99,7 +99,7 @@ class ReplicaWatch:
             for listener in tell.acknowledged:
                 listener(host, index)
 
-        register, register_row = checker.register, checker.register_row
+        register, register_batch = checker.register, checker.register_batch
 
         def registers(entry: Entry) -> asyncio.Future[AppendResult]:
             future = register(entry)
@@ -113,7 +113,7 @@ class ReplicaWatch:
                     acknowledges(outcome.index)
                 then(outcome)
 
-            register_row(last, entries, heard)
+            register_batch(last, entries, heard)
 
         def compares(same: Callable[[], bool]) -> bool:
             is_same = same()
@@ -131,7 +131,7 @@ class ReplicaWatch:
         _around(broker.store, "promote", after=lambda: moment(PROMOTED))
         _inside(ledger.pusher.handler, "is_same", compares)
         setattr(checker, "register", registers)  # noqa: B010 - an attribute in the place of a method
-        setattr(checker, "register_row", registers_row)  # noqa: B010
+        setattr(checker, "register_batch", registers_row)  # noqa: B010
         for name in ("truncate", "reset"):
             _inside(store, name, truncates)
 

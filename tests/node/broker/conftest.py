@@ -54,13 +54,6 @@ class FakeState:
         return self.role is Role.LEADER
 
 
-@dataclass
-class FakeResult:
-    index: int
-    pos: int
-    term: int
-
-
 class FakeStore:
     def __init__(self) -> None:
         self.entries: list[FakeEntry] = []
@@ -132,28 +125,14 @@ class FakeLedger:
         for listener in self._role_listeners:
             listener(term, role)
 
-    def append(self, body_size_bytes: int, encode_body: Callable[[int], bytes]) -> asyncio.Future[FakeResult]:
-        future: asyncio.Future[FakeResult] = asyncio.get_running_loop().create_future()
-
-        def then(error: Exception | None) -> None:
-            if error is not None:
-                future.set_exception(error)
-            else:
-                entry = self.store.entries[index - self.store.ledger_begin_index]
-                future.set_result(FakeResult(entry.index, entry.body_pos - HEADER_SIZE_BYTES, entry.term))
-
-        index = self.store.ledger_end_index + 1
-        self.append_row((body_size_bytes,), lambda places: (encode_body(places[0]),), then)
-        return future
-
     def takes_together(self, count: int, size_bytes: int) -> bool:
         return True
 
-    def append_row(
+    def append_batch(
         self,
         sizes: Sequence[int],
         encode: Callable[[Sequence[int]], Sequence[bytes]],
-        then: Callable[[Exception | None], object],
+        on_done: Callable[[Exception | None], object],
     ) -> tuple[int, int, int]:
         if not self.member_state.is_leader:
             raise DLedgerError(DLedgerCode.NOT_LEADER, "not the leader")
@@ -166,7 +145,7 @@ class FakeLedger:
         bodies = encode(places)
         assert [len(body) for body in bodies] == list(sizes)
         entries = [self.store.add(self.member_state.term, body) for body in bodies]
-        self._pending.append((entries[-1], then))
+        self._pending.append((entries[-1], on_done))
         if not self.commit_by_hand:
             self.commit()
         return entries[0].index, entries[-1].index, self.member_state.term
@@ -174,18 +153,21 @@ class FakeLedger:
     def commit(self, index: int | None = None) -> None:
         self.store.committed_index = self.store.ledger_end_index if index is None else index
         pending, self._pending = self._pending, []
-        for entry, then in pending:
+        for entry, on_done in pending:
             if entry.index <= self.store.committed_index:
-                then(None)
+                on_done(None)
             else:
-                self._pending.append((entry, then))
+                self._pending.append((entry, on_done))
         for listener in self._commit_listeners:
             listener()
 
     def fail_pending(self, code: DLedgerCode) -> None:
+        self.tell_pending(DLedgerError(code, "failed"))
+
+    def tell_pending(self, error: Exception) -> None:
         pending, self._pending = self._pending, []
-        for _, then in pending:
-            then(DLedgerError(code, "failed"))
+        for _, on_done in pending:
+            on_done(error)
 
     async def read_barrier(self, mode: ReadMode) -> int:
         self.barriers.append(mode)
@@ -314,7 +296,7 @@ class Parts:
         self.holds = PullHolds(max_held=100)
         self.dispatcher = Dispatcher(self.ledger.store, self.queues, on_arrival=self.holds.wake)
         self.store = MessageStore(
-            ledger=self.ledger, queues=self.queues, clock=self.clock, foretold=self.dispatcher.foretold
+            ledger=self.ledger, queues=self.queues, clock=self.clock, pending=self.dispatcher.pending
         )
         self.changes: list[bool] = []
         self.roles = RoleChangeHandler(

@@ -12,7 +12,8 @@ import pytest
 
 from node.broker import dispatcher as dispatcher_module
 from node.broker.dispatcher import DispatchFailed
-from node.store.record import Message, encode_record, prepare_record
+from node.store.record import Message
+from node.store.record_batch import batch_of_one, encode_record
 
 
 def add(parts: Any, queue_id: int, number: int, *, topic: str = "t", sys_flag: int = 0, **changes: Any) -> None:
@@ -349,8 +350,8 @@ def test_nothing_is_dispatched_before_the_queues_are_restored(make_parts: Any, m
         parts = make_parts()
         await parts.start()
         for number in range(5):
-            record = prepare_record(topic="t", queue_id=0, body=b"%d" % number)
-            await parts.store.put("t", 0, record).committed
+            record = batch_of_one(topic="t", queue_id=0, body=b"%d" % number)
+            await parts.store.put_one(record).committed
         await parts.stop()
         again = make_parts(parts.ledger)
         restore = again.queues.restore
@@ -374,7 +375,7 @@ def test_nothing_is_dispatched_before_the_queues_are_restored(make_parts: Any, m
     asyncio.run(scenario())
 
 
-def test_dispatch_stands_still_while_the_log_is_cut_and_derives_anew_what_is_gone(
+def test_dispatch_pauses_while_the_log_is_cut_and_derives_anew_what_is_gone(
     make_parts: Any, helpers: Any
 ) -> None:
     async def main() -> None:
@@ -384,7 +385,7 @@ def test_dispatch_stands_still_while_the_log_is_cut_and_derives_anew_what_is_gon
             add(parts, 0, number)
         parts.ledger.commit()
         await helpers.until(lambda: parts.dispatcher.dispatched_index == 3)
-        parts.dispatcher.stand_still()
+        parts.dispatcher.pause()
         add(parts, 1, 0)
         parts.ledger.commit()
         await asyncio.sleep(0.01)
@@ -392,7 +393,7 @@ def test_dispatch_stands_still_while_the_log_is_cut_and_derives_anew_what_is_gon
         del parts.ledger.store.entries[2:]
         parts.ledger.store.end_pos = parts.ledger.store.entries[-1].body_pos + len(parts.ledger.store.entries[-1].body)
         parts.ledger.store.committed_index = 1
-        await parts.dispatcher.go_on()
+        await parts.dispatcher.resume()
         await helpers.until(lambda: parts.dispatcher.dispatched_index == 1)
         assert offsets(parts) == {("t", 0): 2}
         add(parts, 0, 2)
@@ -413,6 +414,8 @@ def test_an_error_of_a_derivation_does_not_end_checkpoints(
 
     class Derived:
         def dispatch(self, record: Any) -> None: ...
+
+        def dispatch_batch(self, batch: Any) -> None: ...
 
         def snapshot(self) -> Any:
             nonlocal failures
@@ -451,6 +454,8 @@ def test_an_error_that_nobody_foresaw_is_seen_and_keeps_nobody_waiting(
         def dispatch(self, record: Any) -> None:
             if where == "derivation":
                 raise RuntimeError("an error of its own")
+
+        dispatch_batch = dispatch
 
         def snapshot(self) -> Any:
             return {}

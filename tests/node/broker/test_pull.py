@@ -12,7 +12,8 @@ from node.broker import pull as pull_module
 from node.broker.ledger import DLedgerCode, DLedgerError, ReadMode, Role
 from node.broker.pull import PullHolds, PullProcessor, TagFilter
 from node.remoting import Command, RequestError
-from node.store.record import decode_records, prepare_record, summarize_record
+from node.store.record import Message, decode_records, summarize_record
+from node.store.record_batch import batch_of_one, encode_record
 
 Scenario = Callable[[Any, PullProcessor], Coroutine[Any, Any, None]]
 
@@ -48,8 +49,8 @@ def run(make_parts: Any) -> Callable[..., None]:
 def put(parts: Any, *bodies: bytes, tag: str = "", queue_id: int = 0) -> None:
     properties = f"TAGS\x01{tag}\x02" if tag else ""
     for body in bodies:
-        record = prepare_record(topic="t", queue_id=queue_id, body=body, properties_text=properties)
-        parts.store.put("t", queue_id, record)
+        record = batch_of_one(topic="t", queue_id=queue_id, body=body, properties_text=properties)
+        parts.store.put_one(record)
 
 
 def request(offset: int = 0, *, topic: str = "t", queue_id: int = 0, **fields: Any) -> Command:
@@ -249,9 +250,7 @@ def test_filtered_pulls_stop_at_the_next_message_when_full(run: Any) -> None:
 def test_tag_filter_expressions() -> None:
     assert TagFilter(" || ").passes_all
     assert TagFilter("a").may_pass(97) and not TagFilter("a").may_pass(98)
-    untagged = summarize_record(
-        prepare_record(topic="t", queue_id=0, body=b"").seal(queue_offset=0, physical_offset=0, store_timestamp_ms=0)
-    )
+    untagged = summarize_record(encode_record(Message(topic="t", queue_id=0, body=b"", properties={})))
     assert not TagFilter("a").passes(untagged)
 
 
@@ -388,8 +387,8 @@ def test_a_held_pull_looks_again_by_itself(run: Any, monkeypatch: Any) -> None:
         await asyncio.sleep(0.01)
         monkeypatch.setattr(parts.holds, "wake", lambda queues: None)
         parts.dispatcher._on_arrival = lambda queues: None
-        record = prepare_record(topic="t", queue_id=0, body=b"x")
-        await parts.store.put("t", 0, record).committed
+        record = batch_of_one(topic="t", queue_id=0, body=b"x")
+        await parts.store.put_one(record).committed
         reply = await asyncio.wait_for(held, 1)
         assert reply is not None and reply.code == 0
 
@@ -405,8 +404,8 @@ def test_pulls_from_the_disk_stand_back_while_messages_come_in(run: Any, monkeyp
 
     async def scenario(parts: Any, processor: PullProcessor) -> None:
         async def put() -> None:
-            record = prepare_record(topic="t", queue_id=0, body=b"x" * 100)
-            await parts.store.put("t", 0, record).committed
+            record = batch_of_one(topic="t", queue_id=0, body=b"x" * 100)
+            await parts.store.put_one(record).committed
 
         async def pull(offset: int = 0) -> None:
             request = Command.request(11, {"topic": "t", "queueId": 0, "queueOffset": offset})

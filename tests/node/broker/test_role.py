@@ -9,11 +9,12 @@ import pytest
 
 from node.broker.ledger import Role
 from node.broker.message_store import NotWritable
-from node.store.record import decode_record, prepare_record
+from node.store.record import decode_record
+from node.store.record_batch import batch_of_one
 
 
 def put(parts: Any, queue_id: int = 0) -> Any:
-    return parts.store.put("t", queue_id, prepare_record(topic="t", queue_id=queue_id, body=b"x"))
+    return parts.store.put_one(batch_of_one(topic="t", queue_id=queue_id, body=b"x"))
 
 
 def test_a_fresh_broker_is_a_slave_and_says_so(make_parts: Any, helpers: Any) -> None:
@@ -119,11 +120,9 @@ def test_numbers_go_on_after_another_master_used_some(make_parts: Any, helpers: 
         parts.ledger.become(Role.FOLLOWER, 2, leader_id="n2")
         store = parts.ledger.store
         for number in (2, 3, 4):
-            record = prepare_record(topic="t", queue_id=0, body=b"other")
-            store.add(
-                2,
-                record.seal(queue_offset=number, physical_offset=store.end_pos + 48, store_timestamp_ms=1),
-            )
+            batch = batch_of_one(topic="t", queue_id=0, body=b"other")
+            (record,) = batch.records((store.end_pos + 48,), queue_offset=number, store_timestamp_ms=1)
+            store.add(2, record)
         parts.ledger.commit()
         parts.ledger.become(Role.LEADER, 3)
         await helpers.until(lambda: parts.store.is_master)

@@ -15,6 +15,7 @@ from node.broker.send_back import RetryTopics
 from node.broker.send_request import SendHeader, split_batch
 from node.remoting import Command, RequestError
 from node.store.record import decode_record
+from tests.node.broker.replies import replies_of, reply_of
 
 Scenario = Callable[[Any, SendProcessor], Coroutine[Any, Any, None]]
 
@@ -48,13 +49,7 @@ def run(make_parts: Any) -> Callable[..., Any]:
 
 async def answer(parts: Any, processor: SendProcessor, request: Command) -> Command:
     """What the remoting server would send back."""
-    try:
-        result = processor.process(request, parts.connection)
-        reply = result if isinstance(result, Command) else await asyncio.wait_for(result, 5)
-    except RequestError as error:
-        return request.reply(error.code, remark=error.remark)
-    assert reply is not None
-    return reply
+    return await reply_of(processor, request, parts.connection)
 
 
 def test_a_committed_message_is_answered_with_its_place(run: Any, helpers: Any) -> None:
@@ -87,11 +82,11 @@ def test_a_committed_message_is_answered_with_its_place(run: Any, helpers: Any) 
 def test_offsets_count_up_for_each_queue_in_the_order_of_the_log(run: Any, helpers: Any) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         parts.ledger.commit_by_hand = True
-        futures = [
+        answers = [
             processor.process(helpers.send_request(queue_id=number % 2), parts.connection) for number in range(6)
         ]
         parts.ledger.commit()
-        replies = [await future for future in futures]
+        replies = [reply for each in answers for reply in await replies_of(each)]
         assert [reply.ext_fields["queueOffset"] for reply in replies] == ["0", "0", "1", "1", "2", "2"]
 
     run(scenario)
@@ -100,7 +95,7 @@ def test_offsets_count_up_for_each_queue_in_the_order_of_the_log(run: Any, helpe
 def test_a_message_is_not_answered_before_it_is_committed(run: Any, helpers: Any) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         parts.ledger.commit_by_hand = True
-        future = processor.process(helpers.send_request(), parts.connection)
+        future = asyncio.ensure_future(answer(parts, processor, helpers.send_request()))
         await asyncio.sleep(0.01)
         assert not future.done() and parts.store.committed_total == 0
         parts.ledger.commit()
@@ -192,7 +187,7 @@ def test_what_fails_after_the_append_is_unknown(run: Any, helpers: Any, failure:
         parts.ledger.commit_by_hand = True
         future = processor.process(helpers.send_request(), parts.connection)
         parts.ledger.fail_pending(failure)
-        reply = await future
+        (reply,) = await replies_of(future)
         assert reply.code == 1 and "outcome is unknown" in reply.remark
 
     run(scenario)
@@ -298,11 +293,11 @@ def test_malformed_batches_are_illegal(body: bytes) -> None:
 def test_drain_waits_for_messages_under_way(run: Any, helpers: Any) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         parts.ledger.commit_by_hand = True
-        future = processor.process(helpers.send_request(), parts.connection)
+        future = asyncio.ensure_future(reply_of(processor, helpers.send_request(), parts.connection))
         await processor.drain(0.01)
         assert not future.done()
         asyncio.get_running_loop().call_later(0.01, parts.ledger.commit)
         await processor.drain(5)
-        assert future.done()
+        assert (await asyncio.wait_for(future, 5)).code == 0
 
     run(scenario)

@@ -28,7 +28,8 @@ from node.client import (
 from node.nameserver import NameServer
 from node.remoting import Command, Connection, RemotingClient, RemotingServer
 from node.runtime import Runtime
-from node.store.record import Message, encode_record
+from node.store.record import Message
+from node.store.record_batch import encode_record
 
 
 @dataclass

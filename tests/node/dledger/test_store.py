@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from node.dledger import DLedgerCode, DLedgerError, LedgerCorrupt
 from node.dledger.entry import HEADER_SIZE_BYTES, Entry, encode_entry
-from node.dledger.row import EntryRow, parse_rows
+from node.dledger.entry_batch import EntryBatch, parse_batches
 
 
-def rows(entries: list[Entry]) -> list[EntryRow]:
-    return parse_rows(b"".join(entry.raw for entry in entries))
+def rows(entries: list[Entry]) -> list[EntryBatch]:
+    return parse_batches(b"".join(entry.raw for entry in entries))
 
 
 @pytest.mark.row("Log numbering...")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from node.ha.frames import Frame
 from node.ha.replica import Diverged, Mismatch, Replica, StartsAt
-from node.store.record import BLANK_MAGIC, prepare_record
+from node.store.record import BLANK_MAGIC
+from node.store.record_batch import batch_of_one
 
 HEAL = 'classic.ha_mismatch="heal"'
 SEGMENT = 1000
@@ -34,14 +35,12 @@ class MemoryLog:
 
     def put(self, body: bytes, store_timestamp_ms: int) -> None:
         """As a master does. Two masters' records for one place differ at least in when they were stored."""
-        record = prepare_record(topic="t", queue_id=0, body=body)
+        batch = batch_of_one(topic="t", queue_id=0, body=body)
         room = SEGMENT - self.end_position % SEGMENT
-        if record.size_bytes + 8 > room:
+        if batch.sizes()[0] + 8 > room:
             self.append_copy(room.to_bytes(4, "big") + BLANK_MAGIC.to_bytes(4, "big") + bytes(room - 8))
-        sealed = record.seal(
-            queue_offset=0, physical_offset=self.end_position, store_timestamp_ms=store_timestamp_ms
-        )
-        self.append_copy(sealed)
+        (record,) = batch.records((self.end_position,), queue_offset=0, store_timestamp_ms=store_timestamp_ms)
+        self.append_copy(record)
 
     def append_copy(self, record: bytes) -> None:
         self.starts.append(self.end_position)

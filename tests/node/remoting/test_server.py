@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.remoting import Command, Connection, LateReply, RequestError, ServerLimits, encode
+from node.remoting import Command, Connection, DeferredReply, RequestError, ServerLimits, encode
 
 
 def test_both_serializers_are_answered_in_kind(stage: Any) -> None:
@@ -71,14 +71,14 @@ def test_a_processor_that_raises_is_an_error_reply_without_traceback(
 
 
 def test_a_reply_may_be_given_by_a_call_at_once_or_later(stage: Any) -> None:
-    def at_once(command: Command, connection: Connection) -> LateReply:
-        late = LateReply()
-        late.give(command.reply(0, body=b"at once"))
+    def at_once(command: Command, connection: Connection) -> DeferredReply:
+        late = DeferredReply((command,))
+        late.send(command.reply(0, body=b"at once"))
         return late
 
-    def later(command: Command, connection: Connection) -> LateReply:
-        late = LateReply()
-        asyncio.get_running_loop().call_later(0.01, late.give, command.reply(0, body=b"later"))
+    def later(command: Command, connection: Connection) -> DeferredReply:
+        late = DeferredReply((command,))
+        asyncio.get_running_loop().call_later(0.01, late.send, command.reply(0, body=b"later"))
         return late
 
     async def scenario() -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from hypothesis import strategies as st
 from node.real_runtime import real_runtime
 from node.store import commit_log as module
 from node.store.commit_log import DEFAULT_FLUSH, CommitLog, FlushPolicy, LogDamaged, LogRefuses, NotYetDurable
-from node.store.record import PreparedRecord, prepare_record
+from node.store.flushing import settle
+from node.store.record import Message
+from node.store.record_batch import batch_of_one, encode_record
 
 SEGMENT = 400
 
@@ -42,11 +45,14 @@ def new_log(
 
 
 def put(log: CommitLog, body: bytes, number: int = 0) -> tuple[int, asyncio.Future[None]]:
-    record: PreparedRecord = prepare_record(topic="t", queue_id=0, body=body)
-    return log.append(
-        record.size_bytes,
-        lambda at: record.seal(queue_offset=number, physical_offset=at, store_timestamp_ms=1000 + number),
+    batch = batch_of_one(topic="t", queue_id=0, body=body)
+    stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    (position,) = log.append_batch(
+        batch.sizes(),
+        lambda positions: batch.records(positions, queue_offset=number, store_timestamp_ms=1000 + number),
+        partial(settle, stored),
     )
+    return position, stored
 
 
 def independent_parse(directory: Path, segment: int = SEGMENT) -> list[tuple[int, bytes]]:
@@ -324,7 +330,7 @@ def test_an_error_of_who_is_told_keeps_nobody_else_waiting(tmp_path: Path, monke
     async def scenario() -> None:
         log = new_log(tmp_path)
         await log.open(durable_position=0, is_clean=False)
-        log.append_row((8,), lambda at: (b"12345678",), raises)
+        log.append_batch((8,), lambda at: (b"12345678",), raises)
         position, stored = put(log, b"together with it")
         await asyncio.wait_for(stored, 5)
         assert log.synced_position == log.end_position > position
@@ -482,10 +488,11 @@ def test_a_copy_may_begin_where_the_other_log_does(tmp_path: Path) -> None:
         slave = new_log(tmp_path / "log")
         await slave.open(durable_position=0, is_clean=False)
         await slave.cut(2 * SEGMENT)
-        record = prepare_record(topic="t", queue_id=0, body=b"x")
-        slave.append_copy(record.seal(queue_offset=9, physical_offset=2 * SEGMENT, store_timestamp_ms=1))
+        message = Message(topic="t", queue_id=0, body=b"x", properties={}, queue_offset=9, physical_offset=2 * SEGMENT)
+        record = encode_record(message)
+        slave.append_copy(record)
         await slave.close()
-        assert (slave.begin_position, slave.committed_position) == (2 * SEGMENT, 2 * SEGMENT + record.size_bytes)
+        assert (slave.begin_position, slave.committed_position) == (2 * SEGMENT, 2 * SEGMENT + len(record))
         again = new_log(tmp_path / "log")
         await again.open(durable_position=0, is_clean=False)
         assert again.end_position == slave.end_position

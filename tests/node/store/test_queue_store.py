@@ -167,7 +167,7 @@ def test_a_message_that_comes_in_a_row_ends_what_was_presumed_of_its_queue(disk:
         store.presume("a", 0, 7)
         assert store.presumed == [("a", 0)]
         if in_a_row:
-            assert store.append_row("a", 0, 7, bytes(20), bytes(4))
+            assert store.append_units("a", 0, 7, bytes(20), bytes(4))
         else:
             assert store.append("a", 0, 7, physical_offset=0, size_bytes=0, tag_hash=0)
         assert store.presumed == []

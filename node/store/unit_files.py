@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from node.runtime import Disk
 from node.store.file_cache import FileCache
 
-__all__ = ["UnitRow"]
+__all__ = ["UnitFiles"]
 
 logger = logging.getLogger("node.store")
 
@@ -22,7 +22,7 @@ SUM_CHUNK_BYTES = 1 << 20
 """Read at once when checksums are compared."""
 
 
-class UnitRow:
+class UnitFiles:
     """Units of `unit_size_bytes` in `directory`. Positions are bytes from where unit 0 would begin.
 
     `append` and `read` are synchronous and see each other's effect at once; `flush`, `sync` and `restore` touch files

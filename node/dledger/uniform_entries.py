@@ -1,8 +1,8 @@
 """Rows of entries that are all of one size, as those of a batch often are: made and verified column by column.
 
 What a loop does with each entry, here one built-in does with a whole column of them. Nothing is decided here that
-`node.dledger.row` would decide otherwise, which the tests hold against each other: whatever is not plainly in order is
-left to it.
+`node.dledger.entry_batch` would decide otherwise, which the tests hold against each other: whatever is not plainly in
+order is left to it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from functools import lru_cache
 from itertools import chain
 
 from node.dledger.entry import BODY_FIELDS, HEAD, HEADER, HEADER_SIZE_BYTES, NOOP_MAGIC, NORMAL_MAGIC
+from node.store.checksummed import crcs_of
 from node.store.columns import pack_table, progression
-from node.store.summed import crcs_of
 
-__all__ = ["LEAST_ENTRIES", "encode_even", "scan_even"]
+__all__ = ["LEAST_ENTRIES", "encode_uniform", "scan_uniform"]
 
 LEAST_ENTRIES = 6
 """Below these a loop is as quick."""
@@ -38,11 +38,11 @@ def _split(term: int) -> tuple[int, int]:
     return term >> 32, term & 0xFFFFFFFF
 
 
-def encode_even(
+def encode_uniform(
     magic: int, index: int, term: int, pos: int, previous_chain_crc: int, bodies: Sequence[bytes]
 ) -> tuple[bytes, bytes, int] | None:
     """New entries with these bodies, which are of one size: their bytes, their units of the index, and the chain CRC of
-    the last. None where that takes a loop. Arguments as of `encode_row`."""
+    the last. None where that takes a loop. Arguments as of `encode_batch`."""
     crc32, count, body_size, chain_crc = zlib.crc32, len(bodies), len(bodies[0]), previous_chain_crc
     size = HEADER_SIZE_BYTES + body_size
     indices, places = progression(index, count, 1), progression(pos, count, size)
@@ -59,7 +59,7 @@ def encode_even(
     return b"".join(pieces), _units(magic, size, term, indices, places, count), chain_crc
 
 
-def scan_even(data: bytes, offset: int, previous_chain_crc: int | None) -> tuple[int, bytes, int, int] | None:
+def scan_uniform(data: bytes, offset: int, previous_chain_crc: int | None) -> tuple[int, bytes, int, int] | None:
     """The entries that fill `data` from `offset` on, where they are of one size and one term and all is in order: the
     size of each, their units of the index, the term, and the chain CRC of the last. None where they are not."""
     left = len(data) - offset

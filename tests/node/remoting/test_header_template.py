@@ -1,4 +1,4 @@
-"""Headers read by their form: what is read so is what the long way reads, whatever comes."""
+"""Headers read by their template: what is read so is what the long way reads, whatever comes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.remoting import Command, FrameError, FrameParser, decode, encode
-from node.remoting.header_form import FormedRequest, Places
+from node.remoting.header_template import TemplateRequest, VariableFields
 from node.remoting.processing import size_of
 
-PLACES = {310: Places(("e", "g"), ("b", "i")), 10: Places(("queueId", "bornTimestamp"), ("topic", "properties"))}
+VARIABLE = {
+    310: VariableFields(("e", "g"), ("b", "i")),
+    10: VariableFields(("queueId", "bornTimestamp"), ("topic", "properties")),
+}
 MADE = {
     310: {"a": "group", "b": "topic", "c": "TBW102", "d": 4, "e": 1, "f": 0, "g": 1700000000000, "h": 0,
         "i": "WAIT\x01true\x02", "j": 0, "k": False, "m": False},
@@ -41,8 +44,8 @@ def outcome(data: bytes, parser: FrameParser) -> list[tuple[Any, ...]] | str:
 
 
 def taught(samples: list[bytes]) -> FrameParser:
-    """A parser that has read each sample often enough to know its form, if it has one."""
-    parser = FrameParser(places=PLACES)
+    """A parser that has read each sample often enough to know its template, if it has one."""
+    parser = FrameParser(variable=VARIABLE)
     for sample in samples:
         for _ in range(70):
             parser.feed(sample)
@@ -63,11 +66,11 @@ OPAQUES = st.one_of(st.integers(0, 20), st.integers(-(2**31), 2**31 - 1))
 @st.composite
 def commands(draw: Any) -> Command:
     code = draw(st.sampled_from([310, 310, 10]))
-    places = PLACES[code]
+    variable = VARIABLE[code]
     fields: dict[str, Any] = dict(MADE[code])
-    for name in places.numbers:
+    for name in variable.numbers:
         fields[name] = draw(NUMBERS)
-    for name in places.texts:
+    for name in variable.texts:
         fields[name] = draw(TEXTS)
     if draw(st.integers(0, 5)) == 0:
         fields.pop(draw(st.sampled_from(sorted(fields))))
@@ -117,7 +120,7 @@ def test_forms_read_damaged_headers_as_the_long_way_does(code: int, serializer: 
 def test_whatever_a_parser_has_learned_it_reads_as_the_long_way_does(
     taught_by: list[Command], sent: list[Command]
 ) -> None:
-    parser = FrameParser(places=PLACES)
+    parser = FrameParser(variable=VARIABLE)
     for command in taught_by:
         for _ in range(4):
             outcome(encode(command), parser)
@@ -153,12 +156,12 @@ def test_the_headers_of_clients_have_a_form() -> None:
     stamp = 1700000000001
     for code in (310, 10):
         for serializer in ("json", "binary"):
-            numbers, texts = PLACES[code]
+            numbers, texts = VARIABLE[code]
             fields: dict[str, Any] = {**MADE[code], numbers[0]: 77, numbers[1]: stamp, texts[1]: "UNIQ_KEY\x01A0\x02"}
             command = Command.request(code, fields, b"y")
             command.opaque, command.serializer = 123456, serializer  # type: ignore[assignment]
             (read,) = KNOWN.feed(encode(command))
-            assert isinstance(read, FormedRequest)
+            assert isinstance(read, TemplateRequest)
             assert read.values == [b"77", str(stamp).encode(), b"topic", b"UNIQ_KEY\x01A0\x02"] or read.values == (
                 b"77", str(stamp).encode(), b"topic", b"UNIQ_KEY\x01A0\x02"
             )  # fmt: skip
@@ -167,17 +170,17 @@ def test_the_headers_of_clients_have_a_form() -> None:
         {"code": 310, "extFields": {**MADE[310], "e": "3"}, "flag": 0, "language": "JAVA", "opaque": 9, "version": 401}
     ).encode()
     parser = taught([frame(as_fastjson)])
-    assert isinstance(parser.feed(frame(as_fastjson.replace(b": 9", b": 10")))[0], FormedRequest)
+    assert isinstance(parser.feed(frame(as_fastjson.replace(b": 9", b": 10")))[0], TemplateRequest)
 
 
 def test_what_a_request_is_counted_for_covers_its_own_values() -> None:
-    """And not those of the header that the form was made of: a sender could have far more held than is counted."""
+    """And not those of the header that the template was made of: a sender could have far more held than is counted."""
     for serializer in ("json", "binary"):
         fields: dict[str, Any] = {**MADE[310], "i": "KEYS\x01" + 50_000 * "k" + "\x02"}
         command = Command.request(310, fields, 3000 * b"y")
         command.serializer = serializer  # type: ignore[assignment]
         (read,) = KNOWN.feed(encode(command))
-        assert isinstance(read, FormedRequest)
+        assert isinstance(read, TemplateRequest)
         assert 53_000 < size_of(read) < 2 * size_of(decode(encode(command)[4:]))
 
 
@@ -186,12 +189,12 @@ def test_a_form_may_lack_places() -> None:
         data = sample(310, serializer, without="g")
         parser = taught([data])
         (read,) = parser.feed(data)
-        assert isinstance(read, FormedRequest) and read.values[1] is None
+        assert isinstance(read, TemplateRequest) and read.values[1] is None
         assert seen(read) == seen(decode(data[4:]))
 
 
 def test_other_codes_have_no_form() -> None:
-    parser = FrameParser(places=PLACES)
+    parser = FrameParser(variable=VARIABLE)
     for _ in range(70):
         (read,) = parser.feed(encode(Command.request(11, {"e": 1})))
         assert type(read) is Command

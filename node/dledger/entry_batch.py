@@ -24,11 +24,11 @@ from node.dledger.entry import (
     Entry,
     entry_at,
 )
-from node.dledger.even_row import LEAST_ENTRIES, encode_even, scan_even
 from node.dledger.index import UNIT, UNIT_SIZE_BYTES
-from node.store.summed import crcs_of
+from node.dledger.uniform_entries import LEAST_ENTRIES, encode_uniform, scan_uniform
+from node.store.checksummed import crcs_of
 
-__all__ = ["BODY_PREFIX", "EntryRow", "encode_row", "join_rows", "parse_rows", "row_of", "scan_row"]
+__all__ = ["BODY_PREFIX", "EntryBatch", "encode_batch", "join_rows", "parse_batches", "row_of", "scan_batch"]
 
 BODY_PREFIX = "i36xI4x"
 """A header, big-endian, for the `struct` of whoever reads it and the body behind it in one go: the entry's magic, and
@@ -40,7 +40,7 @@ _LARGE_BYTES = 2048
 """Of a body: from here on a view of it is cheaper than a copy."""
 
 
-class EntryRow:
+class EntryBatch:
     """At least one entry; each begins where the one before ends, in the same file, and has the next index.
 
     `ends` says for each where it ends in `raw`; `units` are their units of the index, packed; `term` and `chain_crc`
@@ -75,7 +75,7 @@ class EntryRow:
         """Position behind the last byte."""
 
     @property
-    def is_even(self) -> bool:
+    def is_uniform(self) -> bool:
         """Whether it is known that all its entries are of one size."""
         return isinstance(self.ends, range) or len(self.ends) == 1
 
@@ -114,25 +114,25 @@ class EntryRow:
             return self.term
         return int(HEAD.unpack_from(self.raw, self.ends[number - 1] if number else 0)[3])
 
-    def head(self, last_index: int) -> EntryRow:
+    def head(self, last_index: int) -> EntryBatch:
         """The entries up to `last_index`, which is one of them."""
         count = last_index - self.first_index + 1
         if count == len(self.ends):
             return self
         last = self.entry(last_index)
-        return EntryRow(
+        return EntryBatch(
             self.first_index, self.pos, self.raw[: self.ends[count - 1]], self.ends[:count],
             self.units[: count * UNIT_SIZE_BYTES], last.term, last.chain_crc,
             [entry for entry in self.changes if entry.index <= last_index],
         )  # fmt: skip
 
-    def tail(self, first_index: int) -> EntryRow:
+    def tail(self, first_index: int) -> EntryBatch:
         """The entries from `first_index` on, which is one of them."""
         left = first_index - self.first_index
         if not left:
             return self
         at = self.ends[left - 1]
-        return EntryRow(
+        return EntryBatch(
             first_index, self.pos + at, self.raw[at:], _moved(self.ends[left:], -at),
             self.units[left * UNIT_SIZE_BYTES :], self.term, self.chain_crc,
             [entry for entry in self.changes if entry.index >= first_index],
@@ -145,36 +145,36 @@ def _moved(ends: Sequence[int], by: int) -> Sequence[int]:
     return [end + by for end in ends]
 
 
-def row_of(entry: Entry) -> EntryRow:
+def row_of(entry: Entry) -> EntryBatch:
     """A row of one entry."""
     raw = entry.raw
     unit = UNIT.pack(entry.magic, entry.pos, len(raw), entry.index, entry.term)
     changes = (entry,) if entry.magic == CONFIG_MAGIC else ()
-    return EntryRow(entry.index, entry.pos, raw, (len(raw),), unit, entry.term, entry.chain_crc, changes)
+    return EntryBatch(entry.index, entry.pos, raw, (len(raw),), unit, entry.term, entry.chain_crc, changes)
 
 
-def join_rows(rows: Sequence[EntryRow]) -> EntryRow:
+def join_rows(rows: Sequence[EntryBatch]) -> EntryBatch:
     """One row of several that follow each other in one file."""
     first, last = rows[0], rows[-1]
     raw, units = b"".join([row.raw for row in rows]), b"".join([row.units for row in rows])
     changes = [entry for row in rows for entry in row.changes]
     size = first.ends[0]
-    if all([row.is_even and row.ends[0] == size for row in rows]):
+    if all([row.is_uniform and row.ends[0] == size for row in rows]):
         ends: Sequence[int] = range(size, len(raw) + 1, size)
     else:
         ends = [row.pos - first.pos + end for row in rows for end in row.ends]
-    return EntryRow(first.first_index, first.pos, raw, ends, units, last.term, last.chain_crc, changes)
+    return EntryBatch(first.first_index, first.pos, raw, ends, units, last.term, last.chain_crc, changes)
 
 
-def encode_row(
+def encode_batch(
     magic: int, index: int, term: int, pos: int, previous_chain_crc: int, bodies: Sequence[bytes]
-) -> EntryRow:
+) -> EntryBatch:
     """New entries with these bodies, the first with `index` at `pos`. Arguments as of `encode_entry`."""
     if len(bodies) >= LEAST_ENTRIES and magic != CONFIG_MAGIC and len(set(map(len, bodies))) == 1:
-        even = encode_even(magic, index, term, pos, previous_chain_crc, bodies)
+        even = encode_uniform(magic, index, term, pos, previous_chain_crc, bodies)
         if even is not None:
             size = HEADER_SIZE_BYTES + len(bodies[0])
-            return EntryRow(index, pos, even[0], range(size, len(even[0]) + 1, size), even[1], term, even[2])
+            return EntryBatch(index, pos, even[0], range(size, len(even[0]) + 1, size), even[1], term, even[2])
     crc32, pack_head, pack_chain, pack_fields = zlib.crc32, HEAD.pack, CHAIN.pack, BODY_FIELDS.pack
     pack_unit = UNIT.pack
     chain_crc, number, at = previous_chain_crc, index, pos
@@ -194,22 +194,22 @@ def encode_row(
         ends.append(at - pos)
     raw = b"".join(pieces)
     if len(ends) == 1:
-        row = EntryRow(index, pos, raw, (len(raw),), units[0], term, chain_crc)  # what holds only numbers costs no GC
+        row = EntryBatch(index, pos, raw, (len(raw),), units[0], term, chain_crc)  # what holds only numbers costs no GC
     else:
-        row = EntryRow(index, pos, raw, ends, b"".join(units), term, chain_crc)
+        row = EntryBatch(index, pos, raw, ends, b"".join(units), term, chain_crc)
     if magic == CONFIG_MAGIC:
         row.changes = row.entries()
     return row
 
 
-def parse_rows(data: bytes, previous_chain_crc: int | None = None) -> list[EntryRow]:
+def parse_batches(data: bytes, previous_chain_crc: int | None = None) -> list[EntryBatch]:
     """The entries that fill `data`, each the successor of the one before in index, position and chain, of a term that
     is not smaller: one row, or more where files end in between. `previous_chain_crc` as in `parse_entry`. Raises
     BadEntry."""
-    rows: list[EntryRow] = []
+    rows: list[EntryBatch] = []
     offset, chain_crc = 0, previous_chain_crc
     while offset < len(data):
-        row, problem = scan_row(data, offset, chain_crc)
+        row, problem = scan_batch(data, offset, chain_crc)
         if row is None or problem:
             raise BadEntry(problem)
         if rows:
@@ -221,21 +221,21 @@ def parse_rows(data: bytes, previous_chain_crc: int | None = None) -> list[Entry
     return rows
 
 
-def scan_row(
+def scan_batch(
     data: bytes, offset: int = 0, previous_chain_crc: int | None = None, *, most: int | None = None
-) -> tuple[EntryRow | None, str]:
+) -> tuple[EntryBatch | None, str]:
     """The row that begins at `offset` of `data`, of at most `most` entries, and what ends it: "" where that is the end
     of `data`, `most`, or a gap between positions. None where not even the first entry is one.
 
     Checks everything that the bytes themselves can tell, and with `previous_chain_crc` that the first entry continues
     the one before.
     """
-    even = scan_even(data, offset, previous_chain_crc) if most is None else None
+    even = scan_uniform(data, offset, previous_chain_crc) if most is None else None
     if even is not None:
         size, index_units, term, last_crc = even
         index, pos = HEADER.unpack_from(data, offset)[2], HEADER.unpack_from(data, offset)[4]
         whole = data[offset:] if offset else data
-        return EntryRow(index, pos, whole, range(size, len(whole) + 1, size), index_units, term, last_crc), ""
+        return EntryBatch(index, pos, whole, range(size, len(whole) + 1, size), index_units, term, last_crc), ""
     crc32, unpack, pack_unit = zlib.crc32, HEADER.unpack_from, UNIT.pack
     size, view = len(data), memoryview(data)
     start, chain_crc, problem = offset, previous_chain_crc, ""
@@ -277,7 +277,7 @@ def scan_row(
     if not ends or chain_crc is None:
         return None, problem
     raw = data if not start and offset == size else data[start:offset]
-    return EntryRow(first_index, first_pos, raw, ends, b"".join(units), last_term, chain_crc, changes), problem
+    return EntryBatch(first_index, first_pos, raw, ends, b"".join(units), last_term, chain_crc, changes), problem
 
 
 def _problem(data: bytes, offset: int) -> str:

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.dledger.entry import CONFIG_MAGIC, NORMAL_MAGIC, BadEntry, Entry, encode_entry, parse_entries
-from node.dledger.even_row import encode_even, scan_even
+from node.dledger.entry_batch import BODY_PREFIX, EntryBatch, encode_batch, join_rows, parse_batches, row_of, scan_batch
 from node.dledger.index import UNIT_SIZE_BYTES, pack_unit
 from node.dledger.newest import NewestRows
-from node.dledger.row import BODY_PREFIX, EntryRow, encode_row, join_rows, parse_rows, row_of, scan_row
-from node.store.summed import SummedBodies
+from node.dledger.uniform_entries import encode_uniform, scan_uniform
+from node.store.checksummed import ChecksummedBodies
 
 even_bodies = st.integers(0, 30).flatmap(
     lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1, max_size=14)
@@ -26,7 +26,7 @@ big = st.integers(0, 1 << 40) | st.integers((1 << 32) - 600, 1 << 32)
 GAP_BYTES = 1000
 
 
-def entries_of(rows: Sequence[EntryRow]) -> list[Entry]:
+def entries_of(rows: Sequence[EntryBatch]) -> list[Entry]:
     return [entry for row in rows for entry in row.entries()]
 
 
@@ -55,7 +55,7 @@ def raw(entries: Sequence[Entry]) -> bytes:
 def test_a_row_is_made_of_what_its_entries_are(
     texts: list[bytes], index: int, term: int, pos: int, chain_crc: int, is_summed: bool
 ) -> None:
-    row = encode_row(NORMAL_MAGIC, index, term, pos, chain_crc, SummedBodies(texts) if is_summed else texts)
+    row = encode_batch(NORMAL_MAGIC, index, term, pos, chain_crc, ChecksummedBodies(texts) if is_summed else texts)
     expected: list[Entry] = []
     at, chain = pos, chain_crc
     for number, body in enumerate(texts, index):
@@ -73,7 +73,7 @@ def test_a_row_is_made_of_what_its_entries_are(
 
 @given(logs(), st.booleans())
 def test_rows_are_parsed_as_entries_are(log: list[Entry], knows_before: bool) -> None:
-    rows = parse_rows(raw(log), 9 if knows_before else None)
+    rows = parse_batches(raw(log), 9 if knows_before else None)
     assert entries_of(rows) == log
     assert b"".join(row.units for row in rows) == b"".join(map(pack_unit, log))
     assert [entry for row in rows for entry in row.changes] == [each for each in log if each.magic == CONFIG_MAGIC]
@@ -92,7 +92,7 @@ def outcome(parse: object, data: bytes, before: int | None) -> object:
         parsed = parse(data, before)  # type: ignore[operator]
     except BadEntry:
         return BadEntry
-    return entries_of(parsed) if parse is parse_rows else parsed
+    return entries_of(parsed) if parse is parse_batches else parsed
 
 
 @given(logs(), st.data())
@@ -103,21 +103,21 @@ def test_whatever_is_refused_entry_by_entry_is_refused_in_rows(log: list[Entry],
         damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     cut = bytes(damaged[: data.draw(st.integers(0, len(damaged)) | st.just(len(damaged)))])
     before = data.draw(st.sampled_from([None, 9, picked[0].chain_crc]))
-    assert outcome(parse_rows, cut, before) == outcome(parse_entries, cut, before)
+    assert outcome(parse_batches, cut, before) == outcome(parse_entries, cut, before)
 
 
 @given(logs(), st.integers(1, 9))
 def test_what_is_good_before_something_bad_can_be_had(log: list[Entry], most: int) -> None:
-    row, problem = scan_row(raw(log) + bytes(60), most=most)
+    row, problem = scan_batch(raw(log) + bytes(60), most=most)
     assert row is not None
     assert row.entries() == log[: len(row.ends)] and len(row.ends) <= most
     assert ("magic 0 is unknown" in problem) == (len(row.ends) == len(log) < most)
-    assert scan_row(bytes(60), most=most)[0] is None
+    assert scan_batch(bytes(60), most=most)[0] is None
 
 
 @given(logs(), st.data())
 def test_heads_and_tails_are_rows_themselves(log: list[Entry], data: st.DataObject) -> None:
-    row = parse_rows(raw(log))[0]
+    row = parse_batches(raw(log))[0]
     at = 0
     for entry in row.entries():
         assert struct.unpack_from(f">{BODY_PREFIX}", row.raw, at) == (entry.magic, zlib.crc32(entry.body))
@@ -136,23 +136,23 @@ def test_heads_and_tails_are_rows_themselves(log: list[Entry], data: st.DataObje
 
 def test_rows_of_entries_of_one_size_are_made_and_parsed_without_a_loop() -> None:
     texts = [b"body"] * 20
-    row = encode_row(NORMAL_MAGIC, 5, 1, 100, 7, texts)
-    assert encode_even(NORMAL_MAGIC, 5, 1, 100, 7, texts) == (row.raw, row.units, row.chain_crc)
-    assert scan_even(row.raw, 0, 7) == scan_even(row.raw, 0, None) == (52, row.units, 1, row.chain_crc)
-    assert scan_even(row.raw, 0, 8) is None
+    row = encode_batch(NORMAL_MAGIC, 5, 1, 100, 7, texts)
+    assert encode_uniform(NORMAL_MAGIC, 5, 1, 100, 7, texts) == (row.raw, row.units, row.chain_crc)
+    assert scan_uniform(row.raw, 0, 7) == scan_uniform(row.raw, 0, None) == (52, row.units, 1, row.chain_crc)
+    assert scan_uniform(row.raw, 0, 8) is None
     rest = row.tail(12)
-    assert rest.is_even and scan_even(row.raw, 7 * 52, None) == (52, rest.units, 1, row.chain_crc)
-    (parsed,) = parse_rows(row.raw)
+    assert rest.is_uniform and scan_uniform(row.raw, 7 * 52, None) == (52, rest.units, 1, row.chain_crc)
+    (parsed,) = parse_batches(row.raw)
     joined = join_rows([parsed.head(11), parsed.tail(12).head(12), parsed.tail(13)])
-    assert parsed.is_even and joined.is_even and joined.ends == row.ends and joined.raw == row.raw
-    assert encode_even(NORMAL_MAGIC, (1 << 32) - 3, 1, 100, 7, texts) is None, "numbers with different upper halves"
+    assert parsed.is_uniform and joined.is_uniform and joined.ends == row.ends and joined.raw == row.raw
+    assert encode_uniform(NORMAL_MAGIC, (1 << 32) - 3, 1, 100, 7, texts) is None, "numbers with different upper halves"
 
 
 def test_a_row_of_one_entry_is_that_entry() -> None:
     entry = encode_entry(magic=CONFIG_MAGIC, index=7, term=3, pos=100, previous_chain_crc=5, body=b"body")
     row = row_of(entry)
     assert row.entries() == [entry] == list(row.changes) and row.units == pack_unit(entry)
-    assert encode_row(CONFIG_MAGIC, 7, 3, 100, 5, [b"body"]).changes == [entry]
+    assert encode_batch(CONFIG_MAGIC, 7, 3, 100, 5, [b"body"]).changes == [entry]
 
 
 class Model:
@@ -166,7 +166,7 @@ class Model:
         index, pos, chain = (
             (self.log[-1].index + 1, self.log[-1].end_pos + gap, self.log[-1].chain_crc) if self.log else (3, 500, 0)
         )
-        row = encode_row(1, index, 1, pos, chain, texts)
+        row = encode_batch(1, index, 1, pos, chain, texts)
         self.rows.add(row)
         self.log += row.entries()
 
@@ -233,4 +233,4 @@ def test_an_entry_that_no_row_can_hold_says_why() -> None:
         encode_entry(magic=1, index=index, term=1, pos=0, previous_chain_crc=0, body=b"") for index in (0, 2)
     )
     with pytest.raises(BadEntry, match="entry 2 of term 1 cannot follow entry 0"):
-        parse_rows(first.raw + second.raw)
+        parse_batches(first.raw + second.raw)

@@ -10,16 +10,19 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from node.broker import dispatcher, row_dispatch
+from node.broker import dispatcher, log_batches
 from node.broker.delay import delay_source
+from node.broker.dispatch_batch import DispatchBatch, QueuePart
 from node.broker.dispatcher import Dispatcher
-from node.broker.foretold import ForetoldPart, ForetoldRow
-from node.broker.ledger import EntryRow
+from node.broker.ledger import EntryBatch
+from node.broker.pending_dispatch import PendingBatch
 from node.dledger.entry import encode_entry
-from node.dledger.row import parse_rows
+from node.dledger.entry_batch import parse_batches
 from node.store.consume_queue import pack_unit
+from node.store.index_file import keys_of
 from node.store.queue_store import QueueStore
-from node.store.record import Message, RecordSummary, encode_record, tag_hash
+from node.store.record import Message, RecordSummary, tag_hash
+from node.store.record_batch import encode_record
 
 
 class Seen:
@@ -27,12 +30,17 @@ class Seen:
 
     def __init__(self) -> None:
         self.records: list[RecordSummary] = []
+        self.keys: list[tuple[str, bytes, int, int]] = []
 
     def dispatch(self, record: RecordSummary) -> None:
-        text = record.properties_text
-        is_special = record.prepared_transaction_offset or record.sys_flag & 12 or record.topic.isupper()
-        if is_special or "KEYS" in text or "UNIQ_KEY" in text:
+        if record.prepared_transaction_offset or record.sys_flag & 12 or record.topic.isupper():
             self.records.append(record)
+        for key in keys_of(record.properties_text):
+            self.keys.append((record.topic, key.encode(), record.physical_offset, record.store_timestamp_ms))
+
+    def dispatch_batch(self, batch: DispatchBatch) -> None:
+        for topic, keys, offsets, stored_ms in batch.key_runs:
+            self.keys += [(topic, key, offset, stored_ms) for key, offset in zip(keys, offsets, strict=True)]
 
     def snapshot(self) -> Any:
         return {}
@@ -84,7 +92,7 @@ def fill(ledger: Any, contents: list[dict[str, Any]]) -> None:
     ledger.store.committed_index = ledger.store.ledger_end_index
 
 
-def read_rows(ledger: Any, first: int, last: int) -> list[EntryRow]:
+def read_batches(ledger: Any, first: int, last: int) -> list[EntryBatch]:
     raw, chain_crc = b"", 0
     for index in range(first, last + 1):
         each = ledger.store.get(index)
@@ -97,7 +105,7 @@ def read_rows(ledger: Any, first: int, last: int) -> list[EntryRow]:
             body=each.body,
         )
         raw, chain_crc = raw + entry.raw, entry.chain_crc
-    return parse_rows(raw)
+    return parse_batches(raw)
 
 
 def derived(parts: Any, until: Any, *, together: bool, prepare: Any = None) -> dict[str, Any]:
@@ -113,7 +121,7 @@ def derived(parts: Any, until: Any, *, together: bool, prepare: Any = None) -> d
             queues,
             on_arrival=arrived.update,
             derivations={"seen": seen},
-            read_rows=(lambda first, last: read_rows(ledger, first, last)) if together else None,
+            read_batches=(lambda first, last: read_batches(ledger, first, last)) if together else None,
         )
         await dispatcher.start()
         if prepare is not None:
@@ -133,6 +141,7 @@ def derived(parts: Any, until: Any, *, together: bool, prepare: Any = None) -> d
             "failure": str(dispatcher.failure).replace(directory, ""),
             "repeated": dispatcher.repeated_total,
             "seen": sorted(seen.records),
+            "keys": seen.keys,
         }
 
     with tempfile.TemporaryDirectory() as directory:
@@ -140,12 +149,15 @@ def derived(parts: Any, until: Any, *, together: bool, prepare: Any = None) -> d
 
 
 @st.composite
-def alike(draw: st.DrawFn) -> list[dict[str, Any]]:
+def uniform(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Messages whose records are of one size, nearly all of one kind."""
     content = draw(messages)
     count = draw(st.integers(4, 30))
     odd = draw(st.lists(st.tuples(st.integers(0, count - 1), messages), max_size=1))
     contents = [{**content, "queue_id": queue} for queue in draw(st.lists(st.integers(0, 2), min_size=count))]
+    if draw(st.booleans()):
+        for at, each in enumerate(contents):
+            each["properties"] = {"UNIQ_KEY": f"{at:020}", "WAIT": "true", "TAGS": "a"}
     for at, other in odd:
         key = draw(st.sampled_from(["sys_flag", "prepared_transaction_offset", "repeats", "queue_id", "topic", "body"]))
         contents[at] = {**contents[at], key: other[key]}
@@ -154,7 +166,7 @@ def alike(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    contents=st.lists(messages, min_size=1, max_size=40) | alike(),
+    contents=st.lists(messages, min_size=1, max_size=40) | uniform(),
     damage=st.none() | st.tuples(st.integers(0, 39), st.integers(0, 900)),
 )
 def test_together_and_one_by_one_make_the_same(
@@ -172,7 +184,7 @@ def test_together_and_one_by_one_make_the_same(
     assert derived(parts, helpers.until, together=True) == one_by_one
 
 
-def test_plain_messages_are_not_looked_at_one_by_one(make_parts: Any, helpers: Any, monkeypatch: Any) -> None:
+def test_what_is_not_special_is_not_looked_at_one_by_one(make_parts: Any, helpers: Any, monkeypatch: Any) -> None:
     parts = make_parts()
     plain = {
         "topic": "t", "body": b"x", "properties": {"KEYS": "k"}, "repeats": False, "is_message": True
@@ -185,7 +197,7 @@ def test_plain_messages_are_not_looked_at_one_by_one(make_parts: Any, helpers: A
     )
     made = derived(parts, helpers.until, together=True)
     assert asked == [0, 1]  # each queue has to be made first
-    assert made["queues"]["t", 1][2] == 250 and len(made["seen"]) == 500
+    assert made["queues"]["t", 1][2] == 250 and len(made["keys"]) == 500
 
 
 def plain_messages(ledger: Any, count: int, queues: int) -> None:
@@ -193,35 +205,35 @@ def plain_messages(ledger: Any, count: int, queues: int) -> None:
     fill(ledger, [{**content, "queue_id": number % queues, "sys_flag": 0} for number in range(count)])
 
 
-def test_messages_of_one_kind_are_gathered_without_a_loop(make_parts: Any, helpers: Any, monkeypatch: Any) -> None:
+def test_messages_of_one_kind_are_read_without_a_loop(make_parts: Any, helpers: Any, monkeypatch: Any) -> None:
     parts = make_parts()
     plain_messages(parts.ledger, 500, 3)
-    gathered: list[int] = []
-    quickly = row_dispatch._gather_alike
+    counts: list[int] = []
+    uniform = log_batches._read_uniform
 
-    def count(row: EntryRow, first_index: int, queues: QueueStore) -> row_dispatch.Gathered | None:
-        found = quickly(row, first_index, queues)
-        gathered.append(found.count if found is not None else 0)
+    def count(entries: EntryBatch, first_index: int, queues: QueueStore) -> tuple[int, DispatchBatch] | None:
+        found = uniform(entries, first_index, queues)
+        counts.append(found[0] if found is not None else 0)
         return found
 
-    monkeypatch.setattr(row_dispatch, "_gather_alike", count)
+    monkeypatch.setattr(log_batches, "_read_uniform", count)
     made = derived(parts, helpers.until, together=True)
-    assert gathered == [0, 0, 0, 497]  # each queue has to be made first
+    assert counts == [0, 0, 0, 497]  # each queue has to be made first
     assert made == derived(parts, helpers.until, together=False)
 
 
-def foretell(ledger: Any, first: int, last: int) -> ForetoldRow:
+def pending(ledger: Any, first: int, last: int) -> PendingBatch:
     units, crcs = [], []
     for index in range(first, last + 1):
         entry = ledger.store.get(index)
         unit, crc = pack_unit(entry.body_pos, len(entry.body), tag_hash("a"), zlib.crc32(entry.body))
         units.append(unit)
         crcs.append(crc)
-    part = ForetoldPart(("t", 0), first, b"".join(units), b"".join(crcs))
-    return ForetoldRow(first, last, 1, last - first + 1, (part,), 1000 + 6, ())
+    part = QueuePart(("t", 0), first, b"".join(units), b"".join(crcs))
+    return PendingBatch(first, last, 1, DispatchBatch(last - first + 1, (part,), 1000 + 6, ()))
 
 
-def test_a_commit_in_the_middle_of_a_foretold_row_has_only_that_row_read(
+def test_a_commit_in_the_middle_of_a_pending_batch_has_only_that_batch_read(
     make_parts: Any, helpers: Any, monkeypatch: Any
 ) -> None:
     parts = make_parts()
@@ -229,12 +241,12 @@ def test_a_commit_in_the_middle_of_a_foretold_row_has_only_that_row_read(
     plain_messages(ledger, 60, 1)
     read: list[int] = []
 
-    def note(row: EntryRow, first_index: int, queues: QueueStore) -> row_dispatch.Gathered:
-        found = row_dispatch.gather(row, first_index, queues)
-        read.extend(range(first_index, first_index + found.count))
-        return found
+    def note(entries: EntryBatch, first_index: int, queues: QueueStore) -> tuple[int, DispatchBatch]:
+        count, batch = log_batches.read_batch(entries, first_index, queues)
+        read.extend(range(first_index, first_index + count))
+        return count, batch
 
-    monkeypatch.setattr(dispatcher, "gather", note)
+    monkeypatch.setattr(dispatcher, "read_batch", note)
     asked: list[int] = []
     one_by_one = Dispatcher._dispatch
     monkeypatch.setattr(
@@ -249,12 +261,12 @@ def test_a_commit_in_the_middle_of_a_foretold_row_has_only_that_row_read(
         read.clear()
         asked.clear()
         for first in range(10, 60, 10):
-            each.foretold.add(foretell(ledger, first, first + 9))
+            each.pending.add(pending(ledger, first, first + 9))
         for committed in (24, 59):
             ledger.store.committed_index = committed
             each.notify()
             await helpers.until(lambda: each.dispatched_index == ledger.store.committed_index)
 
     made = derived(parts, helpers.until, together=True, prepare=commit)
-    assert (read, asked) == (list(range(20, 30)), []), "of the row in which 24 lies, and no others"
+    assert (read, asked) == (list(range(20, 30)), []), "of the batch in which 24 lies, and no others"
     assert made == expected

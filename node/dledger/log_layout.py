@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from node.dledger.config import DLedgerConfig
 from node.dledger.entry import BLANK_HEADER_SIZE_BYTES, HEADER_SIZE_BYTES
-from node.dledger.row import EntryRow
+from node.dledger.entry_batch import EntryBatch
 from node.dledger.rpc import DLedgerCode, DLedgerError
 
-__all__ = ["Places"]
+__all__ = ["LogLayout"]
 
 
-class Places:
+class LogLayout:
     """The rule, the same for a leader and its followers. Positions and sizes are bytes."""
 
     def __init__(self, config: DLedgerConfig) -> None:
@@ -52,7 +52,7 @@ class Places:
             end = place + HEADER_SIZE_BYTES + size_bytes
         return positions, files
 
-    def misplaced(self, row: EntryRow, end: int) -> tuple[int, int, int] | None:
+    def misplaced(self, row: EntryBatch, end: int) -> tuple[int, int, int] | None:
         """The first entry of a row that does not belong where it says, given that the row follows `end`: its index,
         where it says, and where it belongs. Raises as `of_entry`."""
         if row.pos == end and self._fits(len(row.raw), end):

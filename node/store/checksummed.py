@@ -5,10 +5,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Sequence
 
-__all__ = ["SummedBodies", "crcs_of"]
+__all__ = ["ChecksummedBodies", "crcs_of"]
 
 
-class SummedBodies(list[bytes]):
+class ChecksummedBodies(list[bytes]):
     """Bodies with the CRC-32 of each: `crcs`, or counted here."""
 
     __slots__ = ("crcs",)
@@ -20,4 +20,4 @@ class SummedBodies(list[bytes]):
 
 def crcs_of(bodies: Sequence[bytes]) -> Sequence[int]:
     """The CRC-32 of each."""
-    return bodies.crcs if isinstance(bodies, SummedBodies) else list(map(zlib.crc32, bodies))
+    return bodies.crcs if isinstance(bodies, ChecksummedBodies) else list(map(zlib.crc32, bodies))

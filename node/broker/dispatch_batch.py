@@ -1,0 +1,86 @@
+"""What the dispatcher carries into the queues at once: the one format for messages that a master has just appended and
+for those that were read from the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from node.store.index_file import KeyRun, keys_of
+from node.store.queue_store import QueueStore
+from node.store.unique_keys import unique_key_span
+
+__all__ = ["DispatchBatch", "KeyRuns", "Queue", "QueuePart", "append_parts"]
+
+Queue = tuple[str, int]
+"""Topic and queue id."""
+
+
+class QueuePart(NamedTuple):
+    """The messages of a batch that are in one queue, where they follow each other."""
+
+    queue: Queue
+    queue_offset: int
+    units: bytes
+    """One packed unit for each message."""
+    crcs: bytes
+
+
+class DispatchBatch(NamedTuple):
+    """Messages that follow each other in the log: none of a transaction, none delivered after a delay, none of a topic
+    of the broker's own. All that is made of them is a unit in their queue, and an entry in the index for each key."""
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody asks of this
+    """Messages."""
+    parts: Sequence[QueuePart]
+    store_timestamp_ms: int
+    """The newest."""
+    key_runs: Sequence[KeyRun]
+    """In the order of the log."""
+
+
+class KeyRuns:
+    """Collects the keys of messages in the order of the log."""
+
+    __slots__ = ("runs",)
+
+    def __init__(self) -> None:
+        self.runs: list[KeyRun] = []
+
+    def add(self, topic: str, text: bytes, physical_offset: int, store_timestamp_ms: int) -> None:
+        """The next message, by its property text."""
+        span = unique_key_span(text)
+        keys = [text[span[0] : span[1]]] if span is not None else [key.encode() for key in keys_of(text.decode())]
+        runs = self.runs
+        if runs and runs[-1].topic == topic and runs[-1].store_timestamp_ms == store_timestamp_ms:
+            runs[-1].keys.extend(keys)
+            runs[-1].physical_offsets.extend([physical_offset] * len(keys))
+        elif keys:
+            runs.append(KeyRun(topic, keys, [physical_offset] * len(keys), store_timestamp_ms))
+
+    def add_run(
+        self, topic: str, keys: Sequence[bytes], physical_offsets: Sequence[int], store_timestamp_ms: int
+    ) -> None:
+        """The next messages, which have one key each and are of one client: their keys begin alike."""
+        self.runs.append(KeyRun(topic, list(keys), list(physical_offsets), store_timestamp_ms))
+
+
+def append_parts(queues: QueueStore, batches: Iterable[DispatchBatch]) -> dict[Queue, None] | None:
+    """Append the messages of batches to their queues and say which these are; to none, and None, where one part does
+    not follow on what its queue holds."""
+    by_queue: dict[Queue, list[QueuePart]] = {}
+    for batch in batches:
+        for part in batch.parts:
+            known = by_queue.get(part.queue)
+            if known is None:
+                by_queue[part.queue] = [part]
+            else:
+                known.append(part)
+    for queue, parts in by_queue.items():
+        held = queues.find(*queue)
+        if held is None or held.max_offset != parts[0].queue_offset:
+            return None
+    for queue, parts in by_queue.items():
+        units, crcs = b"".join([part.units for part in parts]), b"".join([part.crcs for part in parts])
+        queues.append_units(*queue, parts[0].queue_offset, units, crcs)
+    return dict.fromkeys(by_queue)

@@ -1,0 +1,264 @@
+"""Batches read from the log: many messages at once, as far as nothing about them is special.
+
+A message whose record has IPv4 hosts, that belongs to no transaction, was not put by the broker for a delayed one, and
+whose queue exists and has its number next, only adds a unit to its queue, and its keys to the index. Such messages,
+which are nearly all that a follower gets, make a batch. Whatever else comes is left to the dispatcher, which looks at
+it alone: so nothing is decided here that it would decide otherwise, which the tests hold against each other.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
+from struct import Struct
+
+from node.broker.dispatch_batch import DispatchBatch, KeyRuns, Queue, QueuePart
+from node.broker.internal_topics import is_internal
+from node.broker.ledger import EntryBatch
+from node.dledger.entry import HEADER, HEADER_SIZE_BYTES, NORMAL_MAGIC
+from node.dledger.entry_batch import BODY_PREFIX
+from node.store.consume_queue import pack_units
+from node.store.properties import KEYS, TAGS, UNIQUE_KEY, property_value
+from node.store.queue_store import QueueStore
+from node.store.record import (
+    FIXED_SIZE_BYTES,
+    MAX_TOPIC_SIZE_BYTES,
+    RECORD_MAGIC,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_STORE_HOST_V6,
+    SYS_FLAG_TRANSACTION_MASK,
+    tag_hash,
+)
+from node.store.unique_keys import common_text
+
+__all__ = ["read_batch"]
+
+_HEAD = Struct(f">{BODY_PREFIX}IIIi4xqqi16xq8x4xqi")
+"""An entry's header, and what is wanted of everything before the body of a record with IPv4 hosts; see
+`node.store.record`."""
+_SIZE_AND_MAGIC = Struct(">II")
+_PREPARED_AND_SIZE = Struct(">qi")
+LEAST_UNIFORM = 6
+"""Messages of the same sizes; below these a loop is as quick."""
+RUN_LENGTH = 8
+"""Of messages of one queue: where runs are shorter, sorting them first is quicker."""
+SIZES_REMEMBERED = 64
+_SPECIAL = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6 | SYS_FLAG_TRANSACTION_MASK
+_LEAST_BYTES = HEADER_SIZE_BYTES + FIXED_SIZE_BYTES
+
+_TAGS, _KEYS, _UNIQUE_KEY = TAGS.encode(), KEYS.encode(), UNIQUE_KEY.encode()
+
+MAX_TOPICS = 4096
+"""Names of topics held decoded."""
+_topics: dict[bytes, str] = {}
+
+
+class _OfQueue:
+    """What one queue gets: a position, size, hash of tags and CRC for each message."""
+
+    __slots__ = ("crcs", "first", "positions", "queue", "sizes", "tags")
+
+    def __init__(self, queue: Queue, first: int) -> None:
+        self.queue = queue
+        self.first = first
+        self.positions: list[int] = []
+        self.sizes: list[int] = []
+        self.tags: list[int] = []
+        self.crcs: list[int] = []
+
+    def part(self) -> QueuePart:
+        """The same, packed."""
+        return QueuePart(self.queue, self.first, *pack_units(self.positions, self.sizes, self.tags, self.crcs))
+
+
+def read_batch(entries: EntryBatch, first_index: int, queues: QueueStore) -> tuple[int, DispatchBatch]:
+    """The messages from entry `first_index` on, up to the first one that is special, and how many entries these are
+    (those without a message count too). Changes nothing."""
+    if entries.is_uniform and entries.last_index - first_index >= LEAST_UNIFORM - 1:
+        uniform = _read_uniform(entries, first_index, queues)
+        if uniform is not None:
+            return uniform
+    return _read_each(entries, first_index, queues)
+
+
+def _read_each(entries: EntryBatch, first_index: int, queues: QueueStore) -> tuple[int, DispatchBatch]:
+    of_queues: dict[tuple[bytes, int], _OfQueue] = {}
+    keys = KeyRuns()
+    unpack, crc32, head_size = _HEAD.unpack_from, zlib.crc32, _HEAD.size
+    raw, shift, newest_ms = entries.raw, entries.pos + HEADER_SIZE_BYTES, 0
+    number = first_index - entries.first_index
+    start = entries.ends[number - 1] if number else 0
+    of_queue, known_topic, known_id, count = None, b"", -1, 0
+    for end in entries.ends[number:] if number else entries.ends:
+        if end - start < _LEAST_BYTES:
+            if HEADER.unpack_from(raw, start)[0] == NORMAL_MAGIC:
+                break
+            start, count = end, count + 1
+            continue
+        (
+            entry_magic, crc, size, magic, body_crc, queue_id, offset, position, sys_flag, stored_ms, prepared,
+            body_size,
+        ) = unpack(raw, start)  # fmt: skip
+        if entry_magic != NORMAL_MAGIC:
+            start, count = end, count + 1
+            continue
+        body_at = start + head_size
+        size_at = body_at + body_size
+        if (
+            position != start + shift or size != end - start - HEADER_SIZE_BYTES or magic != RECORD_MAGIC
+            or sys_flag & _SPECIAL or prepared or body_size < 0 or size_at + 3 > end
+        ):  # fmt: skip
+            break
+        text_at = size_at + raw[size_at] + 3
+        if (
+            text_at > end or raw[size_at] > MAX_TOPIC_SIZE_BYTES
+            or raw[text_at - 2] << 8 | raw[text_at - 1] != end - text_at
+            or crc32(raw[body_at:size_at]) & 0x7FFFFFFF != body_crc
+        ):  # fmt: skip
+            break
+        topic = raw[size_at + 1 : text_at - 2]
+        if queue_id != known_id or topic != known_topic:
+            of_queue = of_queues.get((topic, queue_id)) or _of_queue(topic, queue_id, queues)
+            if of_queue is None or offset != of_queue.first + len(of_queue.sizes):
+                break
+            of_queues[topic, queue_id] = of_queue
+            known_topic, known_id = topic, queue_id
+        assert of_queue is not None
+        text = raw[text_at:end]
+        if offset != of_queue.first + len(of_queue.sizes) or not _is_text(text):
+            break
+        of_queue.positions.append(position)
+        of_queue.sizes.append(size)
+        of_queue.tags.append(_tag_hash(text))
+        of_queue.crcs.append(crc)
+        if _KEYS in text or _UNIQUE_KEY in text:
+            keys.add(of_queue.queue[0], text, position, stored_ms)
+        if stored_ms > newest_ms:
+            newest_ms = stored_ms
+        start, count = end, count + 1
+    parts = [each.part() for each in of_queues.values()]
+    return count, DispatchBatch(count, parts, newest_ms, keys.runs)
+
+
+def _is_text(data: bytes) -> bool:
+    if data.isascii():
+        return True
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _tag_hash(text: bytes) -> int:
+    return tag_hash(property_value(text.decode(), TAGS)) if _TAGS in text else 0
+
+
+@lru_cache(maxsize=SIZES_REMEMBERED)
+def _uniform_layout(body_size: int, topic_size: int, text_size: int) -> Struct:
+    """An entry whose body, topic and properties are of these sizes; several fields are taken in one piece where they
+    are to be the same in all."""
+    return Struct(f">{BODY_PREFIX}8sIi4xqqi16xq8x4x12s{body_size}s{topic_size + 3}s{text_size}s")
+
+
+def _read_uniform(entries: EntryBatch, first_index: int, queues: QueueStore) -> tuple[int, DispatchBatch] | None:
+    """The same for entries of one size, where all from `first_index` on are messages of one topic with bodies of one
+    size and properties that differ in their unique keys only; None where they are not, or any is special."""
+    size, at = entries.ends[0], (first_index - entries.first_index) * entries.ends[0]
+    if size < _LEAST_BYTES:
+        return None
+    raw, count, body_size = entries.raw, entries.last_index - first_index + 1, _HEAD.unpack_from(entries.raw, at)[-1]
+    topic_at = at + _HEAD.size + body_size
+    if body_size < 0 or topic_at + 3 > at + size:
+        return None
+    topic_size = raw[topic_at]
+    text_size = size - _HEAD.size - body_size - topic_size - 3
+    if topic_size > MAX_TOPIC_SIZE_BYTES or text_size < 0:
+        return None
+    columns = _uniform_layout(body_size, topic_size, text_size).iter_unpack(memoryview(raw)[at:] if at else raw)
+    magics, crcs, heads, body_crcs, queue_ids, offsets, positions, flags, stored_ms, ends, bodies, topics, texts = zip(
+        *columns, strict=True
+    )
+    first_position, topic = entries.pos + at + HEADER_SIZE_BYTES, topics[0]
+    if (
+        magics.count(NORMAL_MAGIC) != count or topics.count(topic) != count
+        or heads.count(_SIZE_AND_MAGIC.pack(size - HEADER_SIZE_BYTES, RECORD_MAGIC)) != count
+        or ends.count(_PREPARED_AND_SIZE.pack(0, body_size)) != count
+        or positions != tuple(range(first_position, first_position + count * size, size))
+        or any([flag & _SPECIAL for flag in set(flags)])
+        or list(body_crcs) != [crc & 0x7FFFFFFF for crc in map(zlib.crc32, bodies)]
+        or topic[-2] << 8 | topic[-1] != text_size
+    ):  # fmt: skip
+        return None
+    common = common_text(texts)
+    if common is None or not _is_text(common.text):
+        return None
+    of_queues = _queue_columns(topic[1:-2], queue_ids, offsets, positions, crcs, queues)
+    if of_queues is None:
+        return None
+    tag = _tag_hash(common.text)
+    for of_queue in of_queues:
+        of_queue.sizes = [size - HEADER_SIZE_BYTES] * len(of_queue.positions)
+        of_queue.tags = [tag] * len(of_queue.positions)
+    keys, begin = KeyRuns(), 0
+    for stored, length in _runs(stored_ms) if common.keys is not None else ():
+        assert common.keys is not None
+        end = begin + length
+        keys.add_run(of_queues[0].queue[0], common.keys[begin:end], positions[begin:end], stored)
+        begin = end
+    return count, DispatchBatch(count, [each.part() for each in of_queues], max(0, *stored_ms), keys.runs)
+
+
+def _queue_columns(
+    topic: bytes,
+    queue_ids: Sequence[int],
+    offsets: Sequence[int],
+    positions: Sequence[int],
+    crcs: Sequence[int],
+    queues: QueueStore,
+) -> list[_OfQueue] | None:
+    """What each queue gets of messages of one topic; None where one of them is not the next of its queue."""
+    runs = _runs(queue_ids)
+    if len(runs) * RUN_LENGTH > len(queue_ids):  # bring those of a queue together, in their order
+        pick = itemgetter(*sorted(range(len(queue_ids)), key=queue_ids.__getitem__))
+        queue_ids, offsets, positions, crcs = map(pick, (queue_ids, offsets, positions, crcs))
+        runs = _runs(queue_ids)
+    of_queues: dict[int, _OfQueue] = {}
+    at = 0
+    for queue_id, length in runs:
+        of_queue = of_queues.get(queue_id) or _of_queue(topic, queue_id, queues)
+        if of_queue is None:
+            return None
+        of_queues[queue_id] = of_queue
+        first = of_queue.first + len(of_queue.positions)
+        if tuple(offsets[at : at + length]) != tuple(range(first, first + length)):
+            return None
+        of_queue.positions += positions[at : at + length]
+        of_queue.crcs += crcs[at : at + length]
+        at += length
+    return list(of_queues.values())
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Numbers that follow each other and are the same: the number, and how many."""
+    return [(number, len(list(run))) for number, run in groupby(numbers)]
+
+
+def _of_queue(name: bytes, queue_id: int, queues: QueueStore) -> _OfQueue | None:
+    """The place for a queue's messages; None where the queue does not exist yet or has a meaning of its own."""
+    topic = _topics.get(name)
+    if topic is None:
+        try:
+            topic = name.decode()
+        except UnicodeDecodeError:
+            return None
+        if len(_topics) >= MAX_TOPICS:
+            _topics.clear()
+        _topics[name] = topic
+    queue = queues.find(topic, queue_id)
+    if queue is None or is_internal(topic):
+        return None
+    return _OfQueue((topic, queue_id), queue.max_offset)

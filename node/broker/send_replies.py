@@ -1,0 +1,145 @@
+"""The replies to sends, written when their messages are stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from node.broker.ledger import StoredInPart
+from node.broker.message_store import MessageStore, Placed
+from node.broker.send_request import names_of
+from node.remoting import (
+    Command,
+    DeferredReply,
+    ReplyTemplate,
+    RequestError,
+    ResponseCode,
+    TemplateRequest,
+    encode,
+)
+from node.store.columns import pack_longs
+from node.store.properties import UNIQUE_KEY, property_value
+from node.store.record import message_id
+from node.store.unique_keys import unique_key_span
+
+__all__ = ["RefusalTemplates", "SendReplies", "SendReplyWriter"]
+
+REPLY_NAMES = ("msgId", "queueId", "queueOffset", "transactionId")
+MAX_REFUSALS = 64
+"""Reasons to refuse that are remembered: they name topics and queues."""
+
+
+class SendReplyWriter:
+    """What the replies of one broker have in common, and how many are still to be sent."""
+
+    def __init__(self, store: MessageStore, store_host: str, common_fields: Mapping[str, str]) -> None:
+        self.store = store
+        self.host_text = message_id(store_host, 0)[:-16]
+        """How the id of every message stored here begins; its position follows in 16 digits."""
+        self.common_fields = common_fields
+        self.template = ReplyTemplate(REPLY_NAMES, common_fields)
+        self.now_s = asyncio.get_running_loop().time
+        self._under_way = 0
+        self._all_sent: asyncio.Future[None] | None = None
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until every reply is sent, at most `timeout_s` seconds."""
+        if self._under_way:
+            self._all_sent = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._all_sent,), timeout=timeout_s)
+
+    def begun(self) -> None:
+        """A reply will be sent, or several at once; `ended` is called then."""
+        self._under_way += 1
+
+    def ended(self) -> None:
+        """One of them was sent."""
+        self._under_way -= 1
+        if self._all_sent is not None and not self._under_way and not self._all_sent.done():
+            self._all_sent.set_result(None)
+
+
+class SendReplies(DeferredReply):
+    """The replies to requests whose messages are stored together."""
+
+    __slots__ = ("_began_s", "_is_stored", "_outcome", "_placed", "_queue_ids", "_writer")
+
+    def __init__(self, writer: SendReplyWriter, requests: Sequence[Command], queue_ids: Sequence[int]) -> None:
+        super().__init__(requests)
+        self._writer = writer
+        self._queue_ids = queue_ids
+        self._began_s = writer.now_s()
+        self._placed: Sequence[Placed] = ()
+        self._is_stored = False
+        self._outcome: Exception | None = None
+
+    def placed(self, placed: Sequence[Placed]) -> None:
+        """The messages are in the log, and it is known where."""
+        self._placed = placed
+        self._writer.begun()
+        if self._is_stored:
+            self._answer()
+
+    def stored(self, error: Exception | None) -> None:
+        """What became of the messages; only the first word counts. It may come before `placed` is called."""
+        if not self._is_stored:
+            self._is_stored, self._outcome = True, error
+            if self._placed:
+                self._answer()
+
+    def _answer(self) -> None:
+        writer, error = self._writer, self._outcome
+        writer.ended()
+        if error is None or isinstance(error, StoredInPart):
+            writer.store.committed_total += sum([len(each.positions) for each in self._placed])
+            writer.store.note_put(writer.now_s() - self._began_s, len(self.requests))
+        frames = []
+        for request, placed, queue_id in zip(self.requests, self._placed, self._queue_ids, strict=True):
+            if error is None or isinstance(error, StoredInPart):
+                ids = _ids(writer.host_text, placed.positions)
+                values = ids, str(queue_id), str(placed.queue_offset), _unique_key(request)
+                if error is None:
+                    frames.append(writer.template.frame(request, values))
+                else:
+                    fields = {**dict(zip(REPLY_NAMES, values, strict=True)), **writer.common_fields}
+                    frames.append(encode(request.reply(error.code, remark=str(error), fields=fields)))
+            else:
+                remark = f"the outcome is unknown: {error}"
+                reply = request.reply(ResponseCode.SYSTEM_ERROR, remark=remark, fields=writer.common_fields)
+                frames.append(encode(reply))
+        self.send(b"".join(frames))
+
+
+def _ids(host: str, positions: Sequence[int]) -> str:
+    """The ids of messages at these positions, as a reply to their sender has them."""
+    if len(positions) == 1:
+        return f"{host}{positions[0]:016X}"
+    return f"{host}{pack_longs(positions).hex(',', 8).upper().replace(',', f',{host}')}"
+
+
+def _unique_key(request: Command) -> str:
+    """The unique key of a request, which its reply repeats; "" where it has none."""
+    if isinstance(request, TemplateRequest):
+        text = request.values[3] or b""
+        span = unique_key_span(text)
+        return text[span[0] : span[1]].decode() if span else property_value(text.decode(), UNIQUE_KEY) or ""
+    return property_value(request.ext_fields.get(names_of(request)["properties"], ""), UNIQUE_KEY) or ""
+
+
+class RefusalTemplates:
+    """The replies of refusals, of which there may be very many with the same reason."""
+
+    def __init__(self, common_fields: Mapping[str, str]) -> None:
+        self._common_fields = common_fields
+        self._templates: dict[tuple[int, str], ReplyTemplate] = {}
+
+    def frames(self, requests: Sequence[Command], error: RequestError) -> bytes:
+        """The frames of the replies to refused requests."""
+        key = error.code, error.remark
+        template = self._templates.get(key)
+        if template is None:
+            if len(self._templates) >= MAX_REFUSALS:
+                self._templates.clear()
+            template = ReplyTemplate((), self._common_fields, code=error.code, remark=error.remark)
+            self._templates[key] = template
+        return b"".join([template.frame(each, ()) for each in requests])

@@ -1,0 +1,54 @@
+"""Replies that are given by a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from node.remoting.command import Command
+
+if TYPE_CHECKING:
+    from node.remoting.connection import Connection
+
+__all__ = ["DeferredReply"]
+
+
+class DeferredReply:
+    """The reply to one request, or the replies to several of one connection, none of them one-way, that are answered
+    together: given by a call in some later turn of the loop or before. A processor returns it that has neither a task
+    nor a future to wait for. `send` must be called exactly once."""
+
+    __slots__ = ("_connection", "_observer", "_reply", "requests", "size_bytes")
+
+    def __init__(self, requests: Sequence[Command]) -> None:
+        self.requests = requests
+        self.size_bytes = 0
+        """What the requests are counted for until the reply is sent."""
+        self._observer: Callable[[Command | bytes], None] | None = None
+        self._connection: Connection | None = None
+        self._reply: Command | bytes | None = None
+
+    def send(self, reply: Command | bytes) -> None:
+        """Send the reply to the only request, or the whole frames of all replies."""
+        if self._observer is not None:
+            self._observer(reply)
+        if self._connection is None:
+            self._reply = reply
+        else:
+            self._connection.end_deferred(self, reply)
+
+    def observe(self, observer: Callable[[Command | bytes], None]) -> None:
+        """Call `observer` with the reply when it is sent, at once where it was already."""
+        if self._reply is not None:
+            observer(self._reply)
+        else:
+            self._observer = observer
+
+    def attach(self, connection: Connection, size_bytes: int) -> bool:
+        """Called by the connection when the processor has returned, with what the requests are counted for; True when
+        the reply was sent before, and is written now."""
+        if self._reply is not None:
+            connection.write_reply(self.requests, self._reply)
+            return True
+        self._connection, self.size_bytes = connection, size_bytes
+        return False

@@ -1,0 +1,90 @@
+"""The hash of a key in the message index: Java's String.hashCode of "topic#key", made positive (R: IndexFile).
+
+A client's unique keys differ in their last characters: 16 bytes in hexadecimal, of which the first ten are its
+address, process and class loader, then come the time and a counter. The hash is a polynomial, so it is put together of
+that of the beginning and those of three groups of four characters, all of which repeat and are remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
+
+from node.store.record import java_string_hash
+
+__all__ = ["key_hash", "key_hashes"]
+
+GROUP_CHARS = 4
+TAIL_CHARS = 3 * GROUP_CHARS
+MAX_GROUPS = 1 << 17
+"""Groups of characters remembered: all of four hexadecimal digits, and as many again. Some 100 bytes each."""
+MAX_BEGINNINGS = 4096
+"""Beginnings of keys remembered: one for each topic and client."""
+
+_MASK = 0xFFFFFFFF
+_HALF = 1 << 31
+_POWERS = [pow(31, exponent, 1 << 32) for exponent in (3 * GROUP_CHARS, 2 * GROUP_CHARS, GROUP_CHARS)]
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The hash under which a key of a topic is filed."""
+    return _positive(java_string_hash(f"{topic}#{key}") & _MASK)
+
+
+def key_hashes(topic: str, keys: Sequence[bytes]) -> list[int]:
+    """The same for keys in UTF-8."""
+    size = len(keys[0]) if keys else 0
+    together = b"".join(keys)
+    if size < TAIL_CHARS or list(map(len, keys)).count(size) != len(keys) or not together.isascii():
+        return [key_hash(topic, key.decode()) for key in keys]
+    groups = _groups.__getitem__
+    if len(keys) == 1:
+        beginnings, lasts = (together[:-GROUP_CHARS],), (together[-GROUP_CHARS:],)
+    else:
+        beginnings, lasts = zip(*_layout(size - GROUP_CHARS).iter_unpack(together), strict=True)
+    if beginnings.count(beginnings[0]) == len(keys):
+        same = _beginning(topic, beginnings[0])
+        sums = [same + number & _MASK for number in map(groups, lasts)]
+    else:
+        numbers = map(groups, lasts)
+        sums = [_beginning(topic, text) + number & _MASK for text, number in zip(beginnings, numbers, strict=True)]
+    return [number if number < _HALF else (_MASK + 1 - number) & (_HALF - 1) for number in sums]
+
+
+def _beginning(topic: str, text: bytes) -> int:
+    """What everything before the last group adds to the hash."""
+    return (
+        _client(topic, text[: -2 * GROUP_CHARS]) * _POWERS[0]
+        + _groups[text[-2 * GROUP_CHARS : -GROUP_CHARS]] * _POWERS[1]
+        + _groups[text[-GROUP_CHARS:]] * _POWERS[2]
+    )
+
+
+def _positive(unsigned: int) -> int:
+    """Math.abs of a signed 32-bit number, 0 for the one that has none (R)."""
+    return unsigned if unsigned < _HALF else (_MASK + 1 - unsigned) & (_HALF - 1)
+
+
+class _Groups(dict[bytes, int]):
+    """The hashes of groups of four characters."""
+
+    def __missing__(self, text: bytes) -> int:
+        if len(self) >= MAX_GROUPS:
+            self.clear()
+        first, second, third, fourth = text
+        value = self[text] = ((first * 31 + second) * 31 + third) * 31 + fourth
+        return value
+
+
+_groups = _Groups()
+
+
+@lru_cache(maxsize=MAX_BEGINNINGS)
+def _client(topic: str, text: bytes) -> int:
+    return java_string_hash(f"{topic}#{text.decode()}") & _MASK
+
+
+@lru_cache(maxsize=64)
+def _layout(size: int) -> Struct:
+    return Struct(f"{size}s{GROUP_CHARS}s")

@@ -1,0 +1,66 @@
+"""The unique keys of many messages at once.
+
+RocketMQ's clients put a UNIQ_KEY into every message, so property texts that are otherwise the same differ in it. What
+they have in common is then looked at once, and the keys are a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
+from typing import NamedTuple
+
+from node.store.properties import KEYS, UNIQUE_KEY
+
+__all__ = ["CommonText", "common_text", "unique_key_span"]
+
+_KEYS = f"{KEYS}\x01".encode()
+_UNIQUE = f"{UNIQUE_KEY}\x01".encode()
+_END = b"\x02"
+LAYOUTS_REMEMBERED = 64
+
+
+class CommonText(NamedTuple):
+    """What property texts have in common, without their keys, and the key of each message; None where none has one."""
+
+    text: bytes
+    keys: Sequence[bytes] | None
+
+
+def unique_key_span(text: bytes) -> tuple[int, int] | None:
+    """Where the value of UNIQ_KEY begins and ends in a property text that has no other key; None where it has none,
+    or more than one."""
+    at = text.find(_UNIQUE)
+    if at < 0 or (at and text[at - 1 : at] != _END) or _KEYS in text:
+        return None
+    start = at + len(_UNIQUE)
+    end = text.find(_END, start)
+    if end < 0:
+        end = len(text)
+    return None if end == start or text.find(_UNIQUE, start) >= 0 else (start, end)
+
+
+@lru_cache(maxsize=LAYOUTS_REMEMBERED)
+def _layout(before: int, key: int, after: int) -> Struct:
+    return Struct(f"{before}s{key}s{after}s")
+
+
+def common_text(texts: Sequence[bytes]) -> CommonText | None:
+    """What the texts, which are of one size, have in common, if they are the same but for the value of UNIQ_KEY, which
+    is ASCII, and hold no KEYS; None where that is not so."""
+    first, count = texts[0], len(texts)
+    span = unique_key_span(first)
+    if span is None:
+        is_same = texts.count(first) == count and _UNIQUE not in first and _KEYS not in first
+        return CommonText(first, None) if is_same else None
+    start, end = span
+    columns = _layout(start, end - start, len(first) - end).iter_unpack(b"".join(texts))
+    befores, keys, afters = zip(*columns, strict=True)
+    together = b"".join(keys)
+    if (
+        befores.count(befores[0]) != count or afters.count(afters[0]) != count
+        or _END in together or not together.isascii()
+    ):  # fmt: skip
+        return None
+    return CommonText(befores[0] + afters[0], keys)
