@@ -3,8 +3,8 @@
 Handing an operation to a pool and being woken by it costs the loop far more than a write into the page cache does, and
 nearly every write is one. So the loop stands still for it, up to a bound that nobody notices; where the disk takes
 longer, it goes on with other things, is told by the pool, and does not try again for a while. A disk that stalls
-therefore never takes more from the loop than `PATIENCE_S` out of each `REST_S`. What waits for the disk in any case, a
-sync, is begun at once and its end told, which one thread of its own does at half the price of a pool.
+therefore never takes more from the loop than `BLOCKING_TIMEOUT_S` out of each `REST_S`. What waits for the disk in any
+case, a sync, is begun at once and its end told, which one thread of its own does at half the price of a pool.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 from node.runtime import Ended
 
-__all__ = ["PATIENCE_S", "REST_S", "DiskThread"]
+__all__ = ["BLOCKING_TIMEOUT_S", "REST_S", "DiskThread"]
 
-PATIENCE_S = 0.002
+BLOCKING_TIMEOUT_S = 0.002
 """The longest that the loop stands still: a fiftieth of the shortest time in which anybody misses a heartbeat."""
 REST_S = 0.1
 """From an operation that took longer until the loop stands still for one again."""
@@ -81,7 +81,7 @@ class DiskThread:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing is under way, so that `run` and `stand_still` may be called."""
+        """Whether nothing is under way, so that `run` and `run_blocking` may be called."""
         return not self._is_busy
 
     @property
@@ -97,11 +97,11 @@ class DiskThread:
         self._hand.operation = operation
         self._hand.begin.release()
 
-    def stand_still(self, operation: Callable[[], None]) -> bool:
+    def run_blocking(self, operation: Callable[[], None]) -> bool:
         """Do it while the loop stands still. True when it is done; raises what it raised. False when it takes longer:
         then `wait` must be called, from another thread, before anything else is begun here."""
         self._begin(operation)
-        if not self._hand.done.acquire(True, PATIENCE_S):
+        if not self._hand.done.acquire(True, BLOCKING_TIMEOUT_S):
             self._rests_until_s = time.monotonic() + REST_S
             return False
         self._is_busy = False
@@ -144,9 +144,9 @@ class DiskThread:
             loop.call_soon_threadsafe(ended)
 
         self._hand.tell = tell_loop
-        may_stand_still = self.is_quick
+        may_block = self.is_quick
         self._begin(operation)
-        if may_stand_still and not has_begun.acquire(True, PATIENCE_S):
+        if may_block and not has_begun.acquire(True, BLOCKING_TIMEOUT_S):
             self._rests_until_s = time.monotonic() + REST_S
 
     async def run(self, first: Callable[[], None], then: Callable[[], None]) -> None:

@@ -83,28 +83,28 @@ class RealFile:
             await own.run(write, self._sync)
         elif sync or not own.is_quick:
             await _in_pool(self._pool, lambda: self._write(offset, data, sync))
-        elif not own.stand_still(write):
+        elif not own.run_blocking(write):
             await _in_pool(self._pool, own.wait)
 
-    def begin_write(self, offset: int, data: bytes, then: Ended, *, sync: bool = False) -> None:
+    def begin_write(self, offset: int, data: bytes, on_done: Ended, *, sync: bool = False) -> None:
         own, loop = self._own, asyncio.get_running_loop()
         write: Callable[[], None] = partial(self._write, offset, data)
         if sync and own.is_free:
-            own.begin(write, self._sync, then)
+            own.begin(write, self._sync, on_done)
             return
         if sync or not own.is_quick:
             write = partial(self._write, offset, data, sync)
         else:
             try:
-                is_done = own.stand_still(write)
+                is_done = own.run_blocking(write)
             except OSError as error:
-                loop.call_soon(then, error)
+                loop.call_soon(on_done, error)
                 return
             if is_done:
-                loop.call_soon(then, None)
+                loop.call_soon(on_done, None)
                 return
             write = own.wait
-        loop.run_in_executor(self._pool, write).add_done_callback(lambda future: then(future.exception()))
+        loop.run_in_executor(self._pool, write).add_done_callback(lambda future: on_done(future.exception()))
 
     async def sync(self) -> None:
         await _in_pool(self._pool, self._sync)

@@ -64,9 +64,9 @@ class File(Protocol):
         """
         ...
 
-    def begin_write(self, offset: int, data: bytes, then: Ended, *, sync: bool = False) -> None:
-        """The same without a task that waits: `then` is called once, in a later turn of the loop, and never where this
-        raises. What is under way goes on to its end whatever becomes of the caller. Raises OSError (EBADF)."""
+    def begin_write(self, offset: int, data: bytes, on_done: Ended, *, sync: bool = False) -> None:
+        """The same without a task that waits: `on_done` is called once, in a later turn of the loop, and never where
+        this raises. What is under way goes on to its end whatever becomes of the caller. Raises OSError (EBADF)."""
         ...
 
     async def sync(self) -> None:

@@ -3,9 +3,9 @@
     python scripts/coverage_of_the_seeds.py [--check]
 
 The mechanisms are the lines of docs/mechanisms.txt, in sections that begin with "# ". A test names its mechanisms with
-`@pytest.mark.row("...")`; the argument is a mechanism's line, literally or by the name of a constant of the module, or
-its beginning followed by "...", where only one line begins so.
-With --check nothing is written: the exit status says whether the document is up to date and every row is known.
+`@pytest.mark.mechanism("...")`; the argument is a mechanism's line, literally or by the name of a constant of the
+module, or its beginning followed by "...", where only one line begins so.
+With --check nothing is written: the exit status says whether the document is up to date and every mechanism is known.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MECHANISMS = ROOT / "docs" / "mechanisms.txt"
 DOCUMENT = ROOT / "docs" / "coverage-of-the-seeds.md"
 
 
-def tests_by_row() -> dict[str, list[str]]:
-    """Every row that a test names, with the tests that name it."""
-    rows: dict[str, list[str]] = {}
+def tests_by_mechanism() -> dict[str, list[str]]:
+    """Every mechanism that a test names, with the tests that name it."""
+    mechanisms: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         constants = {
@@ -35,56 +35,56 @@ def tests_by_row() -> dict[str, list[str]]:
         }
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                for row in _rows(node.decorator_list, constants):
-                    rows.setdefault(row, []).append(f"{path.relative_to(ROOT)}::{node.name}")
-    return rows
+                for mechanism in _mechanisms(node.decorator_list, constants):
+                    mechanisms.setdefault(mechanism, []).append(f"{path.relative_to(ROOT)}::{node.name}")
+    return mechanisms
 
 
-def _rows(decorators: list[ast.expr], constants: dict[str, ast.expr]) -> Iterator[str]:
+def _mechanisms(decorators: list[ast.expr], constants: dict[str, ast.expr]) -> Iterator[str]:
     for decorator in decorators:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.row":
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.mechanism":
             for argument in decorator.args:
                 value = constants.get(argument.id, argument) if isinstance(argument, ast.Name) else argument
                 yield str(ast.literal_eval(value))
 
 
-def resolved(rows: dict[str, list[str]], known: set[str]) -> dict[str, list[str]]:
+def resolved(mechanisms: dict[str, list[str]], known: set[str]) -> dict[str, list[str]]:
     """The same by whole lines, where a test gave a line's beginning; what fits no line or several stays as it is."""
     found: dict[str, list[str]] = {}
-    for row, tests in rows.items():
-        fitting = [line for line in known if row.endswith("...") and line.startswith(row[:-3])]
-        found.setdefault(fitting[0] if len(fitting) == 1 else row, []).extend(tests)
-    return {row: sorted(set(tests)) for row, tests in found.items()}
+    for mechanism, tests in mechanisms.items():
+        fitting = [line for line in known if mechanism.endswith("...") and line.startswith(mechanism[:-3])]
+        found.setdefault(fitting[0] if len(fitting) == 1 else mechanism, []).extend(tests)
+    return {mechanism: sorted(set(tests)) for mechanism, tests in found.items()}
 
 
-def document(rows: dict[str, list[str]]) -> str:
+def document(mechanisms: dict[str, list[str]]) -> str:
     """The document's text."""
     lines = [
         "# Which test covers which mechanism",
         "",
-        "Made by `scripts/coverage_of_the_seeds.py` from the `row` markers of the tests. A test is listed where it",
-        "would fail if the mechanism were missing.",
+        "Made by `scripts/coverage_of_the_seeds.py` from the `mechanism` markers of the tests. A test is listed where",
+        "it would fail if the mechanism were missing.",
     ]
     for line in MECHANISMS.read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):
             lines += ["", f"## {line[2:]}", "", "| Mechanism | Tests |", "|---|---|"]
         elif line:
-            tests = "<br>".join(f"`{test}`" for test in rows.get(line, [])) or "no test names it yet"
+            tests = "<br>".join(f"`{test}`" for test in mechanisms.get(line, [])) or "no test names it yet"
             lines.append(f"| {line.replace('|', chr(92) + '|')} | {tests} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
     """Write or check the document; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Write docs/coverage-of-the-seeds.md from the tests' row markers.")
+    parser = argparse.ArgumentParser(description="Write docs/coverage-of-the-seeds.md from the markers of the tests.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail when the document is out of date")
     options = parser.parse_args()
     known = set(MECHANISMS.read_text(encoding="utf-8").splitlines())
-    rows = resolved(tests_by_row(), known)
-    unknown = [row for row in rows if row not in known]
-    for row in unknown:
-        print(f"no mechanism is called {row!r}, which {rows[row][0]} names", file=sys.stderr)
-    text = document(rows)
+    mechanisms = resolved(tests_by_mechanism(), known)
+    unknown = [mechanism for mechanism in mechanisms if mechanism not in known]
+    for mechanism in unknown:
+        print(f"no mechanism is called {mechanism!r}, which {mechanisms[mechanism][0]} names", file=sys.stderr)
+    text = document(mechanisms)
     if options.check:
         is_current = DOCUMENT.exists() and DOCUMENT.read_text(encoding="utf-8") == text
         if not is_current:

@@ -7,11 +7,11 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from node.broker.append_errors import stored_at
 from node.broker.group_tools import subscription_document
 from node.broker.internal_topics import is_internal, system_topics
 from node.broker.pull import TagFilter
-from node.broker.puts import stored_at
-from node.broker.served import Served
+from node.broker.query_context import QueryContext
 from node.broker.tool_json import Place, queue_table, to_json
 from node.broker.topics import TopicTableFull, check_topic
 from node.config import TopicConfig, check_topic_name
@@ -31,13 +31,13 @@ class AdminProcessor:
 
     def __init__(
         self,
-        served: Served,
+        context: QueryContext,
         *,
         describe: Callable[[], Mapping[str, object]],
         settings: Callable[[], Mapping[str, object]],
         on_topics_changed: Callable[[], None],
     ) -> None:
-        self._served = served
+        self._context = context
         self._settings = settings
         self._describe = describe
         self._on_topics_changed = on_topics_changed
@@ -72,7 +72,7 @@ class AdminProcessor:
 
         def passed(refusal: RequestError | None) -> None:
             if refusal is None:
-                queue = self._served.queues.find(topic, queue_id)
+                queue = self._context.queues.find(topic, queue_id)
                 deferred.send(command.reply(ResponseCode.SUCCESS, fields={"offset": bound(queue) if queue else 0}))
             else:
                 deferred.send(command.reply(refusal.code, remark=refusal.remark))
@@ -81,14 +81,14 @@ class AdminProcessor:
             queue = await self._queue(command)
             return command.reply(ResponseCode.SUCCESS, fields={"offset": bound(queue) if queue else 0})
 
-        return deferred if self._served.gate.ask(passed) else later()
+        return deferred if self._context.gate.ask(passed) else later()
 
     async def earliest(self, command: Command, connection: Connection) -> Command:
         """Code 32: when the oldest message of a queue was stored, in ms; -1 when it holds none (R)."""
         queue = await self._queue(command)
-        served, stored_ms = self._served, None
+        context, stored_ms = self._context, None
         if queue is not None:
-            stored_ms = stored_at(served.log, served.queues, queue, queue.min_offset)
+            stored_ms = stored_at(context.log, context.queues, queue, queue.min_offset)
         return command.reply(ResponseCode.SUCCESS, fields={"timestamp": -1 if stored_ms is None else stored_ms})
 
     async def units(self, command: Command, connection: Connection) -> Command:
@@ -98,7 +98,7 @@ class AdminProcessor:
         queue = await self._queue(command)
         if queue is None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"topic {topic[:127]!r} has no such queue here")
-        consumers = self._served.clients.consumer_group(group)
+        consumers = self._context.clients.consumer_group(group)
         wanted = consumers.subscriptions.get(topic) if consumers is not None else None
         body: dict[str, object] = {"minQueueIndex": queue.min_offset, "maxQueueIndex": queue.max_offset}
         if group and wanted is None:
@@ -125,8 +125,8 @@ class AdminProcessor:
 
     async def _queue(self, command: Command) -> ConsumeQueue | None:
         topic, queue_id = command.get_str("topic"), command.get_int("queueId")
-        await self._served.gate.enter()
-        return self._served.queues.find(topic, queue_id)
+        await self._context.gate.enter()
+        return self._context.queues.find(topic, queue_id)
 
     def runtime_info(self, command: Command, connection: Connection) -> Command:
         """Code 28: {"table": {name: text}}, about this node alone and without any barrier."""
@@ -164,7 +164,7 @@ class AdminProcessor:
         try:
             if is_internal(name):
                 raise ValueError("the broker needs it as it is")
-            await self._served.topics.put(check_topic(topic))
+            await self._context.topics.put(check_topic(topic))
         except (OSError, TopicTableFull, ValueError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the topic was not created: {error}") from error
         self._on_topics_changed()
@@ -173,7 +173,7 @@ class AdminProcessor:
     async def delete_topic(self, command: Command, connection: Connection) -> Command:
         """Code 215: forget a topic. What its queues hold goes with the log."""
         try:
-            await self._served.topics.remove(command.get_str("topic"))
+            await self._context.topics.remove(command.get_str("topic"))
         except (OSError, ValueError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the topic was not removed: {error}") from error
         self._on_topics_changed()
@@ -182,12 +182,12 @@ class AdminProcessor:
     async def topic_stats(self, command: Command, connection: Connection) -> Command:
         """Code 202: the bounds of every queue of a topic, and when it last got a message."""
         name = command.get_str("topic")
-        topic = self._served.topics.get(name)
+        topic = self._context.topics.get(name)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name!r} does not exist")
-        await self._served.gate.enter()
+        await self._context.gate.enter()
         table = queue_table(
-            (Place(name, self._served.broker_name, queue_id), self._bounds(self._served.queues.find(name, queue_id)))
+            (Place(name, self._context.broker_name, queue_id), self._bounds(self._context.queues.find(name, queue_id)))
             for queue_id in range(topic.all_queues)
         )
         return command.reply(ResponseCode.SUCCESS, body=f'{{"offsetTable":{table}}}'.encode())
@@ -195,7 +195,7 @@ class AdminProcessor:
     def _bounds(self, queue: ConsumeQueue | None) -> dict[str, int]:
         if queue is None:
             return {"lastUpdateTimestamp": 0, "maxOffset": 0, "minOffset": 0}
-        last_ms = stored_at(self._served.log, self._served.queues, queue, queue.max_offset - 1) or 0
+        last_ms = stored_at(self._context.log, self._context.queues, queue, queue.max_offset - 1) or 0
         return {"lastUpdateTimestamp": last_ms, "maxOffset": queue.max_offset, "minOffset": queue.min_offset}
 
 

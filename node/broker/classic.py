@@ -109,7 +109,7 @@ class ClassicStore:
     def read_bytes(self, pos: int, size_bytes: int) -> bytes:
         return self._log.read(pos, size_bytes)
 
-    def read_row(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_records(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
         """What lies at places given as position and size; in one read where each follows on the one before and not all
         are in memory. Raises OSError; what cannot be read whole may be short."""
         recent = self._log.recent
@@ -310,11 +310,11 @@ class ClassicLedger:
         """What `read_barrier` would return at once; None where it would raise or has to wait."""
         return self.store.committed_index
 
-    def ask_barrier(self, mode: ReadMode, then: Callable[[int | DLedgerError], object]) -> bool:
+    def ask_barrier(self, mode: ReadMode, on_done: Callable[[int | DLedgerError], object]) -> bool:
         """See `Ledger.ask_barrier`."""
         index = self.read_barrier_now()
         if index is not None:
-            then(index)
+            on_done(index)
         return index is not None
 
     async def read_barrier(self, mode: ReadMode) -> int:

@@ -12,8 +12,8 @@ from node.broker.consumer_offsets import TooManyOffsets
 from node.broker.heartbeat import Heartbeat, LockRequest
 from node.broker.internal_topics import retry_topic
 from node.broker.memory_window import MemoryWindow
+from node.broker.query_context import QueryContext
 from node.broker.rebalance_locks import RebalanceLocks
-from node.broker.served import Served
 from node.broker.subscription_groups import SubscriptionGroup, SubscriptionGroups, TooManyGroups
 from node.broker.topics import TopicTableFull
 from node.config import TopicConfig, check_topic_name
@@ -30,7 +30,7 @@ class ClientProcessor:
 
     def __init__(
         self,
-        served: Served,
+        context: QueryContext,
         *,
         groups: SubscriptionGroups,
         locks: RebalanceLocks,
@@ -39,7 +39,7 @@ class ClientProcessor:
         on_topics_changed: Callable[[], None],
         auto_create_groups: bool = True,
     ) -> None:
-        self._served = served
+        self._context = context
         self._groups = groups
         self._locks = locks
         self._memory = memory
@@ -79,14 +79,14 @@ class ClientProcessor:
             if group.retry_queues:
                 await self._make_topic(retry_topic(consumer.group), group.retry_queues)
         if not connection.is_closing:
-            self._served.clients.heartbeat(beat, connection, language=command.language, version=command.version)
+            self._context.clients.heartbeat(beat, connection, language=command.language, version=command.version)
         return command.reply(ResponseCode.SUCCESS)
 
     async def _make_topic(self, name: str, queues: int) -> None:
-        if self._served.topics.get(name) is not None:
+        if self._context.topics.get(name) is not None:
             return
         try:
-            await self._served.topics.put(TopicConfig(name=check_topic_name(name), queues=queues))
+            await self._context.topics.put(TopicConfig(name=check_topic_name(name), queues=queues))
         except (OSError, TopicTableFull, ValueError) as error:
             logger.warning("topic %s was not made: %s", name, error)
         else:
@@ -94,7 +94,7 @@ class ClientProcessor:
 
     def unregister(self, command: Command, connection: Connection) -> Command:
         """Code 35: the client leaves a producer group, a consumer group, or both."""
-        self._served.clients.unregister(
+        self._context.clients.unregister(
             command.get_str("clientID"), command.get_str("producerGroup", ""), command.get_str("consumerGroup", "")
         )
         return command.reply(ResponseCode.SUCCESS)
@@ -102,7 +102,7 @@ class ClientProcessor:
     def consumer_list(self, command: Command, connection: Connection) -> Command:
         """Code 38: the client ids of a group."""
         group = command.get_str("consumerGroup")
-        ids = self._served.clients.consumer_ids(group)
+        ids = self._context.clients.consumer_ids(group)
         if not ids:
             return command.reply(ResponseCode.SYSTEM_ERROR, remark=f"no consumer of group {group!r} is here")
         return command.reply(ResponseCode.SUCCESS, body=_json({"consumerIdList": ids}))
@@ -128,13 +128,13 @@ class ClientProcessor:
 
     def _require_master(self) -> None:
         """Two nodes that both hand out locks would contradict each other, whatever they may answer to reads."""
-        if not self._served.gate.leads:
-            raise self._served.gate.not_leader()
+        if not self._context.gate.leads:
+            raise self._context.gate.not_leader()
 
     def _require_leader(self) -> None:
         """Two nodes that both take offsets would contradict each other, unless stale reads are asked for."""
-        if self._served.gate.needs_leader and not self._served.gate.leads:
-            raise self._served.gate.not_leader()
+        if self._context.gate.needs_leader and not self._context.gate.leads:
+            raise self._context.gate.not_leader()
 
     def query_offset(self, command: Command, connection: Connection) -> Command:
         """Code 14: where a group goes on in a queue.
@@ -145,9 +145,9 @@ class ClientProcessor:
         """
         self._require_leader()
         topic, queue_id = command.get_str("topic"), command.get_int("queueId")
-        offset = self._served.offsets.find(command.get_str("consumerGroup"), topic, queue_id)
+        offset = self._context.offsets.find(command.get_str("consumerGroup"), topic, queue_id)
         if offset is None:
-            queue = self._served.queues.find(topic, queue_id)
+            queue = self._context.queues.find(topic, queue_id)
             if queue is not None and (queue.min_offset > 0 or self._is_spilled(queue)):
                 return command.reply(ResponseCode.QUERY_NOT_FOUND, remark="the group has no offset for this queue")
             offset = 0
@@ -164,7 +164,7 @@ class ClientProcessor:
         is bounded."""
         self._require_leader()
         name, queue_id = command.get_str("topic"), command.get_int("queueId")
-        topic = self._served.topics.get(name)
+        topic = self._context.topics.get(name)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name[:127]!r} does not exist")
         if not 0 <= queue_id < topic.all_queues:
@@ -172,7 +172,7 @@ class ClientProcessor:
                 ResponseCode.SYSTEM_ERROR, f"queue {queue_id} of topic {name!r}, which has {topic.all_queues}"
             )
         try:
-            self._served.offsets.commit(
+            self._context.offsets.commit(
                 command.get_str("consumerGroup"), name, queue_id, command.get_int("commitOffset")
             )
         except TooManyOffsets as error:
@@ -195,16 +195,16 @@ class ClientProcessor:
         except OSError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"the group was not removed: {error}") from error
         if command.get_bool("removeOffset"):
-            self._served.offsets.forget_group(name)
+            self._context.offsets.forget_group(name)
         return command.reply(ResponseCode.SUCCESS)
 
     def all_topics(self, command: Command, connection: Connection) -> Command:
         """Code 21: the topic table."""
-        return command.reply(ResponseCode.SUCCESS, body=_json(self._served.topics.document()))
+        return command.reply(ResponseCode.SUCCESS, body=_json(self._context.topics.document()))
 
     def all_offsets(self, command: Command, connection: Connection) -> Command:
         """Code 43: every consumer offset."""
-        return command.reply(ResponseCode.SUCCESS, body=_json(self._served.offsets.document()))
+        return command.reply(ResponseCode.SUCCESS, body=_json(self._context.offsets.document()))
 
     def all_delay_offsets(self, command: Command, connection: Connection) -> Command:
         """Code 45: how far each delay level is delivered."""

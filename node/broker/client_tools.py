@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from node.broker.append_errors import read_record
 from node.broker.client_manager import Client
-from node.broker.puts import read_record
 from node.broker.query import offset_by_time
-from node.broker.served import Served
+from node.broker.query_context import QueryContext
 from node.broker.tool_json import Place, parse_queue_table, queue_table, to_json
 from node.config import TopicConfig
 from node.remoting import (
@@ -48,8 +48,8 @@ _OFFSET_CHARS = 16
 class ClientTools:
     """Passes on what tools ask."""
 
-    def __init__(self, served: Served) -> None:
-        self._served = served
+    def __init__(self, context: QueryContext) -> None:
+        self._context = context
 
     def processors(self) -> dict[int, Callable[[Command, Connection], Any]]:
         """What answers which request code."""
@@ -66,12 +66,12 @@ class ClientTools:
         later; without `isForce` only where that lies before the place where they are. The answer says from where."""
         topic, group = self._topic(command), command.get_str("group")
         timestamp_ms, is_forced = command.get_int("timestamp"), command.get_bool("isForce")
-        await self._served.gate.enter()
+        await self._context.gate.enter()
         table = []
         for queue_id in range(topic.queues):
-            place = Place(topic.name, self._served.broker_name, queue_id)
+            place = Place(topic.name, self._context.broker_name, queue_id)
             table.append((place, self._new_offset(group, place, timestamp_ms, is_forced)))
-        consumers = self._served.clients.consumer_group(group)
+        consumers = self._context.clients.consumer_group(group)
         if consumers is None:
             raise RequestError(
                 ResponseCode.CONSUMER_NOT_ONLINE, f"no consumer of group {group!r} is here that could be told"
@@ -87,25 +87,25 @@ class ClientTools:
 
     def _topic(self, command: Command) -> TopicConfig:
         name = command.get_str("topic")
-        topic = self._served.topics.get(name)
+        topic = self._context.topics.get(name)
         if topic is None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"topic {name[:127]!r} does not exist")
         return topic
 
     def _new_offset(self, group: str, place: Place, timestamp_ms: int, is_forced: bool) -> int:
-        known = self._served.offsets.find(group, place.topic, place.queue_id)
+        known = self._context.offsets.find(group, place.topic, place.queue_id)
         if known is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, f"group {group!r} has no offset in {place.topic}/{place.queue_id}"
             )
-        queue = self._served.queues.find(place.topic, place.queue_id)
+        queue = self._context.queues.find(place.topic, place.queue_id)
         if queue is None:
             return 0
         if timestamp_ms == END_OF_QUEUE:
             wanted = queue.max_offset
         else:
             try:
-                wanted = offset_by_time(self._served.log, self._served.queues, queue, timestamp_ms)
+                wanted = offset_by_time(self._context.log, self._context.queues, queue, timestamp_ms)
             except (OSError, RecordError) as error:
                 raise RequestError(ResponseCode.SYSTEM_ERROR, f"the queue cannot be searched: {error}") from error
         return wanted if is_forced or wanted < known else known
@@ -115,7 +115,7 @@ class ClientTools:
         them only when `clientAddr` names it."""
         topic, group = command.get_str("topic"), command.get_str("group")
         only = command.get_str("clientAddr", "")
-        consumers = self._served.clients.consumer_group(group)
+        consumers = self._context.clients.consumer_group(group)
         if consumers is None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"no consumer of group {group!r} is here")
         chosen = [
@@ -150,19 +150,19 @@ class ClientTools:
     async def consume_directly(self, command: Command, connection: Connection) -> Command:
         """Code 309: one consumer is to handle one message now, and what came of it."""
         message_id = command.get_str("msgId")
-        await self._served.gate.enter()
+        await self._context.gate.enter()
         try:
             if len(message_id) not in _MESSAGE_ID_CHARS:
                 raise ValueError(f"{message_id[:60]!r} is no id of a stored message")
-            _, record = read_record(self._served.log, self._served.queues, int(message_id[-_OFFSET_CHARS:], 16))
+            _, record = read_record(self._context.log, self._context.queues, int(message_id[-_OFFSET_CHARS:], 16))
         except (ValueError, OSError, RecordError) as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"there is no such message: {error}") from error
-        fields = dict(command.ext_fields) | {"brokerName": self._served.broker_name}
+        fields = dict(command.ext_fields) | {"brokerName": self._context.broker_name}
         return await self._pass_on(command, Command.request(command.code, fields, record))
 
     async def _pass_on(self, command: Command, request: Command) -> Command:
         group, client_id = command.get_str("consumerGroup"), command.get_str("clientId")
-        consumers = self._served.clients.consumer_group(group)
+        consumers = self._context.clients.consumer_group(group)
         client = consumers.clients.get(client_id) if consumers is not None else None
         if client is None:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"consumer {client_id!r} of group {group!r} is not here")

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 import node
 from node.broker.acl import AccessControl, own_signature
 from node.broker.admin import AdminProcessor
-from node.broker.basis import BrokerSnapshots
-from node.broker.classic import ClassicLedger, ClassicStore
+from node.broker.broker_snapshots import BrokerSnapshots
+from node.broker.classic import ClassicLedger
 from node.broker.client_manager import ClientManager
 from node.broker.client_processor import ClientProcessor
 from node.broker.client_tools import ClientTools
@@ -40,6 +40,7 @@ from node.broker.new_ledger import new_ledger
 from node.broker.ports import PULL_CODES, Ports
 from node.broker.pull import PullHolds, PullProcessor
 from node.broker.query import QueryProcessor
+from node.broker.query_context import QueryContext
 from node.broker.reads import ReadGate
 from node.broker.rebalance_locks import RebalanceLocks
 from node.broker.registration import Identity, NameServerRegistrar, registration_body
@@ -47,7 +48,6 @@ from node.broker.role import RoleChangeHandler
 from node.broker.send import VARIABLE_FIELDS, SendProcessor
 from node.broker.send_back import RetryTopics, SendBackProcessor
 from node.broker.send_hooks import SendHooks
-from node.broker.served import Served
 from node.broker.slave import SlaveSide, read_mode_of
 from node.broker.subscription_groups import SubscriptionGroups
 from node.broker.tool_status import settings_of, tool_status
@@ -107,8 +107,6 @@ class BrokerController:
             self.queues,
             on_arrival=self._messages_arrived,
             derivations=self.basis.based(delay=self.delay_progress, transactions=self.transactions, index=self.index),
-            is_in_log=self.ledger.store.holds if isinstance(self.ledger, ClassicLedger) else None,
-            durable_index=self._durable_index,
             index_timestamp_ms=lambda: self.index.last_update[0],
             read_batches=self.basis.ledger.store.read_committed if self.basis.ledger is not None else None,
         )
@@ -294,7 +292,7 @@ class BrokerController:
             trace_on=self.config.trace_on,
             accept_from_ms=self.config.start_accept_send_timestamp_ms,
         )
-        served = Served(
+        context = QueryContext(
             gate=self._gate,
             log=self.ledger.store,
             queues=self.queues,
@@ -304,7 +302,7 @@ class BrokerController:
             broker_name=self.config.broker_name,
         )
         admin = AdminProcessor(
-            served,
+            context,
             describe=self._status,
             settings=lambda: settings_of(self.config, self.runtime_table()),
             on_topics_changed=self._registrar.announce,
@@ -322,7 +320,7 @@ class BrokerController:
         server.register(RequestCode.VIEW_MESSAGE_BY_ID, queries.by_id)
         server.register(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queries.by_time)
         client_processor = ClientProcessor(
-            served,
+            context,
             groups=self.groups,
             locks=RebalanceLocks(asyncio.get_running_loop().time),
             memory=self._memory,
@@ -330,8 +328,8 @@ class BrokerController:
             on_topics_changed=self._registrar.announce,
             auto_create_groups=self.config.auto_create_groups,
         )
-        groups = GroupTools(served, rates=self._pulls.rates, clock=self._runtime.clock, address=lambda: self.address)
-        for part in (client_processor, admin, groups, ClientTools(served)):
+        groups = GroupTools(context, rates=self._pulls.rates, clock=self._runtime.clock, address=lambda: self.address)
+        for part in (client_processor, admin, groups, ClientTools(context)):
             for tool_code, processor in part.processors().items():
                 server.register(tool_code, processor)
         server.register_default(self._not_supported)
@@ -397,11 +395,6 @@ class BrokerController:
             self._checks.stop()
             self._holds.wake_all()
         self._registrar.announce()
-
-    def _durable_index(self) -> int:
-        """How far the log survives a power cut: this node's own says so, DLedger's commits what is durable."""
-        store = self.ledger.store
-        return store.durable_index if isinstance(store, ClassicStore) else store.committed_index
 
     @property
     def broker_id(self) -> int:
@@ -476,7 +469,7 @@ class BrokerController:
             "putSlowTotal": self.store.put_times.slow_total,
             **self._disk_watch.document(),
             "dispatchBehind": log.committed_index - self.dispatcher.dispatched_index,
-            "flushBehind": log.ledger_end_index - self._durable_index(),
+            "flushBehind": log.ledger_end_index - log.durable_index,
             **self.queues.timestamps.document(),
             "getTotal": self._pulls.get_total,
             "openTransactions": len(self.transactions.halves),

@@ -16,12 +16,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from node.broker.copies import copy_of, delay_source, delayed_source_of
+from node.broker.append_errors import forget, read_message
 from node.broker.dispatch_batch import DispatchBatch
 from node.broker.internal_topics import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 from node.broker.ledger import DLedgerError, LedgerStore
 from node.broker.message_store import MessageStore, NotWritable
-from node.broker.puts import forget, read_message
+from node.broker.requeue import copy_of, delay_source, delayed_source_of
 from node.logs import LogLimiter
 from node.runtime import Clock
 from node.store.consume_queue import Unit

@@ -106,11 +106,9 @@ class Derivation(Protocol):
 class Dispatcher:
     """Dispatches one log into one set of queues. `on_arrival` is told which queues got messages.
 
-    `derivations` see every message after it entered its queue. `is_in_log(index, term)` says whether the log has
-    this very entry; a log whose indices are not consecutive brings its own. `durable_index()` says how far the log
-    survives a power cut, `index_timestamp_ms()` how far the key index goes: the checkpoint notes both.
-    `read_batches(first, last)` gives committed entries, as many as it likes; without it they are taken out of the log
-    one by one.
+    `derivations` see every message after it entered its queue. `index_timestamp_ms()` says how far the key index goes,
+    which the checkpoint notes. `read_batches(first, last)` gives committed entries, as many as it likes; without it
+    they are taken out of the log one by one.
     """
 
     def __init__(
@@ -120,17 +118,13 @@ class Dispatcher:
         *,
         on_arrival: Callable[[Iterable[Queue]], None],
         derivations: Mapping[str, Derivation] | None = None,
-        is_in_log: Callable[[int, int], bool] | None = None,
-        durable_index: Callable[[], int] | None = None,
         index_timestamp_ms: Callable[[], int] = lambda: 0,
         read_batches: Callable[[int, int], Sequence[EntryBatch]] | None = None,
     ) -> None:
-        self._durable_index = durable_index or (lambda: log.committed_index)
         self._index_timestamp_ms = index_timestamp_ms
         self._read_batches = read_batches
         self._dispatched: deque[tuple[int, int]] = deque(maxlen=MAX_NOTED_MARKS)
         self._durable_ms = 0
-        self._is_in_log = is_in_log or self._has_entry
         self._derivations = dict(derivations or {})
         self._derive = tuple(derivation.dispatch for derivation in self._derivations.values())
         self._derive_batch = tuple(derivation.dispatch_batch for derivation in self._derivations.values())
@@ -180,7 +174,7 @@ class Dispatcher:
 
     async def start(self) -> None:
         """Restore the queues to their checkpoint and go on from there. Raises OSError."""
-        self._mark = await self._queues.restore(self._is_in_log)
+        self._mark = await self._queues.restore(self._log.holds)
         await self._restore_derivations()
         self._checkpointed_index = self._mark.index
         self._durable_ms = self._queues.timestamps.physic_msg_ms
@@ -240,13 +234,6 @@ class Dispatcher:
             self._checkpoint_task = None
             await self._checkpoint()
         self._queues.close()
-
-    def _has_entry(self, index: int, term: int) -> bool:
-        log = self._log
-        if not log.ledger_begin_index <= index <= log.ledger_end_index:
-            return False
-        entry = log.get(index)
-        return entry is not None and entry.term == term
 
     def notify(self) -> None:
         """The committed index has advanced: dispatch soon. Cheap, and idempotent until it has run. Before `start` has
@@ -343,7 +330,7 @@ class Dispatcher:
     def _dispatch_pending(self, last: int, arrived: dict[Queue, None]) -> int:
         """Dispatch the next batches as far as they were appended here and are committed; returns their number."""
         pending = self.pending.take(self._mark.index, last)
-        if not pending or not self._is_in_log(pending[-1].last_index, pending[-1].term):
+        if not pending or not self._log.holds(pending[-1].last_index, pending[-1].term):
             return 0
         return len(pending) if self._add([each.batch for each in pending], pending[-1], arrived) else 0
 
@@ -488,7 +475,7 @@ class Dispatcher:
 
 
     def _timestamps(self, queues_ms: int, index_ms: int) -> StoreTimestamps:
-        durable_index = self._durable_index()
+        durable_index = self._log.durable_index
         while self._dispatched and self._dispatched[0][0] <= durable_index:
             self._durable_ms = max(self._durable_ms, self._dispatched.popleft()[1])
         return StoreTimestamps(physic_msg_ms=self._durable_ms, logics_msg_ms=queues_ms, index_msg_ms=index_ms)

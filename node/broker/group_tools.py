@@ -10,13 +10,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from node.broker.append_errors import stored_at
 from node.broker.client_manager import Client
 from node.broker.consumer_offsets import TooManyOffsets
 from node.broker.group_rates import GroupRates
 from node.broker.heartbeat import Subscription
 from node.broker.pull import PropertyFilter, TagFilter
-from node.broker.puts import stored_at
-from node.broker.served import Served
+from node.broker.query_context import QueryContext
 from node.broker.tool_json import Place, queue_table, to_json
 from node.config import TopicConfig
 from node.remoting import Command, Connection, LanguageCode, RequestCode, RequestError, ResponseCode
@@ -31,13 +31,13 @@ class GroupTools:
 
     def __init__(
         self,
-        served: Served,
+        context: QueryContext,
         *,
         rates: GroupRates,
         clock: Clock,
         address: Callable[[], str],
     ) -> None:
-        self._served = served
+        self._context = context
         self._rates = rates
         self._clock = clock
         self._address = address
@@ -71,7 +71,7 @@ class GroupTools:
     def consumers(self, command: Command, connection: Connection) -> Command:
         """Code 203: a group's consumers and what they subscribe to; CONSUMER_NOT_ONLINE without any."""
         name = command.get_str("consumerGroup")
-        group = self._served.clients.consumer_group(name)
+        group = self._context.clients.consumer_group(name)
         if group is None:
             raise RequestError(ResponseCode.CONSUMER_NOT_ONLINE, f"no consumer of group {name[:255]!r} is here")
         body = {
@@ -86,7 +86,7 @@ class GroupTools:
     def producers(self, command: Command, connection: Connection) -> Command:
         """Code 204: a group's producers; SYSTEM_ERROR without any (R)."""
         name = command.get_str("producerGroup")
-        clients = dict(self._served.clients.producer_groups()).get(name)
+        clients = dict(self._context.clients.producer_groups()).get(name)
         if not clients:
             raise RequestError(ResponseCode.SYSTEM_ERROR, f"no producer of group {name[:255]!r} is here")
         body = {"connectionSet": [_connection(client) for client in clients.values()]}
@@ -106,33 +106,33 @@ class GroupTools:
                 }
                 for client in clients.values()
             ]
-            for name, clients in self._served.clients.producer_groups()
+            for name, clients in self._context.clients.producer_groups()
         }
         return command.reply(ResponseCode.SUCCESS, body=to_json({"data": data}).encode())
 
     def groups_of_topic(self, command: Command, connection: Connection) -> Command:
         """Code 300: the groups that consume a topic, now or formerly."""
         topic = command.get_str("topic")
-        here = [name for name, group in self._served.clients.consumer_groups() if topic in group.subscriptions]
-        names = sorted({*here, *self._served.offsets.groups_of(topic)})
+        here = [name for name, group in self._context.clients.consumer_groups() if topic in group.subscriptions]
+        names = sorted({*here, *self._context.offsets.groups_of(topic)})
         return command.reply(ResponseCode.SUCCESS, body=to_json({"groupList": names}).encode())
 
     async def progress(self, command: Command, connection: Connection) -> Command:
         """Code 208: how far a group is in the queues of one topic, or of all that it consumes."""
         name, only = command.get_str("consumerGroup"), command.get_str("topic", "")
-        await self._served.gate.enter()
-        topics = [only] if only else self._served.offsets.topics_of(name)
+        await self._context.gate.enter()
+        topics = [only] if only else self._context.offsets.topics_of(name)
         body, _ = self._stats(name, self._consumed(name, topics))
         return command.reply(ResponseCode.SUCCESS, body=body.encode())
 
     async def all_progress(self, command: Command, connection: Connection) -> Command:
         """Code 317: the same of every group, for ordered topics only or for all."""
         ordered_only = command.get_bool("isOrder")
-        await self._served.gate.enter()
+        await self._context.gate.enter()
         groups: dict[str, list[str]] = {}
-        for topic in self._served.topics:
+        for topic in self._context.topics:
             if topic.order or not ordered_only:
-                for name in self._served.offsets.groups_of(topic.name):
+                for name in self._context.offsets.groups_of(topic.name):
                     groups.setdefault(name, []).append(topic.name)
         total = 0
         rows = []
@@ -148,9 +148,9 @@ class GroupTools:
 
     def _consumed(self, group: str, names: Iterable[str]) -> Iterator[TopicConfig]:
         """Those of the topics that exist and that the group, where its consumers are here, still subscribes to (R)."""
-        here = self._served.clients.consumer_group(group)
+        here = self._context.clients.consumer_group(group)
         for name in names:
-            topic = self._served.topics.get(name)
+            topic = self._context.topics.get(name)
             if topic is not None and (here is None or not here.subscriptions or name in here.subscriptions):
                 yield topic
 
@@ -160,36 +160,36 @@ class GroupTools:
         behind = 0
         for topic in topics:
             for queue_id in range(topic.read_queues):
-                queue = self._served.queues.find(topic.name, queue_id)
+                queue = self._context.queues.find(topic.name, queue_id)
                 high = queue.max_offset if queue is not None else 0
-                offset = max(self._served.offsets.find(group, topic.name, queue_id) or 0, 0)
+                offset = max(self._context.offsets.find(group, topic.name, queue_id) or 0, 0)
                 behind += max(high - offset, 0)
                 row = {
                     "brokerOffset": high,
                     "consumerOffset": offset,
-                    "lastTimestamp": stored_at(self._served.log, self._served.queues, queue, offset - 1) or 0,
+                    "lastTimestamp": stored_at(self._context.log, self._context.queues, queue, offset - 1) or 0,
                 }
-                rows.append((Place(topic.name, self._served.broker_name, queue_id), row))
+                rows.append((Place(topic.name, self._context.broker_name, queue_id), row))
         rate = self._rates.per_second(group)
         return f'{{"consumeTps":{rate:.3f},"offsetTable":{queue_table(rows)}}}', behind
 
     async def time_spans(self, command: Command, connection: Connection) -> Command:
         """Code 303: of which times the messages are that the queues of a topic hold, and where a group is in them."""
         group, topic = command.get_str("group"), self._topic(command)
-        await self._served.gate.enter()
+        await self._context.gate.enter()
         spans = []
         for queue_id in range(topic.queues):
-            queue = self._served.queues.find(topic.name, queue_id)
+            queue = self._context.queues.find(topic.name, queue_id)
             low, high = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
-            oldest_ms = stored_at(self._served.log, self._served.queues, queue, low) or 0
-            offset = self._served.offsets.find(group, topic.name, queue_id) or 0
-            read_ms = stored_at(self._served.log, self._served.queues, queue, offset - 1) if offset > 0 else oldest_ms
-            waiting_ms = stored_at(self._served.log, self._served.queues, queue, offset) if offset < high else None
+            oldest_ms = stored_at(self._context.log, self._context.queues, queue, low) or 0
+            offset = self._context.offsets.find(group, topic.name, queue_id) or 0
+            read_ms = stored_at(self._context.log, self._context.queues, queue, offset - 1) if offset > 0 else oldest_ms
+            waiting_ms = stored_at(self._context.log, self._context.queues, queue, offset) if offset < high else None
             spans.append(
                 {
-                    "messageQueue": Place(topic.name, self._served.broker_name, queue_id).document(),
+                    "messageQueue": Place(topic.name, self._context.broker_name, queue_id).document(),
                     "minTimeStamp": oldest_ms,
-                    "maxTimeStamp": stored_at(self._served.log, self._served.queues, queue, high - 1) or 0,
+                    "maxTimeStamp": stored_at(self._context.log, self._context.queues, queue, high - 1) or 0,
                     "consumeTimeStamp": read_ms or 0,
                     "delayTime": self._clock.wall_ms() - waiting_ms if waiting_ms is not None else 0,
                 }
@@ -198,7 +198,7 @@ class GroupTools:
 
     def _topic(self, command: Command) -> TopicConfig:
         name = command.get_str("topic")
-        topic = self._served.topics.get(name)
+        topic = self._context.topics.get(name)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic {name[:127]!r} does not exist")
         return topic
@@ -206,18 +206,18 @@ class GroupTools:
     def clone_offsets(self, command: Command, connection: Connection) -> Command:
         """Code 314: let one group go on where another one is, in one topic or in all that the other consumes."""
         source, target = command.get_str("srcGroup"), command.get_str("destGroup")
-        if self._served.gate.needs_leader and not self._served.gate.leads:
-            raise self._served.gate.not_leader()
+        if self._context.gate.needs_leader and not self._context.gate.leads:
+            raise self._context.gate.not_leader()
         only = command.get_str("topic", "")
-        for topic in self._consumed(source, [only] if only else self._served.offsets.topics_of(source)):
-            here = self._served.clients.consumer_group(target)
+        for topic in self._consumed(source, [only] if only else self._context.offsets.topics_of(source)):
+            here = self._context.clients.consumer_group(target)
             if here is not None and topic.name in here.subscriptions:
                 raise RequestError(  # they would go on from what they have in memory and tell that instead
                     ResponseCode.SYSTEM_ERROR, f"group {target!r} has consumers here, stop them first"
                 )
-            for queue_id, offset in self._served.offsets.of(source, topic.name).items():
+            for queue_id, offset in self._context.offsets.of(source, topic.name).items():
                 try:
-                    self._served.offsets.commit(target, topic.name, queue_id, offset)
+                    self._context.offsets.commit(target, topic.name, queue_id, offset)
                 except TooManyOffsets as error:
                     raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         return command.reply(ResponseCode.SUCCESS)

@@ -19,13 +19,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from node.broker.append_errors import check_crc, read_records
 from node.broker.client_manager import ClientManager
 from node.broker.consumer_offsets import ConsumerOffsets, TooManyOffsets
 from node.broker.dispatcher import Queue
 from node.broker.group_rates import GroupRates
 from node.broker.ledger import LedgerStore
 from node.broker.memory_window import MemoryWindow
-from node.broker.puts import check_crc, read_row
 from node.broker.reads import ReadGate
 from node.broker.sql92 import SqlError, parse_sql
 from node.broker.subscription_groups import DEFAULT_SLOW_BROKER_ID, MASTER_ID, SubscriptionGroups
@@ -460,9 +460,9 @@ class PullProcessor:
             # Reading from the disk must not take long (R: isTheBatchFull). What follows may be in memory again: that
             # comes with the next pull.
             most, most_bytes = min(most, MAX_DISK_MESSAGES), MAX_DISK_BYTES
-        row = read_row(self._log, units[:most], crcs, most_bytes) if units and passes_all else None
-        if row is not None:
-            return row, request.offset + len(row), units[len(row) - 1].physical_offset
+        whole = read_records(self._log, units[:most], crcs, most_bytes) if units and passes_all else None
+        if whole is not None:
+            return whole, request.offset + len(whole), units[len(whole) - 1].physical_offset
         size_bytes = 0
         offset, last = request.offset, 0
         for offset, unit in enumerate(units, request.offset):

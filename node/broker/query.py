@@ -6,8 +6,8 @@ same hash are left out here, where RocketMQ leaves that to its client.
 
 from __future__ import annotations
 
+from node.broker.append_errors import read_message, read_record
 from node.broker.ledger import LedgerStore
-from node.broker.puts import read_message, read_record
 from node.broker.reads import ReadGate
 from node.remoting import Command, Connection, RequestError, ResponseCode
 from node.store.consume_queue import ConsumeQueue

@@ -78,32 +78,32 @@ class ReadGate:
         except (DLedgerError, DispatchFailed, TimeoutError) as error:
             raise self._refusal(error) from error
 
-    def ask(self, then: Callable[[RequestError | None], object]) -> bool:
-        """As `enter` without a task: `then` is called once, with None or with what `enter` would raise, maybe before
+    def ask(self, on_done: Callable[[RequestError | None], object]) -> bool:
+        """As `enter` without a task: `on_done` is called once, with None or with what `enter` would raise, maybe before
         this returns. False, and nothing is called, where only `enter` can tell. Raises RequestError."""
         try:
-            return self._ledger.ask_barrier(self._mode, partial(self._passed, then))
+            return self._ledger.ask_barrier(self._mode, partial(self._passed, on_done))
         except DLedgerError as error:
             raise self._refusal(error) from error
 
-    def _passed(self, then: Callable[[RequestError | None], object], outcome: int | DLedgerError) -> None:
+    def _passed(self, on_done: Callable[[RequestError | None], object], outcome: int | DLedgerError) -> None:
         if isinstance(outcome, DLedgerError):
-            then(self._refusal(outcome))
+            on_done(self._refusal(outcome))
             return
         try:
             dispatched = self._dispatcher.wait_for(outcome)
         except DispatchFailed as error:
-            then(self._refusal(error))
+            on_done(self._refusal(error))
             return
         if dispatched is None:
-            then(None)
+            on_done(None)
             return
         timer = asyncio.get_running_loop().call_later(DISPATCH_TIMEOUT_S, dispatched.cancel)
 
         def done(future: asyncio.Future[None]) -> None:
             timer.cancel()
             error = TimeoutError() if future.cancelled() else future.exception()
-            then(None if error is None else self._refusal(error))
+            on_done(None if error is None else self._refusal(error))
 
         dispatched.add_done_callback(done)
 

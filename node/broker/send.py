@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from node.broker.copies import delay_level, delay_text
 from node.broker.internal_topics import AUTO_CREATE_TOPIC, HALF_TOPIC, RETRY_PREFIX, is_internal
 from node.broker.ledger import DLedgerCode, DLedgerError
 from node.broker.message_store import MessageStore, NotTogether, NotWritable
+from node.broker.requeue import delay_level, delay_text
 from node.broker.send_back import RetryTopics
 from node.broker.send_hooks import Answer, SendHooks, SendRefused
 from node.broker.send_replies import RefusalTemplates, SendReplies, SendReplyWriter

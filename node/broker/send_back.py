@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from node.broker.copies import copy_of
+from node.broker.append_errors import PUT_REFUSALS, read_message, refusal, stored
 from node.broker.internal_topics import dlq_topic, retry_topic
 from node.broker.ledger import LedgerStore
 from node.broker.message_store import MessageStore
-from node.broker.puts import PUT_REFUSALS, read_message, refusal, stored
+from node.broker.requeue import copy_of
 from node.broker.subscription_groups import SubscriptionGroup, SubscriptionGroups, TooManyGroups
 from node.broker.topics import TopicTable, TopicTableFull
 from node.config import TopicConfig, check_topic_name

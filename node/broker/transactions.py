@@ -19,14 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from node.broker.append_errors import PUT_REFUSALS, forget, read_message, refusal, stored
 from node.broker.client_manager import ClientManager
-from node.broker.copies import copy_of
 from node.broker.dispatch_batch import DispatchBatch
 from node.broker.dispatcher import Dispatcher, DispatchFailed
 from node.broker.internal_topics import HALF_TOPIC, OP_TOPIC, UNRESOLVED_TOPIC
 from node.broker.ledger import DLedgerError, Ledger, ReadMode
 from node.broker.message_store import MessageStore, NotWritable
-from node.broker.puts import PUT_REFUSALS, forget, read_message, refusal, stored
+from node.broker.requeue import copy_of
 from node.config import TransactionsConfig
 from node.logs import LogLimiter
 from node.remoting import Command, Connection, RequestCode, RequestError, ResponseCode

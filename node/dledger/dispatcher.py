@@ -309,23 +309,24 @@ class EntryDispatcher:
             quota_ns = self._check_quota()
             if quota_ns:
                 return quota_ns
-            rows = self._store.read_batches(self._write_index, max_entries=room, max_bytes=self._config.max_push_bytes)
-            if not rows:
+            max_bytes = self._config.max_push_bytes
+            batches = self._store.read_batches(self._write_index, max_entries=room, max_bytes=max_bytes)
+            if not batches:
                 self._compare_from_begin()
                 return None
-            self._push_rows(rows, now_ns)
-            self._write_index = rows[-1].last_index + 1
+            self._push_batches(batches, now_ns)
+            self._write_index = batches[-1].last_index + 1
             resend_ns = resend_ns or self._timing.push_timeout_ms * 1_000_000
         commit_ns = self._do_commit(now_ns)
         return commit_ns if resend_ns is None else min(resend_ns, commit_ns)
 
-    def _push_rows(self, rows: list[EntryBatch], now_ns: int) -> None:
-        first_index, last_index = rows[0].first_index, rows[-1].last_index
+    def _push_batches(self, batches: list[EntryBatch], now_ns: int) -> None:
+        first_index, last_index = batches[0].first_index, batches[-1].last_index
         count = last_index - first_index + 1
         before = self._pending.get(first_index)
         self._pending_count += count - (before.count if before is not None else 0)
         self._pending[first_index] = _Pending(last_index, count, now_ns)
-        raw = rows[0].raw if len(rows) == 1 else b"".join([row.raw for row in rows])
+        raw = batches[0].raw if len(batches) == 1 else b"".join([batch.raw for batch in batches])
         request = self._request(PushType.APPEND, raw, previous_term=self._store.term_at(first_index - 1))
         self._quota.use(len(request.entries) + count * ENTRY_COST_BYTES)
         self.push_total += 1
@@ -356,7 +357,7 @@ class EntryDispatcher:
             self._complaints.warn("answer", f"push to {self.peer_id} was answered with {answer.code.name}")
 
     def _compare_again(self, epoch: int) -> None:
-        """The peer says that its log is not what this dispatcher thinks. Twice in a row without any success in
+        """The peer says that its log is not what this dispatcher thinks. Twice in a batch without any success in
         between, rest first: something is wrong that comparing does not mend."""
         if epoch != self._epoch or self._type is not PushType.APPEND or self._resting is not None:
             return
@@ -416,13 +417,13 @@ class EntryDispatcher:
         if now_ns < due_ns:
             return due_ns - now_ns
         max_bytes = self._config.max_push_bytes
-        rows = self._store.read_batches(first_index, max_entries=oldest.count, max_bytes=max_bytes)
-        if not rows:
+        batches = self._store.read_batches(first_index, max_entries=oldest.count, max_bytes=max_bytes)
+        if not batches:
             self._compare_from_begin()
             return None
-        last_index = rows[-1].last_index
+        last_index = batches[-1].last_index
         self._complaints.warn("resend", f"push to {self.peer_id}: repeating {first_index} to {last_index}")
-        self._push_rows(rows, now_ns)
+        self._push_batches(batches, now_ns)
         if last_index < oldest.last_index:
             self._change_state(-1, PushType.COMPARE)
         return timeout_ns

@@ -1,10 +1,10 @@
 """Entries that follow each other, as one piece: what is appended, written, pushed and cut together.
 
-A batch of a client's is a row, and so is what a leader pushes at once. Its bytes are those of its entries, one behind
-the other as they lie in a file and travel between members, so that nobody who passes them on looks at a single entry.
-Whoever makes a row or takes one from outside goes through it once: what the entries' headers say is verified there,
-and their units of the index are packed there as well. `node.dledger.entry` says what an entry is; it can do the same
-for one entry at a time, which the tests hold against this.
+What a client sends as a batch is one, and so is what a leader pushes at once. Its bytes are those of its entries, one
+behind the other as they lie in a file and travel between members, so that nobody who passes them on looks at a single
+entry. Whoever makes a batch or takes one from outside goes through it once: what the entries' headers say is verified
+there, and their units of the index are packed there as well. `node.dledger.entry` says what an entry is; it can do the
+same for one entry at a time, which the tests hold against this.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from node.dledger.index import UNIT, UNIT_SIZE_BYTES
 from node.dledger.uniform_entries import LEAST_ENTRIES, encode_uniform, scan_uniform
 from node.store.checksummed import crcs_of
 
-__all__ = ["BODY_PREFIX", "EntryBatch", "encode_batch", "join_rows", "parse_batches", "row_of", "scan_batch"]
+__all__ = ["BODY_PREFIX", "EntryBatch", "batch_of", "encode_batch", "join_batches", "parse_batches", "scan_batch"]
 
 BODY_PREFIX = "i36xI4x"
 """A header, big-endian, for the `struct` of whoever reads it and the body behind it in one go: the entry's magic, and
@@ -44,7 +44,7 @@ class EntryBatch:
     """At least one entry; each begins where the one before ends, in the same file, and has the next index.
 
     `ends` says for each where it ends in `raw`; `units` are their units of the index, packed; `term` and `chain_crc`
-    are the last one's, and `changes` are those that change the group. Nothing of a row changes any more.
+    are the last one's, and `changes` are those that change the group. Nothing of a batch changes any more.
     """
 
     __slots__ = (
@@ -145,24 +145,24 @@ def _moved(ends: Sequence[int], by: int) -> Sequence[int]:
     return [end + by for end in ends]
 
 
-def row_of(entry: Entry) -> EntryBatch:
-    """A row of one entry."""
+def batch_of(entry: Entry) -> EntryBatch:
+    """A batch of one entry."""
     raw = entry.raw
     unit = UNIT.pack(entry.magic, entry.pos, len(raw), entry.index, entry.term)
     changes = (entry,) if entry.magic == CONFIG_MAGIC else ()
     return EntryBatch(entry.index, entry.pos, raw, (len(raw),), unit, entry.term, entry.chain_crc, changes)
 
 
-def join_rows(rows: Sequence[EntryBatch]) -> EntryBatch:
-    """One row of several that follow each other in one file."""
-    first, last = rows[0], rows[-1]
-    raw, units = b"".join([row.raw for row in rows]), b"".join([row.units for row in rows])
-    changes = [entry for row in rows for entry in row.changes]
+def join_batches(batches: Sequence[EntryBatch]) -> EntryBatch:
+    """One batch of several that follow each other in one file."""
+    first, last = batches[0], batches[-1]
+    raw, units = b"".join([batch.raw for batch in batches]), b"".join([batch.units for batch in batches])
+    changes = [entry for batch in batches for entry in batch.changes]
     size = first.ends[0]
-    if all([row.is_uniform and row.ends[0] == size for row in rows]):
+    if all([batch.is_uniform and batch.ends[0] == size for batch in batches]):
         ends: Sequence[int] = range(size, len(raw) + 1, size)
     else:
-        ends = [row.pos - first.pos + end for row in rows for end in row.ends]
+        ends = [batch.pos - first.pos + end for batch in batches for end in batch.ends]
     return EntryBatch(first.first_index, first.pos, raw, ends, units, last.term, last.chain_crc, changes)
 
 
@@ -193,39 +193,39 @@ def encode_batch(
         number += 1
         ends.append(at - pos)
     raw = b"".join(pieces)
-    if len(ends) == 1:
-        row = EntryBatch(index, pos, raw, (len(raw),), units[0], term, chain_crc)  # what holds only numbers costs no GC
+    if len(ends) == 1:  # what holds only numbers costs no garbage collection
+        batch = EntryBatch(index, pos, raw, (len(raw),), units[0], term, chain_crc)
     else:
-        row = EntryBatch(index, pos, raw, ends, b"".join(units), term, chain_crc)
+        batch = EntryBatch(index, pos, raw, ends, b"".join(units), term, chain_crc)
     if magic == CONFIG_MAGIC:
-        row.changes = row.entries()
-    return row
+        batch.changes = batch.entries()
+    return batch
 
 
 def parse_batches(data: bytes, previous_chain_crc: int | None = None) -> list[EntryBatch]:
     """The entries that fill `data`, each the successor of the one before in index, position and chain, of a term that
-    is not smaller: one row, or more where files end in between. `previous_chain_crc` as in `parse_entry`. Raises
+    is not smaller: one batch, or more where files end in between. `previous_chain_crc` as in `parse_entry`. Raises
     BadEntry."""
-    rows: list[EntryBatch] = []
+    batches: list[EntryBatch] = []
     offset, chain_crc = 0, previous_chain_crc
     while offset < len(data):
-        row, problem = scan_batch(data, offset, chain_crc)
-        if row is None or problem:
+        batch, problem = scan_batch(data, offset, chain_crc)
+        if batch is None or problem:
             raise BadEntry(problem)
-        if rows:
-            before, first = rows[-1], row.entry(row.first_index)
+        if batches:
+            before, first = batches[-1], batch.entry(batch.first_index)
             if first.index != before.last_index + 1 or first.pos < before.end_pos or first.term < before.term:
                 raise BadEntry(_no_successor(first.index, first.term, before.last_index))
-        rows.append(row)
-        offset, chain_crc = offset + len(row.raw), row.chain_crc
-    return rows
+        batches.append(batch)
+        offset, chain_crc = offset + len(batch.raw), batch.chain_crc
+    return batches
 
 
 def scan_batch(
     data: bytes, offset: int = 0, previous_chain_crc: int | None = None, *, most: int | None = None
 ) -> tuple[EntryBatch | None, str]:
-    """The row that begins at `offset` of `data`, of at most `most` entries, and what ends it: "" where that is the end
-    of `data`, `most`, or a gap between positions. None where not even the first entry is one.
+    """The batch that begins at `offset` of `data`, of at most `most` entries, and what ends it: "" where that is the
+    end of `data`, `most`, or a gap between positions. None where not even the first entry is one.
 
     Checks everything that the bytes themselves can tell, and with `previous_chain_crc` that the first entry continues
     the one before.

@@ -124,23 +124,23 @@ class LedgerFiles:
         """The error for damage at `position` of the log."""
         return LedgerCorrupt(self.data.path_at(position), position % self.data.segment_size_bytes, problem)
 
-    def begin_write(self, rows: list[EntryBatch], then: Ended, *, sync: bool) -> None:
-        """Write entries that continue the log, with the blanks between them; `then` is told of the end, in a later turn
-        of the loop. Raises OSError, and then `then` is not called."""
+    def begin_write(self, batches: list[EntryBatch], on_done: Ended, *, sync: bool) -> None:
+        """Write entries that continue the log, with the blanks between them; `on_done` is told of the end, in a later
+        turn of the loop. Raises OSError, and then `on_done` is not called."""
         data = self.data
         position = data.end_position
-        if len(rows) == 1 and rows[0].pos == position:
-            raw = rows[0].raw
+        if len(batches) == 1 and batches[0].pos == position:
+            raw = batches[0].raw
             position += len(raw)
         else:
             pieces = []
-            for row in rows:
-                if row.pos != position:
-                    pieces.append(blank(row.pos - position))
-                pieces.append(row.raw)
-                position = row.end_pos
+            for batch in batches:
+                if batch.pos != position:
+                    pieces.append(blank(batch.pos - position))
+                pieces.append(batch.raw)
+                position = batch.end_pos
             raw = b"".join(pieces)
-        data.begin_append(raw, then, sync=sync, trailer=tail_mark(position, data.synced_position))
+        data.begin_append(raw, on_done, sync=sync, trailer=tail_mark(position, data.synced_position))
 
     async def cut(self, position: int, end_index: int) -> None:
         """Let the log end at `position`, before entry `end_index`, durably; where it already ends earlier it stays so.

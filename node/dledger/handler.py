@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from node.dledger.config import DLedgerConfig
 from node.dledger.entry import BadEntry, Entry, parse_entries
-from node.dledger.entry_batch import EntryBatch, parse_batches, row_of
+from node.dledger.entry_batch import EntryBatch, batch_of, parse_batches
 from node.dledger.member_state import MemberState
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
 from node.dledger.rpc import DLedgerCode, DLedgerError, PushType
@@ -46,20 +46,20 @@ class _Push:
     """A request with its entries parsed, and the answer that is owed."""
 
     request: PushEntryRequest
-    rows: list[EntryBatch]
+    batches: list[EntryBatch]
     arrived_s: float
-    then: Callable[[PushEntryResponse], object]
+    on_done: Callable[[PushEntryResponse], object]
     is_answered: bool = False
 
     @property
     def first_index(self) -> int:
         """Of the entries."""
-        return self.rows[0].first_index
+        return self.batches[0].first_index
 
     @property
     def entry(self) -> Entry:
         """The only one, of a request that has but one."""
-        return self.rows[0].entry(self.rows[0].first_index)
+        return self.batches[0].entry(self.batches[0].first_index)
 
 
 class EntryHandler:
@@ -98,11 +98,11 @@ class EntryHandler:
             await asyncio.gather(task, return_exceptions=True)
         self.clear(DLedgerCode.NOT_FOLLOWER)
 
-    def handle_push(self, request: PushEntryRequest, then: Callable[[PushEntryResponse], object]) -> None:
-        """Take a push of the leader of the present term; `then` gets the answer, now or when there is one."""
-        push = _Push(request, [], asyncio.get_running_loop().time(), then)
+    def handle_push(self, request: PushEntryRequest, on_done: Callable[[PushEntryResponse], object]) -> None:
+        """Take a push of the leader of the present term; `on_done` gets the answer, now or when there is one."""
+        push = _Push(request, [], asyncio.get_running_loop().time(), on_done)
         try:
-            push.rows = parse_batches(request.entries)
+            push.batches = parse_batches(request.entries)
         except BadEntry as error:
             self._complaints.warn("entries", f"a push of {request.leader_id} has bad entries: {error}")
             self._reply(push, DLedgerCode.UNEXPECTED_ARGUMENT)
@@ -293,18 +293,18 @@ class EntryHandler:
 
     def _do_append(self, push: _Push) -> None:
         """Append the entries, or those of them that the log does not hold yet."""
-        request, new = push.request, push.rows
+        request, new = push.request, push.batches
         end_index = self._store.ledger_end_index
         last_index, last_term = new[-1].last_index, new[-1].term
         is_held = push.first_index <= end_index
         if is_held:
-            held = [entry for row in new if row.first_index <= end_index for entry in row.entries()]
+            held = [entry for batch in new if batch.first_index <= end_index for entry in batch.entries()]
             held = [entry for entry in held if entry.index <= end_index]
             if any(self._store.get(entry.index) != entry for entry in held):
                 self._reply(push, DLedgerCode.INCONSISTENT_STATE)
                 return
             self.verify(request.term, held[-1].index)
-            new = [row.tail(max(row.first_index, end_index + 1)) for row in new if row.last_index > end_index]
+            new = [batch.tail(max(batch.first_index, end_index + 1)) for batch in new if batch.last_index > end_index]
         if new:
             if is_held:
                 may = self.verified_index(request.term) == end_index
@@ -337,7 +337,7 @@ class EntryHandler:
         before = self._store.get(entry.index - 1)
         done: asyncio.Future[None] | None = None
         if self._store.ledger_end_index < 0 and entry.index == 0:
-            self._store.append_as_follower([row_of(entry)])
+            self._store.append_as_follower([batch_of(entry)])
         elif self.is_same(entry, self._store.get(entry.index)):
             if not self.may_truncate(request, entry.index) or self.is_needless(request, entry):
                 self._refuse_truncate(push)
@@ -348,7 +348,7 @@ class EntryHandler:
                 self._refuse_truncate(push)
                 return
             done = self._store.truncate(before.index)
-            self._store.append_as_follower([row_of(entry)])
+            self._store.append_as_follower([batch_of(entry)])
         elif self.verified_index(request.term) >= 0 and entry.index <= self._store.ledger_end_index + 1:
             self._refuse_truncate(push)
             return
@@ -431,12 +431,12 @@ class EntryHandler:
         return state.is_follower and state.term == request.term and state.leader_id == request.leader_id
 
     def _has_right_shape(self, push: _Push) -> bool:
-        rows = push.rows
+        batches = push.batches
         if push.request.type is PushType.APPEND:
-            return bool(rows) and rows[-1].term <= push.request.term
+            return bool(batches) and batches[-1].term <= push.request.term
         if push.request.type is PushType.COMMIT:
-            return not rows
-        return len(rows) == 1 and len(rows[0].ends) == 1
+            return not batches
+        return len(batches) == 1 and len(batches[0].ends) == 1
 
     def _acknowledge(self, push: _Push, index: int, term: int) -> None:
         """Send SUCCESS once the store has the entry `index` of `term` as safe as it must be."""
@@ -459,8 +459,8 @@ class EntryHandler:
             return
         push.is_answered = True
         if index is None:
-            index = push.rows[-1].last_index if push.rows else -1
-        push.then(
+            index = push.batches[-1].last_index if push.batches else -1
+        push.on_done(
             PushEntryResponse(
                 group=push.request.group,
                 remote_id=push.request.local_id,

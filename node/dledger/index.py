@@ -162,7 +162,7 @@ class LogIndex:
 
 
 def _common_units(left: bytes, right: bytes) -> int:
-    """How many whole units two rows have in common at their beginning."""
+    """How many whole units two sequences have in common at their beginning."""
     low, high = 0, min(len(left), len(right)) // UNIT_SIZE_BYTES
     while low < high:  # equality of prefixes is monotonic: bisect instead of comparing unit by unit
         middle = (low + high + 1) // 2

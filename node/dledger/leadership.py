@@ -23,9 +23,9 @@ from node.dledger.peers import PeerClient, PeerError
 from node.dledger.rpc import DLedgerCode, DLedgerError
 from node.runtime import Clock
 
-__all__ = ["ConfirmationTaker", "Leadership", "settle"]
+__all__ = ["ConfirmationCallback", "Leadership", "settle"]
 
-ConfirmationTaker = Callable[[DLedgerError | None], object]
+ConfirmationCallback = Callable[[DLedgerError | None], object]
 """Called once: with None when the lead is confirmed, or with why it is not. Must not raise."""
 
 MAX_WAITING_CONFIRMATIONS = 20_000
@@ -68,7 +68,7 @@ class Leadership:
         self._patience: asyncio.TimerHandle | None = None
         self._answered: dict[str, int] = {}
         self._answered_sent_ns: dict[str, int] = {}
-        self._waiting: deque[tuple[int, ConfirmationTaker, float]] = deque()
+        self._waiting: deque[tuple[int, ConfirmationCallback, float]] = deque()
         """Reads, with the round that each waits for and until when; both only grow."""
         self._expiry: asyncio.TimerHandle | None = None
         self._requests: dict[str, HeartBeatRequest] = {}
@@ -169,13 +169,13 @@ class Leadership:
         return is_confirmed and self._clock.monotonic_ns() - self.quorum_sent_ns() < lease_ns
 
     def confirm(self) -> asyncio.Future[None]:
-        """As `confirm_then`; the future fails with what `then` would be told."""
+        """As `confirm_then`; the future fails with what `on_done` would be told."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.confirm_then(partial(settle, future))
         return future
 
-    def confirm_then(self, then: ConfirmationTaker) -> None:
-        """Call `then(None)` when a quorum has answered a round that begins after this call.
+    def confirm_then(self, on_done: ConfirmationCallback) -> None:
+        """Call `on_done(None)` when a quorum has answered a round that begins after this call.
 
         It gets a DLedgerError instead: NOT_LEADER when the lead ends first, TIMEOUT when no quorum has answered within
         `barrier_timeout_ms`. Raises DLedgerError LEADER_PENDING_FULL.
@@ -184,7 +184,7 @@ class Leadership:
             raise DLedgerError(DLedgerCode.LEADER_PENDING_FULL, "too many reads wait for a confirmation")
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._config.timing.barrier_timeout_ms / 1000
-        self._waiting.append((self._round + 1, then, due_s))
+        self._waiting.append((self._round + 1, on_done, due_s))
         if self._expiry is None:  # one timer for all: it is nearly never reached by the read that has set it
             self._expiry = loop.call_at(due_s, self._expire)
         if self._quorum_round() == self._round:
@@ -196,13 +196,13 @@ class Leadership:
         loop = asyncio.get_running_loop()
         waiting = self._waiting
         while waiting:
-            _, then, due_s = waiting[0]
+            _, on_done, due_s = waiting[0]
             if due_s > loop.time():
                 self._expiry = loop.call_at(due_s, self._expire)
                 return
             waiting.popleft()
             patience_s = self._config.timing.barrier_timeout_ms / 1000
-            then(DLedgerError(DLedgerCode.TIMEOUT, f"no quorum has confirmed the leader within {patience_s:g} s"))
+            on_done(DLedgerError(DLedgerCode.TIMEOUT, f"no quorum has confirmed the leader within {patience_s:g} s"))
 
     def end(self) -> None:
         """This lead is over: waiting reads fail, and no more heartbeats are sent."""
@@ -214,8 +214,8 @@ class Leadership:
             self._expiry.cancel()
             self._expiry = None
         waiting, self._waiting = self._waiting, deque()
-        for _, then, _ in waiting:
-            then(DLedgerError(DLedgerCode.NOT_LEADER, f"the lead of term {self.term} is over"))
+        for _, on_done, _ in waiting:
+            on_done(DLedgerError(DLedgerCode.NOT_LEADER, f"the lead of term {self.term} is over"))
 
     def _quorum_round(self) -> int:
         """The newest round that a quorum has answered."""

@@ -52,17 +52,17 @@ class LogLayout:
             end = place + HEADER_SIZE_BYTES + size_bytes
         return positions, files
 
-    def misplaced(self, row: EntryBatch, end: int) -> tuple[int, int, int] | None:
-        """The first entry of a row that does not belong where it says, given that the row follows `end`: its index,
+    def misplaced(self, batch: EntryBatch, end: int) -> tuple[int, int, int] | None:
+        """The first entry of a batch that does not belong where it says, given that the batch follows `end`: its index,
         where it says, and where it belongs. Raises as `of_entry`."""
-        if row.pos == end and self._fits(len(row.raw), end):
+        if batch.pos == end and self._fits(len(batch.raw), end):
             return None
         start = 0
-        for index, entry_end in enumerate(row.ends, row.first_index):
+        for index, entry_end in enumerate(batch.ends, batch.first_index):
             place = self.of_entry(entry_end - start, end)
-            if place != row.pos + start:
-                return index, row.pos + start, place
-            start, end = entry_end, row.pos + entry_end
+            if place != batch.pos + start:
+                return index, batch.pos + start, place
+            start, end = entry_end, batch.pos + entry_end
         return None
 
     def _fits(self, size_bytes: int, end: int) -> bool:

@@ -298,8 +298,8 @@ class HeartBeatResponse(Response):
 class PushEntryRequest(Request):
     """A leader's request to its follower.
 
-    APPEND carries a row of entries and the term of the entry before them, COMPARE and TRUNCATE one entry; COMMIT none.
-    TRUNCATE also says, by term and chain CRC, which entry follows at the leader (-1 when none does).
+    APPEND carries a batch of entries and the term of the entry before them, COMPARE and TRUNCATE one entry; COMMIT
+    none. TRUNCATE also says, by term and chain CRC, which entry follows at the leader (-1 when none does).
     """
 
     term: int

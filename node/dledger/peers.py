@@ -32,7 +32,7 @@ from node.dledger.rpc import DLedgerRequestCode, PushType
 from node.remoting import ClientLimits, Command, RemotingClient, RemotingError, ResponseCode
 from node.remoting.outstanding import Outcome
 
-__all__ = ["AnswerTaker", "PeerClient", "PeerError", "RemotingPeerClient", "settle"]
+__all__ = ["AnswerCallback", "PeerClient", "PeerError", "RemotingPeerClient", "settle"]
 
 ResponseT = TypeVar("ResponseT", bound=Response)
 
@@ -44,7 +44,7 @@ class PeerError(Exception):
     """A peer did not give a usable answer: not reached, not in time, or not understood."""
 
 
-AnswerTaker = Callable[[ResponseT | PeerError], object]
+AnswerCallback = Callable[[ResponseT | PeerError], object]
 """Called once, with the answer or with why there is none. Must not raise."""
 
 
@@ -54,8 +54,8 @@ class PeerClient(Protocol):
     async def vote(self, peer: str, request: VoteRequest) -> VoteResponse: ...
     async def transfer(self, peer: str, request: LeadershipTransferRequest) -> LeadershipTransferResponse: ...
     async def install(self, peer: str, request: InstallSnapshotRequest) -> InstallSnapshotResponse: ...
-    def heartbeat(self, peer: str, request: HeartBeatRequest, then: AnswerTaker[HeartBeatResponse]) -> None: ...
-    def push(self, peer: str, request: PushEntryRequest, then: AnswerTaker[PushEntryResponse]) -> None: ...
+    def heartbeat(self, peer: str, request: HeartBeatRequest, on_done: AnswerCallback[HeartBeatResponse]) -> None: ...
+    def push(self, peer: str, request: PushEntryRequest, on_done: AnswerCallback[PushEntryResponse]) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -91,16 +91,16 @@ class RemotingPeerClient:
         self._ask(peer, code, request, InstallSnapshotResponse, timeout_ms, partial(settle, answer))
         return await answer
 
-    def heartbeat(self, peer: str, request: HeartBeatRequest, then: AnswerTaker[HeartBeatResponse]) -> None:
+    def heartbeat(self, peer: str, request: HeartBeatRequest, on_done: AnswerCallback[HeartBeatResponse]) -> None:
         """Tell a peer who leads."""
         timeout_ms = self._timing.rpc_timeout_ms
-        self._ask(peer, DLedgerRequestCode.HEART_BEAT, request, HeartBeatResponse, timeout_ms, then)
+        self._ask(peer, DLedgerRequestCode.HEART_BEAT, request, HeartBeatResponse, timeout_ms, on_done)
 
-    def push(self, peer: str, request: PushEntryRequest, then: AnswerTaker[PushEntryResponse]) -> None:
+    def push(self, peer: str, request: PushEntryRequest, on_done: AnswerCallback[PushEntryResponse]) -> None:
         """Push entries, or compare, truncate, commit."""
         slow = request.type in (PushType.APPEND, PushType.COMMIT)
         timeout_ms = self._timing.push_rpc_timeout_ms if slow else self._timing.rpc_timeout_ms
-        self._ask(peer, DLedgerRequestCode.PUSH, request, PushEntryResponse, timeout_ms, then)
+        self._ask(peer, DLedgerRequestCode.PUSH, request, PushEntryResponse, timeout_ms, on_done)
 
     async def close(self) -> None:
         """Close the connections; requests under way end in PeerError."""
@@ -113,39 +113,39 @@ class RemotingPeerClient:
         request: Request,
         response: type[ResponseT],
         timeout_ms: int,
-        then: AnswerTaker[ResponseT],
+        on_done: AnswerCallback[ResponseT],
     ) -> None:
         # In the binary header: this one is read and written in one go, and nobody but members reads it.
         command = Command(code, {}, request.to_body(), serializer="binary")
         address = self._members.address(peer)
         if address is None:
-            then(PeerError(f"nobody says where {peer} is"))
+            on_done(PeerError(f"nobody says where {peer} is"))
             return
         self._client.ask(
-            address, command, partial(self._judge, peer, request.group, response, then), timeout_ms=timeout_ms
+            address, command, partial(self._judge, peer, request.group, response, on_done), timeout_ms=timeout_ms
         )
 
     def _judge(
-        self, peer: str, group: str, response: type[ResponseT], then: AnswerTaker[ResponseT], outcome: Outcome
+        self, peer: str, group: str, response: type[ResponseT], on_done: AnswerCallback[ResponseT], outcome: Outcome
     ) -> None:
         """Pass on an answer, or say what is wrong with it."""
         if isinstance(outcome, RemotingError):
-            then(PeerError(f"{peer}: {outcome}"))
+            on_done(PeerError(f"{peer}: {outcome}"))
             return
         if outcome.code != ResponseCode.SUCCESS:
-            then(PeerError(f"{peer} answered {outcome.code}: {outcome.remark}"))
+            on_done(PeerError(f"{peer} answered {outcome.code}: {outcome.remark}"))
             return
         try:
             answer = response.from_body(outcome.body)
         except MalformedMessage as error:
-            then(PeerError(f"{peer} answered with garbage: {error}"))
+            on_done(PeerError(f"{peer} answered with garbage: {error}"))
             return
         if answer.group != group:
-            then(PeerError(f"{peer} belongs to group {answer.group!r}, not {group!r}"))
+            on_done(PeerError(f"{peer} belongs to group {answer.group!r}, not {group!r}"))
         elif answer.local_id != peer:
-            then(PeerError(f"{self._members.address(peer)} is {answer.local_id!r}, not {peer!r}"))
+            on_done(PeerError(f"{self._members.address(peer)} is {answer.local_id!r}, not {peer!r}"))
         else:
-            then(answer)
+            on_done(answer)
 
 
 def settle(future: asyncio.Future[Any], answer: Response | PeerError) -> None:

@@ -13,7 +13,7 @@ from node.dledger.member_state import MemberState
 from node.dledger.membership import encode_members
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
 from node.dledger.peers import PeerClient
-from node.dledger.quorum import AppendResult, AppendTaker, QuorumAckChecker
+from node.dledger.quorum import AppendCallback, AppendResult, QuorumAckChecker
 from node.dledger.rpc import DLedgerCode, DLedgerError, Role
 from node.dledger.snapshot_manager import SnapshotManager
 from node.dledger.snapshot_transfer import SnapshotSender
@@ -146,17 +146,17 @@ class DLedgerEntryPusher:
         return self.checker.register(self._appended(entry))
 
     def append_batch(
-        self, sizes: Sequence[int], encode: Callable[[Sequence[int]], Sequence[bytes]], then: AppendTaker
+        self, sizes: Sequence[int], encode: Callable[[Sequence[int]], Sequence[bytes]], on_done: AppendCallback
     ) -> tuple[int, int, int]:
         """The same for bodies of these sizes, one behind the other, all or none; `encode` gets their positions, and
-        `then` the outcome of the last. Returns the first index, the last and the term. Raises as `append`."""
+        `on_done` the outcome of the last. Returns the first index, the last and the term. Raises as `append`."""
         self.check_room(len(sizes))
         self.check_disk()
-        rows = self._store.append_batch_as_leader(self._lead_term, sizes, encode)
-        last = AppendResult(rows[-1].last_index, rows[-1].last_pos, self._lead_term)
-        self.checker.register_batch(last, len(sizes), then)
+        batches = self._store.append_batch_as_leader(self._lead_term, sizes, encode)
+        last = AppendResult(batches[-1].last_index, batches[-1].last_pos, self._lead_term)
+        self.checker.register_batch(last, len(sizes), on_done)
         self._has_appended()
-        return rows[0].first_index, last.index, self._lead_term
+        return batches[0].first_index, last.index, self._lead_term
 
     def append_members(self, peers: Mapping[str, str]) -> asyncio.Future[AppendResult]:
         """Append an entry that says who belongs to the group; from now on these do. Errors as for `append`."""
@@ -198,9 +198,9 @@ class DLedgerEntryPusher:
         if code is not None:
             raise DLedgerError(code, str(self._store.writer.failure))
 
-    def handle_push(self, request: PushEntryRequest, then: Callable[[PushEntryResponse], object]) -> None:
-        """A push of the leader that this member follows; `then` gets the answer."""
-        self.handler.handle_push(request, then)
+    def handle_push(self, request: PushEntryRequest, on_done: Callable[[PushEntryResponse], object]) -> None:
+        """A push of the leader that this member follows; `on_done` gets the answer."""
+        self.handler.handle_push(request, on_done)
 
     def _appended(self, entry: Entry) -> Entry:
         self._has_appended()

@@ -22,7 +22,7 @@ from node.dledger.member_state import MemberState
 from node.dledger.rpc import DLedgerCode, DLedgerError
 from node.dledger.store import DLedgerStore
 
-__all__ = ["AppendResult", "AppendTaker", "QuorumAckChecker"]
+__all__ = ["AppendCallback", "AppendResult", "QuorumAckChecker"]
 
 logger = logging.getLogger("node.dledger.pusher")
 
@@ -35,7 +35,7 @@ class AppendResult(NamedTuple):
     term: int
 
 
-AppendTaker = Callable[[AppendResult | DLedgerError], object]
+AppendCallback = Callable[[AppendResult | DLedgerError], object]
 """Called once, with what became of an append. Must not raise."""
 
 
@@ -45,7 +45,7 @@ class _Pending(NamedTuple):
     result: AppendResult
     entries: int
     deadline_s: float
-    then: AppendTaker
+    on_done: AppendCallback
 
 
 class QuorumAckChecker:
@@ -112,11 +112,12 @@ class QuorumAckChecker:
         self.register_batch(AppendResult(entry.index, entry.pos, entry.term), 1, partial(_settle, future))
         return future
 
-    def register_batch(self, last: AppendResult, entries: int, then: AppendTaker) -> None:
-        """The same for so many entries that follow each other, without a future: `then` gets the last one's outcome."""
+    def register_batch(self, last: AppendResult, entries: int, on_done: AppendCallback) -> None:
+        """The same for so many entries that follow each other, without a future: `on_done` gets the last one's
+        outcome."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._timing.ack_timeout_ms / 1000
-        self._pending_by_term[self._term].append(_Pending(last, entries, deadline_s, then))
+        self._pending_by_term[self._term].append(_Pending(last, entries, deadline_s, on_done))
         self._pending_count += entries
         if self._timeout_timer is None:
             self._timeout_timer = loop.call_at(deadline_s, self._expire)
@@ -145,7 +146,7 @@ class QuorumAckChecker:
         while pending and pending[0].result.index <= index:
             item = pending.popleft()
             self._pending_count -= item.entries
-            item.then(item.result)
+            item.on_done(item.result)
 
     # Water marks
 
@@ -230,7 +231,7 @@ class QuorumAckChecker:
 
 
 def _fail(item: _Pending, code: DLedgerCode, message: str) -> None:
-    item.then(DLedgerError(code, message))
+    item.on_done(DLedgerError(code, message))
 
 
 def _settle(future: asyncio.Future[AppendResult], outcome: AppendResult | DLedgerError) -> None:

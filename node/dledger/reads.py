@@ -20,16 +20,16 @@ from functools import partial
 
 from node.dledger.config import DLedgerConfig
 from node.dledger.elector import LeaderElector
-from node.dledger.leadership import ConfirmationTaker, Leadership, settle
+from node.dledger.leadership import ConfirmationCallback, Leadership, settle
 from node.dledger.member_state import MemberState
 from node.dledger.pusher import DLedgerEntryPusher
 from node.dledger.quorum import AppendResult
 from node.dledger.rpc import DLedgerCode, DLedgerError, ReadMode
 from node.dledger.store import DLedgerStore
 
-__all__ = ["IndexTaker", "ReadBarrier"]
+__all__ = ["IndexCallback", "ReadBarrier"]
 
-IndexTaker = Callable[[int | DLedgerError], object]
+IndexCallback = Callable[[int | DLedgerError], object]
 """Called once, with the index of a barrier or with why there is none. Must not raise."""
 
 
@@ -78,26 +78,28 @@ class ReadBarrier:
             raise self._not_leader()
         return index
 
-    def ask(self, mode: ReadMode, then: IndexTaker) -> bool:
-        """As `barrier` without a task, where a read waits for a quorum at most: `then` is called once, maybe before
+    def ask(self, mode: ReadMode, on_done: IndexCallback) -> bool:
+        """As `barrier` without a task, where a read waits for a quorum at most: `on_done` is called once, maybe before
         this returns. False, and nothing is called, where it may have to wait for more. Raises as `barrier`."""
         if mode is ReadMode.UNSAFE:
-            then(self._store.committed_index)
+            on_done(self._store.committed_index)
             return True
         leadership = self.require_leadership()
         if mode is ReadMode.LOG or not self.has_committed_in_term(leadership.term):
             return False
         index = self._store.committed_index
         if mode is ReadMode.LEASE and leadership.holds_lease():
-            then(index)
+            on_done(index)
         else:
-            self.confirm_leadership(leadership, partial(self._confirmed, leadership, index, then))
+            self.confirm_leadership(leadership, partial(self._confirmed, leadership, index, on_done))
         return True
 
-    def _confirmed(self, leadership: Leadership, index: int, then: IndexTaker, error: DLedgerError | None) -> None:
+    def _confirmed(
+        self, leadership: Leadership, index: int, on_done: IndexCallback, error: DLedgerError | None
+    ) -> None:
         if error is None and self._elector.leadership is not leadership:
             error = self._not_leader()
-        then(index if error is None else error)
+        on_done(index if error is None else error)
 
     def require_leadership(self) -> Leadership:
         """The present lead. Raises DLedgerError NOT_LEADER."""
@@ -110,9 +112,10 @@ class ReadBarrier:
         """Whether the committed index is this leader's own: its last entry is of the present term."""
         return self._store.term_at(self._store.committed_index) == term
 
-    def confirm_leadership(self, leadership: Leadership, then: ConfirmationTaker) -> None:
-        """Call `then` when a quorum has answered heartbeats that were sent from now on; see Leadership.confirm_then."""
-        leadership.confirm_then(then)
+    def confirm_leadership(self, leadership: Leadership, on_done: ConfirmationCallback) -> None:
+        """Call `on_done` when a quorum has answered heartbeats that were sent from now on; see
+        Leadership.confirm_then."""
+        leadership.confirm_then(on_done)
 
     def _not_leader(self) -> DLedgerError:
         return DLedgerError(

@@ -48,7 +48,7 @@ from node.dledger.messages import (
 from node.dledger.peers import PeerClient, RemotingPeerClient, settle
 from node.dledger.pusher import DLedgerEntryPusher
 from node.dledger.quorum import AppendResult
-from node.dledger.reads import IndexTaker, ReadBarrier
+from node.dledger.reads import IndexCallback, ReadBarrier
 from node.dledger.rpc import JSON_CODES, DLedgerCode, DLedgerError, DLedgerRequestCode, ReadMode
 from node.dledger.snapshot_manager import SnapshotManager
 from node.dledger.snapshot_transfer import SnapshotReceiver
@@ -198,25 +198,25 @@ class DLedgerServer:
         self,
         sizes: Sequence[int],
         encode: Callable[[Sequence[int]], Sequence[bytes]],
-        then: Callable[[DLedgerError | None], object],
+        on_done: Callable[[DLedgerError | None], object],
     ) -> tuple[int, int, int]:
-        """Append entries that follow each other; see `DLedgerEntryPusher.append_batch`. `then` gets None when all are
-        committed, or what the future of `append` would fail with."""
+        """Append entries that follow each other; see `DLedgerEntryPusher.append_batch`. `on_done` gets None when all
+        are committed, or what the future of `append` would fail with."""
         return self.pusher.append_batch(
-            sizes, encode, lambda outcome: then(outcome if isinstance(outcome, DLedgerError) else None)
+            sizes, encode, lambda outcome: on_done(outcome if isinstance(outcome, DLedgerError) else None)
         )
 
     def takes_together(self, count: int, size_bytes: int) -> bool:
-        """Entries of a row are committed in their order, and by the same quorum."""
+        """Entries of a batch are committed in their order, and by the same quorum."""
         return True
 
     async def read_barrier(self, mode: ReadMode) -> int:
         """The index up to which the log must be applied before a read may be served; see `node.dledger.reads`."""
         return await self.reads.barrier(mode)
 
-    def ask_barrier(self, mode: ReadMode, then: IndexTaker) -> bool:
+    def ask_barrier(self, mode: ReadMode, on_done: IndexCallback) -> bool:
         """The same without a task, where that can be; see `ReadBarrier.ask`."""
-        return self.reads.ask(mode, then)
+        return self.reads.ask(mode, on_done)
 
     async def transfer_leadership(self, member: str) -> None:
         """Give the lead to `member`; see `LeadershipTransfer.give`. Raises DLedgerError."""

@@ -4,8 +4,9 @@ A state machine gets every committed entry once, in order; the same entries make
 state can be saved as files and loaded again, so that a member needs the log only from there on, and one whose log
 begins later than its state ends loads what its leader had.
 
-A broker's state machine is its dispatcher, which has its own pace and its own checkpoints (`node.broker.basis`). It is
-an `AppliedState` to the snapshots, as StateMachineCaller is for machines that only apply.
+A broker's state machine is its dispatcher, which has its own pace and its own checkpoints
+(`node.broker.broker_snapshots`). It is an `AppliedState` to the snapshots, as StateMachineCaller is for machines that
+only apply.
 """
 
 from __future__ import annotations

@@ -25,14 +25,14 @@ from node.dledger.entry import (
     Entry,
     parse_entry,
 )
-from node.dledger.entry_batch import EntryBatch, encode_batch, row_of, scan_batch
+from node.dledger.entry_batch import EntryBatch, batch_of, encode_batch, scan_batch
 from node.dledger.files import LedgerCorrupt, LedgerFiles
 from node.dledger.index import IndexUnit
 from node.dledger.log_layout import LogLayout
 from node.dledger.membership import Membership, check_members
-from node.dledger.newest import NewestRows
 from node.dledger.recovery import Recovered, recover
 from node.dledger.rpc import DLedgerCode, DLedgerError
+from node.dledger.tail_cache import TailCache
 from node.dledger.writer import LogWriter
 from node.remoting.complaints import Complaints
 from node.runtime import Runtime
@@ -72,7 +72,7 @@ class DLedgerStore:
         self._end_pos = 0
         self._end_chain_crc = 0
         self._committed_pos = 0
-        self._newest = NewestRows()
+        self._tail_cache = TailCache()
         self._progress_listeners: list[Callable[[], None]] = []
         self._commit_listeners: list[Callable[[], None]] = []
         self._checkpoints = CheckpointTask(
@@ -137,9 +137,9 @@ class DLedgerStore:
         """The entry, committed or not; None when the log does not hold it. Raises LedgerCorrupt, OSError."""
         if not self.ledger_begin_index <= index <= self.ledger_end_index or index < 0:
             return None
-        row = self._newest.find(index)
-        if row is not None:
-            return row.entry(index)
+        batch = self._tail_cache.find(index)
+        if batch is not None:
+            return batch.entry(index)
         unit = self._unit(index)
         return self._read(unit.pos, unit.size_bytes, index)
 
@@ -149,8 +149,8 @@ class DLedgerStore:
             return -1
         if index == self.ledger_end_index:
             return self.ledger_end_term
-        row = self._newest.find(index)
-        return row.term_of(index) if row is not None else self._unit(index).term
+        batch = self._tail_cache.find(index)
+        return batch.term_of(index) if batch is not None else self._unit(index).term
 
     def read_batches(self, first_index: int, *, max_entries: int, max_bytes: int) -> list[EntryBatch]:
         """Consecutive entries from `first_index` on: at least one where the log has it, else as many as fit, at
@@ -158,23 +158,23 @@ class DLedgerStore:
         """
         if not self.ledger_begin_index <= first_index <= self.ledger_end_index or first_index < 0:
             return []
-        newest = self._newest
+        newest = self._tail_cache
         last_index = min(first_index + max_entries - 1, self.ledger_end_index)
-        row = newest.find(first_index)
-        if row is not None:
-            if row.first_index == first_index and row.last_index == last_index and len(row.raw) <= max_bytes:
-                return [row]
+        batch = newest.find(first_index)
+        if batch is not None:
+            if batch.first_index == first_index and batch.last_index == last_index and len(batch.raw) <= max_bytes:
+                return [batch]
             newest.join(first_index, last_index, max_bytes)
             return newest.collect(first_index, last_index, max_bytes)
         if newest.begin_index is not None:  # the disk may still hold there what has been cut off
             last_index = min(last_index, newest.begin_index - 1)
-        read = self._read_row(first_index, last_index - first_index + 1, max_bytes)
+        read = self._read_batch(first_index, last_index - first_index + 1, max_bytes)
         return [read.head(min(read.last_index, last_index))]
 
     def read_entries(self, first_index: int, *, max_entries: int, max_bytes: int) -> list[Entry]:
         """The same, one by one."""
-        rows = self.read_batches(first_index, max_entries=max_entries, max_bytes=max_bytes)
-        return [entry for row in rows for entry in row.entries()]
+        batches = self.read_batches(first_index, max_entries=max_entries, max_bytes=max_bytes)
+        return [entry for batch in batches for entry in batch.entries()]
 
     def read_committed(self, first_index: int, last_index: int) -> list[EntryBatch]:
         """Committed entries from `first_index` on and to `last_index` at most, as many as make a few milliseconds of
@@ -190,14 +190,23 @@ class DLedgerStore:
         pos = position - HEADER_SIZE_BYTES
         if not self._files.data.begin_position <= pos < self._end_pos:
             raise OSError(errno.EINVAL, f"the log holds no body at {position}")
-        newest_pos = self._newest.begin_pos
+        newest_pos = self._tail_cache.begin_pos
         if newest_pos is not None and pos >= newest_pos:
-            body = self._newest.body_at(pos, size_bytes)
+            body = self._tail_cache.body_at(pos, size_bytes)
             if body is None:
                 raise OSError(errno.EINVAL, f"no entry of the log begins at {pos}")
             return body
         entry = self._read(pos, HEADER_SIZE_BYTES + size_bytes, None)
         return entry.raw[HEADER_SIZE_BYTES : HEADER_SIZE_BYTES + size_bytes]
+
+    def read_records(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        """What lies in bodies, at places given as position and size. Raises OSError."""
+        return [self.read_bytes(position, size_bytes) for position, size_bytes in places]
+
+    def holds(self, index: int, term: int) -> bool:
+        """Whether the log has this very entry. Raises OSError."""
+        entry = self.get(index)
+        return entry is not None and entry.term == term
 
     # How it changes
 
@@ -209,10 +218,10 @@ class DLedgerStore:
         Raises DLedgerError UNEXPECTED_ARGUMENT when it is too large, and whatever `encode_body` raises; nothing
         is appended then.
         """
-        (row,) = self.append_batch_as_leader(
+        (batch,) = self.append_batch_as_leader(
             term, (body_size_bytes,), lambda positions: (encode_body(positions[0]),), magic=magic
         )
-        return row.entry(row.first_index)
+        return batch.entry(batch.first_index)
 
     def append_batch_as_leader(
         self,
@@ -222,35 +231,35 @@ class DLedgerStore:
         *,
         magic: int = NORMAL_MAGIC,
     ) -> list[EntryBatch]:
-        """The same for bodies that follow each other, all or none; `encode` gets the positions of all of them. One row,
-        or more where files end in between."""
+        """The same for bodies that follow each other, all or none; `encode` gets the positions of all of them. One
+        batch, or more where files end in between."""
         positions, files = self._layout.of_bodies(sizes, self._end_pos)
         bodies = encode(positions)
         if list(map(len, bodies)) != list(sizes):
             raise ValueError(f"the bodies have other sizes than {sizes}, which were announced")
         index, chain_crc = self.ledger_end_index + 1, self._end_chain_crc
         if not files:
-            row = encode_batch(magic, index, term, positions[0] - HEADER_SIZE_BYTES, chain_crc, bodies)
-            self._add(row)
-            return [row]
-        rows = []
+            batch = encode_batch(magic, index, term, positions[0] - HEADER_SIZE_BYTES, chain_crc, bodies)
+            self._add(batch)
+            return [batch]
+        batches = []
         for first, following in zip([0, *files], [*files, len(bodies)], strict=True):
             if first < following:
                 pos = positions[first] - HEADER_SIZE_BYTES
-                row = encode_batch(magic, index + first, term, pos, chain_crc, bodies[first:following])
-                chain_crc = row.chain_crc
-                rows.append(row)
-        for row in rows:
-            self._add(row)
-        return rows
+                batch = encode_batch(magic, index + first, term, pos, chain_crc, bodies[first:following])
+                chain_crc = batch.chain_crc
+                batches.append(batch)
+        for batch in batches:
+            self._add(batch)
+        return batches
 
-    def append_as_follower(self, rows: Sequence[EntryBatch]) -> None:
-        """Append a leader's entries, which were parsed as rows that follow each other.
+    def append_as_follower(self, batches: Sequence[EntryBatch]) -> None:
+        """Append a leader's entries, which were parsed as batches that follow each other.
 
         Raises DLedgerError INCONSISTENT_STATE, and appends nothing, when the first one does not continue this
         log: by index, by chain CRC, or by position (a leader with another segment size).
         """
-        first = rows[0]
+        first = batches[0]
         if first.first_index != self.ledger_end_index + 1:
             raise DLedgerError(
                 DLedgerCode.INCONSISTENT_STATE, f"entry {first.first_index} cannot follow {self.ledger_end_index}"
@@ -260,8 +269,8 @@ class DLedgerStore:
                 DLedgerCode.INCONSISTENT_STATE, f"entry {first.first_index} does not match its chain CRC"
             )
         end = self._end_pos
-        for row in rows:
-            misplaced = self._layout.misplaced(row, end)
+        for batch in batches:
+            misplaced = self._layout.misplaced(batch, end)
             if misplaced is not None:
                 index, pos, place = misplaced
                 raise DLedgerError(
@@ -269,11 +278,11 @@ class DLedgerStore:
                     f"entry {index} belongs at {pos}, here it would be {place}: is data_segment_size_bytes"
                     " the same on all members?",
                 )
-            end = row.end_pos
-            for entry in row.changes:
+            end = batch.end_pos
+            for entry in batch.changes:
                 check_members(entry)
-        for row in rows:
-            self._add(row)
+        for batch in batches:
+            self._add(batch)
 
     def may_truncate_to(self, index: int) -> bool:
         """Whether the log may be made to end at `index`: never below what is committed (dledger#316)."""
@@ -294,7 +303,7 @@ class DLedgerStore:
         removed = self.ledger_end_index - index
         if removed:
             self.members.cut(index + 1)
-            self._newest.cut(index + 1)
+            self._tail_cache.cut(index + 1)
             self._index.cut(index + 1)
             self._ends_with(last)
         return self.writer.cut(last.end_pos, index + 1)
@@ -316,7 +325,7 @@ class DLedgerStore:
                 DLedgerCode.INCONSISTENT_STATE,
                 f"a log cannot begin at {first.pos}: is data_segment_size_bytes the same on all members?",
             )
-        self._newest.clear()
+        self._tail_cache.clear()
         self._index.begin_at(first.index)
         self.ledger_begin_index = -1
         self.ledger_end_index = first.index - 1
@@ -324,7 +333,7 @@ class DLedgerStore:
         self.committed_index = first.index - 1
         self.members.begin_at(first.index)
         gone = self.writer.cut(first.pos, first.index, is_reset=True)
-        self._add(row_of(first))
+        self._add(batch_of(first))
         return gone
 
     def update_committed_index(self, index: int) -> bool:
@@ -335,8 +344,8 @@ class DLedgerStore:
         index = min(index, self.ledger_end_index)
         if index <= self.committed_index or index < self.ledger_begin_index:
             return False
-        row = self._newest.find(index)
-        self._committed_pos = row.end_of(index) if row is not None else self._unit(index).end_pos
+        batch = self._tail_cache.find(index)
+        self._committed_pos = batch.end_of(index) if batch is not None else self._unit(index).end_pos
         self.committed_index = index
         self._checkpoints.changed()
         self._tell(self._commit_listeners)
@@ -391,16 +400,16 @@ class DLedgerStore:
         self._end_pos = last.end_pos
         self._end_chain_crc = last.chain_crc
 
-    def _add(self, row: EntryBatch) -> None:
-        for entry in row.changes:
+    def _add(self, batch: EntryBatch) -> None:
+        for entry in batch.changes:
             self.members.put(entry)
         if self.ledger_begin_index < 0:
-            self.ledger_begin_index = row.first_index
-        self._index.add(row.first_index, row.units)
-        newest = self._newest
-        newest.add(row)
-        self._ends_with(row)
-        self.writer.add(row)
+            self.ledger_begin_index = batch.first_index
+        self._index.add(batch.first_index, batch.units)
+        newest = self._tail_cache
+        newest.add(batch)
+        self._ends_with(batch)
+        self.writer.add(batch)
         if newest.size_bytes > 2 * self._config.max_cached_bytes:
             newest.trim(self._config.max_cached_bytes, self.writer.written_index)
 
@@ -428,17 +437,17 @@ class DLedgerStore:
             raise self._damaged(self._files.error_at(pos, str(error))) from error
         return entry
 
-    def _read_row(self, first_index: int, count: int, max_bytes: int) -> EntryBatch:
+    def _read_batch(self, first_index: int, count: int, max_bytes: int) -> EntryBatch:
         """Up to `count` entries of one file in a single read, each verified, also to continue the one before."""
         unit = self._unit(first_index)
         data = self._files.data
         chunk = data.read(unit.pos, min(max(max_bytes, unit.size_bytes), data.room_at(unit.pos)))
-        row, problem = scan_batch(chunk, most=count)
-        if row is None or (row.first_index, row.pos) != (first_index, unit.pos):
-            if row is not None:
-                problem = f"entry {row.first_index} of position {row.pos} stands here"
+        batch, problem = scan_batch(chunk, most=count)
+        if batch is None or (batch.first_index, batch.pos) != (first_index, unit.pos):
+            if batch is not None:
+                problem = f"entry {batch.first_index} of position {batch.pos} stands here"
             raise self._damaged(self._files.error_at(unit.pos, problem))
-        return row  # whoever asks for what stands behind it will be told what that is
+        return batch  # whoever asks for what stands behind it will be told what that is
 
     def _damaged(self, error: LedgerCorrupt) -> LedgerCorrupt:
         self.corrupt_reads += 1

@@ -1,4 +1,4 @@
-"""Rows of entries that are all of one size, as those of a batch often are: made and verified column by column.
+"""Batches of entries that are all of one size, as those of a batch often are: made and verified column by column.
 
 What a loop does with each entry, here one built-in does with a whole column of them. Nothing is decided here that
 `node.dledger.entry_batch` would decide otherwise, which the tests hold against each other: whatever is not plainly in
@@ -98,5 +98,5 @@ def _units(
     magic: int, size: int, term: int, indices: tuple[int, array[int]], places: tuple[int, array[int]], count: int
 ) -> bytes:
     """The units of entries of one size; see `node.dledger.index`."""
-    row = [magic, places[0], 0, size, indices[0], 0, *_split(term)]
-    return pack_table(row, count, [(2, places[1]), (5, indices[1])])
+    batch = [magic, places[0], 0, size, indices[0], 0, *_split(term)]
+    return pack_table(batch, count, [(2, places[1]), (5, indices[1])])

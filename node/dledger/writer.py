@@ -144,10 +144,10 @@ class LogWriter:
             return 0.0
         return (self._clock.monotonic_ns() - self._waiting_since_ns) / 1e6
 
-    def add(self, row: EntryBatch) -> None:
+    def add(self, batch: EntryBatch) -> None:
         """Queue the next entries of the log."""
-        self._queue.append(row)
-        self.pending_bytes += len(row.raw)
+        self._queue.append(batch)
+        self.pending_bytes += len(batch.raw)
         if self._waiting_since_ns is None:
             self._waiting_since_ns = self._clock.monotonic_ns()
         if self.failure is None:
@@ -302,7 +302,7 @@ class LogWriter:
         if len(group) == 1:
             size_bytes, count = len(group[0].raw), len(group[0].ends)
         else:
-            size_bytes, count = sum([len(row.raw) for row in group]), sum([len(row.ends) for row in group])
+            size_bytes, count = sum([len(batch.raw) for batch in group]), sum([len(batch.ends) for batch in group])
         self.pending_bytes -= size_bytes
         self.group_total += 1
         self.entry_total += count
@@ -317,12 +317,12 @@ class LogWriter:
 
     def _put_back(self, group: list[EntryBatch]) -> None:
         """Queue again what was not written, but for what was cut off meanwhile."""
-        for row in reversed(group):
-            if row.first_index > self._writing_last:
-                self.pending_bytes -= len(row.raw)
+        for batch in reversed(group):
+            if batch.first_index > self._writing_last:
+                self.pending_bytes -= len(batch.raw)
                 continue
-            kept = row.head(min(row.last_index, self._writing_last))
-            self.pending_bytes -= len(row.raw) - len(kept.raw)
+            kept = batch.head(min(batch.last_index, self._writing_last))
+            self.pending_bytes -= len(batch.raw) - len(kept.raw)
             self._queue.appendleft(kept)
 
     def _take_group(self) -> list[EntryBatch]:
@@ -330,12 +330,12 @@ class LogWriter:
         group: list[EntryBatch] = []
         size_bytes = 0
         while queue and size_bytes < MAX_GROUP_BYTES:
-            row = queue[0]
-            if isinstance(row, _Cut):
+            batch = queue[0]
+            if isinstance(batch, _Cut):
                 break
             queue.popleft()
-            group.append(row)
-            size_bytes += len(row.raw)
+            group.append(batch)
+            size_bytes += len(batch.raw)
         return group
 
     async def _sync(self) -> None:

@@ -40,11 +40,12 @@ class GroupTransferService:
         self.tell(position, partial(_settle, transferred))
         return transferred
 
-    def tell(self, position: int, then: Callable[[bool], object], count: int = 1) -> None:
-        """The same without a future, for so many messages: `then` is called with what it would be. Must not raise."""
+    def tell(self, position: int, on_done: Callable[[bool], object], count: int = 1) -> None:
+        """The same without a future, for so many messages: `on_done` is called with what it would be. Must not
+        raise."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._timeout_s
-        self._waiting.append((position, due_s, then, count))
+        self._waiting.append((position, due_s, on_done, count))
         self.waiting_count += count
         if self._timer is None:
             self._timer = loop.call_at(due_s, self._time_out)
@@ -55,9 +56,9 @@ class GroupTransferService:
             self._settle_oldest(True)
 
     def _settle_oldest(self, is_transferred: bool) -> None:
-        _, _, then, count = self._waiting.popleft()
+        _, _, on_done, count = self._waiting.popleft()
         self.waiting_count -= count
-        then(is_transferred)
+        on_done(is_transferred)
 
     def _time_out(self) -> None:
         self._timer = None

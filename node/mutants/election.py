@@ -7,7 +7,7 @@ from typing import Any
 from node.dledger import DLedgerServer
 from node.dledger.document import encode_document
 from node.dledger.elector import LeaderElector
-from node.dledger.leadership import ConfirmationTaker, Leadership
+from node.dledger.leadership import ConfirmationCallback, Leadership
 from node.dledger.member_state import MemberState
 from node.dledger.store import DLedgerStore
 from node.mutants.parts import replace
@@ -94,8 +94,8 @@ def no_step_down(ledger: DLedgerServer) -> None:
 
 
 def stale_leader_reads(ledger: DLedgerServer) -> None:
-    def confirm_leadership(self: object, leadership: Leadership, then: ConfirmationTaker) -> None:
-        then(None)
+    def confirm_leadership(self: object, leadership: Leadership, on_done: ConfirmationCallback) -> None:
+        on_done(None)
 
     no_step_down(ledger)
     replace(ledger.reads, confirm_leadership=confirm_leadership)

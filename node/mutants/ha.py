@@ -52,11 +52,11 @@ def send_before_sync(ledger: HaLedger) -> None:
     if service is None:
         return
 
-    def _add_row(self: CommitLog, positions: Sequence[int], records: Sequence[bytes]) -> None:
-        CommitLog._add_row(self, positions, records)
+    def _add_batch(self: CommitLog, positions: Sequence[int], records: Sequence[bytes]) -> None:
+        CommitLog._add_batch(self, positions, records)
         service.wake()
 
-    replace(ledger.log, _add_row=_add_row)
+    replace(ledger.log, _add_batch=_add_batch)
     hasty: Any = _HastyLog(ledger.log)
     service.log = hasty
 

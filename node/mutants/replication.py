@@ -17,7 +17,7 @@ from node.dledger.files import LedgerFiles
 from node.dledger.handler import EntryHandler
 from node.dledger.index import pack_unit
 from node.dledger.messages import PushEntryRequest, PushEntryResponse
-from node.dledger.quorum import AppendResult, AppendTaker, QuorumAckChecker
+from node.dledger.quorum import AppendCallback, AppendResult, QuorumAckChecker
 from node.dledger.rpc import DLedgerCode, PushType
 from node.dledger.store import DLedgerStore
 from node.mutants.parts import replace
@@ -49,8 +49,8 @@ def ack_before_quorum(ledger: DLedgerServer) -> None:
         future.set_result(AppendResult(entry.index, entry.pos, entry.term))
         return future
 
-    def register_batch(self: QuorumAckChecker, last: AppendResult, entries: int, then: AppendTaker) -> None:
-        then(last)
+    def register_batch(self: QuorumAckChecker, last: AppendResult, entries: int, on_done: AppendCallback) -> None:
+        on_done(last)
 
     replace(ledger.pusher.checker, register=register, register_batch=register_batch)
 
@@ -137,10 +137,10 @@ def compare_index_only(ledger: DLedgerServer) -> None:
 
 def accept_gap(ledger: DLedgerServer) -> None:
     def handle_push(
-        self: EntryHandler, request: PushEntryRequest, then: Callable[[PushEntryResponse], object]
+        self: EntryHandler, request: PushEntryRequest, on_done: Callable[[PushEntryResponse], object]
     ) -> None:
-        EntryHandler.handle_push(self, request, then)
-        push = next((each for each in self._write_requests.values() if each.then is then), None)
+        EntryHandler.handle_push(self, request, on_done)
+        push = next((each for each in self._write_requests.values() if each.on_done is on_done), None)
         if push is not None and push.first_index > self._store.ledger_end_index + 1:
             self._reply(push, DLedgerCode.SUCCESS)
 
@@ -159,7 +159,7 @@ def checksum_ignored(ledger: DLedgerServer) -> None:
     def with_globals(function: Any) -> FunctionType:
         return FunctionType(function.__code__, store_globals, function.__name__, function.__defaults__)
 
-    replace(ledger.store, **{name: with_globals(vars(DLedgerStore)[name]) for name in ("open", "_read", "_read_row")})
+    replace(ledger.store, **{name: with_globals(vars(DLedgerStore)[name]) for name in ("open", "_read", "_read_batch")})
 
 
 def _copy_of(name: str) -> ModuleType:

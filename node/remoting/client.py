@@ -13,7 +13,7 @@ from node.remoting.connection import Connection
 from node.remoting.endpoint import Endpoint, tls_options
 from node.remoting.errors import ConnectFailed, RemotingError
 from node.remoting.limits import ClientLimits
-from node.remoting.outstanding import OutcomeTaker
+from node.remoting.outstanding import OutcomeCallback
 
 __all__ = ["RemotingClient"]
 
@@ -76,35 +76,37 @@ class RemotingClient(Endpoint):
             timeout_ms = max((deadline_s - loop.time()) * 1000, 0.0)
         return await connection.invoke(command, timeout_ms=timeout_ms)
 
-    def ask(self, address: str, command: Command, then: OutcomeTaker, *, timeout_ms: float) -> None:
-        """As `invoke` without a task: `then` is called once, in a later turn of the loop, with the reply or with the
+    def ask(self, address: str, command: Command, on_done: OutcomeCallback, *, timeout_ms: float) -> None:
+        """As `invoke` without a task: `on_done` is called once, in a later turn of the loop, with the reply or with the
         error that `invoke` would raise."""
         if self._sign is not None:
             self._sign(command)
         connection = self._connections.get(address)
         if connection is None or connection.is_closing:
-            task = asyncio.get_running_loop().create_task(self._connect_and_ask(address, command, then, timeout_ms))
+            task = asyncio.get_running_loop().create_task(self._connect_and_ask(address, command, on_done, timeout_ms))
             self._asking[task] = None
-            task.add_done_callback(partial(self._asked, then))
+            task.add_done_callback(partial(self._asked, on_done))
             return
         try:
-            connection.ask(command, then, timeout_ms=timeout_ms)
+            connection.ask(command, on_done, timeout_ms=timeout_ms)
         except RemotingError as error:
-            asyncio.get_running_loop().call_soon(then, error)
+            asyncio.get_running_loop().call_soon(on_done, error)
 
-    async def _connect_and_ask(self, address: str, command: Command, then: OutcomeTaker, timeout_ms: float) -> None:
+    async def _connect_and_ask(
+        self, address: str, command: Command, on_done: OutcomeCallback, timeout_ms: float
+    ) -> None:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_ms / 1000
         try:
             connection = await self._connect(address, timeout_ms)
-            connection.ask(command, then, timeout_ms=max((deadline_s - loop.time()) * 1000, 0.0))
+            connection.ask(command, on_done, timeout_ms=max((deadline_s - loop.time()) * 1000, 0.0))
         except RemotingError as error:
-            then(error)
+            on_done(error)
 
-    def _asked(self, then: OutcomeTaker, task: asyncio.Task[None]) -> None:
+    def _asked(self, on_done: OutcomeCallback, task: asyncio.Task[None]) -> None:
         self._asking.pop(task, None)
         if task.cancelled():
-            then(ConnectFailed("this client is closed"))
+            on_done(ConnectFailed("this client is closed"))
 
     async def send_oneway(self, address: str, command: Command) -> None:
         """Send a request that nobody answers; marks it as one-way. Returns once it is queued.

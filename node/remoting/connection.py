@@ -25,7 +25,7 @@ from node.remoting.deferred_reply import DeferredReply
 from node.remoting.errors import ConnectionLost, FrameError, PeerOverloaded
 from node.remoting.frame_watch import FrameWatch
 from node.remoting.header_template import TemplateRequest
-from node.remoting.outstanding import OutcomeTaker, Outstanding, settle
+from node.remoting.outstanding import OutcomeCallback, Outstanding, settle
 from node.remoting.processing import Reply, failure_reply, size_of
 
 if TYPE_CHECKING:
@@ -108,9 +108,9 @@ class Connection(asyncio.Protocol):
         self.ask(command, partial(settle, future), timeout_ms=timeout_ms)
         return future
 
-    def ask(self, command: Command, then: OutcomeTaker, *, timeout_ms: float) -> None:
-        """The same without a future: `then` is called with the reply, in the turn of the loop in which it comes, or
-        with RequestTimeout or ConnectionLost. What is raised here is not told to `then`."""
+    def ask(self, command: Command, on_done: OutcomeCallback, *, timeout_ms: float) -> None:
+        """The same without a future: `on_done` is called with the reply, in the turn of the loop in which it comes, or
+        with RequestTimeout or ConnectionLost. What is raised here is not told to `on_done`."""
         if self.is_closing:
             error = ConnectionLost(f"the connection to {self.remote_address} is closed")
             error.is_definite = True
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
             raise PeerOverloaded(f"{self._unsent_bytes()} bytes to {self.remote_address} are unsent")
         opaque = command.opaque = waiting.next_opaque()
         frame = encode(command)
-        waiting.add(opaque, timeout_ms, then)
+        waiting.add(opaque, timeout_ms, on_done)
         self._write(frame, not count)
 
     def on_close(self, callback: Callable[[Connection], object]) -> None:

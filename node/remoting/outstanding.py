@@ -12,10 +12,10 @@ from collections.abc import Callable
 from node.remoting.command import Command
 from node.remoting.errors import RemotingError, RequestTimeout
 
-__all__ = ["Outcome", "OutcomeTaker", "Outstanding", "settle"]
+__all__ = ["Outcome", "OutcomeCallback", "Outstanding", "settle"]
 
 Outcome = Command | RemotingError
-OutcomeTaker = Callable[[Outcome], object]
+OutcomeCallback = Callable[[Outcome], object]
 """Called once, with the reply or with why there is none. Must not raise."""
 
 OPAQUE_MASK = 0x7FFFFFFF
@@ -49,7 +49,7 @@ class Outstanding:
         self._loop = loop
         self._peer = peer
         self._on_timeouts = on_timeouts
-        self.waiting: dict[int, tuple[OutcomeTaker, float, float]] = {}
+        self.waiting: dict[int, tuple[OutcomeCallback, float, float]] = {}
         """By opaque; to be looked at only."""
         self._next_opaque = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -63,10 +63,10 @@ class Outstanding:
         self._next_opaque = (opaque + 1) & OPAQUE_MASK
         return opaque
 
-    def add(self, opaque: int, timeout_ms: float, then: OutcomeTaker) -> None:
+    def add(self, opaque: int, timeout_ms: float, on_done: OutcomeCallback) -> None:
         """A request was sent."""
         deadline_s = self._loop.time() + timeout_ms / 1000
-        self.waiting[opaque] = then, deadline_s, timeout_ms
+        self.waiting[opaque] = on_done, deadline_s, timeout_ms
         if self._timer is None:
             self._arm(deadline_s)
         elif deadline_s < self._timer_s:
@@ -85,8 +85,8 @@ class Outstanding:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for then, _, _ in waiting.values():
-            then(error())
+        for on_done, _, _ in waiting.values():
+            on_done(error())
 
     def _arm(self, when_s: float) -> None:
         self._timer_s = when_s
@@ -102,8 +102,8 @@ class Outstanding:
         for opaque in due:
             entry = waiting.pop(opaque, None)
             if entry is not None:
-                then, _, timeout_ms = entry
-                then(RequestTimeout(f"no answer from {self._peer()} within {timeout_ms:g} ms"))
+                on_done, _, timeout_ms = entry
+                on_done(RequestTimeout(f"no answer from {self._peer()} within {timeout_ms:g} ms"))
         if due:
             self._on_timeouts(len(due))
         if self.waiting and self._timer is None:

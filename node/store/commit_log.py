@@ -25,7 +25,7 @@ from contextlib import suppress
 from itertools import accumulate
 
 from node.runtime import Disk
-from node.store.flushing import DEFAULT_FLUSH, FlushPolicy, LogDamaged, LogRefuses, NotYetDurable, Told
+from node.store.flushing import DEFAULT_FLUSH, FlushPolicy, LogDamaged, LogRefuses, NotYetDurable, OnDone
 from node.store.record import BLANK_MAGIC, RECORD_MAGIC, RecordError, decode_record, summarize_record
 from node.store.segments import SegmentedFile, segment_name
 
@@ -78,7 +78,7 @@ class CommitLog:
         if flush_mode not in ("sync", "async", "transient"):
             raise ValueError(f"flush mode {flush_mode!r}")
         self._directory = directory
-        self._rows = SegmentedFile(disk, directory, segment_size_bytes=segment_size_bytes)
+        self._segments = SegmentedFile(disk, directory, segment_size_bytes=segment_size_bytes)
         self._flush_mode = flush_mode
         self._flush = flush
         self._on_progress = on_progress
@@ -87,9 +87,9 @@ class CommitLog:
         self._pending_bytes = 0
         self.recent: dict[int, bytes] = {}
         """The newest records by position; for looking at only."""
-        self._recent_rows: deque[tuple[Sequence[int], int]] = deque()
+        self._recent_batches: deque[tuple[Sequence[int], int]] = deque()
         self._recent_bytes = 0
-        self._waiters: deque[tuple[int, float, Told]] = deque()
+        self._waiters: deque[tuple[int, float, OnDone]] = deque()
         self._late_timer: asyncio.TimerHandle | None = None
         self._work = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -108,11 +108,11 @@ class CommitLog:
 
     @property
     def begin_position(self) -> int:
-        return self._rows.begin_position
+        return self._segments.begin_position
 
     @property
     def segment_size_bytes(self) -> int:
-        return self._rows.segment_size_bytes
+        return self._segments.segment_size_bytes
 
     @property
     def pending_bytes(self) -> int:
@@ -122,41 +122,42 @@ class CommitLog:
     @property
     def written_position(self) -> int:
         """Everything below survives a crash of the process."""
-        return self._rows.end_position
+        return self._segments.end_position
 
     @property
     def synced_position(self) -> int:
         """Everything below survives a power cut."""
-        return self._rows.synced_position
+        return self._segments.synced_position
 
     async def open(self, *, durable_position: int, is_clean: bool, is_known: bool = True) -> None:
         """Recover the log. `durable_position` is where a record ended at the last checkpoint; after a clean stop it is
         the end. Without a checkpoint (not `is_known`) everything is read, and what a crash explains is cut off: the
         end of the last file, never a damaged place before it. Raises LogDamaged, SegmentError, OSError."""
         self._loop = asyncio.get_running_loop()
-        self._rows.open()
-        rows = self._rows
-        if rows.end_position < durable_position:
+        self._segments.open()
+        segments = self._segments
+        if segments.end_position < durable_position:
             raise LogDamaged(
-                f"{rows.path_at(rows.end_position)}: the log ends at {rows.end_position},"
-                f" {durable_position - rows.end_position} bytes of the log that were durable are missing"
+                f"{segments.path_at(segments.end_position)}: the log ends at {segments.end_position},"
+                f" {durable_position - segments.end_position} bytes of the log that were durable are missing"
             )
-        gap = rows.first_gap(durable_position if is_known else rows.end_position)
+        gap = segments.first_gap(durable_position if is_known else segments.end_position)
         if gap:
             raise LogDamaged(f"{gap}; restore it, or the data directory from another copy")
-        start = max(durable_position, rows.begin_position)
+        start = max(durable_position, segments.begin_position)
         end = durable_position if is_clean else self._scan(start)
-        if not is_known and end < rows.end_position - rows.end_position % rows.segment_size_bytes:
-            at = end % rows.segment_size_bytes
-            raise LogDamaged(f"{rows.path_at(end)} is damaged at byte {at}, and no checkpoint says what was durable")
-        if end < rows.end_position:
-            self.truncated_bytes = rows.end_position - end
+        if not is_known and end < segments.end_position - segments.end_position % segments.segment_size_bytes:
+            at = end % segments.segment_size_bytes
+            path = segments.path_at(end)
+            raise LogDamaged(f"{path} is damaged at byte {at}, and no checkpoint says what was durable")
+        if end < segments.end_position:
+            self.truncated_bytes = segments.end_position - end
             logger.warning("cutting %d bytes off the log at %d: they hold no whole record", self.truncated_bytes, end)
-            await rows.truncate(end)
+            await segments.truncate(end)
         if not is_clean:
-            await rows.write_again(start)  # a failed sync of the former process may have dropped it
+            await segments.write_again(start)  # a failed sync of the former process may have dropped it
         else:
-            await rows.sync()
+            await segments.sync()
         self.end_position = self.committed_position = end
         self._last_sync_s = self._loop.time()
         self._tasks = [self._loop.create_task(self._write_forever())]
@@ -165,15 +166,15 @@ class CommitLog:
 
     def _scan(self, position: int) -> int:
         """The end of the last whole record from `position` on."""
-        rows = self._rows
+        segments = self._segments
         data, data_at = b"", position
-        while position < rows.end_position:
+        while position < segments.end_position:
             at = position - data_at
             head = data[at : at + BLANK_HEAD_SIZE_BYTES]
             size_bytes = int.from_bytes(head[:4], "big")
             if len(head) < BLANK_HEAD_SIZE_BYTES or at + size_bytes > len(data):
-                wanted = max(SCAN_BYTES, size_bytes if size_bytes <= rows.room_at(position) else 0)
-                fresh = rows.read(position, min(wanted, rows.room_at(position)))
+                wanted = max(SCAN_BYTES, size_bytes if size_bytes <= segments.room_at(position) else 0)
+                fresh = segments.read(position, min(wanted, segments.room_at(position)))
                 if data_at == position and len(fresh) <= len(data):
                     return position
                 data, data_at = fresh, position
@@ -185,7 +186,7 @@ class CommitLog:
 
     def _is_whole(self, data: bytes, at: int, position: int, size_bytes: int) -> bool:
         if int.from_bytes(data[at + 4 : at + 8], "big") == BLANK_MAGIC:
-            return size_bytes == self._rows.room_at(position)
+            return size_bytes == self._segments.room_at(position)
         try:
             message, end = decode_record(data, at)
         except RecordError:
@@ -193,11 +194,11 @@ class CommitLog:
         return message.physical_offset == position and end == at + size_bytes
 
     def append_batch(
-        self, sizes: Sequence[int], encode: Callable[[Sequence[int]], Sequence[bytes]], then: Told
+        self, sizes: Sequence[int], encode: Callable[[Sequence[int]], Sequence[bytes]], on_done: OnDone
     ) -> Sequence[int]:
         """Append records of these sizes, one behind the other; `encode` gets their positions. Returns the positions.
 
-        `then` is called once when all count as stored: with None, or with the NotYetDurable or OSError that a future
+        `on_done` is called once when all count as stored: with None, or with the NotYetDurable or OSError that a future
         would fail with; at once, before this returns, in flush mode `transient`. Raises LogRefuses: nothing was
         appended.
         """
@@ -214,14 +215,14 @@ class CommitLog:
                     self._add(blanks[position])
                 self._add(record)
         else:
-            self._add_row(positions, records)
+            self._add_batch(positions, records)
         loop = self._loop
         if self._flush_mode == "transient":
             self.committed_position = self.end_position
             loop.call_soon(self._on_progress)
-            then(None)
+            on_done(None)
         else:
-            self._waiters.append((self.end_position, loop.time(), then))
+            self._waiters.append((self.end_position, loop.time(), on_done))
             if self._late_timer is None and self._flush_mode == "sync":
                 self._late_timer = loop.call_later(FLUSH_TIMEOUT_S, self._tell_late)
         self._work.set()
@@ -232,18 +233,18 @@ class CommitLog:
     def _lay_out(self, sizes: Sequence[int], size_bytes: int) -> tuple[Sequence[int], dict[int, bytes]]:
         """Where records of these sizes will begin, and the blank record before each that begins a file."""
         position = self.end_position
-        room = self._rows.room_at(position)
+        room = self._segments.room_at(position)
         if size_bytes + BLANK_HEAD_SIZE_BYTES <= room:
             return (position,) if len(sizes) == 1 else list(accumulate(sizes[:-1], initial=position)), {}
         positions, blanks = [], {}
         for size_bytes in sizes:
             if size_bytes + BLANK_HEAD_SIZE_BYTES > room:
-                if size_bytes + BLANK_HEAD_SIZE_BYTES > self._rows.segment_size_bytes:
+                if size_bytes + BLANK_HEAD_SIZE_BYTES > self._segments.segment_size_bytes:
                     raise LogRefuses(f"a record of {size_bytes} bytes does not fit into a file of the log")
                 head = room.to_bytes(4, "big") + BLANK_MAGIC.to_bytes(4, "big")
                 position += room
                 blanks[position] = head + bytes(room - BLANK_HEAD_SIZE_BYTES)
-                room = self._rows.segment_size_bytes
+                room = self._segments.segment_size_bytes
             positions.append(position)
             position += size_bytes
             room -= size_bytes
@@ -270,19 +271,19 @@ class CommitLog:
             raise LogRefuses(f"{self._pending_bytes} bytes wait for the disk")
 
     def _add(self, data: bytes) -> None:
-        self._add_row((self.end_position,), (data,))
+        self._add_batch((self.end_position,), (data,))
 
-    def _add_row(self, positions: Sequence[int], records: Sequence[bytes]) -> None:
+    def _add_batch(self, positions: Sequence[int], records: Sequence[bytes]) -> None:
         size_bytes = positions[-1] + len(records[-1]) - self.end_position
         self._pending += records
         self._pending_bytes += size_bytes
         self.end_position += size_bytes
-        recent, rows = self.recent, self._recent_rows
+        recent, segments = self.recent, self._recent_batches
         recent.update(zip(positions, records, strict=True))
-        rows.append((positions, size_bytes))
+        segments.append((positions, size_bytes))
         self._recent_bytes += size_bytes
-        while self._recent_bytes > RECENT_BYTES and len(rows) > 1:
-            oldest, oldest_bytes = rows.popleft()
+        while self._recent_bytes > RECENT_BYTES and len(segments) > 1:
+            oldest, oldest_bytes = segments.popleft()
             for position in oldest:
                 del recent[position]
             self._recent_bytes -= oldest_bytes
@@ -311,7 +312,7 @@ class CommitLog:
         self._write_began_s = asyncio.get_running_loop().time()
         try:
             async with self._disk_lock:
-                await self._rows.append(data, sync=self._flush_mode == "sync")
+                await self._segments.append(data, sync=self._flush_mode == "sync")
         except BaseException as error:
             self._put_back()
             if not isinstance(error, OSError):
@@ -329,7 +330,7 @@ class CommitLog:
         else:
             self._unsynced.set()
         if self._flush_mode != "transient":
-            self.committed_position = self._rows.end_position
+            self.committed_position = self._segments.end_position
             self._complete()
         self._on_progress()  # in mode `transient` too: only what is written goes to slaves
 
@@ -363,7 +364,7 @@ class CommitLog:
         while True:
             await self._unsynced.wait()
             await asyncio.sleep(self._flush.interval_ms / 1000)
-            unsynced_bytes = self._rows.end_position - self._rows.synced_position
+            unsynced_bytes = self._segments.end_position - self._segments.synced_position
             is_thorough = loop.time() - self._last_sync_s >= self._flush.thorough_interval_ms / 1000
             if unsynced_bytes < self._flush.least_pages * PAGE_BYTES and not is_thorough:
                 continue
@@ -378,7 +379,7 @@ class CommitLog:
     async def sync(self) -> None:
         """Make everything written durable. Raises OSError."""
         async with self._disk_lock:
-            await self._rows.sync()
+            await self._segments.sync()
         self.flushes += 1
         self._last_sync_s = asyncio.get_running_loop().time()
 
@@ -387,16 +388,16 @@ class CommitLog:
         record = self.recent.get(position)
         if record is not None:
             return record[:size_bytes] if size_bytes < len(record) else record
-        if self._rows.end_position <= position < self.end_position:
+        if self._segments.end_position <= position < self.end_position:
             return self.read_range(position, size_bytes)
-        if not self._rows.begin_position <= position < self._rows.end_position:
+        if not self._segments.begin_position <= position < self._segments.end_position:
             raise OSError(errno.EINVAL, f"the log holds nothing at {position}")
-        return self._rows.read(position, min(size_bytes, self._rows.room_at(position)))
+        return self._segments.read(position, min(size_bytes, self._segments.room_at(position)))
 
     def read_range(self, position: int, size_bytes: int) -> bytes:
         """Up to `size_bytes` from `position` on, in one file, wherever records begin there. Raises OSError."""
-        if position < self._rows.end_position:
-            return self._rows.read(position, min(size_bytes, self._rows.room_at(position)))
+        if position < self._segments.end_position:
+            return self._segments.read(position, min(size_bytes, self._segments.room_at(position)))
         at = self.end_position - self._pending_bytes
         for record in (*self._writing, *self._pending):
             if at <= position < at + len(record):
@@ -407,7 +408,7 @@ class CommitLog:
     def record_before(self, position: int) -> int:
         """Where the record begins that holds the byte at `position`, the end of the log for one behind it. Found from
         the beginning of the file. Raises OSError: EBADMSG where no record begins."""
-        at = max(position - position % self._rows.segment_size_bytes, self.begin_position)
+        at = max(position - position % self._segments.segment_size_bytes, self.begin_position)
         data, data_at = b"", at
         while at < min(position, self.end_position):
             head = data[at - data_at : at - data_at + BLANK_HEAD_SIZE_BYTES]
@@ -431,14 +432,14 @@ class CommitLog:
         size_bytes, magic = int.from_bytes(head[:4], "big"), int.from_bytes(head[4:8], "big")
         record = self.read(position, size_bytes) if size_bytes >= BLANK_HEAD_SIZE_BYTES else b""
         if magic not in (RECORD_MAGIC, BLANK_MAGIC) or not record or len(record) != size_bytes:
-            path = f"{self._directory}/{segment_name(position - position % self._rows.segment_size_bytes)}"
-            at = position % self._rows.segment_size_bytes
+            path = f"{self._directory}/{segment_name(position - position % self._segments.segment_size_bytes)}"
+            at = position % self._segments.segment_size_bytes
             raise OSError(errno.EBADMSG, f"{path} is damaged at byte {at}: no record begins there")
         return record, magic == RECORD_MAGIC
 
     def first_timestamp_ms(self, position: int) -> int | None:
         """Store timestamp of the first message of the file that holds `position`; None when it begins with none."""
-        base = position - position % self._rows.segment_size_bytes
+        base = position - position % self._segments.segment_size_bytes
         record, is_message = self.record_at(max(base, self.begin_position))
         try:
             return summarize_record(record).store_timestamp_ms if is_message else None
@@ -453,20 +454,20 @@ class CommitLog:
                 raise self.failure
             await asyncio.sleep(0.01)
         async with self._disk_lock:
-            rows = self._rows
-            if rows.begin_position < position <= rows.end_position:
-                await rows.truncate(position)
+            segments = self._segments
+            if segments.begin_position < position <= segments.end_position:
+                await segments.truncate(position)
             else:
-                await rows.reset(position)
+                await segments.reset(position)
             self.end_position = self.committed_position = position
             self.recent.clear()
-            self._recent_rows.clear()
+            self._recent_batches.clear()
             self._recent_bytes = 0
 
     async def remove_before(self, position: int) -> None:
         """Remove the files that hold nothing at or behind `position`. Raises OSError."""
         async with self._disk_lock:
-            await self._rows.remove_before(position)
+            await self._segments.remove_before(position)
 
     async def close(self) -> None:
         """Write and sync what is pending, unless the disk refuses, and release the files."""
@@ -488,4 +489,4 @@ class CommitLog:
             except OSError as error:
                 logger.error("the log could not be synced: %s", error)
         self._tasks = []
-        self._rows.close()
+        self._segments.close()

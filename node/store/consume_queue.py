@@ -1,6 +1,6 @@
 """Consume queues: for each queue of a topic, where in the commit log its messages lie.
 
-A queue is a dense row of 20-byte units, big-endian, one per message in queue order:
+A queue is a dense sequence of 20-byte units, big-endian, one per message in queue order:
 
     offset  size  field
          0     8  physical offset of the record in the commit log
@@ -17,7 +17,7 @@ start the queues are cut back to the checkpoint and what the log holds beyond is
 checkpoint do not fit together, everything is rebuilt. The checkpoint has a checksum of every file: a unit with a
 flipped bit may look like any other, and a wrong hash of tags would hide a message from its consumers without a trace.
 
-Beside each queue lies a second row with the CRC-32 of every record, four bytes a message, in `<directory>.crc/`. A
+Beside each queue lies a second sequence with the CRC-32 of every record, four bytes a message, in `<directory>.crc/`. A
 record in the log has a CRC of its body alone (R); this one covers its head and its properties, too.
 """
 
@@ -92,36 +92,36 @@ class ConsumeQueue:
             disk, files, directory, unit_size_bytes=UNIT_SIZE_BYTES, units_per_file=units_per_file
         )
         self._crcs = None
-        self._rows = [self._units]
+        self._columns = [self._units]
         if crc_directory is not None:
             self._crcs = UnitFiles(
                 disk, files, crc_directory, unit_size_bytes=CRC_SIZE_BYTES, units_per_file=units_per_file
             )
-            self._rows.append(self._crcs)
+            self._columns.append(self._crcs)
         self.min_offset = 0
         self.max_offset = 0
 
     @property
     def unflushed_bytes(self) -> int:
         """Size of what exists in memory only."""
-        return sum(row.unflushed_bytes for row in self._rows)
+        return sum(column.unflushed_bytes for column in self._columns)
 
     @property
     def is_unsynced(self) -> bool:
         """Whether files hold something written that is not yet durable."""
-        return any(row.is_unsynced for row in self._rows)
+        return any(column.is_unsynced for column in self._columns)
 
     def begin_at(self, offset: int) -> None:
         """Let an empty queue start at `offset`: the log no longer holds what came before."""
         if self.max_offset != self.min_offset:
             raise ValueError(f"{self._directory} is not empty")
         self.min_offset = self.max_offset = offset
-        for row in self._rows:
-            row.begin_at(offset)
+        for column in self._columns:
+            column.begin_at(offset)
 
     def sums(self) -> list[list[list[int]]]:
         """Checksums of the files of units and of CRCs as of this moment; see UnitFiles."""
-        return [row.sums(self.min_offset) for row in self._rows]
+        return [column.sums(self.min_offset) for column in self._columns]
 
     def append(self, queue_offset: int, physical_offset: int, size_bytes: int, tag_hash: int, crc: int = 0) -> bool:
         """Add the unit of the message that the log calls number `queue_offset` of this queue, and its record's CRC.
@@ -183,13 +183,13 @@ class ConsumeQueue:
 
     async def flush(self) -> None:
         """Carry what is in memory to the files; it then survives a crash of the process. Raises OSError."""
-        for row in self._rows:
-            await row.flush()
+        for column in self._columns:
+            await column.flush()
 
     async def sync(self) -> None:
         """Make what was flushed survive a power cut. Raises OSError."""
-        for row in self._rows:
-            await row.sync()
+        for column in self._columns:
+            await column.sync()
 
     async def restore(self, min_offset: int, max_offset: int, sums: Sequence[Sequence[Sequence[int]]]) -> bool:
         """Take the units [min_offset, max_offset) from the files and delete everything behind them.
@@ -197,10 +197,10 @@ class ConsumeQueue:
         Returns False when the files do not hold that many, or others than those of `sums`; they are then of no use.
         Raises OSError.
         """
-        if len(sums) != len(self._rows):
+        if len(sums) != len(self._columns):
             return False
-        for row, row_sums in zip(self._rows, sums, strict=True):
-            if not await row.restore(min_offset, max_offset, row_sums):
+        for column, column_sums in zip(self._columns, sums, strict=True):
+            if not await column.restore(min_offset, max_offset, column_sums):
                 return False
         self.min_offset, self.max_offset = min_offset, max_offset
         return True

@@ -12,11 +12,11 @@ __all__ = [
     "LogDamaged",
     "LogRefuses",
     "NotYetDurable",
-    "Told",
+    "OnDone",
     "settle",
 ]
 
-Told = Callable[[Exception | None], object]
+OnDone = Callable[[Exception | None], object]
 """Called once, with None when something is stored, or with why that is not known. Must not raise."""
 
 
@@ -48,7 +48,7 @@ class LogDamaged(ValueError):
 
 
 def settle(stored: asyncio.Future[None], error: Exception | None) -> None:
-    """Tell a future what a `Told` is told."""
+    """Tell a future what a `OnDone` is told."""
     if stored.done():
         return
     if error is None:

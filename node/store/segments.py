@@ -181,9 +181,9 @@ class SegmentedFile:
             self._end = start
             raise
 
-    def begin_append(self, data: bytes, then: Ended, *, sync: bool = False, trailer: bytes = b"") -> None:
-        """The same, told of by a call: `then(error)`, in a later turn of the loop. Raises OSError where it cannot even
-        begin; `then` is not called then."""
+    def begin_append(self, data: bytes, on_done: Ended, *, sync: bool = False, trailer: bytes = b"") -> None:
+        """The same, told of by a call: `on_done(error)`, in a later turn of the loop. Raises OSError where it cannot
+        even begin; `on_done` is not called then."""
         start, segment = self._end, self._segment_size_bytes
         base = start - start % segment
         size_bytes = len(data) + len(trailer)
@@ -194,19 +194,20 @@ class SegmentedFile:
         ):  # fmt: skip
             task = asyncio.get_running_loop().create_task(self.append(data, sync=sync, trailer=trailer))
             self._appending = task
-            task.add_done_callback(partial(_tell, then))
+            task.add_done_callback(partial(_tell, on_done))
             return
         file = self._file(base)
         self._dirty[base] = None
         self._busy = base
         try:
-            file.begin_write(start - base, data + trailer, partial(self._appended, start, data, sync, then), sync=sync)
+            appended = partial(self._appended, start, data, sync, on_done)
+            file.begin_write(start - base, data + trailer, appended, sync=sync)
         except BaseException:
             self._busy = None
             self._rewrite = bool(self._unsynced)
             raise
 
-    def _appended(self, start: int, data: bytes, sync: bool, then: Ended, error: BaseException | None) -> None:
+    def _appended(self, start: int, data: bytes, sync: bool, on_done: Ended, error: BaseException | None) -> None:
         """An append that one write was enough for is over."""
         self._busy = None
         if error is not None:
@@ -219,7 +220,7 @@ class SegmentedFile:
                 self._synced = self._end
             else:
                 self._unsynced.append((start, data))
-        then(error)
+        on_done(error)
 
     async def sync(self) -> None:
         """Everything appended so far survives a power cut on return. Raises OSError."""
@@ -354,5 +355,5 @@ class SegmentedFile:
                 self._open.pop(other).close()
 
 
-def _tell(then: Ended, task: asyncio.Task[None]) -> None:
-    then(asyncio.CancelledError() if task.cancelled() else task.exception())
+def _tell(on_done: Ended, task: asyncio.Task[None]) -> None:
+    on_done(asyncio.CancelledError() if task.cancelled() else task.exception())

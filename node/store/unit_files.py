@@ -1,8 +1,8 @@
-"""A dense row of units of one size, in files of one size: what consume queues are made of.
+"""A dense sequence of units of one size, in files of one size: what consume queues are made of.
 
 Appends go to memory; `flush` carries them to the files, `sync` makes them durable. `sums` has a checksum of every file,
-and `restore` brings the row back to given bounds if the files are as their checksums say. Files grow as they are
-written and are not filled up in advance, so two rows with the same units have the same bytes.
+and `restore` brings them back to given bounds if the files are as their checksums say. Files grow as they are
+written and are not filled up in advance, so two sequences of the same units have the same bytes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class UnitFiles:
         return bool(self._unsynced)
 
     def begin_at(self, offset: int) -> None:
-        """Let the row, which is empty, start at unit `offset`."""
+        """Let the sequence, which is empty, start at unit `offset`."""
         self._written_bytes = self._summed_bytes = offset * self._unit_size_bytes
         self._tail.clear()
         self._sums.clear()
@@ -71,7 +71,7 @@ class UnitFiles:
 
     def sums(self, min_offset: int) -> list[list[int]]:
         """Checksums of the files from that of unit `min_offset` on, as of this moment: the position that each begins
-        with, and the CRC-32 of everything from there to the end of the file or of the row."""
+        with, and the CRC-32 of everything from there to the end of the file or of the units."""
         self._sum()
         first = self._first_file(min_offset)
         self._sums = {base: entry for base, entry in self._sums.items() if base >= first}
@@ -93,7 +93,7 @@ class UnitFiles:
             self._summed_bytes = stop
 
     def read(self, offset: int, count: int) -> bytes:
-        """The bytes of `count` units from `offset` on, all of which the row holds.
+        """The bytes of `count` units from `offset` on, all of which are held.
 
         Raises OSError when a file cannot be read or is shorter than it was.
         """

@@ -25,7 +25,7 @@ def test_what_is_quick_is_done_in_the_thread_before_the_call_returns() -> None:
     thread = DiskThread()
     ran_in: list[int] = []
     try:
-        while not thread.stand_still(lambda: ran_in.append(threading.get_ident())):
+        while not thread.run_blocking(lambda: ran_in.append(threading.get_ident())):
             thread.wait()  # on a busy machine nothing is quick
         assert ran_in and threading.get_ident() not in ran_in
     finally:
@@ -41,7 +41,7 @@ def test_errors_are_those_of_the_operation() -> None:
     try:
         for _ in range(3):
             with pytest.raises(OSError, match="full"):
-                if not thread.stand_still(fail):
+                if not thread.run_blocking(fail):
                     thread.wait()
     finally:
         thread.close()
@@ -96,7 +96,7 @@ def test_the_outcome_is_taken_before_anything_else_may_begin(monkeypatch: pytest
 
     monkeypatch.setattr(thread._hand, "outcome", outcome)
     try:
-        assert not thread.stand_still(fail)
+        assert not thread.run_blocking(fail)
         release.set()
         with pytest.raises(OSError, match="full"):
             thread.wait()
@@ -109,7 +109,7 @@ def test_the_loop_does_not_wait_again_at_once() -> None:
     thread = DiskThread()
     release = threading.Event()
     try:
-        assert not thread.stand_still(lambda: _wait(release))
+        assert not thread.run_blocking(lambda: _wait(release))
         assert not thread.is_quick
         release.set()
         thread.wait()

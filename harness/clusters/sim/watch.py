@@ -16,7 +16,7 @@ from typing import Any
 from node.broker.controller import BrokerController
 from node.dledger import DLedgerServer
 from node.dledger.entry import Entry
-from node.dledger.quorum import AppendResult, AppendTaker
+from node.dledger.quorum import AppendCallback, AppendResult
 from node.dledger.rpc import DLedgerError, Role
 
 __all__ = ["ReplicaWatch"]
@@ -107,7 +107,7 @@ class ReplicaWatch:
                 acknowledges(future.result().index)
             return future
 
-        def registers_row(last: AppendResult, entries: int, then: AppendTaker) -> None:
+        def registers_row(last: AppendResult, entries: int, then: AppendCallback) -> None:
             def heard(outcome: AppendResult | DLedgerError) -> None:
                 if isinstance(outcome, AppendResult):
                     acknowledges(outcome.index)

@@ -34,7 +34,7 @@ MATCHED = "2026-01-01T00:00:00.000Z INFO node.dledger.pusher push to n3: COMPARE
         (MATCHED.replace("at 41", "at -1"), None),
         (MATCHED.replace("APPEND", "TRUNCATE"), ("truncating", "n3")),
         (ELECTED.replace("LEADER", "CANDIDATE"), None),
-        ("x INFO node.broker.puts a message says role_change self=n2 role=LEADER term=7", None),
+        ("x INFO node.broker.append_errors a message says role_change self=n2 role=LEADER term=7", None),
     ],
 )
 def test_lines_and_their_moments(line: str, moment: tuple[str, str] | None) -> None:

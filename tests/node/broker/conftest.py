@@ -80,6 +80,17 @@ class FakeStore:
         at = index - self.ledger_begin_index
         return self.entries[at] if 0 <= at < len(self.entries) else None
 
+    @property
+    def durable_index(self) -> int:
+        return self.committed_index
+
+    def holds(self, index: int, term: int) -> bool:
+        entry = self.get(index)
+        return entry is not None and entry.term == term
+
+    def read_records(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.read_bytes(position, size_bytes) for position, size_bytes in places]
+
     def read_bytes(self, pos: int, size_bytes: int) -> bytes:
         for entry in self.entries:
             if entry.body_pos <= pos < entry.body_pos + len(entry.body):

@@ -14,7 +14,7 @@ from node.broker.send_hooks import SendContext
 from node.remoting import Command, RequestError, ResponseCode
 from node.store.record import decode_records
 
-SEND_ROW = "Send processor for 10/310/320/36, before/after hooks, fast port"
+SEND_MECHANISM = "Send processor for 10/310/320/36, before/after hooks, fast port"
 CHECKS_ROW = (
     "Pre-checks: start-accept time, msgCheck, queueId<0→random, transaction-reject flag, REGION/TRACE reply fields"
 )
@@ -28,7 +28,7 @@ def batch_of(*bodies: bytes) -> bytes:
     )
 
 
-@pytest.mark.row(SEND_ROW)
+@pytest.mark.mechanism(SEND_MECHANISM)
 @pytest.mark.parametrize("serializer", ["json", "binary"])
 def test_each_code_stores_under_either_naming_and_serializer(run_case: Any, serializer: Any) -> None:
     async def scenario(case: Any) -> None:
@@ -89,7 +89,7 @@ class Broken:
         raise RequestError(1, "too late")
 
 
-@pytest.mark.row(SEND_ROW)
+@pytest.mark.mechanism(SEND_MECHANISM)
 def test_hooks_are_called_around_every_send(run_case: Any, caplog: Any) -> None:
     async def scenario(case: Any) -> None:
         hook = Recorder()
@@ -114,7 +114,7 @@ def test_hooks_are_called_around_every_send(run_case: Any, caplog: Any) -> None:
     assert "refused a message that is answered already" in caplog.text
 
 
-@pytest.mark.row(SEND_ROW)
+@pytest.mark.mechanism(SEND_MECHANISM)
 def test_the_fast_port_takes_everything_but_pulls(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         assert case.broker.fast_port is not None
@@ -150,7 +150,7 @@ def test_there_is_no_fast_port_unless_asked_for(run_case: Any) -> None:
     run_case(scenario)
 
 
-@pytest.mark.row(CHECKS_ROW)
+@pytest.mark.mechanism(CHECKS_ROW)
 def test_no_message_is_taken_before_the_hour(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for code, fields in ((310, {"b": "t", "e": 0}), (10, {"topic": "t", "queueId": 0})):
@@ -163,7 +163,7 @@ def test_no_message_is_taken_before_the_hour(run_case: Any) -> None:
     run_case(scenario, start_accept_send_timestamp_ms="1700000000500")
 
 
-@pytest.mark.row(CHECKS_ROW)
+@pytest.mark.mechanism(CHECKS_ROW)
 def test_every_answer_tells_region_and_tracing(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for reply in (
@@ -177,7 +177,7 @@ def test_every_answer_tells_region_and_tracing(run_case: Any) -> None:
     run_case(scenario, region_id="north", trace_on="false")
 
 
-@pytest.mark.row(CHECKS_ROW)
+@pytest.mark.mechanism(CHECKS_ROW)
 def test_a_negative_queue_means_any(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         chosen = {(await case.send(queue_id=-1)).ext_fields["queueId"] for _ in range(40)}
@@ -186,7 +186,7 @@ def test_a_negative_queue_means_any(run_case: Any) -> None:
     run_case(scenario)
 
 
-@pytest.mark.row(
+@pytest.mark.mechanism(
     "putMessage refusals: shutdown, SLAVE, not writeable → SERVICE_NOT_AVAILABLE; topic >127 → "
     "MESSAGE_ILLEGAL; properties >32767 → PROPERTIES_SIZE_EXCEEDED; page-cache busy"
 )

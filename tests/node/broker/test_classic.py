@@ -99,7 +99,7 @@ async def look(case: Case) -> None:
     assert [message.body for message in decode_records(reply.body)] == SENT[-3:]
 
 
-@pytest.mark.row("Orderly shutdown flush")
+@pytest.mark.mechanism("Orderly shutdown flush")
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_everything_is_there_after_an_orderly_restart(run: Any, tmp_path: Path, mode: str) -> None:
     run(fill, f"flush_mode={mode}")
@@ -107,8 +107,8 @@ def test_everything_is_there_after_an_orderly_restart(run: Any, tmp_path: Path, 
     run(look, f"flush_mode={mode}")
 
 
-@pytest.mark.row("CommitLog record (17 fields, §3)")
-@pytest.mark.row("StoreCheckpoint timestamps")
+@pytest.mark.mechanism("CommitLog record (17 fields, §3)")
+@pytest.mark.mechanism("StoreCheckpoint timestamps")
 def test_everything_acknowledged_is_there_after_a_crash(run: Any, tmp_path: Path) -> None:
     crashed = tmp_path / "crashed"
     run(fill, crash_into=crashed)
@@ -157,20 +157,20 @@ def test_a_torn_tail_is_cut_off_and_the_queues_follow(run: Any, tmp_path: Path) 
     run(scenario)
 
 
-@pytest.mark.row("Sync flush GroupCommit: swapped queues, batch, two tries, 10 ms wait")
+@pytest.mark.mechanism("Sync flush GroupCommit: swapped queues, batch, two tries, 10 ms wait")
 def test_a_stalled_sync_is_answered_with_the_whole_reply(run: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(log_module, "FLUSH_TIMEOUT_S", 0.05)
 
     async def scenario(case: Case) -> None:
-        rows = case.broker.ledger.log._rows  # type: ignore[attr-defined]
+        segments = case.broker.ledger.log._segments  # type: ignore[attr-defined]
         gate = asyncio.Event()
-        append = rows.append
+        append = segments.append
 
         async def stall(data: bytes, **options: Any) -> None:
             await gate.wait()
             await append(data, **options)
 
-        monkeypatch.setattr(rows, "append", stall)
+        monkeypatch.setattr(segments, "append", stall)
         reply = await case.send(b"late")
         assert (reply.code, reply.ext_fields["queueOffset"]) == (10, "0")
         assert len(reply.ext_fields["msgId"]) == 32
@@ -181,18 +181,18 @@ def test_a_stalled_sync_is_answered_with_the_whole_reply(run: Any, monkeypatch: 
     run(scenario)
 
 
-@pytest.mark.row("WAIT=false skips waiting")
+@pytest.mark.mechanism("WAIT=false skips waiting")
 def test_a_message_that_does_not_wait_is_answered_before_the_disk(run: Any, monkeypatch: Any) -> None:
     async def scenario(case: Case) -> None:
-        rows = case.broker.ledger.log._rows  # type: ignore[attr-defined]
+        segments = case.broker.ledger.log._segments  # type: ignore[attr-defined]
         gate = asyncio.Event()
-        append = rows.append
+        append = segments.append
 
         async def stall(data: bytes, **options: Any) -> None:
             await gate.wait()
             await append(data, **options)
 
-        monkeypatch.setattr(rows, "append", stall)
+        monkeypatch.setattr(segments, "append", stall)
         assert (await case.send(b"x", i="WAIT\x01false\x02")).code == 0
         waiting = asyncio.ensure_future(case.send(b"y"))
         await asyncio.sleep(0.05)
@@ -207,7 +207,7 @@ def test_a_message_that_does_not_wait_is_answered_before_the_disk(run: Any, monk
 EXPIRY_ROW = "Expiry (3 days S1; 72 h, 04:00, R), no discard policy"
 
 
-@pytest.mark.row(EXPIRY_ROW)
+@pytest.mark.mechanism(EXPIRY_ROW)
 def test_old_files_go_at_their_hour_and_readers_are_corrected(run: Any, helpers: Any) -> None:
     hour_ms = 3_600_000
 
@@ -241,7 +241,7 @@ def test_old_files_go_at_their_hour_and_readers_are_corrected(run: Any, helpers:
     run(after_a_restart)
 
 
-@pytest.mark.row(EXPIRY_ROW)
+@pytest.mark.mechanism(EXPIRY_ROW)
 def test_a_crowded_disk_loses_its_oldest_files_at_any_hour(run: Any) -> None:
     async def scenario(case: Case) -> None:
         await fill(case)
@@ -280,7 +280,7 @@ def test_files_are_looked_at_by_themselves(run: Any, helpers: Any, monkeypatch: 
     run(scenario, "classic.disk_capacity_bytes=70000")
 
 
-@pytest.mark.row("OS page cache busy")
+@pytest.mark.mechanism("OS page cache busy")
 def test_a_busy_disk_is_answered_busy(run: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(log_module, "BUSY_S", 0.01)
 
@@ -293,7 +293,7 @@ def test_a_busy_disk_is_answered_busy(run: Any, monkeypatch: Any) -> None:
     run(scenario)
 
 
-@pytest.mark.row("StoreCheckpoint timestamps")
+@pytest.mark.mechanism("StoreCheckpoint timestamps")
 def test_the_checkpoint_tells_how_far_each_part_is_durable(run: Any, helpers: Any) -> None:
     """Inspected while the log is not synced yet, then after its sync, then after a restart."""
 

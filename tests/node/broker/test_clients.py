@@ -50,7 +50,7 @@ class Listener:
         return await self.client.invoke(self._address, Command.request(code, fields or {}, body), timeout_ms=5000)
 
 
-@pytest.mark.row("Idle connection close (120 s R)")
+@pytest.mark.mechanism("Idle connection close (120 s R)")
 def test_consumers_are_listed_and_told_of_changes_until_they_leave(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         assert (await case.ask(38, {"consumerGroup": "g"})).code == 1
@@ -278,7 +278,7 @@ def test_a_heartbeat_that_makes_no_sense_is_refused(body: bytes) -> None:
     assert caught.value.code == 1
 
 
-@pytest.mark.row("Send processor for 10/310/320/36, before/after hooks, fast port")
+@pytest.mark.mechanism("Send processor for 10/310/320/36, before/after hooks, fast port")
 def test_topics_are_made_by_sending_after_the_example(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         assert (await case.ask(310, {"b": "new", "e": 0}, b"x")).code == 17

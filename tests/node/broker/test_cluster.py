@@ -248,7 +248,7 @@ SMALL_LOG = {
 }
 
 
-@pytest.mark.row("Expiry (3 days S1; 72 h, 04:00, R), no discard policy")
+@pytest.mark.mechanism("Expiry (3 days S1; 72 h, 04:00, R), no discard policy")
 def test_old_files_of_a_replicated_log_go_and_who_was_away_begins_later(run: Any, helpers: Any) -> None:
     async def scenario(group: Group) -> None:
         master = await group.master()

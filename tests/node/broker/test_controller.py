@@ -84,7 +84,7 @@ def test_a_long_poll_ends_with_the_lead(run: Any, helpers: Any) -> None:
     run(scenario)
 
 
-@pytest.mark.row("Multiplexing by opaque")
+@pytest.mark.mechanism("Multiplexing by opaque")
 def test_a_long_poll_is_answered_by_the_message_it_waits_for(run: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         held = asyncio.ensure_future(case.pull(sysFlag=2, suspendTimeoutMillis=30_000))

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import crash_loop
 
 
-@pytest.mark.row("Reput dispatch (confirmOffset if duplication)")
+@pytest.mark.mechanism("Reput dispatch (confirmOffset if duplication)")
 @pytest.mark.parametrize("dledger", [False, True])
 def test_nothing_is_lost_when_power_is_cut(dledger: bool) -> None:
     figures = crash_loop.power_cut_rounds(30, seconds=600, seed=4711, dledger=dledger)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from node.broker import delay as delay_module
-from node.broker.copies import delay_source, delayed_source_of
 from node.broker.internal_topics import DELAY_LEVELS_MS
 from node.broker.ledger import Role
+from node.broker.requeue import delay_source, delayed_source_of
 from node.store.record import Message, decode_records
 
 SEED_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -51,13 +51,13 @@ def test_the_levels_are_those_of_the_field() -> None:
     assert list(DELAY_LEVELS_MS) == [int(text[:-1]) * unit_ms[text[-1]] for text in SEED_LEVELS.split()]
 
 
-DELAY_ROW = (
+DELAY_MECHANISM = (
     "Delay levels 1s 5s 10s 30s 1m..10m 20m 30m 1h 2h (R); clamp to max; SCHEDULE_TOPIC, queue=level−1;"
     " REAL_TOPIC/REAL_QID; first run 1 s, 100 ms poll, 10 s on failure; offsets persisted 10 s; clock correction"
 )
 
 
-@pytest.mark.row(DELAY_ROW)
+@pytest.mark.mechanism(DELAY_MECHANISM)
 def test_every_level_is_delivered_when_due_and_not_before(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         began_ms = case.clock.now_ms
@@ -118,7 +118,7 @@ def test_a_delay_level_overrides_a_timer_as_in_rocketmq(run_case: Any, timer: st
     run_case(scenario)
 
 
-@pytest.mark.row(DELAY_ROW)
+@pytest.mark.mechanism(DELAY_MECHANISM)
 @pytest.mark.parametrize("ahead_ms", [7_200_000, 5_500])
 def test_what_a_fast_clock_has_stored_waits_its_delay_once_more_and_all_of_it_together(
     run_case: Any, ahead_ms: int
@@ -143,7 +143,7 @@ def test_what_a_fast_clock_has_stored_waits_its_delay_once_more_and_all_of_it_to
     run_case(scenario)
 
 
-@pytest.mark.row(DELAY_ROW)
+@pytest.mark.mechanism(DELAY_MECHANISM)
 def test_a_level_keeps_its_order_and_restarts_lose_and_double_nothing(run_case: Any, helpers: Any) -> None:
     ledger = helpers.FakeLedger()
     sent = [b"%d" % number for number in range(300)]
@@ -193,7 +193,7 @@ def test_what_was_delivered_is_known_without_the_checkpoint(run_case: Any, helpe
     run_case(look, ledger=ledger)
 
 
-@pytest.mark.row("CANDIDATE/FOLLOWER → changeToSlave")
+@pytest.mark.mechanism("CANDIDATE/FOLLOWER → changeToSlave")
 def test_a_slave_delivers_nothing_and_the_next_master_delivers_once(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         await send_delayed(case, 1, b"late")
@@ -255,7 +255,7 @@ def test_batches_cannot_be_delayed(run_case: Any) -> None:
     run_case(scenario)
 
 
-@pytest.mark.row("Retry/DLQ")
+@pytest.mark.mechanism("Retry/DLQ")
 def test_a_message_is_tried_sixteen_times_and_then_dead(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         await case.ask(310, {"b": "t", "e": 1, "i": "KEYS\x01k\x02TAGS\x01a\x02"}, b"poison")
@@ -281,7 +281,7 @@ def test_a_message_is_tried_sixteen_times_and_then_dead(run_case: Any) -> None:
     run_case(scenario)
 
 
-@pytest.mark.row("Retry/DLQ")
+@pytest.mark.mechanism("Retry/DLQ")
 def test_a_negative_level_is_a_dead_letter_at_once(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         await case.send(b"poison", queue_id=1)
@@ -293,7 +293,7 @@ def test_a_negative_level_is_a_dead_letter_at_once(run_case: Any) -> None:
     run_case(scenario)
 
 
-@pytest.mark.row("Retry/DLQ")
+@pytest.mark.mechanism("Retry/DLQ")
 def test_a_client_that_retries_by_itself_has_the_same_limit(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for times, maximum in ((1, 16), (15, 16), (16, 16), (2, 2)):

@@ -342,7 +342,7 @@ def test_dispatch_waits_for_the_disk_when_too_much_is_unwritten(
     asyncio.run(main())
 
 
-@pytest.mark.row("Reput dispatch (confirmOffset if duplication)")
+@pytest.mark.mechanism("Reput dispatch (confirmOffset if duplication)")
 def test_nothing_is_dispatched_before_the_queues_are_restored(make_parts: Any, monkeypatch: Any) -> None:
     """The log tells of its progress while it recovers; what is dispatched then would enter queues twice."""
 

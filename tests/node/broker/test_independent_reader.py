@@ -138,10 +138,10 @@ def find_in_index(directory: Path, topic: str, key: str) -> list[int]:
     return found
 
 
-@pytest.mark.row("CommitLog record (17 fields, §3)")
-@pytest.mark.row("ConsumeQueue 20 B: offset8,size4,tagHash8")
-@pytest.mark.row("IndexFile")
-@pytest.mark.row("msgId = host+physical offset")
+@pytest.mark.mechanism("CommitLog record (17 fields, §3)")
+@pytest.mark.mechanism("ConsumeQueue 20 B: offset8,size4,tagHash8")
+@pytest.mark.mechanism("IndexFile")
+@pytest.mark.mechanism("msgId = host+physical offset")
 def test_another_parser_reads_what_the_node_wrote(tmp_path: Path) -> None:
     sent: dict[str, dict[str, Any]] = {}
 

@@ -38,7 +38,9 @@ async def http(port: int, request: bytes) -> bytes:
     return answer
 
 
-@pytest.mark.row("mmap page-cache reads; optional warm-up/unlock; per-topic put counters, max put time; warn >500 ms")
+@pytest.mark.mechanism(
+    "mmap page-cache reads; optional warm-up/unlock; per-topic put counters, max put time; warn >500 ms"
+)
 def test_the_endpoint_and_the_put_statistics(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         for _ in range(3):
@@ -93,7 +95,7 @@ def test_topics_are_counted_and_removed(run_case: Any) -> None:
     run_case(scenario)
 
 
-@pytest.mark.row(
+@pytest.mark.mechanism(
     "mmap page-cache reads; optional warm-up/unlock; per-topic put counters, max put time; warn >500 ms"
 )
 def test_a_slow_put_is_counted_and_logged(run_case: Any, helpers: Any, monkeypatch: Any, caplog: Any) -> None:

@@ -48,7 +48,7 @@ def test_replies_from_memory_are_larger(run_case: Any) -> None:
 REDIRECT_ROW = "Slave redirect on backlog"
 
 
-@pytest.mark.row(REDIRECT_ROW)
+@pytest.mark.mechanism(REDIRECT_ROW)
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_consumer_that_lags_beyond_memory_is_sent_to_a_slave(run_case: Any, enabled: bool) -> None:
     """Memory of which none counts: everything but the newest message lies on the disk."""
@@ -68,7 +68,7 @@ def test_a_consumer_that_lags_beyond_memory_is_sent_to_a_slave(run_case: Any, en
     run_case(scenario, **changes)
 
 
-@pytest.mark.row(REDIRECT_ROW)
+@pytest.mark.mechanism(REDIRECT_ROW)
 def test_a_consumer_that_keeps_up_stays(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         await case.send(b"x")

@@ -18,7 +18,7 @@ async def send(case: Any, keys: str, body: bytes, *, unique: str = "") -> int:
     return int(reply.ext_fields["msgId"][-16:], 16)
 
 
-@pytest.mark.row("IndexFile")
+@pytest.mark.mechanism("IndexFile")
 def test_messages_are_found_by_key_within_a_time(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         began_ms = case.clock.now_ms
@@ -54,7 +54,7 @@ def test_keys_with_the_same_hash_are_told_apart(run_case: Any) -> None:
     run_case(scenario)
 
 
-@pytest.mark.row("msgId = host+physical offset")
+@pytest.mark.mechanism("msgId = host+physical offset")
 def test_a_message_is_found_by_its_id(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         offsets = [await send(case, "k", b"%d" % number) for number in range(3)]
@@ -83,7 +83,7 @@ def test_an_offset_is_found_by_time(run_case: Any) -> None:
     run_case(scenario)
 
 
-@pytest.mark.row("Reput dispatch (confirmOffset if duplication)")
+@pytest.mark.mechanism("Reput dispatch (confirmOffset if duplication)")
 def test_deleted_queues_and_index_are_rebuilt_identically(run_case: Any, helpers: Any, tmp_path: Path) -> None:
     ledger = helpers.FakeLedger()
     data = tmp_path / "data"

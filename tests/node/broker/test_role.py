@@ -29,7 +29,7 @@ def test_a_fresh_broker_is_a_slave_and_says_so(make_parts: Any, helpers: Any) ->
     asyncio.run(main())
 
 
-@pytest.mark.row("LEADER → changeToMaster")
+@pytest.mark.mechanism("LEADER → changeToMaster")
 def test_promotion_waits_until_the_old_log_is_committed_and_dispatched(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()
@@ -84,7 +84,7 @@ def test_an_empty_log_promotes_at_once(make_parts: Any, helpers: Any) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.row("CANDIDATE/FOLLOWER → changeToSlave")
+@pytest.mark.mechanism("CANDIDATE/FOLLOWER → changeToSlave")
 def test_demotion_takes_effect_before_anything_else_runs(make_parts: Any) -> None:
     async def main() -> None:
         parts = make_parts()
@@ -110,7 +110,7 @@ def test_a_silent_change_of_term_is_enough_to_refuse(make_parts: Any) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.row("LEADER → changeToMaster")
+@pytest.mark.mechanism("LEADER → changeToMaster")
 def test_numbers_go_on_after_another_master_used_some(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()
@@ -134,7 +134,7 @@ def test_numbers_go_on_after_another_master_used_some(make_parts: Any, helpers: 
     asyncio.run(main())
 
 
-@pytest.mark.row("Role handler, single-thread queue")
+@pytest.mark.mechanism("Role handler, single-thread queue")
 def test_rapid_flaps_end_consistent(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()
@@ -155,7 +155,7 @@ def test_rapid_flaps_end_consistent(make_parts: Any, helpers: Any) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.row("LEADER → changeToMaster")
+@pytest.mark.mechanism("LEADER → changeToMaster")
 def test_a_leader_that_is_deposed_while_waiting_stays_slave(make_parts: Any, helpers: Any) -> None:
     async def main() -> None:
         parts = make_parts()

@@ -105,11 +105,11 @@ def test_a_message_is_not_answered_before_it_is_committed(run: Any, helpers: Any
     run(scenario)
 
 
-@pytest.mark.row(
+@pytest.mark.mechanism(
     "putMessage refusals: shutdown, SLAVE, not writeable → SERVICE_NOT_AVAILABLE; topic >127 →"
     " MESSAGE_ILLEGAL; properties >32767 → PROPERTIES_SIZE_EXCEEDED; page-cache busy"
 )
-@pytest.mark.row("MESSAGE_SIZE_EXCEEDED")
+@pytest.mark.mechanism("MESSAGE_SIZE_EXCEEDED")
 @pytest.mark.parametrize(
     ("request_changes", "code", "remark"),
     [
@@ -145,7 +145,7 @@ def test_refusals(run: Any, helpers: Any, request_changes: dict[str, Any], code:
     run(scenario)
 
 
-@pytest.mark.row(
+@pytest.mark.mechanism(
     "putMessage refusals: shutdown, SLAVE, not writeable → SERVICE_NOT_AVAILABLE; topic >127 → "
     "MESSAGE_ILLEGAL; properties >32767 → PROPERTIES_SIZE_EXCEEDED; page-cache busy"
 )
@@ -158,7 +158,7 @@ def test_a_slave_refuses_before_the_append(run: Any, helpers: Any) -> None:
     run(scenario, master=False)
 
 
-@pytest.mark.row(
+@pytest.mark.mechanism(
     "putMessage refusals: shutdown, SLAVE, not writeable → SERVICE_NOT_AVAILABLE; topic >127 → "
     "MESSAGE_ILLEGAL; properties >32767 → PROPERTIES_SIZE_EXCEEDED; page-cache busy"
 )
@@ -207,7 +207,7 @@ def test_a_deposed_master_refuses_at_once_though_it_leads_again(run: Any, helper
     run(scenario)
 
 
-@pytest.mark.row("Put lock (spin/reentrant); store time set inside")
+@pytest.mark.mechanism("Put lock (spin/reentrant); store time set inside")
 def test_store_timestamps_never_go_back(run: Any, helpers: Any) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         for now_ms in (1000, 3000, 2000, 2500, 4000):
@@ -289,7 +289,7 @@ def test_malformed_batches_are_illegal(body: bytes) -> None:
     assert caught.value.code == 13
 
 
-@pytest.mark.row("Orderly shutdown flush")
+@pytest.mark.mechanism("Orderly shutdown flush")
 def test_drain_waits_for_messages_under_way(run: Any, helpers: Any) -> None:
     async def scenario(parts: Any, processor: SendProcessor) -> None:
         parts.ledger.commit_by_hand = True

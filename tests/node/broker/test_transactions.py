@@ -60,7 +60,7 @@ async def messages(case: Any, topic: str = "t", queue_id: int = 1) -> list[Messa
     return decode_records(reply.body)
 
 
-@pytest.mark.row(TRANSACTION_ROW)
+@pytest.mark.mechanism(TRANSACTION_ROW)
 def test_a_half_message_is_seen_when_committed_and_only_then(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         first, second = await send_half(case, b"yes"), await send_half(case, b"no")
@@ -78,7 +78,7 @@ def test_a_half_message_is_seen_when_committed_and_only_then(run_case: Any) -> N
     run_case(scenario)
 
 
-@pytest.mark.row(TRANSACTION_ROW)
+@pytest.mark.mechanism(TRANSACTION_ROW)
 @pytest.mark.parametrize(
     "wrong", [{"producerGroup": "q"}, {"tranStateTableOffset": 7}, {"commitLogOffset": 5}, {"commitLogOffset": 10**9}]
 )
@@ -102,7 +102,7 @@ def test_two_ends_at_once_commit_once(run_case: Any) -> None:
     run_case(scenario)
 
 
-@pytest.mark.row("Check-back")
+@pytest.mark.mechanism("Check-back")
 def test_producers_are_asked_about_orphans(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         producer = Producer(case.broker.port)
@@ -137,7 +137,7 @@ def test_producers_are_asked_about_orphans(run_case: Any, helpers: Any) -> None:
     run_case(scenario)
 
 
-@pytest.mark.row("Check-back")
+@pytest.mark.mechanism("Check-back")
 def test_a_producer_that_never_knows_is_given_up_on(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         producer = Producer(case.broker.port)
@@ -191,7 +191,7 @@ def test_open_transactions_survive_restarts_with_and_without_the_checkpoint(
     run_case(third, ledger=ledger)
 
 
-@pytest.mark.row("start/shutdownProcessorByHa")
+@pytest.mark.mechanism("start/shutdownProcessorByHa")
 def test_a_slave_asks_nobody(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         producer = Producer(case.broker.port)
@@ -237,7 +237,7 @@ def test_half_messages_are_bounded(run_case: Any, monkeypatch: Any) -> None:
     run_case(scenario)
 
 
-@pytest.mark.row(
+@pytest.mark.mechanism(
     "Pre-checks: start-accept time, msgCheck, queueId<0→random, transaction-reject flag, REGION/TRACE reply fields"
 )
 def test_transactions_can_be_rejected(run_case: Any) -> None:
@@ -250,7 +250,7 @@ def test_transactions_can_be_rejected(run_case: Any) -> None:
     run_case(scenario, **{"transactions.reject": "true"})
 
 
-@pytest.mark.row(TRANSACTION_ROW)
+@pytest.mark.mechanism(TRANSACTION_ROW)
 def test_an_end_that_does_not_know_gets_no_answer(run_case: Any) -> None:
     async def scenario(case: Any) -> None:
         end = await send_half(case, b"x")
@@ -263,7 +263,7 @@ def test_an_end_that_does_not_know_gets_no_answer(run_case: Any) -> None:
     run_case(scenario)
 
 
-@pytest.mark.row("Check-back")
+@pytest.mark.mechanism("Check-back")
 def test_a_clock_that_is_set_back_delays_no_question(run_case: Any, helpers: Any) -> None:
     async def scenario(case: Any) -> None:
         producer = Producer(case.broker.port)
@@ -289,7 +289,7 @@ def test_a_clock_that_is_set_back_delays_no_question(run_case: Any, helpers: Any
     run_case(scenario)
 
 
-@pytest.mark.row("END reply: 10/11/12-type put statuses count as SUCCESS")
+@pytest.mark.mechanism("END reply: 10/11/12-type put statuses count as SUCCESS")
 @pytest.mark.parametrize("status", [10, 11, 12])
 @pytest.mark.parametrize("verdict", [8, 12])
 def test_an_end_that_is_stored_in_part_is_a_success(run_case: Any, helpers: Any, status: int, verdict: int) -> None:

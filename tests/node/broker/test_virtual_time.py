@@ -133,13 +133,13 @@ def on_stage(ledger: str, scenario: Callable[[Stage], Awaitable[None]]) -> None:
     run_simulated(main(), seed=20)
 
 
-DELAY_ROW = (
+DELAY_MECHANISM = (
     "Delay levels 1s 5s 10s 30s 1m..10m 20m 30m 1h 2h (R); clamp to max; SCHEDULE_TOPIC, queue=level−1;"
     " REAL_TOPIC/REAL_QID; first run 1 s, 100 ms poll, 10 s on failure; offsets persisted 10 s; clock correction"
 )
 
 
-@pytest.mark.row(DELAY_ROW)
+@pytest.mark.mechanism(DELAY_MECHANISM)
 @pytest.mark.parametrize("ledger", LEDGERS)
 @pytest.mark.parametrize("how", ["", "stop", "kill", "power"])
 def test_a_thousand_messages_of_every_level_come_once_in_order_and_in_time(ledger: str, how: str) -> None:
@@ -200,8 +200,8 @@ TRANSACTION_ROW = (
 )
 
 
-@pytest.mark.row(TRANSACTION_ROW)
-@pytest.mark.row("Check-back")
+@pytest.mark.mechanism(TRANSACTION_ROW)
+@pytest.mark.mechanism("Check-back")
 @pytest.mark.parametrize("ledger", LEDGERS)
 @pytest.mark.parametrize("how", ["stop", "kill", "power"])
 def test_transactions_end_once_and_as_they_should_across_restarts(ledger: str, how: str) -> None:
@@ -295,7 +295,7 @@ def test_transactions_end_once_and_as_they_should_across_restarts(ledger: str, h
     on_stage(ledger, scenario)
 
 
-@pytest.mark.row("Idle connection close (120 s R)")
+@pytest.mark.mechanism("Idle connection close (120 s R)")
 @pytest.mark.parametrize("how", ["silent", "heartbeats only"])
 def test_a_client_that_is_silent_for_two_minutes_is_gone(how: str) -> None:
     """Its connection is closed, its registration cleared and the rest of its group told."""

@@ -76,7 +76,7 @@ def test_failover_takes_no_longer_when_the_leader_is_cut_off_and_answers_nobody(
     assert times[10] < limits_s[0] and times[-1] < limits_s[1], times
 
 
-@pytest.mark.row("Append vs commit...")
+@pytest.mark.mechanism("Append vs commit...")
 def test_minority_cannot_commit_and_gives_up_leading(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
@@ -99,7 +99,7 @@ def test_minority_cannot_commit_and_gives_up_leading(simulate: Any) -> None:
         simulate(scenario, size=5, seed=seed)
 
 
-@pytest.mark.row("LEADER_PENDING_FULL...")
+@pytest.mark.mechanism("LEADER_PENDING_FULL...")
 def test_without_a_quorum_appends_time_out_then_pending_is_full(simulate: Any, with_timing: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
@@ -181,7 +181,7 @@ def test_configured_otherwise_a_leader_stays_through_a_stall(simulate: Any) -> N
     simulate(scenario, step_down_on_stalled_disk=False)
 
 
-@pytest.mark.row("Leader-only reads/writes")
+@pytest.mark.mechanism("Leader-only reads/writes")
 @pytest.mark.parametrize("way", BARRIERS)
 @pytest.mark.parametrize("mode", SAFE_MODES)
 def test_reads_see_every_acknowledged_write(simulate: Any, mode: ReadMode, way: str) -> None:
@@ -368,7 +368,7 @@ def test_nothing_acknowledged_is_lost_when_all_power_fails(simulate: Any) -> Non
         simulate(scenario, seed=seed)
 
 
-@pytest.mark.row("Vote refuses shorter logs...")
+@pytest.mark.mechanism("Vote refuses shorter logs...")
 @pytest.mark.parametrize("winner", ["n2", "n3"])
 def test_five_nodes_at_100_120_90_90(simulate: Any, winner: str) -> None:
     """The question at the end of seed S3. n1 is gone; n2 has 100 entries, n3 120, n4 and n5 90. At most 100 can be
@@ -391,7 +391,7 @@ def test_five_nodes_at_100_120_90_90(simulate: Any, winner: str) -> None:
         simulate(scenario, size=5, seed=seed)
 
 
-@pytest.mark.row("Vote refuses shorter logs...")
+@pytest.mark.mechanism("Vote refuses shorter logs...")
 def test_members_with_short_logs_cannot_win(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         for name, count in {"n2": 100, "n3": 120, "n4": 90, "n5": 90}.items():

@@ -41,7 +41,7 @@ def log(common: int, own: int = 0, name: str = "l", begin: int = 0) -> Log:
     return {**shared, **{index: name for index in range(common, common + own)}}
 
 
-@pytest.mark.row("COMPARE decisions...")
+@pytest.mark.mechanism("COMPARE decisions...")
 def test_every_row_of_the_table() -> None:
     assert search(log(10), log(10))[0] == Decision(PushType.APPEND, 9)
     assert search(log(10), log(5))[0] == Decision(PushType.APPEND, 4)  # beyond its end: ask for its end

@@ -1,4 +1,4 @@
-"""Rows: made, parsed, cut and put together, held against the same done entry by entry."""
+"""Batches: made, parsed, cut and put together, held against the same done entry by entry."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.dledger.entry import CONFIG_MAGIC, NORMAL_MAGIC, BadEntry, Entry, encode_entry, parse_entries
-from node.dledger.entry_batch import BODY_PREFIX, EntryBatch, encode_batch, join_rows, parse_batches, row_of, scan_batch
+from node.dledger.entry_batch import (
+    BODY_PREFIX,
+    EntryBatch,
+    batch_of,
+    encode_batch,
+    join_batches,
+    parse_batches,
+    scan_batch,
+)
 from node.dledger.index import UNIT_SIZE_BYTES, pack_unit
-from node.dledger.newest import NewestRows
+from node.dledger.tail_cache import TailCache
 from node.dledger.uniform_entries import encode_uniform, scan_uniform
 from node.store.checksummed import ChecksummedBodies
 
@@ -26,8 +34,8 @@ big = st.integers(0, 1 << 40) | st.integers((1 << 32) - 600, 1 << 32)
 GAP_BYTES = 1000
 
 
-def entries_of(rows: Sequence[EntryBatch]) -> list[Entry]:
-    return [entry for row in rows for entry in row.entries()]
+def entries_of(batches: Sequence[EntryBatch]) -> list[Entry]:
+    return [entry for batch in batches for entry in batch.entries()]
 
 
 @st.composite
@@ -55,36 +63,38 @@ def raw(entries: Sequence[Entry]) -> bytes:
 def test_a_row_is_made_of_what_its_entries_are(
     texts: list[bytes], index: int, term: int, pos: int, chain_crc: int, is_summed: bool
 ) -> None:
-    row = encode_batch(NORMAL_MAGIC, index, term, pos, chain_crc, ChecksummedBodies(texts) if is_summed else texts)
+    batch = encode_batch(NORMAL_MAGIC, index, term, pos, chain_crc, ChecksummedBodies(texts) if is_summed else texts)
     expected: list[Entry] = []
     at, chain = pos, chain_crc
     for number, body in enumerate(texts, index):
         entry = encode_entry(magic=1, index=number, term=term, pos=at, previous_chain_crc=chain, body=body)
         expected.append(entry)
         at, chain = entry.end_pos, entry.chain_crc
-    assert row.entries() == expected
-    assert (row.first_index, row.pos, row.raw) == (index, pos, raw(expected))
-    assert row.units == b"".join(map(pack_unit, expected))
-    assert (row.last_index, row.last_pos, row.end_pos) == (expected[-1].index, expected[-1].pos, expected[-1].end_pos)
-    assert (row.term, row.chain_crc) == (term, chain)
+    assert batch.entries() == expected
+    assert (batch.first_index, batch.pos, batch.raw) == (index, pos, raw(expected))
+    assert batch.units == b"".join(map(pack_unit, expected))
+    last = expected[-1]
+    assert (batch.last_index, batch.last_pos, batch.end_pos) == (last.index, last.pos, last.end_pos)
+    assert (batch.term, batch.chain_crc) == (term, chain)
     for entry in expected:
-        assert (row.entry(entry.index), row.end_of(entry.index)) == (entry, entry.end_pos)
+        assert (batch.entry(entry.index), batch.end_of(entry.index)) == (entry, entry.end_pos)
 
 
 @given(logs(), st.booleans())
 def test_rows_are_parsed_as_entries_are(log: list[Entry], knows_before: bool) -> None:
-    rows = parse_batches(raw(log), 9 if knows_before else None)
-    assert entries_of(rows) == log
-    assert b"".join(row.units for row in rows) == b"".join(map(pack_unit, log))
-    assert [entry for row in rows for entry in row.changes] == [each for each in log if each.magic == CONFIG_MAGIC]
-    for row in rows:
-        assert [row.term_of(index) for index in range(row.first_index, row.last_index + 1)] == [
-            entry.term for entry in row.entries()
+    batches = parse_batches(raw(log), 9 if knows_before else None)
+    assert entries_of(batches) == log
+    assert b"".join(batch.units for batch in batches) == b"".join(map(pack_unit, log))
+    changes = [entry for batch in batches for entry in batch.changes]
+    assert changes == [each for each in log if each.magic == CONFIG_MAGIC]
+    for batch in batches:
+        assert [batch.term_of(index) for index in range(batch.first_index, batch.last_index + 1)] == [
+            entry.term for entry in batch.entries()
         ]
-        last = row.entries()[-1]
-        assert (row.term, row.chain_crc) == (last.term, last.chain_crc)
+        last = batch.entries()[-1]
+        assert (batch.term, batch.chain_crc) == (last.term, last.chain_crc)
     gaps = sum(before.end_pos != after.pos for before, after in itertools.pairwise(log))
-    assert len(rows) == gaps + 1
+    assert len(batches) == gaps + 1
 
 
 def outcome(parse: object, data: bytes, before: int | None) -> object:
@@ -108,24 +118,24 @@ def test_whatever_is_refused_entry_by_entry_is_refused_in_rows(log: list[Entry],
 
 @given(logs(), st.integers(1, 9))
 def test_what_is_good_before_something_bad_can_be_had(log: list[Entry], most: int) -> None:
-    row, problem = scan_batch(raw(log) + bytes(60), most=most)
-    assert row is not None
-    assert row.entries() == log[: len(row.ends)] and len(row.ends) <= most
-    assert ("magic 0 is unknown" in problem) == (len(row.ends) == len(log) < most)
+    batch, problem = scan_batch(raw(log) + bytes(60), most=most)
+    assert batch is not None
+    assert batch.entries() == log[: len(batch.ends)] and len(batch.ends) <= most
+    assert ("magic 0 is unknown" in problem) == (len(batch.ends) == len(log) < most)
     assert scan_batch(bytes(60), most=most)[0] is None
 
 
 @given(logs(), st.data())
 def test_heads_and_tails_are_rows_themselves(log: list[Entry], data: st.DataObject) -> None:
-    row = parse_batches(raw(log))[0]
+    batch = parse_batches(raw(log))[0]
     at = 0
-    for entry in row.entries():
-        assert struct.unpack_from(f">{BODY_PREFIX}", row.raw, at) == (entry.magic, zlib.crc32(entry.body))
+    for entry in batch.entries():
+        assert struct.unpack_from(f">{BODY_PREFIX}", batch.raw, at) == (entry.magic, zlib.crc32(entry.body))
         at += entry.size_bytes
-    index = data.draw(st.integers(row.first_index, row.last_index))
+    index = data.draw(st.integers(batch.first_index, batch.last_index))
     for part, expected in (
-        (row.head(index), [entry for entry in row.entries() if entry.index <= index]),
-        (row.tail(index), [entry for entry in row.entries() if entry.index >= index]),
+        (batch.head(index), [entry for entry in batch.entries() if entry.index <= index]),
+        (batch.tail(index), [entry for entry in batch.entries() if entry.index >= index]),
     ):
         assert part.entries() == expected
         assert (part.raw, part.pos, part.first_index) == (raw(expected), expected[0].pos, expected[0].index)
@@ -136,51 +146,51 @@ def test_heads_and_tails_are_rows_themselves(log: list[Entry], data: st.DataObje
 
 def test_rows_of_entries_of_one_size_are_made_and_parsed_without_a_loop() -> None:
     texts = [b"body"] * 20
-    row = encode_batch(NORMAL_MAGIC, 5, 1, 100, 7, texts)
-    assert encode_uniform(NORMAL_MAGIC, 5, 1, 100, 7, texts) == (row.raw, row.units, row.chain_crc)
-    assert scan_uniform(row.raw, 0, 7) == scan_uniform(row.raw, 0, None) == (52, row.units, 1, row.chain_crc)
-    assert scan_uniform(row.raw, 0, 8) is None
-    rest = row.tail(12)
-    assert rest.is_uniform and scan_uniform(row.raw, 7 * 52, None) == (52, rest.units, 1, row.chain_crc)
-    (parsed,) = parse_batches(row.raw)
-    joined = join_rows([parsed.head(11), parsed.tail(12).head(12), parsed.tail(13)])
-    assert parsed.is_uniform and joined.is_uniform and joined.ends == row.ends and joined.raw == row.raw
+    batch = encode_batch(NORMAL_MAGIC, 5, 1, 100, 7, texts)
+    assert encode_uniform(NORMAL_MAGIC, 5, 1, 100, 7, texts) == (batch.raw, batch.units, batch.chain_crc)
+    assert scan_uniform(batch.raw, 0, 7) == scan_uniform(batch.raw, 0, None) == (52, batch.units, 1, batch.chain_crc)
+    assert scan_uniform(batch.raw, 0, 8) is None
+    rest = batch.tail(12)
+    assert rest.is_uniform and scan_uniform(batch.raw, 7 * 52, None) == (52, rest.units, 1, batch.chain_crc)
+    (parsed,) = parse_batches(batch.raw)
+    joined = join_batches([parsed.head(11), parsed.tail(12).head(12), parsed.tail(13)])
+    assert parsed.is_uniform and joined.is_uniform and joined.ends == batch.ends and joined.raw == batch.raw
     assert encode_uniform(NORMAL_MAGIC, (1 << 32) - 3, 1, 100, 7, texts) is None, "numbers with different upper halves"
 
 
 def test_a_row_of_one_entry_is_that_entry() -> None:
     entry = encode_entry(magic=CONFIG_MAGIC, index=7, term=3, pos=100, previous_chain_crc=5, body=b"body")
-    row = row_of(entry)
-    assert row.entries() == [entry] == list(row.changes) and row.units == pack_unit(entry)
+    batch = batch_of(entry)
+    assert batch.entries() == [entry] == list(batch.changes) and batch.units == pack_unit(entry)
     assert encode_batch(CONFIG_MAGIC, 7, 3, 100, 5, [b"body"]).changes == [entry]
 
 
 class Model:
-    """The newest rows as a list of entries."""
+    """The newest batches as a list of entries."""
 
     def __init__(self) -> None:
-        self.rows = NewestRows()
+        self.batches = TailCache()
         self.log: list[Entry] = []
 
     def add(self, texts: list[bytes], gap: int) -> None:
         index, pos, chain = (
             (self.log[-1].index + 1, self.log[-1].end_pos + gap, self.log[-1].chain_crc) if self.log else (3, 500, 0)
         )
-        row = encode_batch(1, index, 1, pos, chain, texts)
-        self.rows.add(row)
-        self.log += row.entries()
+        batch = encode_batch(1, index, 1, pos, chain, texts)
+        self.batches.add(batch)
+        self.log += batch.entries()
 
     def check(self) -> None:
-        assert self.rows.size_bytes == sum(len(entry.raw) for entry in self.log)
-        assert self.rows.begin_pos == (self.log[0].pos if self.log else None)
+        assert self.batches.size_bytes == sum(len(entry.raw) for entry in self.log)
+        assert self.batches.begin_pos == (self.log[0].pos if self.log else None)
         for entry in self.log:
-            row = self.rows.find(entry.index)
-            assert row is not None and row.entry(entry.index) == entry
-            assert self.rows.body_at(entry.pos, 1000000) == entry.body
-            assert self.rows.body_at(entry.pos, 2) == entry.body[:2]
-            assert self.rows.body_at(entry.pos + 1, 2) is None
+            batch = self.batches.find(entry.index)
+            assert batch is not None and batch.entry(entry.index) == entry
+            assert self.batches.body_at(entry.pos, 1000000) == entry.body
+            assert self.batches.body_at(entry.pos, 2) == entry.body[:2]
+            assert self.batches.body_at(entry.pos + 1, 2) is None
         if self.log:
-            assert self.rows.find(self.log[0].index - 1) is None
+            assert self.batches.find(self.log[0].index - 1) is None
 
 
 @given(st.data())
@@ -192,14 +202,14 @@ def test_the_newest_rows_are_those_that_were_added_and_not_cut_or_trimmed(data: 
             model.add(data.draw(bodies), data.draw(st.sampled_from([0, 0, GAP_BYTES])))
         elif step == "cut":
             end = data.draw(st.integers(model.log[0].index, model.log[-1].index + 1))
-            model.rows.cut(end)
+            model.batches.cut(end)
             model.log = [entry for entry in model.log if entry.index < end]
         elif step == "trim":
             written = data.draw(st.integers(model.log[0].index - 1, model.log[-1].index))
             most = data.draw(st.integers(0, 4000))
-            before = model.rows.size_bytes
-            model.rows.trim(most, written)
-            kept = model.rows.size_bytes
+            before = model.batches.size_bytes
+            model.batches.trim(most, written)
+            kept = model.batches.size_bytes
             while model.log and sum(len(entry.raw) for entry in model.log) > kept:
                 assert model.log.pop(0).index <= written
             assert before == kept or kept <= before
@@ -208,8 +218,8 @@ def test_the_newest_rows_are_those_that_were_added_and_not_cut_or_trimmed(data: 
             last = data.draw(st.integers(first, model.log[-1].index))
             most = data.draw(st.integers(0, 5000))
             if step == "join":
-                model.rows.join(first, last, most)
-            found = entries_of(model.rows.collect(first, last, most))
+                model.batches.join(first, last, most)
+            found = entries_of(model.batches.collect(first, last, most))
             wanted = [entry for entry in model.log if first <= entry.index <= last]
             assert found == wanted[: len(found)] and found
             sizes = [len(entry.raw) for entry in wanted]
@@ -219,13 +229,13 @@ def test_the_newest_rows_are_those_that_were_added_and_not_cut_or_trimmed(data: 
     if model.log:
         begins = [after.index for before, after in itertools.pairwise(model.log) if before.end_pos != after.pos]
         for index in (model.log[0].index, *begins):
-            model.rows.join(index, 1 << 40, 1 << 40)
+            model.batches.join(index, 1 << 40, 1 << 40)
         model.check()
-        joined = model.rows.collect(model.log[0].index, model.log[-1].index, 1 << 40)
+        joined = model.batches.collect(model.log[0].index, model.log[-1].index, 1 << 40)
         assert len(joined) == len(begins) + 1 and entries_of(joined) == model.log
-        assert b"".join(row.units for row in joined) == b"".join(map(pack_unit, model.log))
-    model.rows.clear()
-    assert (model.rows.begin_pos, model.rows.size_bytes) == (None, 0)
+        assert b"".join(batch.units for batch in joined) == b"".join(map(pack_unit, model.log))
+    model.batches.clear()
+    assert (model.batches.begin_pos, model.batches.size_bytes) == (None, 0)
 
 
 def test_an_entry_that_no_row_can_hold_says_why() -> None:

@@ -113,7 +113,7 @@ def follower(simulate: Any) -> Any:
     return run
 
 
-@pytest.mark.row("Ordered follower append")
+@pytest.mark.mechanism("Ordered follower append")
 def test_entries_are_taken_in_order_whatever_the_order_they_come_in(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(5, 5, 5, 5, 5, 5)
@@ -129,7 +129,7 @@ def test_entries_are_taken_in_order_whatever_the_order_they_come_in(follower: An
     follower(scenario)
 
 
-@pytest.mark.row("handlePush: ...")
+@pytest.mark.mechanism("handlePush: ...")
 def test_the_same_index_twice_before_its_turn_is_repeated(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(5, 5, 5, 5)
@@ -143,7 +143,7 @@ def test_the_same_index_twice_before_its_turn_is_repeated(follower: Any) -> None
     follower(scenario)
 
 
-@pytest.mark.row("checkAbnormalFuture...")
+@pytest.mark.mechanism("checkAbnormalFuture...")
 def test_entries_that_are_there_already_are_acknowledged_or_refused(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(5, 5, 5, 5, 5)
@@ -158,7 +158,7 @@ def test_entries_that_are_there_already_are_acknowledged_or_refused(follower: An
     follower(scenario)
 
 
-@pytest.mark.row("checkAbnormalFuture...")
+@pytest.mark.mechanism("checkAbnormalFuture...")
 def test_a_gap_is_refused_after_a_while_the_smallest_first(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(*[5] * 8)
@@ -173,7 +173,7 @@ def test_a_gap_is_refused_after_a_while_the_smallest_first(follower: Any) -> Non
     follower(scenario)
 
 
-@pytest.mark.row("compareOrTruncateRequests")
+@pytest.mark.mechanism("compareOrTruncateRequests")
 def test_compare_and_truncate_clear_what_waits(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(*[5] * 6)
@@ -185,7 +185,7 @@ def test_compare_and_truncate_clear_what_waits(follower: Any) -> None:
     follower(scenario)
 
 
-@pytest.mark.row("handleDoCompare...")
+@pytest.mark.mechanism("handleDoCompare...")
 def test_compare_is_by_every_byte(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(5, 5, 5)
@@ -244,7 +244,7 @@ def test_an_acknowledgement_that_the_disk_does_not_confirm_holds_up_no_other(
     follower(scenario)
 
 
-@pytest.mark.row("handleDoAppend")
+@pytest.mark.mechanism("handleDoAppend")
 def test_commit_goes_only_as_far_as_the_log_is_known_to_be_the_leaders(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(5, 5, 5, 5)
@@ -277,7 +277,7 @@ def test_append_needs_a_log_that_is_known_as_a_whole(follower: Any) -> None:
     follower(scenario)
 
 
-@pytest.mark.row("TRUNCATE")
+@pytest.mark.mechanism("TRUNCATE")
 def test_truncate_never_crosses_the_committed_index(follower: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(5, 5, 5, 5)
@@ -309,7 +309,7 @@ def test_an_outdated_truncate_takes_nothing_back(follower: Any) -> None:
     follower(scenario)
 
 
-@pytest.mark.row("TRUNCATE")
+@pytest.mark.mechanism("TRUNCATE")
 def test_truncate_writes_the_leaders_entry_where_it_differs(follower: Any) -> None:
     async def scenario(player: Follower) -> None:
         log = leader_log(5, 5, 5, 5)
@@ -340,7 +340,7 @@ def test_truncate_at_the_leaders_begin_starts_the_log_anew(follower: Any) -> Non
     follower(scenario)
 
 
-@pytest.mark.row("handlePush: ...")
+@pytest.mark.mechanism("handlePush: ...")
 @pytest.mark.parametrize("push_type", list(PushType))
 def test_garbage_entries_are_refused(follower: Any, push_type: PushType) -> None:
     async def scenario(player: Follower) -> None:

@@ -217,7 +217,7 @@ def test_a_port_in_use_is_an_error_and_leaves_nothing_behind(real: Any) -> None:
     real(scenario, size=1)
 
 
-@pytest.mark.row("Leader-only reads/writes")
+@pytest.mark.mechanism("Leader-only reads/writes")
 def test_requests_over_the_wire(real: Any) -> None:
     async def scenario(group: RealGroup) -> None:
         await group.start()

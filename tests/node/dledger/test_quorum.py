@@ -71,7 +71,7 @@ def lead(simulate: Any) -> Any:
     return run
 
 
-@pytest.mark.row("Quorum index...")
+@pytest.mark.mechanism("Quorum index...")
 def test_quorum_index_counts_the_leader_in(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
@@ -83,7 +83,7 @@ def test_quorum_index_counts_the_leader_in(lead: Any) -> None:
     lead(scenario)
 
 
-@pytest.mark.row("Quorum index...")
+@pytest.mark.mechanism("Quorum index...")
 @pytest.mark.parametrize(("size", "quorum"), [(2, 2), (3, 2), (4, 3), (5, 3), (7, 4)])
 def test_quorum_index_is_what_a_majority_reaches(lead: Any, size: int, quorum: int) -> None:
     async def scenario(leader: Leader) -> None:
@@ -100,7 +100,7 @@ def test_quorum_index_is_what_a_majority_reaches(lead: Any, size: int, quorum: i
     lead(scenario, size=size)
 
 
-@pytest.mark.row("Ack walk-down...")
+@pytest.mark.mechanism("Ack walk-down...")
 def test_appends_complete_in_order_when_a_quorum_has_them(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
@@ -167,7 +167,7 @@ def test_figure_8_old_terms_are_not_committed_by_counting(lead: Any) -> None:
     lead(scenario, size=5)
 
 
-@pytest.mark.row("TERM_CHANGED clean-up...")
+@pytest.mark.mechanism("TERM_CHANGED clean-up...")
 def test_acknowledgements_of_other_terms_are_ignored(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(2)
@@ -196,7 +196,7 @@ def test_a_late_acknowledgement_lowers_no_mark_but_a_comparison_may(lead: Any) -
     lead(scenario)
 
 
-@pytest.mark.row("WAIT_QUORUM_ACK_TIMEOUT")
+@pytest.mark.mechanism("WAIT_QUORUM_ACK_TIMEOUT")
 def test_appends_without_a_quorum_time_out_and_stay_in_doubt(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
@@ -216,7 +216,7 @@ def test_appends_without_a_quorum_time_out_and_stay_in_doubt(lead: Any) -> None:
     lead(scenario)
 
 
-@pytest.mark.row("TERM_CHANGED clean-up...")
+@pytest.mark.mechanism("TERM_CHANGED clean-up...")
 def test_appends_of_a_lost_term_are_in_doubt(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
@@ -230,7 +230,7 @@ def test_appends_of_a_lost_term_are_in_doubt(lead: Any) -> None:
     lead(scenario)
 
 
-@pytest.mark.row("QuorumAckChecker watermark log...")
+@pytest.mark.mechanism("QuorumAckChecker watermark log...")
 def test_watermarks_are_logged_when_they_have_moved(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)
@@ -251,7 +251,7 @@ def test_codes_that_leave_an_append_in_doubt() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.row("needCheck...")
+@pytest.mark.mechanism("needCheck...")
 def test_an_append_that_nobody_was_woken_for_is_completed_all_the_same(lead: Any) -> None:
     async def scenario(leader: Leader) -> None:
         await leader.lead(1)

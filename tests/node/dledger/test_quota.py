@@ -21,7 +21,7 @@ async def leader_with_two_megabytes(group: Any) -> str:
     return leader
 
 
-@pytest.mark.row("Quota: ...")
+@pytest.mark.mechanism("Quota: ...")
 def test_a_far_behind_follower_is_held_to_its_quota_the_others_are_not(simulate: Any) -> None:
     async def scenario(group: Any) -> float:
         leader = await leader_with_two_megabytes(group)
@@ -44,7 +44,7 @@ def test_a_far_behind_follower_is_held_to_its_quota_the_others_are_not(simulate:
     assert free_s < 1.0 and 2.0 < throttled_s < 6.0
 
 
-@pytest.mark.row("Quota: ...")
+@pytest.mark.mechanism("Quota: ...")
 def test_small_entries_count_for_more_than_their_bytes(simulate: Any) -> None:
     async def scenario(group: Any, body_bytes: int) -> float:
         await group.start("n1", "n2")
@@ -64,7 +64,7 @@ def test_small_entries_count_for_more_than_their_bytes(simulate: Any) -> None:
     assert small_s > 3 * large_s
 
 
-@pytest.mark.row("Quota: ...")
+@pytest.mark.mechanism("Quota: ...")
 def test_quota_counts_by_the_second() -> None:
     now_ns = 5_300_000_000
     quota = Quota(1000, lambda: now_ns)
@@ -83,7 +83,7 @@ def test_quota_counts_by_the_second() -> None:
     assert quota.wait_ns() == 100_000_000
 
 
-@pytest.mark.row("Quota: ...")
+@pytest.mark.mechanism("Quota: ...")
 def test_whoever_gets_no_nearer_gets_twice_as_much() -> None:
     now_ns = 0
     quota = Quota(1000, lambda: now_ns)
@@ -100,7 +100,7 @@ def test_whoever_gets_no_nearer_gets_twice_as_much() -> None:
     assert got == [1000, 1000, 1000, 2000, 4000, 4000, 8000, 8000, 1000]
 
 
-@pytest.mark.row("Quota: ...")
+@pytest.mark.mechanism("Quota: ...")
 def test_a_far_behind_follower_arrives_although_senders_append_more_than_its_quota(simulate: Any) -> None:
     async def scenario(group: Any) -> None:
         leader = await leader_with_two_megabytes(group)
@@ -128,7 +128,7 @@ def test_a_far_behind_follower_arrives_although_senders_append_more_than_its_quo
     )
 
 
-@pytest.mark.row("Quota: ...")
+@pytest.mark.mechanism("Quota: ...")
 @given(st.integers(0, 999_999_999), st.integers(1, 10))
 def test_five_quotas_take_four_seconds_and_more(since_ns: int, portion: int) -> None:
     """Whenever that begins."""

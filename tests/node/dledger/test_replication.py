@@ -73,7 +73,7 @@ def answer_to(request: PushEntryRequest, code: DLedgerCode, **fields: Any) -> Pu
     )
 
 
-@pytest.mark.row("checkAndFreshState")
+@pytest.mark.mechanism("checkAndFreshState")
 def test_the_first_push_of_a_term_is_compare(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         seen: list[tuple[str, int, PushType]] = []
@@ -92,7 +92,7 @@ def test_the_first_push_of_a_term_is_compare(replicate: Any) -> None:
     replicate(scenario)
 
 
-@pytest.mark.row("Resend: ...")
+@pytest.mark.mechanism("Resend: ...")
 def test_every_third_push_lost_and_everything_commits(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         count = 0
@@ -114,9 +114,9 @@ def test_every_third_push_lost_and_everything_commits(replicate: Any) -> None:
     replicate(scenario)
 
 
-@pytest.mark.row("pendingMap leak check...")
-@pytest.mark.row("pendingMap(index...")
-@pytest.mark.row("DLedgerEntryPusher: ...")
+@pytest.mark.mechanism("pendingMap leak check...")
+@pytest.mark.mechanism("pendingMap(index...")
+@pytest.mark.mechanism("DLedgerEntryPusher: ...")
 def test_unacknowledged_entries_are_bounded_and_the_rest_follows(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         pushed: list[int] = []
@@ -144,7 +144,7 @@ def test_unacknowledged_entries_are_bounded_and_the_rest_follows(replicate: Any)
     replicate(scenario, data_segment_size_bytes=1 << 20, index_segment_size_bytes=32000)
 
 
-@pytest.mark.row("Reply SUCCESS...")
+@pytest.mark.mechanism("Reply SUCCESS...")
 def test_an_answer_that_says_inconsistent_leads_to_compare(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         seen: list[PushType] = []
@@ -171,8 +171,8 @@ def test_an_answer_that_says_inconsistent_leads_to_compare(replicate: Any) -> No
     replicate(scenario)
 
 
-@pytest.mark.row("doWork: ...")
-@pytest.mark.row("Reply SUCCESS...")
+@pytest.mark.mechanism("doWork: ...")
+@pytest.mark.mechanism("Reply SUCCESS...")
 @pytest.mark.parametrize("code", [DLedgerCode.DISK_ERROR, DLedgerCode.REPEATED_PUSH, DLedgerCode.FALL_BEHIND_TOO_MUCH])
 def test_other_answers_are_waited_out(replicate: Any, code: DLedgerCode) -> None:
     async def scenario(group: Any, watch: Any) -> None:
@@ -222,7 +222,7 @@ def test_a_follower_that_refuses_what_continues_its_log_is_not_hammered(replicat
     replicate(scenario)
 
 
-@pytest.mark.row("COMMIT push")
+@pytest.mark.mechanism("COMMIT push")
 def test_committed_index_reaches_followers_when_traffic_stops(simulate: Any, with_timing: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.start()
@@ -235,8 +235,8 @@ def test_committed_index_reaches_followers_when_traffic_stops(simulate: Any, wit
     simulate(scenario, timing=with_timing(commit_interval_ms=1000))
 
 
-@pytest.mark.row("COMMIT push")
-@pytest.mark.row("COMPARE start...")
+@pytest.mark.mechanism("COMMIT push")
+@pytest.mark.mechanism("COMPARE start...")
 def test_an_idle_group_is_quiet(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         seen: list[PushType] = []
@@ -319,7 +319,7 @@ def test_a_follower_that_is_far_behind_gets_several_pushes_at_once(simulate: Any
     assert most > 1
 
 
-@pytest.mark.row("doWork: ...")
+@pytest.mark.mechanism("doWork: ...")
 def test_pushes_of_a_deposed_leader_stop(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         await group.start()
@@ -364,8 +364,8 @@ DIVERGENT: dict[str, tuple[list[int], ...]] = {
 }
 
 
-@pytest.mark.row("TRUNCATE")
-@pytest.mark.row("COMPARE decisions...")
+@pytest.mark.mechanism("TRUNCATE")
+@pytest.mark.mechanism("COMPARE decisions...")
 @pytest.mark.parametrize("case", DIVERGENT)
 def test_divergent_logs_converge_byte_for_byte(simulate: Any, case: str) -> None:
     logs = DIVERGENT[case]
@@ -386,7 +386,7 @@ def test_divergent_logs_converge_byte_for_byte(simulate: Any, case: str) -> None
         simulate(scenario, size=len(logs), seed=seed)
 
 
-@pytest.mark.row("APPEND changeState")
+@pytest.mark.mechanism("APPEND changeState")
 def test_after_comparing_pushes_go_on_behind_what_agrees(replicate: Any) -> None:
     async def scenario(group: Any, watch: Any) -> None:
         await group.start()

@@ -16,11 +16,11 @@ from node.dledger.entry import HEADER_SIZE_BYTES, Entry, encode_entry
 from node.dledger.entry_batch import EntryBatch, parse_batches
 
 
-def rows(entries: list[Entry]) -> list[EntryBatch]:
+def batches(entries: list[Entry]) -> list[EntryBatch]:
     return parse_batches(b"".join(entry.raw for entry in entries))
 
 
-@pytest.mark.row("Log numbering...")
+@pytest.mark.mechanism("Log numbering...")
 def test_indices_and_positions_are_consecutive_across_files(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -110,7 +110,7 @@ def test_reopening_finds_the_same_log_and_the_committed_index(bench: Any) -> Non
     bench(scenario)
 
 
-@pytest.mark.row("Committed checkpoint")
+@pytest.mark.mechanism("Committed checkpoint")
 def test_committed_index_after_a_kill_is_at_most_the_former_one(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -127,7 +127,7 @@ def test_committed_index_after_a_kill_is_at_most_the_former_one(bench: Any) -> N
     bench(scenario)
 
 
-@pytest.mark.row("updateCommittedIndex")
+@pytest.mark.mechanism("updateCommittedIndex")
 def test_update_committed_index_case_by_case(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -145,7 +145,7 @@ def test_update_committed_index_case_by_case(bench: Any) -> None:
     bench(scenario)
 
 
-@pytest.mark.row("TRUNCATE")
+@pytest.mark.mechanism("TRUNCATE")
 def test_truncate_keeps_the_index_it_names_and_survives_a_restart(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -192,7 +192,7 @@ def test_truncate_of_entries_that_are_still_in_memory(bench: Any) -> None:
     bench(scenario)
 
 
-@pytest.mark.row("TRUNCATE")
+@pytest.mark.mechanism("TRUNCATE")
 def test_truncate_never_crosses_the_committed_index(bench: Any) -> None:
     async def scenario(bench: Any) -> None:
         store = await bench.open()
@@ -243,19 +243,19 @@ def test_follower_appends_only_what_continues_its_log(bench: Any) -> None:
             )
         store = await bench.open()
         with pytest.raises(DLedgerError, match="cannot follow -1"):
-            store.append_as_follower(rows(leader[1:]))
-        bench.on("n1", lambda: store.append_as_follower(rows(leader[:2])))
+            store.append_as_follower(batches(leader[1:]))
+        bench.on("n1", lambda: store.append_as_follower(batches(leader[:2])))
         with pytest.raises(DLedgerError, match="cannot follow 1"):
-            store.append_as_follower(rows(leader[3:]))
+            store.append_as_follower(batches(leader[3:]))
         stranger = encode_entry(magic=1, index=2, term=1, pos=leader[2].pos, previous_chain_crc=5, body=b"x")
         with pytest.raises(DLedgerError, match="chain CRC"):
-            store.append_as_follower(rows([stranger]))
+            store.append_as_follower(batches([stranger]))
         elsewhere = encode_entry(
             magic=1, index=2, term=1, pos=4096, previous_chain_crc=leader[1].chain_crc, body=b"x"
         )
         with pytest.raises(DLedgerError, match="data_segment_size_bytes the same"):
-            store.append_as_follower(rows([elsewhere]))
-        bench.on("n1", lambda: store.append_as_follower(rows(leader[2:])))
+            store.append_as_follower(batches([elsewhere]))
+        bench.on("n1", lambda: store.append_as_follower(batches(leader[2:])))
         assert [store.get(index) for index in range(4)] == leader
 
     bench(scenario)

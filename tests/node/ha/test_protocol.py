@@ -59,7 +59,7 @@ def test_what_is_no_frame_is_told(head: tuple[int, int]) -> None:
         FrameReader().feed(struct.pack(">qi", *head))
 
 
-@pytest.mark.row("AcceptSocketService")
+@pytest.mark.mechanism("AcceptSocketService")
 def test_connections_are_counted_and_removed(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         service = group.ledger("n1").service
@@ -88,7 +88,7 @@ def test_a_master_takes_no_more_slaves_than_it_has_room_for(ha: Any, monkeypatch
     ha(scenario, roles=MASTER)
 
 
-@pytest.mark.row(READ_ROW)
+@pytest.mark.mechanism(READ_ROW)
 def test_the_first_report_is_where_to_begin_and_may_come_in_pieces(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(20)
@@ -110,7 +110,7 @@ def test_the_first_report_is_where_to_begin_and_may_come_in_pieces(ha: Any) -> N
     ha(scenario, roles=MASTER)
 
 
-@pytest.mark.row(WRITE_ROW)
+@pytest.mark.mechanism(WRITE_ROW)
 def test_the_log_goes_out_in_frames_and_heartbeats_fill_the_silence(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(250)
@@ -136,7 +136,7 @@ def test_the_log_goes_out_in_frames_and_heartbeats_fill_the_silence(ha: Any) -> 
     ha(scenario, roles=MASTER)
 
 
-@pytest.mark.row(WRITE_ROW)
+@pytest.mark.mechanism(WRITE_ROW)
 def test_who_has_nothing_gets_the_last_file(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(400)
@@ -149,7 +149,7 @@ def test_who_has_nothing_gets_the_last_file(ha: Any) -> None:
     ha(scenario, roles=MASTER)
 
 
-@pytest.mark.row("Wake on put; 100 ms idle wait")
+@pytest.mark.mechanism("Wake on put; 100 ms idle wait")
 def test_a_message_goes_out_as_soon_as_it_is_safe(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         stranger = await group.stranger()
@@ -164,7 +164,7 @@ def test_a_message_goes_out_as_soon_as_it_is_safe(ha: Any) -> None:
     ha(scenario, roles=MASTER)
 
 
-@pytest.mark.row(CLIENT_ROW)
+@pytest.mark.mechanism(CLIENT_ROW)
 def test_a_slave_reports_at_once_when_it_has_more_and_else_every_five_seconds(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         record = await _one_record(group)
@@ -193,7 +193,7 @@ def test_a_slave_reports_at_once_when_it_has_more_and_else_every_five_seconds(ha
     ha(scenario, roles=())
 
 
-@pytest.mark.row(CLIENT_ROW)
+@pytest.mark.mechanism(CLIENT_ROW)
 def test_a_slave_dials_again_every_five_seconds(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         played = await group.play_master()
@@ -232,7 +232,7 @@ def test_no_heartbeat_comes_before_what_was_asked_for(ha: Any) -> None:
     ha(scenario)
 
 
-@pytest.mark.row("Housekeeping 20 s, both ends")
+@pytest.mark.mechanism("Housekeeping 20 s, both ends")
 def test_both_ends_give_a_silent_connection_up(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         service, client = group.ledger("n1").service, group.ledger("n2").client
@@ -250,7 +250,7 @@ def test_both_ends_give_a_silent_connection_up(ha: Any) -> None:
     ha(scenario)
 
 
-@pytest.mark.row("Housekeeping 20 s, both ends")
+@pytest.mark.mechanism("Housekeeping 20 s, both ends")
 def test_a_stranger_that_says_nothing_is_sent_away(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         stranger = await group.stranger()
@@ -261,7 +261,7 @@ def test_a_stranger_that_says_nothing_is_sent_away(ha: Any) -> None:
     ha(scenario, roles=MASTER)
 
 
-@pytest.mark.row("Offset mismatch → slave drops link")
+@pytest.mark.mechanism("Offset mismatch → slave drops link")
 @pytest.mark.parametrize("wrong", ["ahead", "behind", "damaged", "elsewhere"])
 def test_a_slave_writes_nothing_that_does_not_follow(ha: Any, wrong: str) -> None:
     async def scenario(group: Any) -> None:

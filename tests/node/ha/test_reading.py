@@ -50,7 +50,7 @@ class Consumer:
         await self._group.run("clients", self.client.close)
 
 
-@pytest.mark.row("Master down → read slave")
+@pytest.mark.mechanism("Master down → read slave")
 def test_consumption_goes_on_without_the_master_and_writing_does_not(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         consumer = Consumer(group, "c1")
@@ -154,7 +154,7 @@ def pull(offset: int) -> dict[str, Any]:
     return {"topic": "t", "queueId": 0, "queueOffset": offset, "consumerGroup": "g", "sysFlag": 4, "subscription": "*"}
 
 
-@pytest.mark.row("Slave redirect on backlog")
+@pytest.mark.mechanism("Slave redirect on backlog")
 def test_who_is_far_behind_is_sent_to_a_slave(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(100)
@@ -167,7 +167,7 @@ def test_who_is_far_behind_is_sent_to_a_slave(ha: Any) -> None:
     ha(scenario, READS)
 
 
-@pytest.mark.row("Slave redirect on backlog")
+@pytest.mark.mechanism("Slave redirect on backlog")
 def test_without_slave_reads_nobody_is_sent_away(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(100)
@@ -179,7 +179,7 @@ def test_without_slave_reads_nobody_is_sent_away(ha: Any) -> None:
     ha(scenario)
 
 
-@pytest.mark.row("Backlog questions: capacity=disk; sends unaffected when a slave serves old reads")
+@pytest.mark.mechanism("Backlog questions: capacity=disk; sends unaffected when a slave serves old reads")
 def test_a_cold_consumer_reads_from_the_slave_and_leaves_the_master_alone(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         bodies = await group.fill(300)

@@ -14,7 +14,7 @@ LAST_FILE = (
 )
 
 
-@pytest.mark.row("Only commitlog copied")
+@pytest.mark.mechanism("Only commitlog copied")
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_slave_has_the_same_log_and_makes_queues_and_index_of_it(ha: Any, mode: str) -> None:
     async def scenario(group: Any) -> None:
@@ -74,7 +74,7 @@ def test_the_master_comes_back_and_its_slaves_with_it(ha: Any, end: str) -> None
     ha(scenario, roles=("SYNC_MASTER", "SLAVE", "SLAVE"))
 
 
-@pytest.mark.row(LAST_FILE)
+@pytest.mark.mechanism(LAST_FILE)
 def test_an_empty_slave_begins_with_the_master_s_last_file(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         bodies = await group.fill(400)

@@ -51,7 +51,7 @@ async def change_everything(group: Any, master: str, number: int) -> None:
     assert (await group.send(b"delayed", at=master, i="DELAY\x011\x02")).code == 0
 
 
-@pytest.mark.row(SYNC_ROW)
+@pytest.mark.mechanism(SYNC_ROW)
 @pytest.mark.parametrize("roles", [THREE, ("SYNC_MASTER", "SLAVE", "SLAVE")])
 def test_slaves_have_the_master_s_tables_after_thirteen_seconds(ha: Any, roles: tuple[str, ...]) -> None:
     async def scenario(group: Any) -> None:
@@ -72,7 +72,7 @@ def test_slaves_have_the_master_s_tables_after_thirteen_seconds(ha: Any, roles: 
     ha(scenario, roles=roles)
 
 
-@pytest.mark.row(SYNC_ROW)
+@pytest.mark.mechanism(SYNC_ROW)
 def test_tables_are_copied_after_three_seconds_and_then_every_ten(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         slave, sync = group["n2"], group["n2"].slave.synchronize
@@ -89,8 +89,8 @@ def test_tables_are_copied_after_three_seconds_and_then_every_ten(ha: Any) -> No
     ha(scenario)
 
 
-@pytest.mark.row("CANDIDATE/FOLLOWER → changeToSlave")
-@pytest.mark.row("LEADER → changeToMaster")
+@pytest.mark.mechanism("CANDIDATE/FOLLOWER → changeToSlave")
+@pytest.mark.mechanism("LEADER → changeToMaster")
 def test_a_switch_is_told_at_once_and_numbers_go_on(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         former = await group.master()
@@ -176,7 +176,7 @@ class Producer:
         )
 
 
-@pytest.mark.row("start/shutdownProcessorByHa")
+@pytest.mark.mechanism("start/shutdownProcessorByHa")
 def test_one_node_at_a_time_asks_about_transactions(ha: Any) -> None:
     """A leader that was stopped for a while, and does not know when it goes on that it was deposed, asks nobody."""
 
@@ -199,7 +199,7 @@ def test_one_node_at_a_time_asks_about_transactions(ha: Any) -> None:
     ha(scenario, "transactions.timeout_s=1", "transactions.check_interval_s=1", roles=THREE)
 
 
-@pytest.mark.row("Consumer offset may regress at switch")
+@pytest.mark.mechanism("Consumer offset may regress at switch")
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_consumers_may_see_messages_again_after_a_switch_and_miss_none(ha: Any, seed: int) -> None:
     async def scenario(group: Any) -> None:

@@ -25,7 +25,7 @@ async def whole_reply(group: Any, code: int, number: int, **fields: Any) -> None
     assert len(reply.ext_fields["msgId"]) == 32
 
 
-@pytest.mark.row(TRANSFER_ROW)
+@pytest.mark.mechanism(TRANSFER_ROW)
 @given(data=st.data(), positions=st.lists(st.integers(0, 100), max_size=30))
 def test_a_report_releases_what_it_covers_and_nothing_else(data: st.DataObject, positions: list[int]) -> None:
     async def main() -> None:
@@ -43,7 +43,7 @@ def test_a_report_releases_what_it_covers_and_nothing_else(data: st.DataObject, 
     asyncio.run(main())
 
 
-@pytest.mark.row(TRANSFER_ROW)
+@pytest.mark.mechanism(TRANSFER_ROW)
 def test_a_sync_master_answers_when_a_slave_has_it(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         bodies = await group.fill(20)
@@ -56,7 +56,7 @@ def test_a_sync_master_answers_when_a_slave_has_it(ha: Any) -> None:
     ha(scenario, roles=SYNC)
 
 
-@pytest.mark.row(TRANSFER_ROW)
+@pytest.mark.mechanism(TRANSFER_ROW)
 def test_a_slave_that_does_not_answer_in_time_is_told(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await whole_reply(group, 0, 0)
@@ -81,7 +81,7 @@ def test_the_time_to_wait_for_slaves_can_be_that_of_the_seed(ha: Any) -> None:
     ha(scenario, "classic.slave_timeout_ms=5000", roles=SYNC)
 
 
-@pytest.mark.row(OK_ROW)
+@pytest.mark.mechanism(OK_ROW)
 def test_without_a_slave_messages_are_stored_and_the_sender_told(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await whole_reply(group, 0, 0)
@@ -98,7 +98,7 @@ def test_without_a_slave_messages_are_stored_and_the_sender_told(ha: Any) -> Non
     ha(scenario, roles=SYNC)
 
 
-@pytest.mark.row(OK_ROW)
+@pytest.mark.mechanism(OK_ROW)
 def test_a_slave_that_is_far_behind_does_not_count(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await group.fill(5)
@@ -114,7 +114,7 @@ def test_a_slave_that_is_far_behind_does_not_count(ha: Any) -> None:
     ha(scenario, "classic.ha_slave_fallbehind_max_bytes=20000", roles=SYNC)
 
 
-@pytest.mark.row(OK_ROW)
+@pytest.mark.mechanism(OK_ROW)
 def test_a_connection_that_asks_for_nothing_is_no_slave(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         stranger = await group.stranger()
@@ -135,7 +135,7 @@ def test_one_of_two_slaves_is_enough(ha: Any) -> None:
     ha(scenario, roles=("SYNC_MASTER", "SLAVE", "SLAVE"))
 
 
-@pytest.mark.row("ASYNC_MASTER")
+@pytest.mark.mechanism("ASYNC_MASTER")
 def test_an_async_master_waits_for_nobody_and_may_lose_with_its_machine(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         await whole_reply(group, 0, 0)
@@ -252,7 +252,7 @@ def test_a_disk_that_fails_is_told_without_waiting_for_slaves(ha: Any) -> None:
     ha(scenario, roles=SYNC)
 
 
-@pytest.mark.row("END reply: 10/11/12-type put statuses count as SUCCESS")
+@pytest.mark.mechanism("END reply: 10/11/12-type put statuses count as SUCCESS")
 def test_a_commit_without_a_slave_is_a_success(ha: Any) -> None:
     async def scenario(group: Any) -> None:
         group.kill("n2")

@@ -85,7 +85,7 @@ def in_world(scenario: Callable[[World], Awaitable[Any]]) -> None:
 ROW = "NS registration at 10 s then every 30 s; 120 s expiry scanned every 10 s (R)"
 
 
-@pytest.mark.row(ROW)
+@pytest.mark.mechanism(ROW)
 def test_a_broker_registers_everywhere_every_thirty_seconds() -> None:
     async def scenario(world: World) -> None:
         world.start_broker()
@@ -107,7 +107,7 @@ def test_a_broker_registers_everywhere_every_thirty_seconds() -> None:
     in_world(scenario)
 
 
-@pytest.mark.row(ROW)
+@pytest.mark.mechanism(ROW)
 def test_a_silent_broker_is_forgotten_after_two_minutes_and_found_again() -> None:
     """SIGSTOP: its connections stay open, so only its silence tells."""
 
@@ -125,7 +125,7 @@ def test_a_silent_broker_is_forgotten_after_two_minutes_and_found_again() -> Non
     in_world(scenario)
 
 
-@pytest.mark.row(ROW)
+@pytest.mark.mechanism(ROW)
 def test_a_broker_that_dies_or_stops_is_forgotten_at_once() -> None:
     async def scenario(world: World) -> None:
         for end in (world.broker.kill, world.broker.terminate):

@@ -93,7 +93,7 @@ def test_a_reply_may_be_given_by_a_call_at_once_or_later(stage: Any) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.row("Multiplexing by opaque")
+@pytest.mark.mechanism("Multiplexing by opaque")
 def test_replies_come_out_of_order_over_one_socket(stage: Any) -> None:
     async def scenario() -> None:
         async with stage() as s:

@@ -78,8 +78,10 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.row("MappedFile, 1 GB (R), named by 20-digit offset")
-@pytest.mark.row("END_OF_FILE: msgLen+8>space ⇒ BLANK record, retry in new file; CREATE_MAPEDFILE_FAILED otherwise")
+@pytest.mark.mechanism("MappedFile, 1 GB (R), named by 20-digit offset")
+@pytest.mark.mechanism(
+    "END_OF_FILE: msgLen+8>space ⇒ BLANK record, retry in new file; CREATE_MAPEDFILE_FAILED otherwise"
+)
 def test_no_record_straddles_two_files(tmp_path: Path) -> None:
     async def scenario() -> None:
         log = new_log(tmp_path)
@@ -223,7 +225,7 @@ class SlowFile:
         await self._file.sync()
 
 
-@pytest.mark.row("Sync flush GroupCommit: swapped queues, batch, two tries, 10 ms wait")
+@pytest.mark.mechanism("Sync flush GroupCommit: swapped queues, batch, two tries, 10 ms wait")
 def test_one_sync_serves_a_whole_group(tmp_path: Path) -> None:
     async def scenario() -> None:
         disk = SlowDisk()
@@ -243,8 +245,8 @@ def test_one_sync_serves_a_whole_group(tmp_path: Path) -> None:
     run(scenario)
 
 
-@pytest.mark.row("OS page cache busy")
-@pytest.mark.row("Sync flush GroupCommit: swapped queues, batch, two tries, 10 ms wait")
+@pytest.mark.mechanism("OS page cache busy")
+@pytest.mark.mechanism("Sync flush GroupCommit: swapped queues, batch, two tries, 10 ms wait")
 def test_a_sync_that_stalls_is_told_and_then_makes_appends_busy(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "FLUSH_TIMEOUT_S", 0.05)
     monkeypatch.setattr(module, "BUSY_S", 0.05)
@@ -296,7 +298,7 @@ def test_a_disk_that_fails_refuses_and_recovers(tmp_path: Path, monkeypatch: Any
     run(scenario)
 
 
-@pytest.mark.row("Async FlushRealTime: 500 ms, ≥4 pages, thorough 10 s (R)")
+@pytest.mark.mechanism("Async FlushRealTime: 500 ms, ≥4 pages, thorough 10 s (R)")
 @pytest.mark.parametrize("mode", ["sync", "async", "transient"])
 def test_an_error_that_nobody_foresaw_does_not_end_writing(
     tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture, mode: str
@@ -347,14 +349,14 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_asynchronous_flush(
     async def scenario() -> None:
         log = new_log(tmp_path, mode="async", flush=FlushPolicy(interval_ms=5, least_pages=0))
         await log.open(durable_position=0, is_clean=False)
-        real, failures = log._rows.sync, iter([RuntimeError("an error of its own")])
+        real, failures = log._segments.sync, iter([RuntimeError("an error of its own")])
 
         async def sync() -> None:
             for failure in failures:
                 raise failure
             await real()
 
-        monkeypatch.setattr(log._rows, "sync", sync)
+        monkeypatch.setattr(log._segments, "sync", sync)
         await put(log, b"one")[1]
         deadline = asyncio.get_running_loop().time() + 5
         while log.synced_position < log.end_position:
@@ -386,7 +388,7 @@ def test_an_asynchronous_flush_comes_later_and_not_for_little(tmp_path: Path) ->
     run(scenario)
 
 
-@pytest.mark.row("Async FlushRealTime: 500 ms, ≥4 pages, thorough 10 s (R)")
+@pytest.mark.mechanism("Async FlushRealTime: 500 ms, ≥4 pages, thorough 10 s (R)")
 def test_the_thorough_flush_takes_what_is_little(tmp_path: Path) -> None:
     async def scenario() -> None:
         flush = FlushPolicy(interval_ms=10, least_pages=1000, thorough_interval_ms=30)
@@ -402,7 +404,7 @@ def test_the_thorough_flush_takes_what_is_little(tmp_path: Path) -> None:
     run(scenario)
 
 
-@pytest.mark.row("CommitRealTime + transient pool")
+@pytest.mark.mechanism("CommitRealTime + transient pool")
 def test_the_transient_buffer_is_written_a_moment_after_it_is_acknowledged(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "COMMIT_INTERVAL_S", 0.05)
 

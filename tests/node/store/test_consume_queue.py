@@ -27,7 +27,7 @@ def fill(queue: ConsumeQueue, count: int) -> list[Unit]:
     return units
 
 
-@pytest.mark.row("ConsumeQueue 20 B: offset8,size4,tagHash8")
+@pytest.mark.mechanism("ConsumeQueue 20 B: offset8,size4,tagHash8")
 def test_golden_units(disk: Any) -> None:
     queue = make(disk)
     queue.append(0, 0x0102030405060708, 0x0A0B0C0D, -1)

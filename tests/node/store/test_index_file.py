@@ -36,7 +36,7 @@ def files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
 
 
-@pytest.mark.row("IndexFile")
+@pytest.mark.mechanism("IndexFile")
 def test_the_file_is_that_of_the_field_byte_for_byte(new_index: Any, tmp_path: Path) -> None:
     index = new_index(slots=4, entries=10)
     index.restore(None)

@@ -7,7 +7,6 @@ import logging
 import zlib
 from collections.abc import Sequence
 
-from node.broker.classic import ClassicStore
 from node.broker.ledger import DLedgerError, LedgerStore, StoredInPart
 from node.broker.message_store import NotWritable
 from node.remoting import RequestError, ResponseCode
@@ -21,7 +20,7 @@ __all__ = [
     "forget",
     "read_message",
     "read_record",
-    "read_row",
+    "read_records",
     "refusal",
     "stored",
     "stored_at",
@@ -75,7 +74,7 @@ def check_crc(record: bytes, crc: int | None, physical_offset: int) -> None:
         raise RecordError(f"the record at {physical_offset} of the log is damaged: its CRC is not that of its queue")
 
 
-def read_row(
+def read_records(
     log: LedgerStore, units: Sequence[Unit], crcs: Sequence[int | None], most_bytes: int
 ) -> list[bytes] | None:
     """The records behind `units`, at least one and no more than `most_bytes` of them; None where one of them cannot be
@@ -88,10 +87,7 @@ def read_row(
         count += 1
     places = [(position, size) for position, size, _ in units[:count]]
     try:
-        if isinstance(log, ClassicStore):
-            records = log.read_row(places)
-        else:
-            records = [log.read_bytes(position, size) for position, size in places]
+        records = log.read_records(places)
     except OSError:
         return None
     return records if list(map(zlib.crc32, records)) == list(crcs[:count]) else None

@@ -11,11 +11,11 @@ from node.broker.reads import ReadGate
 from node.broker.topics import TopicTable
 from node.store.queue_store import QueueStore
 
-__all__ = ["Served"]
+__all__ = ["QueryContext"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class QueryContext:
     """One broker. Whoever reads from `log` or `queues` enters the `gate` first."""
 
     gate: ReadGate
