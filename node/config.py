@@ -395,11 +395,7 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
         name_servers=reader.take("name_servers", check_addresses, ()),
         read_mode=reader.take("read_mode", one_of(READ_MODES), "read_index"),
         flush_mode=flush_mode,
-        flush_interval_ms=reader.take(
-            "flush_interval_ms", integer_in(1, 3_600_000), 10 if classic is None else 500
-        ),
-        flush_least_pages=reader.take("flush_least_pages", integer_in(0, 1 << 20), 0 if classic is None else 4),
-        flush_thorough_interval_ms=reader.take("flush_thorough_interval_ms", integer_in(1, 3_600_000), 10_000),
+        **_flush_policy(reader, is_dledger=classic is None),
         timing=reader.take("timing", one_of(TIMINGS), "default"),
         uvloop=reader.take("uvloop", one_of(SWITCHES), "auto"),
         log_level=reader.take("log_level", one_of(LOG_LEVELS), "info"),
@@ -435,6 +431,15 @@ def parse_broker_config(text: str, overrides: Sequence[str] = ()) -> BrokerConfi
     if problems:
         raise ConfigError(problems)
     return config
+
+
+def _flush_policy(reader: ConfigReader, *, is_dledger: bool) -> dict[str, int]:
+    """When the asynchronous flush syncs; DLedger's defaults are its own (R)."""
+    return {
+        "flush_interval_ms": reader.take("flush_interval_ms", integer_in(1, 3_600_000), 10 if is_dledger else 500),
+        "flush_least_pages": reader.take("flush_least_pages", integer_in(0, 1 << 20), 0 if is_dledger else 4),
+        "flush_thorough_interval_ms": reader.take("flush_thorough_interval_ms", integer_in(1, 3_600_000), 10_000),
+    }
 
 
 def _relations(config: BrokerConfig) -> list[str]:

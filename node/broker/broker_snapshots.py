@@ -61,7 +61,7 @@ class BrokerSnapshots:
         self._states: dict[str, Any] = {}
         self._tables: Tables | None = None
 
-    def based(self, **derivations: Derivation) -> Mapping[str, Derivation]:
+    def derivations(self, **derivations: Derivation) -> Mapping[str, Derivation]:
         """The derivations of a dispatcher, so that they go on from a snapshot where they have to."""
         if self.ledger is None:
             return derivations

@@ -89,6 +89,23 @@ class BrokerController:
             sign=own_signature(config.acl),
         )
         self.topics = TopicTable(runtime.disk, f"{config.data_dir}/topics.json", config.topics)
+        self.offsets = ConsumerOffsets(runtime.disk, f"{config.data_dir}/consumerOffset.json")
+        self.groups = SubscriptionGroups(runtime.disk, f"{config.data_dir}/subscriptionGroup.json")
+        self.clients = ClientManager(may_notify=self.groups.may_notify)
+        self.send_hooks = SendHooks()
+        """Called around every send; add to it before clients come."""
+        self._boot_ms = runtime.clock.wall_ms()
+        self._assemble_store()
+        self._assemble_role()
+        self._assemble_services()
+        self.metrics = MetricsServer(config.metrics_listen, self._metrics) if config.metrics_listen else None
+        self.expiry = new_log_expiry(self.ledger, self.dispatcher, config, runtime.clock, self._log_removed)
+        self._removals: list[asyncio.Task[None]] = []
+        self._started = False
+
+    def _assemble_store(self) -> None:
+        """What is put into the log, and what is derived from it."""
+        config, runtime = self.config, self._runtime
         self.queues = QueueStore(
             runtime.disk, f"{config.data_dir}/consumequeue", units_per_file=config.limits.queue_file_units
         )
@@ -101,14 +118,16 @@ class BrokerController:
             slots=config.limits.index_slots,
             entries=config.limits.index_entries,
         )
-        self.basis = BrokerSnapshots(self.ledger, self.queues)
+        self.snapshots = BrokerSnapshots(self.ledger, self.queues)
         self.dispatcher = Dispatcher(
             self.ledger.store,
             self.queues,
             on_arrival=self._messages_arrived,
-            derivations=self.basis.based(delay=self.delay_progress, transactions=self.transactions, index=self.index),
+            derivations=self.snapshots.derivations(
+                delay=self.delay_progress, transactions=self.transactions, index=self.index
+            ),
             index_timestamp_ms=lambda: self.index.last_update[0],
-            read_batches=self.basis.ledger.store.read_committed if self.basis.ledger is not None else None,
+            read_batches=self.snapshots.ledger.store.read_committed if self.snapshots.ledger is not None else None,
         )
         self._disk_watch = DiskWatch(
             runtime.disk,
@@ -126,17 +145,11 @@ class BrokerController:
         self._memory = MemoryWindow(
             self.ledger.store, memory_bytes=runtime.memory_bytes, percent=config.limits.in_memory_percent
         )
-        self.send_hooks = SendHooks()
-        """Called around every send; add to it before clients come."""
-        self._boot_ms = runtime.clock.wall_ms()
-        self.delays = DelayService(
-            store=self.store,
-            queues=self.queues,
-            log=self.ledger.store,
-            progress=self.delay_progress,
-            clock=runtime.clock,
-            store_host=lambda: self.address,
-        )
+        self.snapshots.attach(self.dispatcher, self.topics, self.offsets, self.groups)
+
+    def _assemble_role(self) -> None:
+        """What follows the role: who is told of it, and what a slave copies."""
+        config = self.config
         self._roles = RoleChangeHandler(
             ledger=self.ledger, dispatcher=self.dispatcher, store=self.store, on_changed=self._role_changed
         )
@@ -147,16 +160,6 @@ class BrokerController:
             describe=self._registration,
             on_registered=lambda fields: self.slave.registered(fields),
         )
-        self._gate = ReadGate(
-            ledger=self.ledger,
-            dispatcher=self.dispatcher,
-            mode=read_mode_of(config),
-            not_leader_remark=self.not_leader_remark,
-        )
-        self.offsets = ConsumerOffsets(runtime.disk, f"{config.data_dir}/consumerOffset.json")
-        self.groups = SubscriptionGroups(runtime.disk, f"{config.data_dir}/subscriptionGroup.json")
-        self.clients = ClientManager(may_notify=self.groups.may_notify)
-        self.basis.attach(self.dispatcher, self.topics, self.offsets, self.groups)
         self.slave = SlaveSide(
             config=config,
             ledger=self.ledger,
@@ -166,8 +169,26 @@ class BrokerController:
             offsets=self.offsets,
             groups=self.groups,
             queues=self.queues,
-            disk=runtime.disk,
+            disk=self._runtime.disk,
             register_again=self._registrar.announce,
+        )
+
+    def _assemble_services(self) -> None:
+        """What delivers, checks and answers."""
+        config, runtime = self.config, self._runtime
+        self.delays = DelayService(
+            store=self.store,
+            queues=self.queues,
+            log=self.ledger.store,
+            progress=self.delay_progress,
+            clock=runtime.clock,
+            store_host=lambda: self.address,
+        )
+        self._gate = ReadGate(
+            ledger=self.ledger,
+            dispatcher=self.dispatcher,
+            mode=read_mode_of(config),
+            not_leader_remark=self.not_leader_remark,
         )
         self._checks = TransactionChecks(
             ledger=self.ledger,
@@ -192,10 +213,6 @@ class BrokerController:
             auto_create_groups=config.auto_create_groups,
             slave_read_enable=config.slave_read_enable,
         )
-        self.metrics = MetricsServer(config.metrics_listen, self._metrics) if config.metrics_listen else None
-        self.expiry = new_log_expiry(self.ledger, self.dispatcher, config, runtime.clock, self._log_removed)
-        self._removals: list[asyncio.Task[None]] = []
-        self._started = False
 
     @property
     def port(self) -> int:
@@ -275,23 +292,7 @@ class BrokerController:
             store_host=lambda: self.address,
             not_leader_remark=self.not_leader_remark,
         )
-        self._sends = SendProcessor(
-            store=self.store,
-            topics=self.topics,
-            runtime=self._runtime,
-            store_host=self.address,
-            max_message_size_bytes=self.config.limits.max_message_size_bytes,
-            not_leader_remark=self.not_leader_remark,
-            retries=retries,
-            hooks=self.send_hooks,
-            honours_wait=isinstance(self.ledger, ClassicLedger),
-            transactions=None if self.config.transactions.reject else self.transactions,
-            auto_create_topics=self.config.auto_create_topics,
-            on_topics_changed=self._registrar.announce,
-            region_id=self.config.region_id,
-            trace_on=self.config.trace_on,
-            accept_from_ms=self.config.start_accept_send_timestamp_ms,
-        )
+        self._sends = self._send_processor(retries)
         context = QueryContext(
             gate=self._gate,
             log=self.ledger.store,
@@ -333,6 +334,25 @@ class BrokerController:
             for tool_code, processor in part.processors().items():
                 server.register(tool_code, processor)
         server.register_default(self._not_supported)
+
+    def _send_processor(self, retries: RetryTopics) -> SendProcessor:
+        return SendProcessor(
+            store=self.store,
+            topics=self.topics,
+            runtime=self._runtime,
+            store_host=self.address,
+            max_message_size_bytes=self.config.limits.max_message_size_bytes,
+            not_leader_remark=self.not_leader_remark,
+            retries=retries,
+            hooks=self.send_hooks,
+            honours_wait=isinstance(self.ledger, ClassicLedger),
+            transactions=None if self.config.transactions.reject else self.transactions,
+            auto_create_topics=self.config.auto_create_topics,
+            on_topics_changed=self._registrar.announce,
+            region_id=self.config.region_id,
+            trace_on=self.config.trace_on,
+            accept_from_ms=self.config.start_accept_send_timestamp_ms,
+        )
 
     def _not_ready(self, command: Command, connection: Connection) -> Command:
         return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark="the broker is starting")

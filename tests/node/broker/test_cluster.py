@@ -377,7 +377,7 @@ def test_a_snapshot_says_what_the_log_has_lost(run: Any, helpers: Any, how: str)
         end = group.brokers[master].ledger.store.committed_index
         await helpers.until(lambda: broker.dispatcher.dispatched_index >= end)
         assert broker.ledger.store.ledger_begin_index > last and broker.dispatcher.failure is None
-        assert broker.basis.index >= broker.ledger.store.ledger_begin_index - 1
+        assert broker.snapshots.index >= broker.ledger.store.ledger_begin_index - 1
         assert broker.delay_progress.delivered[1] == 1 and len(broker.transactions.halves) == 1
         queue = broker.queues.find("t", 1)
         assert queue is not None and (queue.min_offset, queue.max_offset) == (5, 5)
