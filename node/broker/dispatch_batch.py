@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from node.store.consume_queue import pack_units
 from node.store.index_file import KeyRun, keys_of
 from node.store.queue_store import QueueStore
-from node.store.unique_keys import unique_key_span
+from node.store.unique_keys import unique_key
 
-__all__ = ["DispatchBatch", "KeyRuns", "Queue", "QueuePart", "append_parts"]
+__all__ = ["DispatchBatch", "KeyRuns", "Queue", "QueueColumns", "QueuePart", "append_parts"]
 
 Queue = tuple[str, int]
 """Topic and queue id."""
@@ -24,6 +25,31 @@ class QueuePart(NamedTuple):
     units: bytes
     """One packed unit for each message."""
     crcs: bytes
+
+
+class QueueColumns:
+    """What one queue gets: a position, size, hash of tags and CRC for each message."""
+
+    __slots__ = ("crcs", "first", "positions", "queue", "sizes", "tags")
+
+    def __init__(self, queue: Queue, first: int) -> None:
+        self.queue = queue
+        self.first = first
+        self.positions: list[int] = []
+        self.sizes: list[int] = []
+        self.tags: list[int] = []
+        self.crcs: list[int] = []
+
+    def add(self, position: int, size: int, tag: int, crc: int) -> None:
+        """The next message."""
+        self.positions.append(position)
+        self.sizes.append(size)
+        self.tags.append(tag)
+        self.crcs.append(crc)
+
+    def part(self) -> QueuePart:
+        """The same, packed."""
+        return QueuePart(self.queue, self.first, *pack_units(self.positions, self.sizes, self.tags, self.crcs))
 
 
 class DispatchBatch(NamedTuple):
@@ -42,26 +68,30 @@ class DispatchBatch(NamedTuple):
 class KeyRuns:
     """Collects the keys of messages in the order of the log."""
 
-    __slots__ = ("runs",)
+    __slots__ = ("_last", "runs")
 
     def __init__(self) -> None:
         self.runs: list[KeyRun] = []
+        self._last: KeyRun | None = None
+        """The run that the next message may belong to."""
 
     def add(self, topic: str, text: bytes, physical_offset: int, store_timestamp_ms: int) -> None:
         """The next message, by its property text."""
-        span = unique_key_span(text)
-        keys = [text[span[0] : span[1]]] if span is not None else [key.encode() for key in keys_of(text.decode())]
-        runs = self.runs
-        if runs and runs[-1].topic == topic and runs[-1].store_timestamp_ms == store_timestamp_ms:
-            runs[-1].keys.extend(keys)
-            runs[-1].physical_offsets.extend([physical_offset] * len(keys))
-        elif keys:
-            runs.append(KeyRun(topic, keys, [physical_offset] * len(keys), store_timestamp_ms))
+        key = unique_key(text)
+        keys = [key] if key is not None else [each.encode() for each in keys_of(text.decode())]
+        for each in keys:
+            last = self._last
+            if last is None or last.topic != topic or last.store_timestamp_ms != store_timestamp_ms:
+                last = self._last = KeyRun(topic, [], [], store_timestamp_ms)
+                self.runs.append(last)
+            last.keys.append(each)
+            last.physical_offsets.append(physical_offset)
 
     def add_run(
         self, topic: str, keys: Sequence[bytes], physical_offsets: Sequence[int], store_timestamp_ms: int
     ) -> None:
         """The next messages, which have one key each and are of one client: their keys begin alike."""
+        self._last = None
         self.runs.append(KeyRun(topic, list(keys), list(physical_offsets), store_timestamp_ms))
 
 

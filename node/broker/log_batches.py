@@ -15,12 +15,11 @@ from itertools import groupby
 from operator import itemgetter
 from struct import Struct
 
-from node.broker.dispatch_batch import DispatchBatch, KeyRuns, Queue, QueuePart
+from node.broker.dispatch_batch import DispatchBatch, KeyRuns, QueueColumns
 from node.broker.internal_topics import is_internal
 from node.broker.ledger import EntryBatch
 from node.dledger.entry import HEADER, HEADER_SIZE_BYTES, NORMAL_MAGIC
 from node.dledger.entry_batch import BODY_PREFIX
-from node.store.consume_queue import pack_units
 from node.store.properties import KEYS, TAGS, UNIQUE_KEY, property_value
 from node.store.queue_store import QueueStore
 from node.store.record import (
@@ -56,24 +55,6 @@ MAX_TOPICS = 4096
 _topics: dict[bytes, str] = {}
 
 
-class _OfQueue:
-    """What one queue gets: a position, size, hash of tags and CRC for each message."""
-
-    __slots__ = ("crcs", "first", "positions", "queue", "sizes", "tags")
-
-    def __init__(self, queue: Queue, first: int) -> None:
-        self.queue = queue
-        self.first = first
-        self.positions: list[int] = []
-        self.sizes: list[int] = []
-        self.tags: list[int] = []
-        self.crcs: list[int] = []
-
-    def part(self) -> QueuePart:
-        """The same, packed."""
-        return QueuePart(self.queue, self.first, *pack_units(self.positions, self.sizes, self.tags, self.crcs))
-
-
 def read_batch(entries: EntryBatch, first_index: int, queues: QueueStore) -> tuple[int, DispatchBatch]:
     """The messages from entry `first_index` on, up to the first one that is special, and how many entries these are
     (those without a message count too). Changes nothing."""
@@ -85,7 +66,7 @@ def read_batch(entries: EntryBatch, first_index: int, queues: QueueStore) -> tup
 
 
 def _read_each(entries: EntryBatch, first_index: int, queues: QueueStore) -> tuple[int, DispatchBatch]:
-    of_queues: dict[tuple[bytes, int], _OfQueue] = {}
+    of_queues: dict[tuple[bytes, int], QueueColumns] = {}
     keys = KeyRuns()
     unpack, crc32, head_size = _HEAD.unpack_from, zlib.crc32, _HEAD.size
     raw, shift, newest_ms = entries.raw, entries.pos + HEADER_SIZE_BYTES, 0
@@ -219,14 +200,14 @@ def _queue_columns(
     positions: Sequence[int],
     crcs: Sequence[int],
     queues: QueueStore,
-) -> list[_OfQueue] | None:
+) -> list[QueueColumns] | None:
     """What each queue gets of messages of one topic; None where one of them is not the next of its queue."""
     runs = _runs(queue_ids)
     if len(runs) * RUN_LENGTH > len(queue_ids):  # bring those of a queue together, in their order
         pick = itemgetter(*sorted(range(len(queue_ids)), key=queue_ids.__getitem__))
         queue_ids, offsets, positions, crcs = map(pick, (queue_ids, offsets, positions, crcs))
         runs = _runs(queue_ids)
-    of_queues: dict[int, _OfQueue] = {}
+    of_queues: dict[int, QueueColumns] = {}
     at = 0
     for queue_id, length in runs:
         of_queue = of_queues.get(queue_id) or _of_queue(topic, queue_id, queues)
@@ -247,7 +228,7 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return [(number, len(list(run))) for number, run in groupby(numbers)]
 
 
-def _of_queue(name: bytes, queue_id: int, queues: QueueStore) -> _OfQueue | None:
+def _of_queue(name: bytes, queue_id: int, queues: QueueStore) -> QueueColumns | None:
     """The place for a queue's messages; None where the queue does not exist yet or has a meaning of its own."""
     topic = _topics.get(name)
     if topic is None:
@@ -261,4 +242,4 @@ def _of_queue(name: bytes, queue_id: int, queues: QueueStore) -> _OfQueue | None
     queue = queues.find(topic, queue_id)
     if queue is None or is_internal(topic):
         return None
-    return _OfQueue((topic, queue_id), queue.max_offset)
+    return QueueColumns((topic, queue_id), queue.max_offset)

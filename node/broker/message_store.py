@@ -16,8 +16,9 @@ import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
+from zlib import crc32
 
-from node.broker.dispatch_batch import DispatchBatch, KeyRuns, Queue, QueuePart
+from node.broker.dispatch_batch import DispatchBatch, KeyRuns, Queue, QueueColumns
 from node.broker.internal_topics import is_internal
 from node.broker.ledger import DLedgerCode, DLedgerError, Ledger
 from node.broker.metrics import SLOW_PUT_S, Histogram
@@ -25,7 +26,6 @@ from node.broker.pending_dispatch import PendingBatch, PendingDispatch
 from node.logs import LogLimiter
 from node.runtime import Clock
 from node.store.checksummed import ChecksummedBodies
-from node.store.consume_queue import pack_units
 from node.store.flushing import settle
 from node.store.properties import TAGS, property_value
 from node.store.queue_store import QueueStore
@@ -160,9 +160,15 @@ class MessageStore:
             for batch in batches:
                 queue, at = batch.maker.queue, len(records)
                 offset = following[queue] if queue in following else next_offsets.get(queue, 0)
-                own = positions[at : at + len(batch)]
+                following[queue] = offset + batch.count
+                if batch.count == 1:
+                    record = batch.record(positions[at], offset, store_timestamp_ms)
+                    placed.append(Placed(offset, (positions[at],)))
+                    records.append(record)
+                    crcs.append(crc32(record))
+                    continue
+                own = positions[at : at + batch.count]
                 made = batch.records(own, queue_offset=offset, store_timestamp_ms=store_timestamp_ms)
-                following[queue] = offset + len(batch)
                 placed.append(Placed(offset, own))
                 records += made
                 crcs.extend(made.crcs)
@@ -200,27 +206,35 @@ def _dispatch_batch(
 ) -> DispatchBatch | None:
     """What the dispatcher is to do with batches that were appended just now; None where one of them is special, and the
     dispatcher has to look at it."""
-    parts: list[QueuePart] = []
+    of_queues: dict[Queue, QueueColumns] = {}
     keys = KeyRuns()
     at = 0
     for batch, (offset, positions) in zip(batches, placed, strict=True):
-        maker, texts, end = batch.maker, batch.texts, at + len(batch)
-        is_transactional = maker.sys_flag & SYS_FLAG_TRANSACTION_MASK or batch.prepared_transaction_offset
-        if is_transactional or is_internal(maker.topic):
+        maker, texts, end = batch.maker, batch.texts, at + batch.count
+        if maker.sys_flag & SYS_FLAG_TRANSACTION_MASK or batch.prepared_transaction_offset or is_internal(maker.topic):
             return None
+        columns = of_queues.get(maker.queue)
+        if columns is None:
+            columns = of_queues[maker.queue] = QueueColumns(maker.queue, offset)
         common = batch.common_text
+        if batch.count == 1:
+            columns.add(positions[0], sizes[at], _tag_hash(texts[0]), crcs[at])
+            keys.add(maker.topic, texts[0], positions[0], store_timestamp_ms)
+            at = end
+            continue
         if common is None:
-            tags = [_tag_hash(text) for text in texts]
+            columns.tags += [_tag_hash(text) for text in texts]
             for text, position in zip(texts, positions, strict=True):
                 keys.add(maker.topic, text, position, store_timestamp_ms)
         else:
-            tags = [_tag_hash(common.text)] * len(texts)
+            columns.tags += [_tag_hash(common.text)] * batch.count
             if common.keys is not None:
                 keys.add_run(maker.topic, common.keys, positions, store_timestamp_ms)
-        units, packed_crcs = pack_units(positions, sizes[at:end], tags, crcs[at:end])
-        parts.append(QueuePart(maker.queue, offset, units, packed_crcs))
+        columns.positions += positions
+        columns.sizes += sizes[at:end]
+        columns.crcs += crcs[at:end]
         at = end
-    return DispatchBatch(at, parts, store_timestamp_ms, keys.runs)
+    return DispatchBatch(at, [columns.part() for columns in of_queues.values()], store_timestamp_ms, keys.runs)
 
 
 def _tag_hash(text: bytes) -> int:

@@ -13,6 +13,7 @@ nobody knows (quorum timeout, change of term, disk error). Order of the checks a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -74,11 +75,11 @@ MAX_ROUTES = 1024
 are more."""
 
 _STATE_KEY = "send_routes"
-_PLAIN = frozenset((b"", f"{WAIT_STORE}\x01true\x02".encode()))
-"""Property texts that are often all there is."""
-_NEEDS_CHECKS = tuple(name.encode() for name in (TRANSACTION_PREPARED, DELAY_LEVEL, "TIMER_"))
-_WAIT = f"{WAIT_STORE}\x01".encode()
-_WAIT_TRUE = f"{WAIT_STORE}\x01true\x02".encode()
+_NAMES_THAT_NEED_CHECKS = f"{TRANSACTION_PREPARED}|{DELAY_LEVEL}|TIMER_"
+_needs_checks = re.compile(_NAMES_THAT_NEED_CHECKS.encode()).search
+"""Whether a property text may hold one of these names, or a value that looks like it."""
+_request_needs_checks = re.compile(f"{_NAMES_THAT_NEED_CHECKS}|{WAIT_STORE}\x01(?!true\x02)".encode()).search
+"""The same for the text of a request: its sender may not wait until the message is stored."""
 
 
 class _Route(NamedTuple):
@@ -232,7 +233,9 @@ class SendProcessor:
     def _batch(self, route: _Route, body: bytes, born_timestamp_ms: int, text: bytes) -> RecordBatch | None:
         """The records of a request; None where it needs more checks."""
         assert route.maker is not None
-        if len(body) > self._max_message_size_bytes or (text not in _PLAIN and (_is_special(text) or not _waits(text))):
+        if len(body) > self._max_message_size_bytes or len(text) > MAX_PROPERTIES_SIZE_BYTES:
+            return None
+        if _request_needs_checks(text) is not None:
             return None
         if not route.is_batch:
             return RecordBatch(route.maker, (route.flag,), (body,), (text,), born_timestamp_ms, route.reconsume_times)
@@ -242,7 +245,7 @@ class SendProcessor:
             return None
         batch = RecordBatch(route.maker, flags, bodies, texts, born_timestamp_ms, route.reconsume_times)
         common = batch.common_text
-        return None if any(map(_is_special, texts if common is None else (common.text,))) else batch
+        return None if any(map(_needs_checks, texts if common is None else (common.text,))) else batch
 
     def _refuse_together(self, requests: Sequence[Command], error: RequestError) -> DeferredReply:
         reply = DeferredReply(requests)
@@ -413,16 +416,6 @@ class SendProcessor:
         if error.code == DLedgerCode.LEADER_PENDING_FULL:
             return RequestError(ResponseCode.SYSTEM_BUSY, f"too many unacknowledged messages: {error}")
         return RequestError(ResponseCode.SERVICE_NOT_AVAILABLE, f"nothing was stored: {error}")
-
-
-def _is_special(text: bytes) -> bool:
-    """Whether a message with these properties needs more checks."""
-    return len(text) > MAX_PROPERTIES_SIZE_BYTES or any([name in text for name in _NEEDS_CHECKS])
-
-
-def _waits(text: bytes) -> bool:
-    """Whether the sender surely waits until its message is stored."""
-    return _WAIT not in text or (text.count(_WAIT) == 1 and _WAIT_TRUE in text)
 
 
 def _check_size(text: str | bytes) -> None:

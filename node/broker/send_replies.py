@@ -20,7 +20,7 @@ from node.remoting import (
 from node.store.columns import pack_longs
 from node.store.properties import UNIQUE_KEY, property_value
 from node.store.record import message_id
-from node.store.unique_keys import unique_key_span
+from node.store.unique_keys import unique_key
 
 __all__ = ["RefusalTemplates", "SendReplies", "SendReplyWriter"]
 
@@ -121,8 +121,8 @@ def _unique_key(request: Command) -> str:
     """The unique key of a request, which its reply repeats; "" where it has none."""
     if isinstance(request, TemplateRequest):
         text = request.values[3] or b""
-        span = unique_key_span(text)
-        return text[span[0] : span[1]].decode() if span else property_value(text.decode(), UNIQUE_KEY) or ""
+        key = unique_key(text)
+        return key.decode() if key is not None else property_value(text.decode(), UNIQUE_KEY) or ""
     return property_value(request.ext_fields.get(names_of(request)["properties"], ""), UNIQUE_KEY) or ""
 
 

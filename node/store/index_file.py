@@ -26,6 +26,8 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from node.runtime import Disk, File
@@ -259,14 +261,18 @@ class MessageIndex:
 
     def dispatch_keys(self, runs: Iterable[KeyRun]) -> None:
         """File keys of messages, in the order of the log."""
-        for run in runs:
-            hashes, offsets = key_hashes(run.topic, run.keys), run.physical_offsets
+        for stored_ms, same_time in groupby(runs, key=attrgetter("store_timestamp_ms")):
+            hashes: list[int] = []
+            offsets: list[int] = []
+            for run in same_time:
+                hashes += key_hashes(run.topic, run.keys)
+                offsets += run.physical_offsets
             at = 0
             while at < len(hashes):
                 if not self._files or self._files[-1].header.count >= self._entries:
                     self._roll(offsets[at])
                 end = at + self._entries - self._files[-1].header.count
-                self._files[-1].add_run(hashes[at:end], offsets[at:end], run.store_timestamp_ms)
+                self._files[-1].add_run(hashes[at:end], offsets[at:end], stored_ms)
                 at = end
 
     def _roll(self, physical_offset: int) -> None:

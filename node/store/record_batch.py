@@ -57,8 +57,8 @@ class RecordBatch:
     """Messages for one queue, in columns: flag, body and property text (UTF-8) of each."""
 
     __slots__ = (
-        "bodies", "born_timestamp_ms", "common_text", "flags", "is_uniform", "maker", "prepared_transaction_offset",
-        "reconsume_times", "texts",
+        "bodies", "born_timestamp_ms", "common_text", "count", "flags", "is_uniform", "maker",
+        "prepared_transaction_offset", "reconsume_times", "texts",
     )  # fmt: skip
 
     def __init__(
@@ -78,20 +78,17 @@ class RecordBatch:
         self.born_timestamp_ms = born_timestamp_ms
         self.reconsume_times = reconsume_times
         self.prepared_transaction_offset = prepared_transaction_offset
-        count = len(bodies)
+        self.count = count = len(bodies)
         self.is_uniform = count == 1 or (_are_of_one_size(texts) and _are_of_one_size(bodies))
         """Whether all bodies are of one size, and all property texts."""
         self.common_text = common_text(texts) if self.is_uniform and count > 1 else None
         """What the properties of several messages have in common; None where that is not known."""
 
-    def __len__(self) -> int:
-        return len(self.bodies)
-
     def sizes(self) -> list[int]:
         """Sizes of the records."""
         fixed = self.maker.fixed_bytes
         if self.is_uniform:
-            return [fixed + len(self.bodies[0]) + len(self.texts[0])] * len(self.bodies)
+            return [fixed + len(self.bodies[0]) + len(self.texts[0])] * self.count
         return [fixed + body + text for body, text in zip(map(len, self.bodies), map(len, self.texts), strict=True)]
 
     def records(
@@ -102,11 +99,15 @@ class RecordBatch:
         Raises struct.error when a number does not fit its field.
         """
         flags = self.flags
-        if self.is_uniform and len(flags) >= LEAST_UNIFORM and flags.count(flags[0]) == len(flags):
+        if self.is_uniform and self.count >= LEAST_UNIFORM and flags.count(flags[0]) == self.count:
             return self._uniform(positions, queue_offset, store_timestamp_ms)
-        numbers = range(queue_offset, queue_offset + len(self.bodies))
+        numbers = range(queue_offset, queue_offset + self.count)
         columns = zip(flags, self.bodies, self.texts, positions, numbers, strict=True)
         return ChecksummedBodies([self._one(*fields, store_timestamp_ms) for fields in columns])
+
+    def record(self, position: int, queue_offset: int, store_timestamp_ms: int) -> bytes:
+        """The record of a message that is alone. Raises as `records`."""
+        return self._one(self.flags[0], self.bodies[0], self.texts[0], position, queue_offset, store_timestamp_ms)
 
     def _one(
         self, flag: int, body: bytes, text: bytes, position: int, queue_offset: int, store_timestamp_ms: int

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from node.store.properties import KEYS, UNIQUE_KEY
 
-__all__ = ["CommonText", "common_text", "unique_key_span"]
+__all__ = ["CommonText", "common_text", "unique_key", "unique_key_span"]
 
 _KEYS = f"{KEYS}\x01".encode()
 _UNIQUE = f"{UNIQUE_KEY}\x01".encode()
@@ -39,6 +39,15 @@ def unique_key_span(text: bytes) -> tuple[int, int] | None:
     if end < 0:
         end = len(text)
     return None if end == start or text.find(_UNIQUE, start) >= 0 else (start, end)
+
+
+def unique_key(text: bytes) -> bytes | None:
+    """The value of UNIQ_KEY in a property text that has no other key; None where it has none, or more than one."""
+    if text.startswith(_UNIQUE) and _KEYS not in text:  # as clients write it
+        key = text[len(_UNIQUE) :].partition(_END)[0]
+        return key if key and text.count(_UNIQUE) == 1 else None
+    span = unique_key_span(text)
+    return None if span is None else text[span[0] : span[1]]
 
 
 @lru_cache(maxsize=LAYOUTS_REMEMBERED)

@@ -9,7 +9,7 @@ from node.store.index_file import keys_of
 from node.store.key_hash import key_hash, key_hashes
 from node.store.properties import decode_properties
 from node.store.record import java_string_hash
-from node.store.unique_keys import common_text, unique_key_span
+from node.store.unique_keys import common_text, unique_key, unique_key_span
 
 PAIRS = st.lists(
     st.tuples(
@@ -29,6 +29,7 @@ TEXTS = st.one_of(
 def test_the_span_of_a_unique_key_is_the_only_key_of_its_message(text: str) -> None:
     data = text.encode()
     span = unique_key_span(data)
+    assert unique_key(data) == (None if span is None else data[span[0] : span[1]])
     if span is not None:
         assert [data[span[0] : span[1]].decode()] == keys_of(text) == [decode_properties(text)["UNIQ_KEY"]]
 
