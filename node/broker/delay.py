@@ -5,7 +5,7 @@ in that queue carries the time at which it is due: its store timestamp plus the 
 wait equally long, so only the head of each queue needs a timer. RocketMQ looks every 100 ms; here one timer per
 level fires when the head is due, and an empty level has none.
 
-How far each level is delivered is derived from the log (see `copies.py`), so the numbers are exact after a restart, a
+How far each level is delivered is derived from the log (see `requeue.py`), so the numbers are exact after a restart, a
 crash and a change of masters, and there is nothing to repeat. Only the master delivers.
 """
 

@@ -1,4 +1,4 @@
-"""Headers read by their template: what is read so is what the long way reads, whatever comes."""
+"""Headers read by their template: what is read so is what the decoder reads, whatever comes."""
 
 from __future__ import annotations
 
