@@ -8,183 +8,74 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
 
-from harness import __version__
-from harness.cli_cluster import add_cluster_command, add_cluster_options
-from harness.cli_options import (
-    add_exploration_commands,
-    add_system_settings,
-    add_test_options,
-    add_trace_command,
-    add_trace_option,
-    positive_count,
-)
-from harness.commands.spark_options import add_spark_commands
-from harness.errors import HarnessError, OperatorError, SystemUnderTestError, nearest
+from harness.cli_options import given_options
+from harness.cli_parser import build_parser
+from harness.errors import EXIT_HARNESS_FAILED, EXIT_OPERATOR, HarnessError, OperatorError, SystemUnderTestError
 from harness.nursery import restart_with_nursery
 
-__all__ = ["EXIT_HARNESS_FAILED", "EXIT_OPERATOR", "main"]
-
-EXIT_OPERATOR = 254
-EXIT_HARNESS_FAILED = 255
+__all__ = ["main"]
 
 SIMULATING = ("explore", "shrink")
 """Commands that always simulate."""
 
 
-MOVED = {"--replication": "replication", "--flush-mode": "flush_mode"}
-"""Options of earlier versions -> the setting of the system under test that says the same."""
+def _perform(arguments: argparse.Namespace) -> int:
+    """Carry out the command that was parsed; returns the exit status.
 
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line and exit status 254, with a hint where a word is mistyped.
-
-    Options are not to be abbreviated: `replay` goes by which ones were given, and a new one must not change what an
-    old script means.
+    Each command is imported only when it is the one asked for: several need packages, or time, that others do not.
     """
+    match arguments.command:
+        case "run" if arguments.matrix is None and arguments.test_count == 1:
+            from harness.commands.run import run_command as perform
+        case "run":
+            from harness.commands.series import series_command as perform
+        case "explore":
+            from harness.commands.explore import explore_command as perform
+        case "shrink":
+            from harness.commands.shrink import shrink_command as perform
+        case "replay":
+            from harness.commands.replay import replay_command as perform
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **{"allow_abbrev": False, **options})
-
-    def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
-        raise SystemExit(EXIT_OPERATOR)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As the base class does, but nothing may be left over: the parser whose words they are says so."""
-        found, rest = super().parse_known_args(args, namespace)
-        if rest:
-            self._refuse(rest)
-        return found, rest
-
-    def _refuse(self, rest: Sequence[str]) -> NoReturn:
-        option, separator, value = rest[0].partition("=")
-        if not option.startswith("-"):
-            self.error(f"what is {option!r} for?")
-        if option in MOVED and "--set" in self._option_string_actions:
-            value = value if separator else next(iter(rest[1:]), "HOW")
-            self.error(f"{option} is a setting of the system: --set {MOVED[option]}={value}")
-        self.error(f"unknown option {option}{nearest(option, self._option_string_actions)}")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            what = (action.metavar if isinstance(action.metavar, str) else action.dest).lower()
-            known = [str(choice) for choice in action.choices]
-            hint = f"{nearest(str(value), known)}; known: {', '.join(known)}"
-            raise argparse.ArgumentError(None, f"unknown {what} {value!r}{hint}")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
-    parser = _Parser(
-        prog="harness",
-        description="Break a replicated system on purpose and say, with proof, what it did wrong.",
-        epilog="exit status: 0 valid, 1 invalid, 2 unknown, 254 bad arguments, 255 the harness failed",
-    )
-    parser.add_argument("--version", action="version", version=f"splitbrain {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-
-    run = commands.add_parser("run", help="one test: cluster, faults, verdict, report")
-    add_test_options(run)
-    series = run.add_argument_group("more than one run, and output")
-    series.add_argument(
-        "--test-count", type=positive_count, default=1, metavar="N", help="runs, each with its own seed (default: 1)"
-    )
-    series.add_argument("--matrix", metavar="FILE", help="TOML with lists of options; all combinations are run")
-    series.add_argument(
-        "--json", action="store_true", help="print results.json on standard output, and the verdict elsewhere"
-    )
-    add_trace_option(series)
-    run.set_defaults(action=_run)
-
-    add_exploration_commands(commands)
-    add_trace_command(commands)
-
-    analyze = commands.add_parser("analyze", help="check a stored run again and rewrite its report")
-    analyze.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
-    analyze.add_argument("--store", default="store", metavar="DIR")
-    analyze.add_argument("--checker-timeout", type=float, default=None, metavar="SECONDS")
-    analyze.add_argument("--checker-memory", type=int, default=None, metavar="MB")
-    analyze.add_argument("--json", action="store_true", help="print results.json on standard output")
-    analyze.set_defaults(action=_analyze)
-
-    check = commands.add_parser("check", add_help=False, help="check any recorded history, also of other tools")
-    check.add_argument("rest", nargs=argparse.REMAINDER)
-    check.set_defaults(action=_check)
-
-    add_spark_commands(commands)
-
-    clean = commands.add_parser("clean", help="remove what killed runs left on this machine")
-    clean.add_argument("--run", dest="run_ids", action="append", default=None, metavar="RUN_ID", help="only this run")
-    clean.set_defaults(action=_clean)
-
-    add_cluster_command(commands)
-
-    doctor = commands.add_parser("doctor", help="what every nemesis can do on every cluster of this machine")
-    doctor.add_argument("--prove", action="store_true", help="inject, prove and heal each of them once")
-    doctor.add_argument("--cluster", default="", metavar="NAME[,...]", help="only these clusters (default: all)")
-    doctor.add_argument("--nemesis", default="", metavar="NAME[,...]", help="only these nemeses (default: all)")
-    doctor.add_argument("--system", default="broker", help="what runs on the hosts meanwhile (default: broker)")
-    add_system_settings(doctor)
-    doctor.add_argument(
-        "--nodes", type=positive_count, default=5, metavar="N", help="replicas (default: 5; some forms need as many)"
-    )
-    doctor.add_argument("--json", action="store_true", help="print the cells as JSON on standard output")
-    add_cluster_options(doctor)
-    doctor.set_defaults(action=_doctor)
-
-    listing = commands.add_parser("list", help="workloads, nemeses, systems and clusters by name")
-    listing.set_defaults(action=_list)
-    return parser
+            arguments.given = given_options(arguments.words)
+        case "trace":
+            from harness.commands.trace import trace_command as perform
+        case "analyze":
+            from harness.commands.analyze import analyze_command as perform
+        case "check":
+            return _check(arguments.rest)
+        case "report":
+            from harness.commands.report import report_command as perform
+        case "compare":
+            from harness.commands.compare import compare_command as perform
+        case "clean":
+            from harness.commands.clean import clean_command as perform
+        case "cluster":
+            from harness.commands.cluster import cluster_command as perform
+        case "doctor":
+            from harness.commands.doctor import doctor_command as perform
+        case "list":
+            from harness.commands.list import list_command as perform
+        case unknown:
+            raise HarnessError(f"the command line has a command {unknown!r} that nothing carries out")
+    return perform(arguments)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    from harness.commands.run import run_command
-
-    return run_command(arguments)
-
-
-def _analyze(arguments: argparse.Namespace) -> int:
-    from harness.commands.analyze import analyze_command
-
-    return analyze_command(arguments)
-
-
-def _check(arguments: argparse.Namespace) -> int:
+def _check(words: Sequence[str]) -> int:
     from checker.cli import main as checker_main
     from harness.parquet_reader import read_parquet
 
-    return int(checker_main(arguments.rest, parquet=read_parquet))
-
-
-def _clean(arguments: argparse.Namespace) -> int:
-    from harness.commands.clean import clean_command
-
-    return clean_command(arguments)
-
-
-def _doctor(arguments: argparse.Namespace) -> int:
-    from harness.commands.doctor import doctor_command
-
-    return doctor_command(arguments)
-
-
-def _list(arguments: argparse.Namespace) -> int:
-    from harness.commands.list import list_command
-
-    return list_command(arguments)
+    return int(checker_main(list(words), parquet=read_parquet))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script. Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["check"]:  # a tool of its own with its own options and its own --help
-        return _guarded(lambda: _check(argparse.Namespace(rest=words[1:])))
+        return _guarded(lambda: _check(words[1:]))
     parser = build_parser()
     arguments = parser.parse_args(words)
     if arguments.command is None:
@@ -193,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.words = words
     if argv is None and (arguments.command in SIMULATING or getattr(arguments, "cluster", None) == "sim"):
         restart_with_nursery([sys.executable, "-m", "harness", *words])
-    return _guarded(lambda: int(arguments.action(arguments)))
+    return _guarded(lambda: _perform(arguments))
 
 
 def _guarded(action: Callable[[], int]) -> int:
@@ -232,8 +123,3 @@ def _discard_output() -> None:
         except BrokenPipeError:
             os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
-
-
-def random_seed() -> int:
-    """A seed for a run that was given none; short enough to be typed again."""
-    return secrets.randbelow(2**32)

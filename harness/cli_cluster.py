@@ -52,10 +52,3 @@ def add_cluster_command(commands: Any) -> None:
         parser.add_argument(
             "--dir", default="clusters", metavar="DIR", help="where clusters' files are (default: ./clusters)"
         )
-        parser.set_defaults(action=_cluster)
-
-
-def _cluster(arguments: argparse.Namespace) -> int:
-    from harness.commands.cluster import cluster_command
-
-    return cluster_command(arguments)

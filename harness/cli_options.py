@@ -144,13 +144,6 @@ def add_trace_command(commands: Any) -> None:
     trace.add_argument(
         "--out", metavar="FILE", help="an .html or .svg file (default: trace.html in the run's directory)"
     )
-    trace.set_defaults(action=_trace)
-
-
-def _trace(arguments: argparse.Namespace) -> int:
-    from harness.commands.trace import trace_command
-
-    return trace_command(arguments)
 
 
 def given_options(words: list[str]) -> frozenset[str]:
@@ -173,7 +166,6 @@ def add_exploration_commands(commands: Any) -> None:
     explore.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
     explore.add_argument("--stop-at-first", action="store_true", help="end with the first run that is not valid")
     explore.add_argument("--json", action="store_true", help="print the tally on standard output")
-    explore.set_defaults(action=_explore)
 
     shrink = commands.add_parser("shrink", help="cut a failing run down to what it takes to fail")
     shrink.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
@@ -181,30 +173,9 @@ def add_exploration_commands(commands: Any) -> None:
     shrink.add_argument("--budget", type=duration_s, default="2m", metavar="TIME", help="(default: 2m)")
     shrink.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
     shrink.add_argument("--out", metavar="DIR", help="for schedule and test (default: shrunk in the run's directory)")
-    shrink.set_defaults(action=_shrink)
 
     replay = commands.add_parser("replay", help="run a schedule again, on any cluster, and count how often it fails")
     replay.add_argument("schedule", metavar="SCHEDULE", help="a schedule.json")
     add_test_options(replay)
     replay.add_argument("--times", type=positive_count, default=1, metavar="N", help="runs (default: 1)")
     add_trace_option(replay)
-    replay.set_defaults(action=_replay)
-
-
-def _explore(arguments: argparse.Namespace) -> int:
-    from harness.commands.explore import explore_command
-
-    return explore_command(arguments)
-
-
-def _shrink(arguments: argparse.Namespace) -> int:
-    from harness.commands.shrink import shrink_command
-
-    return shrink_command(arguments)
-
-
-def _replay(arguments: argparse.Namespace) -> int:
-    from harness.commands.replay import replay_command
-
-    arguments.given = given_options(arguments.words)
-    return replay_command(arguments)

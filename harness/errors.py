@@ -8,13 +8,24 @@ keeps its traceback, in the run's log.
 
 from __future__ import annotations
 
-__all__ = ["HarnessError", "OperatorError", "SystemUnderTestError", "how_to_get", "nearest"]
+__all__ = [
+    "EXIT_HARNESS_FAILED",
+    "EXIT_OPERATOR",
+    "HarnessError",
+    "OperatorError",
+    "SystemUnderTestError",
+    "how_to_get",
+    "nearest",
+]
 
 import difflib
 import sys
 from collections.abc import Iterable
 
 from harness.pasteable import python_command
+
+EXIT_OPERATOR = 254
+EXIT_HARNESS_FAILED = 255
 
 
 class OperatorError(Exception):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+import secrets
 
-__all__ = ["seeded"]
+__all__ = ["random_seed", "seeded"]
 
 
 def seeded(name: str) -> random.Random:
@@ -13,3 +14,8 @@ def seeded(name: str) -> random.Random:
     Python on PyPy and takes nearly a millisecond; a simulated cluster has some sixty streams."""
     data = name.encode()
     return random.Random(int.from_bytes(data + hashlib.sha512(data).digest(), "big"))
+
+
+def random_seed() -> int:
+    """A seed for a run that was given none; short enough to be typed again."""
+    return secrets.randbelow(2**32)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import build_parser
+from harness.cli_parser import build_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -19,8 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
-from harness.cli import EXIT_HARNESS_FAILED
-from harness.errors import OperatorError, how_to_get
+from harness.errors import EXIT_HARNESS_FAILED, OperatorError, how_to_get
 from harness.report.fleet import FleetData, headline, labels_of, render_fleet, share_text
 from harness.report.units import count, duration, plural
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness import registry
-from harness.cli import random_seed
 from harness.cli_cluster import cluster_options_of
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.options import require_cluster
@@ -22,6 +21,7 @@ from harness.errors import OperatorError
 from harness.execution import Parts, exit_status_of, left_out, perform, plan_faults
 from harness.faults.moments import not_waited_for
 from harness.report import OutputConsole, print_summary
+from harness.seeded import random_seed
 from harness.store import Store
 from harness.systems.base import extra_hosts_of, setting_problems
 from harness.test import ALL, NemesisChoice, Test
@@ -49,12 +49,8 @@ class Prepared:
 def run_command(arguments: argparse.Namespace) -> int:
     """Make the test, run it, judge it, report it. Returns the exit status of the verdict.
 
-    With --matrix or --test-count a series of runs, see `harness.commands.series`.
+    Several runs (--matrix, --test-count) are `harness.commands.series`.
     """
-    if arguments.matrix is not None or arguments.test_count != 1:
-        from harness.commands.series import series_command
-
-        return series_command(arguments)
     prepared = prepare(arguments)
     store = Store(arguments.store)
     enter_namespace(prepared, arguments)

@@ -26,12 +26,13 @@ from typing import Any
 
 from rich.table import Table
 
-from harness.cli import EXIT_HARNESS_FAILED, build_parser, random_seed
+from harness.cli_parser import build_parser
 from harness.commands.run import Prepared, announce, enter_namespace, prepare
-from harness.errors import OperatorError, SystemUnderTestError, nearest
+from harness.errors import EXIT_HARNESS_FAILED, OperatorError, SystemUnderTestError, nearest
 from harness.execution import exit_status_of, perform
 from harness.report import OutputConsole
 from harness.report.units import plural
+from harness.seeded import random_seed
 from harness.store import Store
 
 __all__ = ["MAX_RUNS", "combinations", "derived_seed", "series_command"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness import cli
+from harness import cli, registry
 from harness.nursery import VARIABLE, restart_with_nursery
 
 
@@ -27,6 +27,8 @@ def restarts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
         made.append((argv, environment[VARIABLE]))
         raise Restarted
 
+    for kind in registry.KINDS:  # asyncio, and who knows who else, asks for the interpreter while it is imported
+        registry.load_all(kind)
     monkeypatch.setattr(sys, "implementation", SimpleNamespace(name="pypy", cache_tag=sys.implementation.cache_tag))
     monkeypatch.setattr(os, "execve", execve)
     monkeypatch.delenv(VARIABLE, raising=False)

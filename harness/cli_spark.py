@@ -28,7 +28,6 @@ def add_spark_commands(commands: Any) -> None:
     report.add_argument("--checker-timeout", type=float, default=60.0, metavar="SECONDS", help="per key (default: 60)")
     report.add_argument("--checker-memory", type=int, default=1024, metavar="MB", help="per key (default: 1024)")
     _add_common(report)
-    report.set_defaults(action=_report)
 
     compare = commands.add_parser(
         "compare", help="two sets of runs against each other (Spark)",
@@ -49,7 +48,6 @@ def add_spark_commands(commands: Any) -> None:
     )  # fmt: skip
     compare.add_argument("--json", action="store_true", help="print the comparison as JSON on standard output")
     _add_common(compare)
-    compare.set_defaults(action=_compare)
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -72,15 +70,3 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         help="without a success for this long while clients try, a system is unavailable (default: 1000)",
     )  # fmt: skip
     parser.add_argument("--verbose", action="store_true", help="show Spark's own logs")
-
-
-def _report(arguments: argparse.Namespace) -> int:
-    from harness.commands.report import report_command
-
-    return report_command(arguments)
-
-
-def _compare(arguments: argparse.Namespace) -> int:
-    from harness.commands.compare import compare_command
-
-    return compare_command(arguments)

@@ -1,0 +1,126 @@
+"""The parser of the whole command line; what the commands do is theirs, in `harness/commands`.
+
+Apart from `harness.cli`, which calls the commands, so that a command that reads further command lines (a series of
+runs) need not import its own caller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from harness import __version__
+from harness.cli_cluster import add_cluster_command, add_cluster_options
+from harness.cli_options import (
+    add_exploration_commands,
+    add_system_settings,
+    add_test_options,
+    add_trace_command,
+    add_trace_option,
+    positive_count,
+)
+from harness.cli_spark import add_spark_commands
+from harness.errors import EXIT_OPERATOR, nearest
+
+__all__ = ["build_parser"]
+
+MOVED = {"--replication": "replication", "--flush-mode": "flush_mode"}
+"""Options of earlier versions -> the setting of the system under test that says the same."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line and exit status 254, with a hint where a word is mistyped.
+
+    Options are not to be abbreviated: `replay` goes by which ones were given, and a new one must not change what an
+    old script means.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False, **options})
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
+        raise SystemExit(EXIT_OPERATOR)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As the base class does, but nothing may be left over: the parser whose words they are says so."""
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self._refuse(rest)
+        return found, rest
+
+    def _refuse(self, rest: Sequence[str]) -> NoReturn:
+        option, separator, value = rest[0].partition("=")
+        if not option.startswith("-"):
+            self.error(f"what is {option!r} for?")
+        if option in MOVED and "--set" in self._option_string_actions:
+            value = value if separator else next(iter(rest[1:]), "HOW")
+            self.error(f"{option} is a setting of the system: --set {MOVED[option]}={value}")
+        self.error(f"unknown option {option}{nearest(option, self._option_string_actions)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            what = (action.metavar if isinstance(action.metavar, str) else action.dest).lower()
+            known = [str(choice) for choice in action.choices]
+            hint = f"{nearest(str(value), known)}; known: {', '.join(known)}"
+            raise argparse.ArgumentError(None, f"unknown {what} {value!r}{hint}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = _Parser(
+        prog="harness",
+        description="Break a replicated system on purpose and say, with proof, what it did wrong.",
+        epilog="exit status: 0 valid, 1 invalid, 2 unknown, 254 bad arguments, 255 the harness failed",
+    )
+    parser.add_argument("--version", action="version", version=f"splitbrain {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+
+    run = commands.add_parser("run", help="one test: cluster, faults, verdict, report")
+    add_test_options(run)
+    series = run.add_argument_group("more than one run, and output")
+    series.add_argument(
+        "--test-count", type=positive_count, default=1, metavar="N", help="runs, each with its own seed (default: 1)"
+    )
+    series.add_argument("--matrix", metavar="FILE", help="TOML with lists of options; all combinations are run")
+    series.add_argument(
+        "--json", action="store_true", help="print results.json on standard output, and the verdict elsewhere"
+    )
+    add_trace_option(series)
+
+    add_exploration_commands(commands)
+    add_trace_command(commands)
+
+    analyze = commands.add_parser("analyze", help="check a stored run again and rewrite its report")
+    analyze.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
+    analyze.add_argument("--store", default="store", metavar="DIR")
+    analyze.add_argument("--checker-timeout", type=float, default=None, metavar="SECONDS")
+    analyze.add_argument("--checker-memory", type=int, default=None, metavar="MB")
+    analyze.add_argument("--json", action="store_true", help="print results.json on standard output")
+
+    check = commands.add_parser("check", add_help=False, help="check any recorded history, also of other tools")
+    check.add_argument("rest", nargs=argparse.REMAINDER)
+
+    add_spark_commands(commands)
+
+    clean = commands.add_parser("clean", help="remove what killed runs left on this machine")
+    clean.add_argument("--run", dest="run_ids", action="append", default=None, metavar="RUN_ID", help="only this run")
+
+    add_cluster_command(commands)
+
+    doctor = commands.add_parser("doctor", help="what every nemesis can do on every cluster of this machine")
+    doctor.add_argument("--prove", action="store_true", help="inject, prove and heal each of them once")
+    doctor.add_argument("--cluster", default="", metavar="NAME[,...]", help="only these clusters (default: all)")
+    doctor.add_argument("--nemesis", default="", metavar="NAME[,...]", help="only these nemeses (default: all)")
+    doctor.add_argument("--system", default="broker", help="what runs on the hosts meanwhile (default: broker)")
+    add_system_settings(doctor)
+    doctor.add_argument(
+        "--nodes", type=positive_count, default=5, metavar="N", help="replicas (default: 5; some forms need as many)"
+    )
+    doctor.add_argument("--json", action="store_true", help="print the cells as JSON on standard output")
+    add_cluster_options(doctor)
+
+    commands.add_parser("list", help="workloads, nemeses, systems and clusters by name")
+    return parser
