@@ -6,28 +6,37 @@ those of other distributions: a package that declares, say,
     [project.entry-points."splitbrain.workloads"]
     bank = "my_package.bank:BankWorkload"
 
-adds `--workload bank`. Looking a name up gives the object behind the entry point, checked for the
-attributes its kind must have; every problem found is reported, not only the first.
+adds `--workload bank`. Looking a name up gives the object behind the entry point, once it is what the protocol of its
+kind describes (`Workload`, `Nemesis`, `System`, `Cluster`) and, where it has optional abilities, what theirs describe.
+Every problem found is reported, not only the first.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from harness.errors import OperatorError, nearest
 
-__all__ = ["KINDS", "load", "load_all", "names"]
+__all__ = ["KINDS", "Broken", "load", "load_all", "names", "survey"]
 
-KINDS: Mapping[str, tuple[str, ...]] = {
-    "workloads": ("name", "description", "requires", "generator", "final_generator", "client", "check"),
-    "nemeses": ("name", "description", "variants", "requires", "inject", "prove", "heal", "prove_healed"),
-    "systems": ("name", "description", "offers", "settings", "ports", "start", "stop", "leaders"),
-    "clusters": ("name", "description", "start", "stop", "spawn", "hosts", "network"),
+KINDS: Mapping[str, str] = {
+    "workloads": "workload",
+    "nemeses": "nemesis",
+    "systems": "system",
+    "clusters": "cluster",
 }
-"""Kind -> the attributes that an object of that kind must have."""
+"""Kind -> what one of them is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A plug-in that cannot be used; `reason` is one line with everything that is wrong with it."""
+
+    reason: str
 
 
 def _entry_points(kind: str) -> dict[str, EntryPoint]:
@@ -35,18 +44,17 @@ def _entry_points(kind: str) -> dict[str, EntryPoint]:
 
 
 def names(kind: str) -> list[str]:
-    """The known names of a kind, sorted."""
+    """The known names of a kind, sorted, usable or not: nothing is imported."""
     return sorted(_entry_points(kind))
 
 
 def load(kind: str, name: str) -> Any:
     """The object behind a name.
 
-    Raises OperatorError when the name is unknown, when it cannot be imported, or when it lacks what its kind
-    must have.
+    Raises OperatorError when the name is unknown, when it cannot be imported, or when it is not what its kind must be.
     """
     points = _entry_points(kind)
-    singular = {"workloads": "workload", "nemeses": "nemesis", "systems": "system", "clusters": "cluster"}[kind]
+    singular = KINDS[kind]
     if name not in points:
         if not points:
             raise OperatorError(
@@ -54,16 +62,71 @@ def load(kind: str, name: str) -> Any:
                 "(in a checkout: make setup)"
             )
         raise OperatorError(f"unknown {singular} {name!r}{nearest(name, points)}; known: {', '.join(sorted(points))}")
-    try:
-        found = points[name].load()
-    except ImportError as error:
-        raise OperatorError(f"{singular} {name!r} cannot be loaded: {error}") from error
-    missing = [attribute for attribute in KINDS[kind] if not hasattr(found, attribute)]
-    if missing:
-        raise OperatorError(f"{singular} {name!r} ({points[name].value}) lacks: {', '.join(missing)}")
+    found = _take(kind, points[name])
+    if isinstance(found, Broken):
+        raise OperatorError(found.reason)
     return found
 
 
 def load_all(kind: str) -> dict[str, Any]:
-    """Every object of a kind by name. Raises OperatorError as `load`."""
-    return {name: load(kind, name) for name in names(kind)}
+    """Every object of a kind by name. Raises OperatorError as `load`, for all that are broken at once."""
+    found = survey(kind)
+    broken = [item.reason for item in found.values() if isinstance(item, Broken)]
+    if broken:
+        raise OperatorError("; ".join(broken))
+    return found
+
+
+def survey(kind: str) -> dict[str, Any]:
+    """Every object of a kind by name, sorted; `Broken` in the place of those that cannot be used. Never raises."""
+    return {name: _take(kind, point) for name, point in sorted(_entry_points(kind).items())}
+
+
+def _take(kind: str, point: EntryPoint) -> Any:
+    """The object behind an entry point, or what is wrong with it."""
+    title = f"{KINDS[kind]} {point.name!r} ({point.value})"
+    try:
+        found = point.load()
+        problems = _problems(kind, found)
+    except (Exception, SystemExit) as error:  # whatever somebody else's module does when it is imported, or looked at
+        said = " ".join(str(error).split())
+        return Broken(f"{title} cannot be loaded: {type(error).__name__}{f': {said}' if said else ''}")
+    return Broken(f"{title} is no {KINDS[kind]}: {'; '.join(problems)}") if problems else found
+
+
+def _problems(kind: str, found: Any) -> list[str]:
+    """Everything in which an object is not what its kind must be."""
+    from harness.conformance import ability_problems, constructor_problem, protocol_problems
+
+    protocol, abilities, made_with = _contract(kind)
+    problems = protocol_problems(found, protocol)
+    for ability in abilities:
+        problems += [f"{problem} ({ability.__name__})" for problem in ability_problems(found, ability)]
+    if not isinstance(getattr(found, "description", None), str):
+        problems.append("lacks description")  # which a cluster has for the list alone: its protocol does not need it
+    if made_with is not None and (problem := constructor_problem(found, made_with)) is not None:
+        problems.append(problem)
+    return list(dict.fromkeys(problems))
+
+
+def _contract(kind: str) -> tuple[type, Sequence[type], Sequence[str] | None]:
+    """(protocol of a kind, its optional abilities, the keywords that one is made with); the last is None for what is
+    not made by the harness. Imported only here: the names alone are needed far more often."""
+    if kind == "workloads":
+        from harness.workloads.base import Workload
+
+        return Workload, (), ()
+    if kind == "nemeses":
+        from nemesis.forms import HasForms
+        from nemesis.protocol import AskedForByName, JudgesVariants, MakesRequest, Nemesis, StepTimeout, UsesAbilities
+
+        return Nemesis, (HasForms, AskedForByName, JudgesVariants, MakesRequest, StepTimeout, UsesAbilities), None
+    if kind == "systems":
+        from harness.systems.base import Operated, StoresFiles, System, TellsTime
+
+        return System, (Operated, StoresFiles, TellsTime), ("cluster", "settings", "keys", "log_dir", "operation_timeout_s")
+    from harness.clusters.abilities import LiveLogs, NamesLinkMechanism, OwnWorld, TakesOptions, Traced
+    from harness.clusters.base import Cluster, HoldsFiles, SeesReplicas
+
+    abilities = (HoldsFiles, LiveLogs, NamesLinkMechanism, OwnWorld, SeesReplicas, TakesOptions, Traced)
+    return Cluster, abilities, ("node_count", "run", "work_dir", "ports", "extra_hosts")

@@ -20,11 +20,11 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from harness.generator import Context, Generator, Op, Wait, idle_until_ns
 
-__all__ = ["MAX_UNEXPECTED_ERRORS", "Client", "Outcome", "Recorder", "Workers"]
+__all__ = ["MAX_UNEXPECTED_ERRORS", "Client", "NamesNode", "Outcome", "Recorder", "TellsOutcome", "Workers"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,21 @@ class Client(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class TellsOutcome(Protocol):
+    """An error of a client that knows whether its operation may still have happened."""
+
+    is_definite: bool
+    """True: it certainly did not happen, nor will it; False: nobody knows."""
+
+
+@runtime_checkable
+class NamesNode(Protocol):
+    """An error of a client that knows which host it comes from."""
+
+    node: str | None
 
 
 class Recorder(Protocol):
@@ -253,11 +268,11 @@ class Workers:
         except TimeoutError:
             return Outcome("info", error="timeout")
         except Exception as error:
-            definite = getattr(error, "is_definite", None)
-            if definite is None:
+            if not isinstance(error, TellsOutcome):
                 self._note_unexpected(error)
                 return Outcome("info", error=f"unexpected {_describe(error)}")
-            return Outcome("fail" if definite else "info", error=_describe(error), node=getattr(error, "node", None))
+            node = error.node if isinstance(error, NamesNode) else None
+            return Outcome("fail" if error.is_definite else "info", error=_describe(error), node=node)
         finally:
             limit.is_done = True
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from nemesis.moments import PATIENCE_S, MomentWord
-from nemesis.protocol import Injection, Nemesis, Proof
+from nemesis.protocol import Injection, MakesRequest, Nemesis, Proof, StepTimeout
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 from nemesis.target import Target
 
@@ -108,7 +108,8 @@ class _Driver:
 
     async def carry_out(self, event: FaultEvent, step: Coroutine[Any, Any, None]) -> None:
         """Take a step, to its end; or begin it, after the one before of the same fault, where it is only asked for."""
-        if not getattr(self._nemeses[event.nemesis], "is_request", False):
+        nemesis = self._nemeses[event.nemesis]
+        if not isinstance(nemesis, MakesRequest) or not nemesis.is_request:
             await step
             return
         before = self._asking.get(event.fault_id)
@@ -218,7 +219,8 @@ class _Driver:
             raise self._not_recorded
 
     async def _step(self, nemesis: Nemesis, step: Awaitable[_T]) -> _T | _Failure:
-        return await _attempt(step, getattr(nemesis, "step_timeout_s", STEP_TIMEOUT_S))
+        timeout_s = nemesis.step_timeout_s if isinstance(nemesis, StepTimeout) else STEP_TIMEOUT_S
+        return await _attempt(step, timeout_s)
 
     def _others(self, fault_id: str) -> tuple[Injection, ...]:
         return tuple(fault for fault in self._in_force.values() if fault.fault_id != fault_id)

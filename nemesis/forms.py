@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import difflib
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from nemesis.protocol import Injection, Nemesis
+from nemesis.protocol import AskedForByName, Injection, JudgesVariants, Nemesis, UsesAbilities
 from nemesis.target import Target
 from nemesis.victims import TARGETS, choose_victims, target_problem
 
 __all__ = [
     "Form",
     "FormNemesis",
+    "HasForms",
     "VariantNames",
     "expand_variant",
     "hosts_of",
@@ -43,6 +44,14 @@ class Form:
     targets: tuple[str, ...] = ("one",)
     is_cycled: bool = True
     """Whether a run that is not told any form includes this one."""
+
+
+@runtime_checkable
+class HasForms(Protocol):
+    """A nemesis whose variants are each a form and a target."""
+
+    forms: Mapping[str, Form]
+    """By name, those included that a run does not cycle through."""
 
 
 def split_variant(variant: str) -> tuple[str, str]:
@@ -146,8 +155,8 @@ def expand_variant(nemesis: Nemesis, asked: str | None) -> list[str]:
     """
     if asked is None:
         return list(nemesis.variants)
-    forms: Mapping[str, Form] | None = getattr(nemesis, "forms", None)
-    if forms is not None:
+    if isinstance(nemesis, HasForms):
+        forms = nemesis.forms
         form, word = split_variant(asked)
         if form in forms and not word:
             return [f"{form}{SEPARATOR}{own}" for own in forms[form].targets]
@@ -164,14 +173,14 @@ def expand_variant(nemesis: Nemesis, asked: str | None) -> list[str]:
 
 def needs_of(nemesis: Nemesis, variants: Collection[str]) -> frozenset[tuple[str, str]]:
     """The (interface, ability) pairs that these variants use."""
-    if not isinstance(nemesis, FormNemesis):
+    if not isinstance(nemesis, UsesAbilities):
         return frozenset({("network", "cut")})
     return frozenset().union(*(nemesis.needs(variant) for variant in variants))
 
 
 def is_of_all(nemesis: Nemesis) -> bool:
     """Whether a run with every nemesis has this one."""
-    return bool(getattr(nemesis, "is_of_all", True))
+    return nemesis.is_of_all if isinstance(nemesis, AskedForByName) else True
 
 
 def hosts_of(injections: Collection[Injection]) -> frozenset[str]:
@@ -180,9 +189,8 @@ def hosts_of(injections: Collection[Injection]) -> frozenset[str]:
 
 
 def _problem(nemesis: Nemesis, variant: str) -> str | None:
-    own: Callable[[str], str | None] | None = getattr(nemesis, "variant_problem", None)
-    if own is not None:
-        return own(variant)
+    if isinstance(nemesis, JudgesVariants):
+        return nemesis.variant_problem(variant)
     if variant in nemesis.variants:
         return None
     near = difflib.get_close_matches(variant, nemesis.variants, n=1, cutoff=0.5)

@@ -11,11 +11,21 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from nemesis.target import Target
 
-__all__ = ["Injection", "Nemesis", "Proof", "usable_variants"]
+__all__ = [
+    "AskedForByName",
+    "Injection",
+    "JudgesVariants",
+    "MakesRequest",
+    "Nemesis",
+    "Proof",
+    "StepTimeout",
+    "UsesAbilities",
+    "usable_variants",
+]
 
 MAX_NAMED_FAILURES = 20
 """Failures that a proof names one by one; a history line stays readable and the rest are counted."""
@@ -59,11 +69,9 @@ class Proof:
 
 
 class Nemesis(Protocol):
-    """A kind of fault. Implementations are stateless; see the module's docstring.
-
-    One may also have `step_timeout_s`, where a step takes longer than the driver's own limit; `is_of_all`, False where
-    a run has it only if it is asked for by name; and `is_request`, True where it only asks the system for something,
-    again and again until that is done: other faults come and go meanwhile, and one that goes may be what it waits for.
+    """A kind of fault. Implementations are stateless; see the module's docstring. What only some have are the
+    protocols below: `StepTimeout`, `AskedForByName`, `MakesRequest`, `JudgesVariants`, `UsesAbilities`, and
+    `HasForms` of nemesis.forms.
     """
 
     @property
@@ -105,6 +113,48 @@ class Nemesis(Protocol):
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """Observe whether the fault is gone. `in_force` are the faults that remain."""
+        ...
+
+
+@runtime_checkable
+class StepTimeout(Protocol):
+    """A nemesis with a step that may take longer than the driver's own limit."""
+
+    step_timeout_s: float
+    """For each of its steps."""
+
+
+@runtime_checkable
+class AskedForByName(Protocol):
+    """A nemesis that says whether a run with every nemesis has it."""
+
+    is_of_all: bool
+    """False where a run has it only if it is asked for by name."""
+
+
+@runtime_checkable
+class MakesRequest(Protocol):
+    """A nemesis that says whether it only asks the system for something, again and again until that is done: other
+    faults come and go meanwhile, and one that goes may be what it waits for."""
+
+    is_request: bool
+
+
+@runtime_checkable
+class JudgesVariants(Protocol):
+    """A nemesis with variants beyond those that it names, such as those for hosts by name."""
+
+    def variant_problem(self, variant: str) -> str | None:
+        """Why there is no such variant, as one line; None when there is, whether or not a run cycles through it."""
+        ...
+
+
+@runtime_checkable
+class UsesAbilities(Protocol):
+    """A nemesis that says what of its target it uses, so that only that is prepared; others cut the network."""
+
+    def needs(self, variant: str) -> frozenset[tuple[str, str]]:
+        """The (interface, ability) pairs of nemesis.target.ABILITIES that a variant uses."""
         ...
 
 

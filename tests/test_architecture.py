@@ -251,3 +251,34 @@ def test_circles_are_found_wherever_the_imports_stand() -> None:
     graph = import_graph(sources)
     assert graph["p.a"] == {"p.b", "p.c"} and graph["p.e"] == {"p", "p.a", "p.d"}
     assert circles_of(graph) == {frozenset({"p.a", "p.b"}), frozenset({"p.c", "p.d"})}
+
+
+PROBES = {
+    ("harness/cli.py", "cluster"): "an option that not every command has",
+    ("harness/commands/report.py", "check"): "an option that not every command has",
+    ("harness/pidfds.py", "pidfd_open"): "what the interpreter was built with",
+    ("harness/pidfds.py", "pidfd_send_signal"): "what the interpreter was built with",
+    ("harness/runtime.py", "runtime"): "with the clusters",
+    ("harness/systems/base.py", "extra_hosts"): "with the clusters",
+    ("harness/registry.py", "description"): "of a plug-in that was never seen",
+    ("harness/report/trace_window.py", "strerror"): "what only some errors have",
+}
+"""Names that objects are asked for without knowing whether they have them, and why."""
+
+
+def test_optional_abilities_are_protocols_and_not_probed_for() -> None:
+    """What only some clusters, systems, workloads and nemeses can do has a Protocol with a name in the base module of
+    its kind, and is asked for by `isinstance`. The host layers (`clusters`, `faults`) still probe."""
+    wrong = []
+    for path in [*files_of("harness"), *files_of("nemesis")]:
+        place = str(path.relative_to(ROOT))
+        if place.startswith(("harness/clusters/", "harness/faults/", "nemesis/mechanisms/")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or len(node.args) < 2:
+                continue
+            name = node.args[1].value if isinstance(node.args[1], ast.Constant) else None
+            is_probe = node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
+            if is_probe and name is not None and (place, name) not in PROBES:
+                wrong.append(f"{place}:{node.lineno} asks for {name!r}")
+    assert wrong == []

@@ -20,6 +20,7 @@ from harness import registry
 from harness.cli_cluster import cluster_options_of
 from harness.cluster_daemon import CONTROL, MAX_MESSAGE_BYTES, NO_SYSTEM, Spec, connect_control
 from harness.clusters import user_namespace
+from harness.clusters.abilities import OwnWorld
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.options import require_cluster
 from harness.clusters.select import choose
@@ -71,7 +72,7 @@ def _up(arguments: argparse.Namespace, directory: str) -> int:
     except ClusterUnavailable as error:
         raise OperatorError(f"--cluster {arguments.cluster}: {error}") from None
     cluster_class = registry.load("clusters", choice.name)
-    if hasattr(cluster_class, "run_harness"):
+    if isinstance(cluster_class, OwnWorld):
         raise OperatorError(f"--cluster {choice.name}: a simulated cluster lasts only as long as its run")
     if arguments.system != NO_SYSTEM:
         registry.load("systems", arguments.system)

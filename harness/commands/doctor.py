@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from rich.table import Table
 
 from harness import registry
 from harness.cli_cluster import cluster_options_of
+from harness.clusters.abilities import NamesLinkMechanism, TakesOptions
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.options import require_cluster
 from harness.clusters.select import choose
@@ -33,6 +34,7 @@ from harness.faults.prove import Trial, prove_variants
 from harness.faults.target import PlannedTarget
 from harness.report import OutputConsole
 from harness.systems.base import extra_hosts_of
+from nemesis.forms import HasForms
 from nemesis.protocol import Nemesis
 
 __all__ = ["Cell", "diagnose", "doctor_command"]
@@ -114,9 +116,9 @@ def _tell_what_shapes_links(names: Sequence[str], console: OutputConsole) -> Non
     """On clusters that can tell without their hosts; on the others the proofs name it."""
     told = []
     for name in names:
-        ask: Callable[[], str] | None = getattr(registry.load("clusters", name), "link_mechanism", None)
-        if ask is not None:
-            told.append(f"{name}: {ask()}")
+        cluster_class = registry.load("clusters", name)
+        if isinstance(cluster_class, NamesLinkMechanism):
+            told.append(f"{name}: {cluster_class.link_mechanism()}")
     if told:
         console.print(f"links are shaped by: {'; '.join(told)}", highlight=False, markup=False, soft_wrap=True)
 
@@ -133,7 +135,8 @@ def _usable_class(name: str, options: Mapping[str, str], extra_hosts: Sequence[s
 
 def _options_for(name: str, options: Mapping[str, str]) -> dict[str, str]:
     """Those of the given options that a cluster takes: with several clusters, each takes its own."""
-    known: Sequence[str] = getattr(registry.load("clusters", name), "options", ())
+    cluster_class = registry.load("clusters", name)
+    known = cluster_class.options if isinstance(cluster_class, TakesOptions) else ()
     return {option: value for option, value in options.items() if option in known}
 
 
@@ -141,11 +144,11 @@ def _forms(nemeses: Mapping[str, Nemesis]) -> list[tuple[str, str, str]]:
     """(nemesis, form, the variant that stands for it) of every form there is."""
     found = []
     for name in sorted(nemeses):
-        forms = getattr(nemeses[name], "forms", None)
-        if forms is None:
-            found += [(name, variant, variant) for variant in nemeses[name].variants]
+        nemesis = nemeses[name]
+        if isinstance(nemesis, HasForms):
+            found += [(name, form.name, f"{form.name}@{form.targets[0]}") for form in nemesis.forms.values()]
         else:
-            found += [(name, form.name, f"{form.name}@{form.targets[0]}") for form in forms.values()]
+            found += [(name, variant, variant) for variant in nemesis.variants]
     return found
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from harness import registry
@@ -13,19 +16,30 @@ __all__ = ["list_command"]
 
 
 def list_command(arguments: argparse.Namespace) -> int:
-    """Print every workload, nemesis, system and cluster with its description and options."""
+    """Print every workload, nemesis, system and cluster with its description and options, those of other distributions
+    as well; one that cannot be used is there with its reason. Returns 0."""
     console = OutputConsole()
     for kind in registry.KINDS:
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
-        for name, found in registry.load_all(kind).items():
-            table.add_row(name, found.description)
-            for variant in getattr(found, "variants", ()):
-                table.add_row("", f"={variant}")
-            for setting in getattr(found, "settings", ()):
-                choices = f" ({', '.join(setting.choices)})" if setting.choices else ""
-                table.add_row("", f"--set {setting.name}={setting.default}: {setting.description}{choices}")
+        for name, found in registry.survey(kind).items():
+            for index, line in enumerate(_lines(kind, found)):
+                table.add_row("" if index else name, escape(line))
         console.print(table)
         console.print()
     return 0
+
+
+def _lines(kind: str, found: Any) -> Iterator[str]:
+    """What is said of one of them; each line a row of the table."""
+    if isinstance(found, registry.Broken):
+        yield f"broken: {found.reason}"
+        return
+    yield found.description
+    if kind == "nemeses":
+        yield from (f"={variant}" for variant in found.variants)
+    if kind == "systems":
+        for setting in found.settings:
+            choices = f" ({', '.join(setting.choices)})" if setting.choices else ""
+            yield f"--set {setting.name}={setting.default}: {setting.description}{choices}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from harness import registry
 from harness.cli_cluster import cluster_options_of
+from harness.clusters.abilities import Traced
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.options import require_cluster
 from harness.clusters.select import choose
@@ -86,7 +87,7 @@ def prepare(arguments: argparse.Namespace) -> Prepared:
     cluster_class = registry.load("clusters", test.cluster)
     cluster_class = require_cluster(cluster_class, test.cluster_options, extra_hosts=extra_hosts_of(system_class))
     require_descriptors(test)
-    if arguments.trace and not hasattr(cluster_class, "trace_to"):
+    if arguments.trace and not isinstance(cluster_class, Traced):
         raise OperatorError(f"--trace: the network of cluster {test.cluster} cannot be traced; give --cluster sim")
     parts = Parts(
         test=test,

@@ -15,12 +15,15 @@ from typing import Any, Protocol, runtime_checkable
 from harness.clusters.base import HostProcess
 from harness.errors import nearest
 from harness.outcome import CheckOutcome
+from nemesis.target import Operator
 
 __all__ = [
     "CheckOutcome",
     "MessagingConnection",
+    "Operated",
     "QueueConnection",
     "Setting",
+    "StoresFiles",
     "System",
     "TellsTime",
     "ToldTime",
@@ -154,11 +157,8 @@ class TellsTime(Protocol):
 class System(Protocol):
     """A system under test on the hosts of one cluster.
 
-    One that can be operated also has `operator` (nemesis.target.Operator); a static method `operation_missing(ability,
-    settings)` that says in one line why it lacks an ability of an operator, None when it has it; and
-    `prepare(capabilities)`, called before `start` with what the run will use. One whose stored files may be damaged has
-    a static method `stored_files(settings)`: role (log, vote, checkpoint) -> pattern for glob below a host's data
-    directory.
+    What only some have are `TellsTime`, `Operated` and `StoresFiles` here. One that must know beforehand what the run
+    will use has `prepare(capabilities)`, called before `start`.
     """
 
     name: str
@@ -221,4 +221,30 @@ class System(Protocol):
         """What must hold of the system itself at the end (replica agreement, one leader per term); called
         after `stop`, when its files no longer change. `started_wall_ms` is the wall time at which the history's
         clock was 0."""
+        ...
+
+
+@runtime_checkable
+class Operated(Protocol):
+    """A system that can be operated: asked to give its lead away, to change its members, to promote a replica."""
+
+    given_settings: Mapping[str, str]
+    """Settings as they were given, without defaults; set when it is made."""
+    operator: Operator
+    """Who does it; set when it is made."""
+
+    @staticmethod
+    def operation_missing(ability: str, settings: Mapping[str, str]) -> str | None:
+        """Why it lacks an ability of an operator (nemesis.target.ABILITIES) with these settings, as one line; None when
+        it has it."""
+        ...
+
+
+@runtime_checkable
+class StoresFiles(Protocol):
+    """A system whose stored files may be damaged at rest."""
+
+    @staticmethod
+    def stored_files(settings: Mapping[str, str]) -> Mapping[str, str]:
+        """Role (log, vote, checkpoint) -> pattern for glob below a host's data directory, with these settings."""
         ...

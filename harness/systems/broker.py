@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.clusters.abilities import LiveLogs
 from harness.clusters.base import CLIENTS_HOST, Cluster, HostProcess, Program
 from harness.errors import OperatorError, SystemUnderTestError
 from harness.runtime import harness_runtime
@@ -124,7 +125,7 @@ class BrokerSystem:
         self._decisions: dict[bytes, TransactionState] = {}
         self.moments: LogMoments | None = None
         """What the brokers' logs tell of moments; None where they come with the run's end only."""
-        if getattr(cluster, "logs_are_live", False):
+        if isinstance(cluster, LiveLogs) and cluster.logs_are_live:
             self.moments = LogMoments(
                 {host: self._log_path(host) for host in cluster.hosts}, now_s=asyncio.get_running_loop().time
             )

@@ -1,0 +1,164 @@
+"""Whether an object is what a protocol describes: every member there, every method callable as the protocol calls it.
+
+The type checker holds our own code to the protocols; plug-ins of other distributions were never seen by it. All that
+is wrong is found at once, before anything of the plug-in is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+__all__ = ["ability_problems", "constructor_problem", "protocol_problems"]
+
+_PLAIN_TYPES: Mapping[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float)}
+"""Annotations of data whose values can be told right from wrong by `isinstance`."""
+
+_AWAITABLE = ("Awaitable", "Coroutine", "Future", "Task")
+"""In the annotation of what a plain function returns: it may stand for an `async def`."""
+
+
+def protocol_problems(found: Any, protocol: type) -> list[str]:
+    """What `found` lacks of a protocol, or has otherwise, one short text each; empty when it conforms.
+
+    `found` is an object, or a class whose instances shall conform: then data may also be declared only, and set in
+    the constructor, which nobody can see without calling it.
+    """
+    problems = (_member_problem(found, name, declared) for name, declared in _members(protocol))
+    return [problem for problem in problems if problem is not None]
+
+
+def ability_problems(found: Any, protocol: type) -> list[str]:
+    """As `protocol_problems`, for a protocol that is optional: no problem where none of its methods (of its data, where
+    it has no methods) is there."""
+    members = list(_members(protocol))
+    methods = [name for name, declared in members if _function_of(declared) is not None]
+    if not any(hasattr(found, name) for name in methods or [name for name, _ in members]):
+        return []
+    wanted = [item for item in members if item[0] in methods or hasattr(found, item[0]) or not inspect.isclass(found)]
+    problems = (_member_problem(found, name, declared) for name, declared in wanted)
+    return [problem for problem in problems if problem is not None]
+
+
+def constructor_problem(found: Any, keywords: Sequence[str]) -> str | None:
+    """Why `found` is no class that can be made with exactly these keywords; None when it is."""
+    if not inspect.isclass(found):
+        return f"is a {type(found).__name__} and not a class"
+    signature = _signature(found)
+    if signature is None or _binds(signature, (), dict.fromkeys(keywords)):
+        return None
+    return f"its constructor takes {_names(signature)} where it is given {', '.join(keywords) or 'nothing'}"
+
+
+def _members(protocol: type) -> Iterator[tuple[str, Any]]:
+    """(name, declaration) of the public members; the declaration of data is its annotation, a text."""
+    seen = set()
+    for base in protocol.__mro__:
+        if Protocol not in base.__bases__:
+            continue
+        for name, declared in (*vars(base).items(), *inspect.get_annotations(base).items()):
+            if not name.startswith("_") and name not in seen:
+                seen.add(name)
+                yield name, declared
+
+
+def _function_of(declared: Any) -> Callable[..., Any] | None:
+    """The function of a declared method; None for data, properties among it."""
+    if isinstance(declared, (staticmethod, classmethod)):
+        return declared.__func__
+    return declared if inspect.isfunction(declared) else None
+
+
+def _member_problem(found: Any, name: str, declared: Any) -> str | None:
+    try:
+        plain = inspect.getattr_static(found, name)
+    except AttributeError:
+        is_declared = inspect.isclass(found) and any(name in inspect.get_annotations(c) for c in found.__mro__)
+        return None if is_declared else f"lacks {name}"
+    function = _function_of(declared)
+    if function is None:
+        return _data_problem(name, plain, declared)
+    return _method_problem(found, name, plain, declared, function)
+
+
+def _data_problem(name: str, plain: Any, declared: Any) -> str | None:
+    if isinstance(declared, property):
+        declared = declared.fget.__annotations__.get("return") if declared.fget is not None else None
+    types = _PLAIN_TYPES.get(declared) if isinstance(declared, str) else None
+    is_descriptor = inspect.isdatadescriptor(plain) or inspect.ismethoddescriptor(plain)  # such as a property
+    if types is None or is_descriptor or isinstance(plain, types):
+        return None
+    return f"{name} is {plain!r:.40} and not of type {declared}"
+
+
+def _method_problem(
+    found: Any, name: str, plain: Any, declared: Any, function: Callable[..., Any]
+) -> str | None:
+    value = getattr(found, name)
+    if not callable(value):
+        return f"{name} is a {type(value).__name__} and no method"
+    wanted = _signature(function)
+    taken = _signature(value)
+    if wanted is None or taken is None:
+        return None
+    if not isinstance(declared, staticmethod):
+        wanted = _without_first(wanted)
+    if inspect.isclass(found) and inspect.isfunction(plain):
+        taken = _without_first(taken)
+    if wanted is None or taken is None:
+        return f"{name} does not take self"
+    if not _takes(taken, wanted):
+        return f"{name} takes {_names(taken)} where it is given {_names(wanted)}"
+    is_async, should_be_async = inspect.iscoroutinefunction(value), inspect.iscoroutinefunction(function)
+    if is_async and not should_be_async:
+        return f"{name} is async and must not be"
+    returned = str(taken.return_annotation)
+    if should_be_async and not is_async and not any(word in returned for word in _AWAITABLE):
+        return f"{name} is not async"
+    return None
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # something built in, which tells nobody
+        return None
+
+
+def _without_first(signature: inspect.Signature) -> inspect.Signature | None:
+    parameters = list(signature.parameters.values())
+    if not parameters:
+        return None
+    if parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
+        return signature
+    return signature.replace(parameters=parameters[1:])
+
+
+def _takes(taken: inspect.Signature, wanted: inspect.Signature) -> bool:
+    """Whether one can be called with everything that the other may be given, and with no more than it must be."""
+    return all(
+        _binds(
+            taken,
+            [p for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY],
+            {p.name: None for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY},
+        )
+        for parameters in (
+            list(wanted.parameters.values()),
+            [p for p in wanted.parameters.values() if p.default is inspect.Parameter.empty],
+        )
+    )
+
+
+def _binds(signature: inspect.Signature, positional: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+    try:
+        signature.bind(*positional, **keywords)
+    except TypeError:
+        return False
+    return True
+
+
+def _names(signature: inspect.Signature) -> str:
+    """The parameters as they are written, without types."""
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
+    return str(inspect.Signature(bare))

@@ -1,0 +1,191 @@
+"""Plug-ins: what is wrong with one is found when it is looked up, all of it, by name; and one does not end the list."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import cli, registry
+from harness.errors import OperatorError
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Have a distribution: a module with a source, and entry points `kind=name:OBJECT` that lie in it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    numbers = iter(range(100))
+
+    def make(source: str, *entries: str) -> None:
+        module = f"plug_in_{tmp_path.name}_{next(numbers)}".replace("-", "_")
+        (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
+        info = tmp_path / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        lines = []
+        for entry in entries:
+            kind, _, rest = entry.partition("=")
+            name, _, attribute = rest.partition(":")
+            lines.append(f"[splitbrain.{kind}]\n{name} = {module}:{attribute}\n")
+        (info / "entry_points.txt").write_text("".join(lines))
+
+    return make
+
+
+GOOD_NEMESIS = """
+    class Quake:
+        name = "quake"
+        description = "shakes the rack"
+        variants = ("mild", "strong")
+        is_of_all = False
+        def requires(self, target, variant=None):
+            return []
+        async def plan(self, target, rng, *, fault_id, variant):
+            ...
+        async def inject(self, target, injection):
+            ...
+        async def prove(self, target, injection, *, in_force=()):
+            ...
+        async def heal(self, target, injection):
+            ...
+        async def prove_healed(self, target, injection, *, in_force=()):
+            ...
+    QUAKE = Quake()
+"""
+
+BAD_NEMESIS = """
+    class Quake:
+        name = 7
+        description = "shakes the rack"
+        variants = ("mild",)
+        is_of_all = "no"
+        step_timeout_s = "long"
+        async def requires(self, target, variant=None):
+            return []
+        async def plan(self, target, rng, fault_id):
+            ...
+        def inject(self, target, injection):
+            ...
+        prove = "not a method"
+        async def heal(self, target, injection):
+            ...
+        def needs(self):
+            ...
+    QUAKE = Quake()
+"""
+
+
+@pytest.mark.parametrize("kind", list(registry.KINDS))
+def test_everything_of_our_own_conforms(kind: str) -> None:
+    found = registry.survey(kind)
+    assert found and list(found) == registry.names(kind)
+    assert {name: item.reason for name, item in found.items() if isinstance(item, registry.Broken)} == {}
+    assert registry.load_all(kind) == found
+
+
+def test_a_plug_in_that_conforms_is_found(install: Install) -> None:
+    install(GOOD_NEMESIS, "nemeses=quake:QUAKE")
+    assert registry.load("nemeses", "quake").variants == ("mild", "strong")
+
+
+def test_everything_that_is_wrong_with_a_plug_in_is_said_at_once(install: Install) -> None:
+    install(BAD_NEMESIS, "nemeses=quake:QUAKE")
+    with pytest.raises(OperatorError) as caught:
+        registry.load("nemeses", "quake")
+    said = str(caught.value)
+    assert said.startswith("nemesis 'quake' (plug_in_") and ":QUAKE) is no nemesis: " in said
+    assert "\n" not in said
+    assert set(said.partition("is no nemesis: ")[2].split("; ")) == {
+        "name is 7 and not of type str",
+        "requires is async and must not be",
+        "plan takes (target, rng, fault_id) where it is given (target, rng, *, fault_id, variant)",
+        "inject is not async",
+        "prove is a str and no method",
+        "lacks prove_healed",
+        "is_of_all is 'no' and not of type bool (AskedForByName)",
+        "step_timeout_s is 'long' and not of type float (StepTimeout)",
+        "needs takes () where it is given (variant) (UsesAbilities)",
+    }
+
+
+def test_a_class_is_held_to_its_constructor_and_to_what_its_instances_must_have(install: Install) -> None:
+    install(
+        """
+        class Bank:
+            name = "bank"
+            description = "moves money"
+            requires = "queue"
+            keys: int
+            check_names = ("money",)
+            def __init__(self, accounts):
+                self.keys = accounts
+            def generator(self):
+                return "pay ever on"
+            def final_generator():
+                ...
+            def client(self, connection):
+                ...
+            def online(self):
+                ...
+            @staticmethod
+            def check(history, context):
+                ...
+        def bank():
+            ...
+        """,
+        "workloads=bank:Bank",
+        "workloads=teller:bank",
+    )
+    found = registry.survey("workloads")
+    assert found["bank"].reason.partition("is no workload: ")[2] == (
+        "final_generator does not take self; its constructor takes (accounts) where it is given nothing"
+    )
+    assert "is a function and not a class" in found["teller"].reason and "lacks generator" in found["teller"].reason
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("def broken(:", "SyntaxError: "),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise ValueError('two\\nlines')", "ValueError: two lines"),
+        ("", "AttributeError: "),
+    ],
+)
+def test_a_plug_in_that_cannot_be_imported_ends_neither_the_list_nor_the_others(
+    install: Install, capsys: pytest.CaptureFixture[str], source: str, expected: str
+) -> None:
+    install(source, "nemeses=quake:QUAKE")
+    assert cli.main(["list"]) == 0
+    listed = " ".join(capsys.readouterr().out.split())
+    assert "quake broken: nemesis 'quake' (plug_in_" in listed and f"cannot be loaded: {expected}" in listed
+    assert "partition " in listed and "broker " in listed and "sim " in listed
+    assert cli.main(["run", "--cluster", "sim", "--nemesis", "quake"]) == 254
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1
+    assert "harness: nemesis 'quake' (plug_in_" in said.err and expected in said.err
+    assert registry.load("nemeses", "kill").name == "kill"
+
+
+def test_a_system_must_have_the_whole_of_an_ability(install: Install) -> None:
+    install(
+        """
+        from harness.systems.broker import BrokerSystem
+        class Half(BrokerSystem):
+            name = "half"
+            @staticmethod
+            def stored_files():
+                return {}
+            operation_missing = None
+        """,
+        "systems=half:Half",
+    )
+    assert registry.survey("systems")["half"].reason.partition("is no system: ")[2].split("; ") == [
+        "operation_missing is a NoneType and no method (Operated)",
+        "stored_files takes () where it is given (settings) (StoresFiles)",
+    ]
