@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemesis.forms import Form, FormNemesis
+from nemesis.impairments import Activity, hosts_kept_from
 from nemesis.protocol import Injection, Proof
 from nemesis.target import ClockReading, Clocks, ClockSkew, Target
 
@@ -112,7 +113,7 @@ class ClockFault(FormNemesis):
         """Every victim says itself that its clock is wrong as planned, everybody else that theirs is right."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
-        held = _silenced(in_force)
+        held = hosts_kept_from(Activity.ANSWER, in_force)
         victims = [host for host in injection.value["hosts"] if host not in held]
         if not victims:
             return Proof(proven=False, detail="every victim is held by another fault and cannot be asked")
@@ -137,7 +138,7 @@ class ClockFault(FormNemesis):
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The victims' clocks say the time, and go at its rate, again."""
-        held = _silenced(in_force)
+        held = hosts_kept_from(Activity.ANSWER, in_force)
         victims = [host for host in injection.value["hosts"] if host not in held]
         skews = _skews_of(injection)
         found = await asyncio.gather(*(_healed_problem(target, host, skews[host], in_force) for host in victims))
@@ -191,12 +192,6 @@ def _clocks(target: Target) -> Clocks:
     if target.clocks is None:
         raise ValueError("this cluster has no clocks to act on")
     return target.clocks
-
-
-def _silenced(in_force: Sequence[Injection]) -> frozenset[str]:
-    """Hosts that other faults keep from answering."""
-    silencing = ("kill", "pause", "power", "disk-stall")
-    return frozenset(host for fault in in_force if fault.nemesis in silencing for host in fault.value.get("hosts", ()))
 
 
 def _others_on(host: str, in_force: Sequence[Injection]) -> list[ClockSkew]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from nemesis.forms import Form, FormNemesis, hosts_of, split_variant
+from nemesis.forms import Form, FormNemesis, split_variant
+from nemesis.impairments import Activity, hosts_kept_from
 from nemesis.process import prove_released
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DiskFault, DiskProbe, Disks, DiskStep, Target
@@ -40,8 +41,6 @@ STALLS = ("stall", "stall-fsync", "freeze")
 
 MILD_MS, SEVERE_MS = 20, 250
 """What each write and sync takes longer: like a busy disk, and like one that is about to fail."""
-
-DISK_NEMESES = ("disk-stall", "disk-slow", "disk-full", "disk-error")
 
 
 class DiskNemesis(FormNemesis):
@@ -116,7 +115,7 @@ def disks_of(target: Target) -> Disks:
 
 
 def _impaired_by(in_force: Sequence[Injection]) -> frozenset[str]:
-    return hosts_of([fault for fault in in_force if fault.nemesis in DISK_NEMESES])
+    return hosts_kept_from(Activity.USE_DISK, in_force)
 
 
 async def _unreached(target: Target, host: str, in_force: Sequence[Injection]) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemesis.forms import Form, FormNemesis, hosts_of, split_variant
+from nemesis.impairments import Activity, hosts_kept_from
 from nemesis.protocol import Injection, Proof
 from nemesis.target import DOWN, PAUSED, RUNNING, Processes, Target
 
@@ -44,8 +45,8 @@ def processes_of(target: Target) -> Processes:
 
 
 def _downed(in_force: Sequence[Injection]) -> frozenset[str]:
-    """Hosts that other faults keep from running. One with a flipped bit may refuse to."""
-    return hosts_of([fault for fault in in_force if fault.nemesis in ("kill", "pause", "power", "bit-flip")])
+    """Hosts that other faults keep from running."""
+    return hosts_kept_from(Activity.RUN, in_force)
 
 
 async def prove_running(target: Target, hosts: Sequence[str], *, in_force: Sequence[Injection]) -> Proof:

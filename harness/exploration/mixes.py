@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
+from nemesis.impairments import Activity, faults_that_impair
 from nemesis.moments import PATIENCE_S
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 
@@ -46,14 +47,15 @@ MAX_DRAWS = 100
 """Of a whole mix, until one has a fault that is sure to begin: a run without faults tries nothing. Half of the faults
 wait for no moment, so a hundred in vain mean that nothing of what is asked for can be had."""
 
-_DOWN = frozenset(("kill", "pause", "power", "bit-flip"))
+_DOWN = faults_that_impair(Activity.RUN)
 _HANDLED = frozenset(("restart", "promote"))
 """An operator starts replicas himself: nobody else may keep them down meanwhile, nor hide from him whether they run."""
-_UNFIT = frozenset(("disk-error", "disk-full"))
+_UNFIT = faults_that_impair(Activity.START)
 """On a disk that it cannot write or read a replica rightly refuses to start."""
 _ASKED_OF_LEADER = frozenset(("transfer", "members", "promote"))
 """What an operator asks of whoever leads."""
-_ASKED = frozenset(("clock", "disk-error", "disk-full", "disk-slow", "disk-stall"))
+_ASKED = faults_that_impair(Activity.TELL_TIME, Activity.USE_DISK)
+"""Whose proof asks the host."""
 
 Timed = tuple[float, float, str, str, str | None]
 """begin, heal, nemesis, variant, the moment it waits for"""
@@ -184,7 +186,7 @@ def _hit(fault: Timed, nodes: int) -> int:
     _, _, nemesis, variant, _ = fault
     if nemesis == "members":
         size = "one"
-    elif nemesis == "partition":
+    elif nemesis in _CUT:
         size = _CUT_OFF.get(variant, "all")
     elif nemesis in _STOPS:
         size = _SIZES.get(variant.rpartition("@")[2], "all")
@@ -201,7 +203,9 @@ def _hit(fault: Timed, nodes: int) -> int:
     return counts[size]
 
 
-_STOPS = _DOWN | {"disk-stall", "disk-full", "disk-error", "disk-slow", "clock"}
+_STOPS = _DOWN | _ASKED
+_CUT = faults_that_impair(Activity.BE_REACHED)
+"""What may keep a replica from leading or voting: by itself, and by what lies between it and the others."""
 
 _SIZES: Mapping[str, str] = {
     "one": "one",

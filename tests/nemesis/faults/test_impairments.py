@@ -1,0 +1,70 @@
+"""What a fault keeps a host from, and that proofs of other faults make allowance for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nemesis.clock import CLOCK
+from nemesis.corruption import BIT_FLIP
+from nemesis.disk import DISK_ERROR, DISK_FULL, DISK_SLOW, DISK_STALL
+from nemesis.impairments import IMPAIRMENTS, Activity, faults_that_impair, hosts_kept_from
+from nemesis.partition import PARTITION
+from nemesis.power import POWER
+from nemesis.process import KILL, PAUSE
+
+IMPAIRING = [KILL, PAUSE, POWER, BIT_FLIP, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, CLOCK, PARTITION]
+
+
+def test_the_table_knows_nemeses_by_their_names() -> None:
+    assert set(IMPAIRMENTS) == {nemesis.name for nemesis in IMPAIRING}
+
+
+def test_whoever_does_not_run_does_not_answer() -> None:
+    assert faults_that_impair(Activity.RUN) < faults_that_impair(Activity.ANSWER)
+    assert faults_that_impair(Activity.RUN, Activity.TELL_TIME) == faults_that_impair(Activity.RUN) | {"clock"}
+
+
+async def silenced(nemesis: Any, variant: str, target: Any, plan_fault: Any) -> Any:
+    """A fault in force on n4 whose replica is silent."""
+    fault = await plan_fault(nemesis, target, variant, fault_id="f2")
+    target.mute.add("n4")
+    assert hosts_kept_from(Activity.ANSWER, [fault]) == {"n4"}
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("nemesis", "variant"),
+    [(KILL, "sigkill@n4"), (POWER, "cut@n4"), (BIT_FLIP, "log@n4"), (DISK_STALL, f"{next(iter(DISK_STALL.forms))}@n4")],
+)
+def test_a_clock_fault_is_proved_beside_one_that_silences_a_host(
+    nemesis: Any, variant: str, make_fault_target: Any, plan_fault: Any, run_virtual: Callable[[Any], Any]
+) -> None:
+    """A replica with a flipped bit may refuse to start, and then it does not tell its clock."""
+
+    async def main() -> None:
+        target = make_fault_target(5)
+        fault = await silenced(nemesis, variant, target, plan_fault)
+        injection = await plan_fault(CLOCK, target, "bump@n1")
+        await CLOCK.inject(target, injection)
+        assert not (await CLOCK.prove(target, injection)).proven, "n4 is silent, and nothing excuses it"
+        proof = await CLOCK.prove(target, injection, in_force=[fault])
+        assert proof.proven and proof.checked == 4, proof
+
+    run_virtual(main())
+
+
+def test_a_clock_fault_on_silent_hosts_alone_is_not_proved(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Callable[[Any], Any]
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        fault = await silenced(KILL, "sigkill@n4", target, plan_fault)
+        injection = await plan_fault(CLOCK, target, "bump@n4")
+        await CLOCK.inject(target, injection)
+        proof = await CLOCK.prove(target, injection, in_force=[fault])
+        assert not proof.proven and "cannot be asked" in proof.detail
+
+    run_virtual(main())
