@@ -39,9 +39,9 @@ __all__ = [
     "Stagger",
     "Step",
     "TimeLimit",
+    "Unpaced",
     "UntilOk",
     "Wait",
-    "idle_until_ns",
 ]
 
 Event = Mapping[str, Any]
@@ -84,8 +84,23 @@ class Generator(Protocol):
 
     def update(self, context: Context, event: Event) -> Generator: ...
 
+    def idle_until_ns(self, now_ns: int) -> int | None:
+        """Until when it would tell every thread to wait, where that can be seen without asking it: whoever asks `next`
+        has a thread wake up for the answer. None where it cannot be seen, or where it would not."""
+        ...
 
-class _Plain:
+
+class Unpaced:
+    """A generator whose waits cannot be seen without asking it."""
+
+    __slots__ = ()
+
+    def idle_until_ns(self, now_ns: int) -> int | None:
+        """Never known."""
+        return None
+
+
+class _Plain(Unpaced):
     """A generator that does not care about events."""
 
     __slots__ = ()
@@ -113,7 +128,7 @@ class Calls(_Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Unpaced):
     """At most `count` operations of `inner`."""
 
     count: int
@@ -154,6 +169,13 @@ class TimeLimit:
         inner = self.inner.update(context, event)
         return self if inner is self.inner else TimeLimit(self.seconds, inner, self.end_ns)
 
+    def idle_until_ns(self, now_ns: int) -> int | None:
+        """As `inner`, but not beyond the end."""
+        if self.end_ns is None or self.end_ns <= now_ns:
+            return None
+        inner_ns = self.inner.idle_until_ns(now_ns)
+        return None if inner_ns is None else min(inner_ns, self.end_ns)
+
 
 @dataclass(frozen=True, slots=True)
 class Stagger:
@@ -184,21 +206,13 @@ class Stagger:
         inner = self.inner.update(context, event)
         return self if inner is self.inner else Stagger(self.rate, inner, self.due_ns)
 
-
-def idle_until_ns(generator: Generator, now_ns: int) -> int | None:
-    """Until when a generator would tell every thread to wait, where that can be seen without asking it; else None."""
-    end_ns: int | None = None
-    if isinstance(generator, TimeLimit):
-        end_ns, generator = generator.end_ns, generator.inner
-        if end_ns is None or end_ns <= now_ns:
-            return None
-    if not isinstance(generator, Stagger) or generator.due_ns is None or generator.due_ns <= now_ns:
-        return None
-    return generator.due_ns if end_ns is None else min(generator.due_ns, end_ns)
+    def idle_until_ns(self, now_ns: int) -> int | None:
+        """Until the next operation is due."""
+        return self.due_ns if self.due_ns is not None and self.due_ns > now_ns else None
 
 
 @dataclass(frozen=True, slots=True)
-class Mix:
+class Mix(Unpaced):
     """Each time one of `choices` at random, by weight; a choice that is exhausted is left out."""
 
     choices: tuple[tuple[float, Generator], ...]
@@ -243,7 +257,7 @@ def _pick(choices: tuple[tuple[float, Generator], ...], fraction: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class FlipFlop:
+class FlipFlop(Unpaced):
     """`inner` generators in turn, one operation each, for ever; exhausted with the first that is."""
 
     inner: tuple[Generator, ...]
@@ -260,7 +274,7 @@ class FlipFlop:
 
 
 @dataclass(frozen=True, slots=True)
-class Phases:
+class Phases(Unpaced):
     """One generator after the other; the next begins when the one before is exhausted and none of its
     operations is open any more."""
 
@@ -295,7 +309,7 @@ class Phases:
 
 
 @dataclass(frozen=True, slots=True)
-class EachThread:
+class EachThread(Unpaced):
     """A copy of `template` for every thread, each with a life of its own."""
 
     template: Generator
@@ -314,7 +328,7 @@ class EachThread:
 
 
 @dataclass(frozen=True, slots=True)
-class Reserve:
+class Reserve(Unpaced):
     """The first `count` threads run `reserved`, the others `rest`."""
 
     count: int
@@ -335,7 +349,7 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True)
-class UntilOk:
+class UntilOk(Unpaced):
     """`inner` until one of its operations is ok (in any thread), then exhausted."""
 
     inner: Generator

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from harness.generator import Context, Generator, Op, Wait, idle_until_ns
+from harness.generator import Context, Generator, Op, Wait
 
 __all__ = ["MAX_UNEXPECTED_ERRORS", "Client", "NamesNode", "Outcome", "Recorder", "TellsOutcome", "Workers"]
 
@@ -228,7 +228,7 @@ class Workers:
     def _call_next(self) -> None:
         self._line_timer = None
         now_ns = self.now_ns()
-        until_ns = idle_until_ns(self.generator, now_ns)
+        until_ns = self.generator.idle_until_ns(now_ns)
         if until_ns is not None:  # the one that would be called would only say so
             self._line_timer = asyncio.get_running_loop().call_later((until_ns - now_ns) / 1e9, self._call_next)
             return

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.generator import Calls, Context, EachThread, Generator, Mix, Op, Step
+from harness.generator import Calls, Context, EachThread, Generator, Mix, Op, Step, Unpaced
 from harness.systems.base import CheckOutcome, MessagingConnection
 from harness.worker import Outcome
 from harness.workloads.base import CheckContext
@@ -29,7 +29,7 @@ SETTLE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _DelayedSends:
+class _DelayedSends(Unpaced):
     next_value: int = 0
 
     def next(self, context: Context) -> tuple[Step, Generator]:

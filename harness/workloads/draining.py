@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.generator import Context, Generator, Op, Step
+from harness.generator import Context, Generator, Op, Step, Unpaced
 from harness.systems.base import CheckOutcome
 
 __all__ = ["DRAIN_LIMIT_S", "Drain", "unless_drained"]
@@ -16,7 +16,7 @@ DRAIN_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Unpaced):
     """One thread's final receives: `f` until the group is done, at least for `at_least_s`.
 
     After each receive that brought nothing it asks for the group's `lag`; a lag of 0 ends the thread.

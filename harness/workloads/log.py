@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from checker.online import OnlineLog
-from harness.generator import Calls, Context, Generator, Mix, Op, Step
+from harness.generator import Calls, Context, Generator, Mix, Op, Step, Unpaced
 from harness.systems.base import CheckOutcome, QueueConnection
 from harness.worker import Outcome
 from harness.workloads.base import CheckContext
@@ -26,7 +26,7 @@ READ_MAX_MESSAGES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _RangeReads:
+class _RangeReads(Unpaced):
     """Reads of ranges; mostly near the tail as last seen, where stale replicas give themselves away."""
 
     keys: int

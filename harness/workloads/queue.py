@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.generator import Calls, Context, EachThread, Generator, Mix, Op, Step
+from harness.generator import Calls, Context, EachThread, Generator, Mix, Op, Step, Unpaced
 from harness.systems.base import CheckOutcome, MessagingConnection
 from harness.worker import Outcome
 from harness.workloads.base import CheckContext
@@ -29,7 +29,7 @@ DRAIN_MESSAGES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class MessageNumbers:
+class MessageNumbers(Unpaced):
     """Operations `f` on the numbers 0, 1, 2 ..., each once in the run."""
 
     f: str

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.generator import Context, Generator, Op, Step
+from harness.generator import Context, Generator, Op, Step, Unpaced
 
 __all__ = ["MAX_FINAL_ATTEMPTS", "DistinctWrites", "ReadWhole"]
 
@@ -16,7 +16,7 @@ see; trying for ever would turn a dead system into a run without an end."""
 
 
 @dataclass(frozen=True, slots=True)
-class DistinctWrites:
+class DistinctWrites(Unpaced):
     """Operations `f` on random keys of 0..keys-1, every value used once in the whole run: distinct values
     let the checkers run in near-linear time and name the write behind every read."""
 
@@ -33,7 +33,7 @@ class DistinctWrites:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadWhole:
+class ReadWhole(Unpaced):
     """Read every queue from its beginning to its tail; key k belongs to thread k modulo the threads."""
 
     keys: int

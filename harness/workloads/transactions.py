@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.generator import Calls, Context, EachThread, Generator, Mix, Op, Step
+from harness.generator import Calls, Context, EachThread, Generator, Mix, Op, Step, Unpaced
 from harness.systems.base import CheckOutcome, MessagingConnection
 from harness.worker import Outcome
 from harness.workloads.base import CheckContext
@@ -31,7 +31,7 @@ SETTLE_S = 12.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Transactions:
+class _Transactions(Unpaced):
     next_value: int = 0
 
     def next(self, context: Context) -> tuple[Step, Generator]:

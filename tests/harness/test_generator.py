@@ -26,7 +26,6 @@ from harness.generator import (
     TimeLimit,
     UntilOk,
     Wait,
-    idle_until_ns,
 )
 
 READS = Calls(lambda context: Op("read"))
@@ -190,9 +189,9 @@ def test_a_seed_decides_the_operations(seed: int) -> None:
 def test_when_everyone_waits_is_seen_without_asking() -> None:
     asked = context(seed=1)
     load: Generator = TimeLimit(1.0, Stagger(100, READS))
-    assert idle_until_ns(load, 0) is None  # it has not been asked yet
+    assert load.idle_until_ns(0) is None  # it has not been asked yet
     while True:
-        until_ns = idle_until_ns(load, asked.time_ns)
+        until_ns = load.idle_until_ns(asked.time_ns)
         step, load = load.next(asked)
         if step is None:
             break
@@ -202,5 +201,27 @@ def test_when_everyone_waits_is_seen_without_asking() -> None:
         else:
             assert until_ns is None
     assert asked.time_ns == 1_000_000_000
-    assert idle_until_ns(load, asked.time_ns) is None
-    assert idle_until_ns(READS, 0) is None
+    assert load.idle_until_ns(asked.time_ns) is None
+    assert READS.idle_until_ns(0) is None
+
+
+@given(outer_s=st.floats(0.01, 2.0), inner_s=st.floats(0.01, 2.0), rate=st.floats(1.0, 500.0), seed=st.integers(0, 99))
+def test_limits_within_limits_tell_what_they_would_answer(
+    outer_s: float, inner_s: float, rate: float, seed: int
+) -> None:
+    """What a generator says of itself is what it then answers, however deep the pace lies in it."""
+    asked = context(seed=seed)
+    load: Generator = TimeLimit(outer_s, TimeLimit(inner_s, Stagger(rate, READS)))
+    told = 0
+    while True:
+        until_ns = load.idle_until_ns(asked.time_ns)
+        step, load = load.next(asked)
+        if until_ns is not None:
+            told += 1
+            assert step == Wait(until_ns, everyone=True)
+        if step is None:
+            break
+        if isinstance(step, Wait):
+            assert until_ns == step.until_ns
+            asked.time_ns = step.until_ns
+    assert told >= 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.clusters.sim.simulation import run_simulated
-from harness.generator import Calls, Context, Generator, Limit, Op, Stagger, TimeLimit
+from harness.generator import Calls, Context, Generator, Limit, Op, Stagger, TimeLimit, Unpaced
 from harness.worker import Client, Outcome, Workers
 
 
@@ -208,7 +208,7 @@ def test_many_idle_threads_do_not_all_ask_for_each_operation() -> None:
     recorder = Recorder()
     asked = 0
 
-    class Counting:
+    class Counting(Unpaced):
         def __init__(self, inner: Generator) -> None:
             self.inner = inner
 
