@@ -24,6 +24,7 @@ from checker.models import Model  # noqa: E402
 from checker.models.registry import MODELS  # noqa: E402
 from harness import registry  # noqa: E402
 from harness.systems.broker_moments import LOGGED_KINDS  # noqa: E402
+from nemesis.forms import HasForms  # noqa: E402
 from nemesis.moments import KINDS as MOMENTS  # noqa: E402
 from nemesis.shapes import SHAPES  # noqa: E402
 from nemesis.victims import TARGETS  # noqa: E402
@@ -127,8 +128,7 @@ def nemeses_index(nemeses: Mapping[str, Any]) -> str:
 def nemesis_page(nemesis: Any) -> str:
     """One nemesis: what it is, its forms, its targets, what proves it."""
     lines = [NOTE, "", f"# {nemesis.name}", "", f"{sentence(nemesis.description)}", ""]
-    forms = getattr(nemesis, "forms", None)
-    if forms is None:
+    if not isinstance(nemesis, HasForms):
         lines += ["## Variants", ""]
         lines += table(["variant", "what it does", "hosts"], [
             [f"`{shape.name}`", shape.description, f"at least {shape.minimum_hosts}"] for shape in SHAPES.values()
@@ -142,7 +142,7 @@ def nemesis_page(nemesis: Any) -> str:
                 ", ".join(f"`{word}`" for word in form.targets) if form.is_cycled else "only when asked for",
                 ", ".join(f"{interface}: {ability}" for interface, ability in form.needs),
             ]
-            for form in forms.values()
+            for form in nemesis.forms.values()
         ])  # fmt: skip
     lines += ["", "## How it works and what proves it", "", *prose(inspect.getmodule(type(nemesis)))]
     for title, method in (

@@ -15,7 +15,7 @@ import pytest
 from harness.cli_parser import build_parser
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"^(?: {4}|(?: {4})?\$ )harness (.+)$", re.MULTILINE)
 PHASES = (
     "starting the cluster", "starting the system", "driving the load", "healing", "waiting for recovery", "final reads",
