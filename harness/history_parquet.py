@@ -24,7 +24,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.history_writer import NEMESIS, HistoryError, HistoryWriteError, read_history
+from checker.faults import NEMESIS
+from harness.history_writer import HistoryError, HistoryWriteError, read_history
 from harness.test import Test
 
 SCHEMA_VERSION = "1"

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from json.encoder import encode_basestring_ascii
 from typing import Any, BinaryIO
 
+from checker.faults import NEMESIS
 from harness.errors import HarnessError, OperatorError
 from harness.live_stats import COMPLETIONS, LiveStats, OpenOperation
 
@@ -40,7 +41,6 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 MAX_CACHED_HEADS = 1_024
 """Cached beginnings of lines by (type, f), and of node fields; both come from small fixed sets."""
 
-NEMESIS = "nemesis"
 _TYPES = frozenset(("invoke", *COMPLETIONS))
 _encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from checker.faults import faults_of
 from harness.recovery import RECOVERS, judge_recovery
 from harness.runner import Observed
 from harness.systems.base import CheckOutcome
@@ -108,41 +109,10 @@ def _doubts(
     yield from observed.trouble
 
 
-def _detail(proof: Mapping[str, Any] | None) -> str:
-    return str(proof.get("detail") or "its proof failed") if proof else "there is no proof"
-
-
-def faults_of(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """The faults of a history in order, each with its times (ns), its proof and the proof of its healing."""
-    faults: dict[str, dict[str, Any]] = {}
-    for event in events:
-        if event["process"] != "nemesis" or not isinstance(event.get("value"), Mapping):
-            continue
-        value = event["value"]
-        fault = faults.setdefault(
-            value["id"],
-            {
-                **{name: item for name, item in value.items() if name != "proof"},
-                "start_ns": None,
-                "end_ns": None,
-                "proven": False,
-                "healed": False,
-                "proof": None,
-                "heal_proof": None,
-            },
-        )
-        fault.update({name: item for name, item in value.items() if name != "proof"})
-        injecting, completed = event["f"] == "inject", event["type"] != "invoke"
-        if injecting and not completed:
-            fault["start_ns"] = event["time"]
-        elif injecting:
-            fault["proof"] = value.get("proof")
-            fault["proven"] = bool(fault["proof"] and fault["proof"].get("proven"))
-        elif completed:
-            fault["end_ns"] = event["time"]
-            fault["heal_proof"] = value.get("proof")
-            fault["healed"] = bool(fault["heal_proof"] and fault["heal_proof"].get("proven"))
-    return list(faults.values())
+def _detail(proof: Any) -> str:
+    if not isinstance(proof, Mapping):
+        return "there is no proof"
+    return str(proof.get("detail") or "its proof failed")
 
 
 def _by_f(clients: Iterable[Event]) -> dict[str, dict[str, int]]:

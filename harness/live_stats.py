@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from checker.faults import is_proven
+
 COMPLETIONS = ("ok", "fail", "info")
 """How an operation can end."""
 
@@ -114,7 +116,7 @@ class LiveStats:
                 status = FaultStatus(ident, name, variant, "injecting", time_ns)
                 self.faults[ident] = status
             if kind != "invoke":
-                status.state = "proven" if _is_proven(value) else "unproven"
+                status.state = "proven" if is_proven(value.get("proof")) else "unproven"
         elif f == "heal" and ident in self.faults:
             if kind == "invoke":
                 self.faults[ident].state = "healing"
@@ -142,8 +144,3 @@ class LiveStats:
             return []
         ordered = sorted(self._recent_ns)
         return [quantile(ordered, q) for q in quantiles]
-
-
-def _is_proven(value: Mapping[str, Any]) -> bool:
-    proof = value.get("proof")
-    return isinstance(proof, Mapping) and proof.get("proven") is True

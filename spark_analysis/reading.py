@@ -11,7 +11,7 @@ __all__ = ["SCHEMA_VERSION", "read_runs"]
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from checker.codecs import FormatError, read_bytes
+from checker.faults import FaultPairing
 from checker.history import NEVER as CHECKER_NEVER
 from checker.history import History, HistoryError, plain
 from spark_analysis.operations import (
@@ -282,25 +283,22 @@ def _assemble(
 
 def _faults(events: Iterator[tuple[str, str, int, Any]]) -> list[Fault]:
     """Faults from the nemesis's events (type, f, time, value): as the harness's own report counts them."""
-    found: dict[str, dict[str, Any]] = {}
-    for kind, f, time_ns, value in events:
-        if not isinstance(value, Mapping) or "id" not in value:
-            continue
-        fault = found.setdefault(
-            str(value["id"]),
-            {"nemesis": "", "variant": "", "start_ns": None, "end_ns": None, "proven": False, "healed": False},
+    pairing = FaultPairing()
+    for event in events:
+        pairing.add(*event)
+    return [
+        Fault(
+            fault_id=str(fault["id"]),
+            nemesis=str(fault.get("nemesis") or ""),
+            variant=str(fault.get("variant") or ""),
+            start_ns=fault["start_ns"],
+            end_ns=fault["end_ns"],
+            proven=fault["proven"],
+            healed=fault["healed"],
         )
-        fault["nemesis"] = str(value.get("nemesis") or fault["nemesis"])
-        fault["variant"] = str(value.get("variant") or fault["variant"])
-        proof = value.get("proof")
-        proven = isinstance(proof, Mapping) and bool(proof.get("proven"))
-        if f == "inject" and kind == "invoke":
-            fault["start_ns"] = time_ns
-        elif f == "inject":
-            fault["proven"] = proven
-        elif kind != "invoke":
-            fault["end_ns"], fault["healed"] = time_ns, proven
-    return [Fault(fault_id=fault_id, **fault) for fault_id, fault in found.items() if fault["start_ns"] is not None]
+        for fault in pairing.faults()
+        if fault["start_ns"] is not None
+    ]
 
 
 def _json_or_none(text: str | None) -> Any:

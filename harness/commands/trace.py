@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.console import Console
 
+from checker.faults import faults_of
 from harness.errors import OperatorError
 from harness.history_writer import read_history
-from harness.judge import faults_of
 from harness.report.sequence import MAX_ARROWS, Leadership, sequence_page, sequence_svg
 from harness.report.trace_window import Window, choose, read_window
 from harness.store import RunDir, Store

@@ -13,7 +13,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.history_writer import NEMESIS, HistoryError, read_history
+from checker.faults import NEMESIS
+from harness.history_writer import HistoryError, read_history
 from harness.report.grid import LatencyGrid
 from harness.report.witness import Neighbours, Witness
 

@@ -1,0 +1,70 @@
+"""Faults out of the nemesis's events: paired by id, proven only by a proof, whatever a damaged history holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checker.faults import faults_of, is_proven
+
+PROOF = {"proven": True, "detail": "seen"}
+
+
+def event(f: str, kind: str, time_ns: int, value: Any) -> dict[str, Any]:
+    return {"process": "nemesis", "type": kind, "f": f, "time": time_ns, "value": value}
+
+
+def test_overlapping_faults_are_paired_by_their_ids() -> None:
+    told = {"nemesis": "kill", "variant": "sigkill@n1", "hosts": ["n1"]}
+    found = faults_of([
+        event("inject", "invoke", 1, {"id": "f1", **told}),
+        {"process": 0, "type": "invoke", "f": "read", "time": 2, "value": {"id": "f1"}},
+        event("inject", "invoke", 3, {"id": "f2", **told}),
+        event("inject", "info", 4, {"id": "f1", **told, "proof": PROOF}),
+        event("inject", "info", 5, {"id": "f2", **told, "proof": {"proven": False}}),
+        event("heal", "invoke", 6, {"id": "f1", **told}),
+        event("heal", "info", 7, {"id": "f1", **told, "proof": PROOF}),
+    ])  # fmt: skip
+    assert found == [
+        {"id": "f1", **told, "start_ns": 1, "end_ns": 7, "proven": True, "healed": True, "proof": PROOF,
+         "heal_proof": PROOF},
+        {"id": "f2", **told, "start_ns": 3, "end_ns": None, "proven": False, "healed": False,
+         "proof": {"proven": False}, "heal_proof": None},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("proof", [None, True, "proven", [], {}, {"proven": "no"}, {"proven": 1}, {"proven": False}])
+def test_what_is_no_proof_proves_nothing(proof: Any) -> None:
+    assert not is_proven(proof)
+    [fault] = faults_of([event("inject", "info", 1, {"id": "f1", "proof": proof})])
+    assert fault["proven"] is False and fault["healed"] is False
+
+
+def test_a_fault_cannot_say_itself_that_it_is_proven() -> None:
+    [fault] = faults_of([event("inject", "invoke", 5, {"id": "f1", "proven": True, "healed": True, "start_ns": 0})])
+    assert fault["proven"] is False and fault["healed"] is False and fault["start_ns"] == 5
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["id", "proof", "proven", "x"]), inner),
+    max_leaves=8,
+)
+
+
+@given(
+    st.lists(
+        st.builds(
+            event, st.sampled_from(["inject", "heal", "?"]), st.sampled_from(["invoke", "info"]), st.integers(), JSON
+        )
+    )
+)
+def test_nothing_that_a_history_holds_makes_it_raise(events: list[dict[str, Any]]) -> None:
+    found = faults_of(events)
+    values = [e["value"] for e in events if isinstance(e["value"], dict)]
+    assert len(found) == len({str(value["id"]) for value in values if "id" in value})
+    for fault in found:
+        assert fault["proven"] is is_proven(fault["proof"]) and fault["healed"] is is_proven(fault["heal_proof"])
