@@ -78,7 +78,7 @@ def _member_problem(found: Any, name: str, declared: Any) -> str | None:
         return None if is_declared else f"lacks {name}"
     function = _function_of(declared)
     if function is None:
-        return _data_problem(name, plain, declared)
+        return _data_problem(name, plain if inspect.isclass(found) else getattr(found, name), declared)
     return _method_problem(found, name, plain, declared, function)
 
 

@@ -24,7 +24,12 @@ def list_command(arguments: argparse.Namespace) -> int:
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
         for name, found in registry.survey(kind).items():
-            for index, line in enumerate(_lines(kind, found)):
+            try:
+                lines = list(_lines(kind, found))
+            except Exception as error:  # what somebody else's plug-in has in the place of variants or settings
+                title = f"{registry.KINDS[kind]} {name!r}"
+                lines = [f"broken: {title} cannot be described: {type(error).__name__}: {error}"]
+            for index, line in enumerate(lines):
                 table.add_row("" if index else name, escape(line))
         console.print(table)
         console.print()

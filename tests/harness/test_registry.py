@@ -189,3 +189,29 @@ def test_a_system_must_have_the_whole_of_an_ability(install: Install) -> None:
         "operation_missing is a NoneType and no method (Operated)",
         "stored_files takes () where it is given (settings) (StoresFiles)",
     ]
+
+
+def test_a_plug_in_that_cannot_be_described_does_not_end_the_list(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(
+        """
+        from harness.systems.broker import BrokerSystem
+        from nemesis.process import Kill
+        class Words(BrokerSystem):
+            name = "words"
+            settings = ("speed",)
+        class Absent(Kill):
+            @property
+            def variants(self):
+                raise KeyError("none today")
+        ABSENT = Absent()
+        """,
+        "systems=words:Words",
+        "nemeses=absent:ABSENT",
+    )
+    assert cli.main(["list"]) == 0
+    listed = " ".join(capsys.readouterr().out.split())
+    assert "words broken: system 'words' cannot be described: AttributeError: " in listed
+    assert "absent broken: nemesis 'absent' (plug_in_" in listed and "KeyError: 'none today'" in listed
+    assert "partition " in listed and "sim " in listed
