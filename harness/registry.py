@@ -124,7 +124,8 @@ def _contract(kind: str) -> tuple[type, Sequence[type], Sequence[str] | None]:
     if kind == "systems":
         from harness.systems.base import Operated, StoresFiles, System, TellsTime
 
-        return System, (Operated, StoresFiles, TellsTime), ("cluster", "settings", "keys", "log_dir", "operation_timeout_s")
+        made_with = ("cluster", "settings", "keys", "log_dir", "operation_timeout_s")
+        return System, (Operated, StoresFiles, TellsTime), made_with
     from harness.clusters.abilities import LiveLogs, NamesLinkMechanism, OwnWorld, TakesOptions, Traced
     from harness.clusters.base import Cluster, HoldsFiles, SeesReplicas
 
