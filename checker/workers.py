@@ -78,8 +78,13 @@ def _map(
     """Fill in the answers to the items at those places; the places whose process was killed, which have none."""
     lost = []
     with worker_pool(min(processes, len(places))) as pool:
-        place_of = {pool.submit(function, items[place]): place for place in places}
+        place_of: dict[concurrent.futures.Future[Answer], int] = {}
         try:
+            for place in places:
+                try:
+                    place_of[pool.submit(function, items[place])] = place
+                except BrokenProcessPool:  # a process was killed before all items were handed out
+                    lost.append(place)
             for future in place_of if until is None else concurrent.futures.as_completed(place_of):
                 place = place_of[future]
                 try:

@@ -20,7 +20,8 @@ _LIMO_VALUES = rf"{_LIMO_VALUE}(?:\s*,\s*{_LIMO_VALUE})*"
 _LIMO_OBJECT = re.compile(r"#\s*@object\s+(?:atomic-)?([\w-]+)\s*$")
 _LIMO_CALL = re.compile(rf"\[(\d+)\]\s+call\s+(\w+)(?:\s*\(\s*({_LIMO_VALUES})?\s*\)|\s+({_LIMO_VALUES}))?$")
 _LIMO_RETURN = re.compile(rf"\[(\d+)\]\s+return(?:\s+({_LIMO_VALUES}))?$")
-_LIMO_EVENT = re.compile(r"\[\d+\]\s+(call|return)")
+#: In a comment of such a trace: an event of its own, or one of another format that `#` begins as well.
+_LIMO_EVENT = re.compile(r"\[\d+\]\s+(call|return)|:type\s+:(invoke|ok|fail|info)\b|\"type\"\s*:")
 #: What the histories of containers call their methods, by the names that the models know.
 _LIMO_METHODS = {"enq": "enqueue", "deq": "dequeue", "rem": "remove"}
 #: The same where the object is a container; of a map or a register these would be other things.
