@@ -10,7 +10,16 @@ from harness.nursery import restart_with_nursery
 
 ONLY_BY_NAME = frozenset(
     (
-        *("catch_up", "checker_oracle", "crash_loop", "fault_trials", "fuzz_broker", "fuzz_dledger", "guarantees"),
+        *(
+            "catch_up",
+            "checker_mutants",
+            "checker_oracle",
+            "crash_loop",
+            "fault_trials",
+            "fuzz_broker",
+            "fuzz_dledger",
+            "guarantees",
+        ),
         *("mutants", "power_cuts", "real_runs", "seeds", "spark"),
     )
 )
