@@ -35,6 +35,9 @@ MEMORY_LIMIT_BYTES = 4 << 30
 PATIENCE = 10
 """Times the processor seconds that a test took without a mutant, and `LEAST_CPU_S` beside: then it counts as hung."""
 
+WATCHED_CPU_S = 1.0
+"""Of every test; by then it has called nearly all that it calls, and being watched makes it several times as slow."""
+
 LEAST_CPU_S = 5
 LEAST_WALL_S = 120
 FAILED, HUNG, PASSED = "failed", "hung", "passed"
@@ -116,13 +119,17 @@ class Runner:
         def watch(frame: types.FrameType, event: str, argument: object) -> None:
             code = frame.f_code
             seen.setdefault(id(code), code)
+            if time.process_time() > until_s:
+                sys.settrace(None)
 
         touched: dict[str, list[str]] = {}
         cpu_s: dict[str, float] = {}
         failed: list[str] = []
+        until_s = 0.0
         for item, following in zip(items, [*items[1:], None], strict=True):
             seen.clear()
             began_s = time.process_time()
+            until_s = began_s + WATCHED_CPU_S
             threading.settrace(watch)
             sys.settrace(watch)
             reports = runtestprotocol(item, log=False, nextitem=following)

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 __all__ = ["ONCE_ALIVE", "Mutation", "everything_of", "mutations_of", "once_alive", "sample"]
@@ -291,4 +292,4 @@ def sample(sources: dict[str, str], wanted: int, seed: int) -> Iterator[Mutation
     quotas = _quotas([len(each) for each in everything.values()], wanted)
     for (file, found), quota in zip(everything.items(), quotas, strict=True):
         random.Random(f"{seed} {file}").shuffle(found)
-        yield from [each for each in found if _compiles(each, sources[file])][:quota]
+        yield from islice((each for each in found if _compiles(each, sources[file])), quota)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from checker import CASRegister, FIFOQueue, Model, Register, Verdict, check, check_sessions
+from checker import CASRegister, FIFOQueue, KeyValue, Model, Register, Verdict, check, check_sessions
 from checker.testing.definitions.objects import make_object
 from checker.testing.definitions.orders import is_linearizable, pair
 
@@ -101,6 +101,42 @@ THREE_CRASHED = [*crashed(0, "write", 1), *crashed(1, "cas", [1, 2]), *crashed(2
         ),
         pytest.param(
             CASRegister, {"initial": 0, "none_is_any": True}, done(0, "read", None, None), True, id="null too"
+        ),
+        pytest.param(
+            KeyValue,
+            {},
+            [(0, "invoke", "append", "ab"), (1, "invoke", "put", "a"), *done(2, "get", None, "aab")],
+            True,
+            id="one state by either of two crashed operations or both, and only both explain what was read",
+        ),
+        pytest.param(
+            CASRegister,
+            {"initial": 5},
+            [
+                *crashed(0, "write", 1),
+                *crashed(1, "write", 2),
+                *crashed(2, "cas", [2, 1]),
+                *crashed(3, "cas", [5, 1]),
+                *done(4, "read", None, 1),
+                *(line for _ in range(2) for line in (*done(4, "write", 0, 0), *done(4, "read", None, 1))),
+            ],
+            True,
+            id="one state in three ways by crashed operations, and only the last leaves those that are needed later",
+        ),
+        pytest.param(
+            CASRegister,
+            {"initial": 5},
+            [
+                *crashed(0, "write", 1),
+                *crashed(1, "write", 2),
+                *crashed(2, "cas", [2, 1]),
+                *crashed(3, "cas", [5, 1]),
+                *done(4, "write", 0, 0),
+                *done(4, "read", None, 1),
+                *(line for _ in range(2) for line in (*done(4, "write", 0, 0), *done(4, "read", None, 1))),
+            ],
+            False,
+            id="the same where the last way is closed",
         ),
     ],
 )
