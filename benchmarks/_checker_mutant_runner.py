@@ -1,11 +1,11 @@
 """A plugin of pytest that collects the tests once and runs those that concern a mutant in a process of its own.
 
-It runs in a copy of the tree. Without ``touched`` in its orders it runs every test and writes down which functions of
-``checker`` each one calls, and how long it takes; with it, mutant after mutant: the changed file is written into the
-copy, a child is forked off the collected session, the changed functions get their new code there, and the tests that
-call them run, quickest first, until one fails. What has no function to give new code to (constants, classes) is tried
-by a pytest started anew. Orders come as a JSON file named by SPLITBRAIN_MUTANT_ORDERS, results go to the descriptor
-named in it, a line of JSON each.
+It runs in a copy of the tree. Without ``touched`` in its orders it runs every test that is not ``known`` and tells
+which functions of ``checker`` each one calls, and how long it takes. With it, it writes one changed file after the
+other into the copy and forks a child off the collected session; there the changed functions get their new code, and the
+tests that call them run, quickest first, until one fails. What has no function to give new code to (constants, classes)
+is tried by a pytest started anew. Orders come as a JSON file named by SPLITBRAIN_MUTANT_ORDERS, results go to the
+descriptor named in it, a line of JSON each.
 """
 
 from __future__ import annotations
@@ -86,6 +86,10 @@ def changes(mutation: Mutation, path: Path) -> list[tuple[types.CodeType, types.
     return list(changed_codes(old, compile(mutation.applied(source), str(path), "exec", dont_inherit=True)))
 
 
+QUICK_CPU_S = 0.5
+"""What tests may take, while watched, of a quick run."""
+
+
 class Runner:
     """What runs instead of pytest's own loop."""
 
@@ -102,7 +106,8 @@ class Runner:
             raise session.Interrupted("tests could not be collected")
         items = {item.nodeid: item for item in session.items}
         if "touched" not in self.orders:
-            self._report(self._watched(list(items.values())))
+            known = set(self.orders["known"])
+            self._report(self._watched([item for name, item in items.items() if name not in known]))
             return True
         self.touched, self.cpu_s = self.orders["touched"], self.orders["cpu_s"]
         self.fork_all([Mutation(**each) for each in self.orders["mutations"]], items)
@@ -162,6 +167,8 @@ class Runner:
                 changed = None
                 wanted = {name for names in self.touched.values() for name in names if name.startswith(mutation.file)}
             tests = [name for name, names in self.touched.items() if name in items and not wanted.isdisjoint(names)]
+            if self.orders["quick"]:
+                tests = [name for name in tests if self.cpu_s[name] <= QUICK_CPU_S]
             tests.sort(key=self.cpu_s.__getitem__)
             path.write_text(mutation.applied(source), encoding="utf-8")
             try:

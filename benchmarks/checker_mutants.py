@@ -7,7 +7,8 @@ Mistakes are comparisons that are another, numbers off by one, conditions that a
 `checker/testing`, chosen by the seed, with one of every file at least, and those that once lived (`ONCE_ALIVE`).
 Each is made in a copy of the tree, never in the checkout, and tried by those tests of the checker that call the
 changed function, the quickest first, until one fails; a test that takes ten times its processor time counts as
-failed. Which test calls what is found by running all of them once (`--touched` keeps that).
+failed. Which test calls what is found by running all of them once (`--touched` keeps that). `--quick`, and then
+`--again` for what lived, takes less time in all.
 
 Ends with status 1 when a mutant lives that benchmarks/checker_mutants_equivalent.toml does not list with a reason.
 Results are kept in docs/checker-mutants.json; the table is written from those that fit the present code.
@@ -16,6 +17,7 @@ Results are kept in docs/checker-mutants.json; the table is written from those t
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -102,16 +104,24 @@ def run_copy(orders: dict[str, Any], heard: Callable[[dict[str, Any]], None]) ->
 
 
 def what_tests_call(kept: Path | None) -> dict[str, Any]:
-    """Which functions each test calls and its seconds, from `kept` if that is there. Raises :class:`BadRun`."""
+    """Which functions each test calls and its seconds; what `kept` says of the same checker is taken from there, and
+    only tests that it does not know are run. Raises :class:`BadRun`.
+    """
+    digest = hashlib.sha256("".join(sources().values()).encode()).hexdigest()
+    known: dict[str, Any] = {}
     if kept is not None and kept.exists():
-        return dict(json.loads(kept.read_text(encoding="utf-8")))
+        known = json.loads(kept.read_text(encoding="utf-8"))
+    if known.get("digest") != digest:
+        known = {"digest": digest, "touched": {}, "cpu_s": {}}
     found: dict[str, Any] = {}
-    run_copy({}, found.update)
+    run_copy({"known": list(known["touched"])}, found.update)
     if found["failed"]:
         raise BadRun(f"without any mutant these fail: {', '.join(found['failed'])}")
+    for name in ("touched", "cpu_s"):
+        known[name] |= found[name]
     if kept is not None:
-        kept.write_text(json.dumps(found), encoding="utf-8")
-    return found
+        kept.write_text(json.dumps(known), encoding="utf-8")
+    return known
 
 
 def keep(results: dict[str, Any]) -> None:
@@ -120,8 +130,12 @@ def keep(results: dict[str, Any]) -> None:
     RESULTS.write_text(text + "\n", encoding="utf-8")
 
 
-def try_all(mutations: Sequence[Mutation], calls: dict[str, Any], jobs: int, results: dict[str, Any]) -> None:
-    """Try mutants in `jobs` copies at a time; `results` by key grow, and are kept, one by one."""
+def try_all(
+    mutations: Sequence[Mutation], calls: dict[str, Any], results: dict[str, Any], *, jobs: int, quick: bool
+) -> None:
+    """Try mutants in `jobs` copies at a time, by quick tests alone or by all; `results` by key grow, and are kept, one
+    by one.
+    """
     lock = threading.Lock()
     lines = {each.key: f"{each.file}:{each.line} {each.function}: {each.change}" for each in mutations}
     bad: list[BadRun] = []
@@ -135,7 +149,7 @@ def try_all(mutations: Sequence[Mutation], calls: dict[str, Any], jobs: int, res
 
     def work(share: Sequence[Mutation]) -> None:
         try:
-            run_copy({**calls, "mutations": [each.as_json() for each in share]}, heard)
+            run_copy({**calls, "quick": quick, "mutations": [each.as_json() for each in share]}, heard)
         except BadRun as error:
             bad.append(error)
 
@@ -205,6 +219,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="chooses the mutants")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time, each in a copy of the tree")
     parser.add_argument("--touched", type=Path, metavar="FILE", help="keep here, or take from here, what tests call")
+    parser.add_argument("--quick", action="store_true", help="leave out tests of more than half a second")
     parser.add_argument("--again", action="store_true", help="only those kept as alive, on the present tests")
     parser.add_argument("--table-only", action="store_true", help="write the page from the kept results")
     options = parser.parse_args()
@@ -223,7 +238,8 @@ def main() -> int:
             chosen = [*once_alive(sources()), *sample(sources(), options.count, options.seed)]
         chosen = [each for each in chosen if not options.files or each.file in options.files]
         try:
-            try_all(chosen, what_tests_call(options.touched), options.jobs, results)
+            calls = what_tests_call(options.touched)
+            try_all(chosen, calls, results, jobs=options.jobs, quick=options.quick)
         except BadRun as error:
             print(f"checker_mutants: {error}", file=sys.stderr)
             return 254

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-from checker import CASRegister, FIFOQueue, KeyValue, Model, Register, Verdict, check, check_sessions
+from checker import (
+    CASRegister,
+    FIFOQueue,
+    FormatError,
+    History,
+    KeyValue,
+    Model,
+    Register,
+    Verdict,
+    check,
+    check_delay,
+    check_sessions,
+)
+from checker.cli import main
+from checker.codecs import read
+from checker.drawing import svg
 from checker.testing.definitions.objects import make_object
 from checker.testing.definitions.orders import is_linearizable, pair
 
@@ -170,3 +188,61 @@ def test_a_history_that_a_mutant_got_wrong(
 def test_a_session_that_a_mutant_got_wrong(lines: list[tuple[Any, ...]], kinds: list[str]) -> None:
     counts = check_sessions(told(*lines)).stats["counts"]
     assert [kind for kind, count in counts.items() if count] == kinds
+
+
+def read_text(path: Path, text: str) -> History:
+    path.write_text(text, encoding="utf-8")
+    return read(str(path))
+
+
+def test_an_array_with_something_that_is_no_event_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"array\.json"):
+        read_text(tmp_path / "array.json", '[{"type": "invoke", "f": "read", "value": null},\n5]')
+
+
+def test_an_array_names_the_line_of_a_bad_event(tmp_path: Path) -> None:
+    good = '{"process": 0, "type": "invoke", "f": "read", "value": null}'
+    with pytest.raises(FormatError) as caught:
+        read_text(tmp_path / "array.json", f"[\n{good},\n\n{good.replace('invoke', 'finish')}\n]")
+    assert caught.value.line == 4
+
+
+def test_how_late_a_message_was_is_told() -> None:
+    message = {"message": "m", "delay_ms": 100}
+    events = told(
+        (0, "invoke", "send", message), (0, "ok", "send", message), (1, "invoke", "receive", None),
+        (1, "ok", "receive", ["m"]),
+    )  # fmt: skip
+    times_ms = (0, 1, 2, 5000)
+    timed = [{**event, "time": at_ms * 1_000_000} for event, at_ms in zip(events, times_ms, strict=True)]
+    assert "4899.0 ms late" in check_delay(timed).reason
+
+
+def test_all_that_is_drawn_is_inside_of_the_drawing() -> None:
+    events = told(*done(0, "write", 1, 1), *done(1, "write", 2, 2), *done(2, "read", None, 1))
+    witness = check(events, Register()).witness
+    assert witness is not None
+    root = ElementTree.fromstring(svg(witness))
+    height, width = float(root.attrib["height"]), float(root.attrib["width"])
+    drawn = [each for each in root.iter() if each.tag.rpartition("}")[2] in ("rect", "line", "text")]
+    assert drawn
+    for each in drawn:
+        place = {name: float(each.attrib[name]) for name in each.attrib if name in ("x", "x2", "y", "y1", "y2")}
+        bottom = max(place.get("y", 0) + float(each.get("height", 0)), place.get("y2", 0))
+        assert 0 <= bottom <= height
+        assert 0 <= max(place.get("x", 0), place.get("x2", 0)) <= width
+
+
+def test_a_witness_without_a_sentence_of_its_engine_has_no_blank_in_front() -> None:
+    events = told(*done(0, "write", 1, 1), *done(0, "cas", [1, 2], [1, 2]), *done(0, "read", None, 1))
+    witness = check(events, CASRegister()).witness
+    assert witness is not None
+    assert witness.text == witness.text.strip()
+
+
+def test_ids_may_come_from_an_operation_of_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ids.jsonl"
+    lines = [json.dumps(event) for event in told(*done(0, "mint", None, 7), *done(1, "mint", None, 8))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert main(["--model", "unique-ids", str(path)]) == 0
+    assert "2" in capsys.readouterr().out
