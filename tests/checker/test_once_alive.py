@@ -17,6 +17,7 @@ from checker import (
     KeyValue,
     Model,
     Register,
+    UnorderedQueue,
     Verdict,
     check,
     check_delay,
@@ -119,6 +120,30 @@ THREE_CRASHED = [*crashed(0, "write", 1), *crashed(1, "cas", [1, 2]), *crashed(2
         ),
         pytest.param(
             CASRegister, {"initial": 0, "none_is_any": True}, done(0, "read", None, None), True, id="null too"
+        ),
+        pytest.param(
+            UnorderedQueue,
+            {},
+            [
+                *done(0, "enqueue", 1, 1),
+                (1, "invoke", "dequeue", None),
+                (2, "invoke", "dequeue", None),
+                (1, "ok", "dequeue", None),
+            ],
+            True,
+            id="a crashed dequeue began right before another found nothing",
+        ),
+        pytest.param(
+            UnorderedQueue,
+            {},
+            [
+                *crashed(2, "dequeue", None),
+                *done(0, "enqueue", 1, 1),
+                *done(1, "dequeue", None, None),
+                *done(1, "dequeue", None, 1),
+            ],
+            False,
+            id="a crashed dequeue does not explain that nothing was found where somebody took the value later",
         ),
         pytest.param(
             KeyValue,
@@ -246,3 +271,25 @@ def test_ids_may_come_from_an_operation_of_any_name(tmp_path: Path, capsys: pyte
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert main(["--model", "unique-ids", str(path)]) == 0
     assert "2" in capsys.readouterr().out
+
+
+def test_keys_are_checked_up_to_the_first_invalid_one_and_no_less() -> None:
+    good, bad = done(0, "write", 1, 1), done(0, "read", None, 9)
+    events = [
+        {**event, "key": key}
+        for key, lines in (("a", good), ("b", bad), ("c", good), ("d", bad))
+        for event in told(*lines)
+    ]
+    result = check(events, Register(), first=True)
+    assert result.verdict is Verdict.INVALID
+    assert result.stats["ended_at_first"]
+    whole = check(events, Register())
+    assert whole.verdict is Verdict.INVALID
+    assert "ended_at_first" not in whole.stats
+    assert "first found" not in whole.reason
+
+
+def test_a_witness_names_the_state_that_it_starts_from() -> None:
+    witness = check(told(*done(0, "get", None, "y")), KeyValue()).witness
+    assert witness is not None
+    assert "starting from" in witness.text
