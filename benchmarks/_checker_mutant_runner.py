@@ -167,6 +167,7 @@ class Runner:
                 changed = None
                 wanted = {name for names in self.touched.values() for name in names if name.startswith(mutation.file)}
             tests = [name for name, names in self.touched.items() if name in items and not wanted.isdisjoint(names)]
+            tests = [name for name in tests if name not in self.orders["left_out"]]
             if self.orders["quick"]:
                 tests = [name for name in tests if self.cpu_s[name] <= QUICK_CPU_S]
             tests.sort(key=self.cpu_s.__getitem__)

@@ -8,7 +8,7 @@ Mistakes are comparisons that are another, numbers off by one, conditions that a
 Each is made in a copy of the tree, never in the checkout, and tried by those tests of the checker that call the
 changed function, the quickest first, until one fails; a test that takes ten times its processor time counts as
 failed. Which test calls what is found by running all of them once (`--touched` keeps that). `--quick`, and then
-`--again` for what lived, takes less time in all.
+`--again` for what lived, by the tests that were left out or are new, takes less time in all.
 
 Ends with status 1 when a mutant lives that benchmarks/checker_mutants_equivalent.toml does not list with a reason.
 Results are kept in docs/checker-mutants.json; the table is written from those that fit the present code.
@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._checker_mutant_runner import PASSED, arguments
+from benchmarks._checker_mutant_runner import PASSED, QUICK_CPU_S, arguments
 from benchmarks._checker_mutations import Mutation, everything_of, once_alive, sample
 
 __all__ = ["main", "sources", "table"]
@@ -220,7 +220,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time, each in a copy of the tree")
     parser.add_argument("--touched", type=Path, metavar="FILE", help="keep here, or take from here, what tests call")
     parser.add_argument("--quick", action="store_true", help="leave out tests of more than half a second")
-    parser.add_argument("--again", action="store_true", help="only those kept as alive, on the present tests")
+    parser.add_argument("--again", action="store_true", help="only those kept as alive")
     parser.add_argument("--table-only", action="store_true", help="write the page from the kept results")
     options = parser.parse_args()
     if options.count < 1 or options.jobs < 1:
@@ -239,7 +239,11 @@ def main() -> int:
         chosen = [each for each in chosen if not options.files or each.file in options.files]
         try:
             calls = what_tests_call(options.touched)
+            calls["left_out"] = calls.get("tried", []) if options.again else []
             try_all(chosen, calls, results, jobs=options.jobs, quick=options.quick)
+            if options.touched is not None and options.quick:
+                tried = [name for name, cpu_s in calls["cpu_s"].items() if cpu_s <= QUICK_CPU_S]
+                options.touched.write_text(json.dumps({**calls, "tried": tried}), encoding="utf-8")
         except BadRun as error:
             print(f"checker_mutants: {error}", file=sys.stderr)
             return 254

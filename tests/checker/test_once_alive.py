@@ -11,21 +11,28 @@ import pytest
 
 from checker import (
     CASRegister,
+    FetchAndAdd,
     FIFOQueue,
     FormatError,
     History,
     KeyValue,
+    Log,
     Model,
+    MultiRegister,
     Register,
     UnorderedQueue,
     Verdict,
     check,
     check_delay,
+    check_exclusion,
+    check_log,
     check_sessions,
 )
 from checker.cli import main
 from checker.codecs import read
 from checker.drawing import svg
+from checker.models.registry import parse_model
+from checker.online import OnlineLog, OnlineRegister, OnlineVersionedRegister
 from checker.testing.definitions.objects import make_object
 from checker.testing.definitions.orders import is_linearizable, pair
 
@@ -145,6 +152,17 @@ THREE_CRASHED = [*crashed(0, "write", 1), *crashed(1, "cas", [1, 2]), *crashed(2
             False,
             id="a crashed dequeue does not explain that nothing was found where somebody took the value later",
         ),
+        pytest.param(
+            MultiRegister,
+            {},
+            [
+                *done(0, "txn", [["write", "x", 1]], [["write", "x", 1]]),
+                *done(0, "txn", [["read", "x", None]], [["read", "y", 1]]),
+            ],
+            False,
+            id="an answer for another register",
+        ),
+        pytest.param(Log, {}, done(0, "append", 5, [-1, 5]), False, id="an offset below the first"),
         pytest.param(
             KeyValue,
             {},
@@ -293,3 +311,67 @@ def test_a_witness_names_the_state_that_it_starts_from() -> None:
     witness = check(told(*done(0, "get", None, "y")), KeyValue()).witness
     assert witness is not None
     assert "starting from" in witness.text
+
+
+def test_a_session_is_held_to_the_newest_version_that_it_saw() -> None:
+    reads = [line for version in (10, 20, 15, 17) for line in done(0, "read", None, [version, "v"])]
+    assert check_sessions(told(*reads)).stats["counts"]["monotonic-reads"] == 2
+
+
+def test_what_is_added_without_a_number_is_one() -> None:
+    lines = [*done(0, "add", None, 0), *done(0, "add", None, 1), *done(0, "read", None, 2)]
+    assert check(told(*lines), FetchAndAdd()).verdict is Verdict.VALID
+
+
+def test_what_a_wrong_answer_is_called() -> None:
+    witness = check(told(*done(0, "read", None, 5)), FetchAndAdd()).witness
+    assert witness is not None
+    assert "read() -> 5" in witness.text
+    witness = check(told(*done(0, "add", 2, 5)), FetchAndAdd()).witness
+    assert witness is not None
+    assert "add(2) -> 5" in witness.text
+
+
+def test_options_of_a_model_are_cut_at_commas_outside_of_brackets_and_quotes() -> None:
+    assert parse_model("register:initial=0,none_is_any=false") == Register(initial=0, none_is_any=False)
+    assert parse_model('register:initial="a,b",none_is_any=true') == Register(initial="a,b", none_is_any=True)
+
+
+def test_versions_come_after_the_first_one() -> None:
+    online = OnlineVersionedRegister(initial=0, initial_version=3)
+    invoked, answered = told(*done(0, "write", 7, 3))
+    assert online.feed(invoked) is None
+    sentence = online.feed(answered)
+    assert sentence is not None and "version 3" in sentence
+
+
+def first_alarm(online: Any, events: list[Event]) -> int | None:
+    """The number of the first event, from 1, at which an online checker speaks."""
+    return next((number for number, event in enumerate(events, 1) if online.feed(event) is not None), None)
+
+
+def test_a_write_that_failed_after_it_was_read_is_told_at_once() -> None:
+    events = told((0, "invoke", "write", 7), *done(1, "read", None, 7), (0, "fail", "write", 7))
+    assert first_alarm(OnlineRegister(), events) == 4
+    assert first_alarm(OnlineRegister(), [event for event in events if event["process"] == 0]) is None
+
+
+def test_messages_beyond_the_tail_are_told_at_once() -> None:
+    view = {"offset": 0, "messages": [5], "tail": 0}
+    events = told((0, "invoke", "append", 5), *done(1, "read", {"offset": 0}, view))
+    assert first_alarm(OnlineLog(), events) == 3
+
+
+def test_more_messages_than_there_can_be_are_told_at_once() -> None:
+    events = told((0, "invoke", "append", 5), *done(1, "tail", None, 1), *done(1, "tail", None, 2))
+    assert first_alarm(OnlineLog(), events) == 5
+
+
+def test_holds_of_a_lock_are_counted() -> None:
+    events = told(*done(0, "acquire", None, None), *done(0, "release", None, None), *done(1, "acquire", None, None))
+    assert check_exclusion(events).reason.startswith("2 holds")
+
+
+def test_without_anything_acknowledged_a_log_has_lost_nothing() -> None:
+    assert check_log(told(*crashed(0, "append", 5))).verdict is Verdict.VALID
+    assert check_log(told(*done(0, "append", 5, [0, 5]))).verdict is Verdict.UNKNOWN
