@@ -20,6 +20,7 @@ import threading
 import time
 import types
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ WATCHED_CPU_S = 1.0
 LEAST_CPU_S = 5
 LEAST_WALL_S = 120
 FAILED, HUNG, PASSED = "failed", "hung", "passed"
-EXIT_OF_ANEW = {0: PASSED}
 
 
 class NeedsNewProcess(Exception):
@@ -131,7 +131,7 @@ class Runner:
         cpu_s: dict[str, float] = {}
         failed: list[str] = []
         until_s = 0.0
-        for item, following in zip(items, [*items[1:], None], strict=True):
+        for item, following in zip_longest(items, items[1:]):
             seen.clear()
             began_s = time.process_time()
             until_s = began_s + WATCHED_CPU_S
@@ -167,10 +167,12 @@ class Runner:
                 changed = None
                 wanted = {name for names in self.touched.values() for name in names if name.startswith(mutation.file)}
             tests = [name for name, names in self.touched.items() if name in items and not wanted.isdisjoint(names)]
+            if changed is None and not tests:
+                tests = list(items)  # a file without functions of its own: whatever uses it
             tests = [name for name in tests if name not in self.orders["left_out"]]
             if self.orders["quick"]:
                 tests = [name for name in tests if self.cpu_s[name] <= QUICK_CPU_S]
-            tests.sort(key=self.cpu_s.__getitem__)
+            tests.sort(key=lambda name: self.cpu_s.get(name, 0.0))
             path.write_text(mutation.applied(source), encoding="utf-8")
             try:
                 status, by = self._fork([items[name] for name in tests], changed, functions)
@@ -201,8 +203,12 @@ class Runner:
             os.killpg(child, signal.SIGKILL)
         except ProcessLookupError:
             pass  # nothing outlived it
+        if status == 0:
+            return PASSED, ""
+        if not lines[1:]:
+            raise RuntimeError(f"a child ended with {status} before its first test")
         if os.WIFEXITED(status):
-            return (PASSED, "") if os.WEXITSTATUS(status) == 0 else (FAILED, lines[-2] if lines[1:] else "")
+            return FAILED, lines[-2]
         return HUNG if os.WTERMSIG(status) in (signal.SIGPROF, signal.SIGALRM) else FAILED, lines[-2]
 
     def _be_the_child(
@@ -232,7 +238,7 @@ class Runner:
             os._exit(status)
 
     def _fails(self, items: Sequence[pytest.Item], told: int) -> bool:
-        for item, following in zip(items, [*items[1:], None], strict=True):
+        for item, following in zip_longest(items, items[1:]):
             os.write(told, f"{item.nodeid}\n".encode())
             cpu_s = self.cpu_s.get(item.nodeid, 0.0)
             signal.setitimer(signal.ITIMER_PROF, LEAST_CPU_S + PATIENCE * cpu_s)

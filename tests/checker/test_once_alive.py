@@ -375,3 +375,14 @@ def test_holds_of_a_lock_are_counted() -> None:
 def test_without_anything_acknowledged_a_log_has_lost_nothing() -> None:
     assert check_log(told(*crashed(0, "append", 5))).verdict is Verdict.VALID
     assert check_log(told(*done(0, "append", 5, [0, 5]))).verdict is Verdict.UNKNOWN
+
+
+def test_one_step_of_models_where_no_engine_asks_for_it() -> None:
+    assert FetchAndAdd().step(3, "add", None, 3) == 4
+    assert FetchAndAdd().step(3, "add", 2, 3) == 5
+
+
+def test_offsets_and_tails_may_be_floats_that_are_whole() -> None:
+    lines = [*done(0, "append", 5, [0.0, 5]), *done(0, "tail", None, 1.0), *done(1, "append", 6, [1.0, 6])]
+    view = {"offset": 0.0, "messages": [5, 6], "tail": 2.0}
+    assert check_log(told(*lines, *done(1, "read", {"offset": 0}, view))).verdict is Verdict.VALID
