@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -119,7 +120,7 @@ class _Finder(ast.NodeVisitor):
         return self._at(node.lineno, node.col_offset), self._at(node.end_lineno, node.end_col_offset)
 
     def _add(self, start: int, end: int, after: str) -> None:
-        line = self.source.count("\n", 0, start) + 1
+        line = bisect_right(self._starts, start)
         self.found.append((".".join(self._functions) or "(module)", line, start, end, after))
 
     def _replace(self, node: ast.expr | ast.stmt, after: str) -> None:

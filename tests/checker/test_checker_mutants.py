@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks._checker_mutant_runner import NeedsNewProcess, changed_codes
-from benchmarks._checker_mutations import ONCE_ALIVE, everything_of, mutations_of, once_alive, sample
+from benchmarks._checker_mutations import ONCE_ALIVE, Mutation, everything_of, mutations_of, once_alive, sample
 from benchmarks.checker_mutants import equivalent, sources, table
 
 SOURCE = '''\
@@ -103,15 +103,19 @@ def test_those_that_once_lived_can_still_be_made() -> None:
         compile(each.applied(sources()[each.file]), each.file, "exec")
 
 
-def test_what_is_listed_as_equivalent_is_there_with_a_reason() -> None:
-    keys = {each.key for each in everything_of(sources())}
+@pytest.fixture(scope="module")
+def everything() -> list[Mutation]:
+    return everything_of(sources())
+
+
+def test_what_is_listed_as_equivalent_is_there_with_a_reason(everything: list[Mutation]) -> None:
+    keys = {each.key for each in everything}
     for key, reason in equivalent().items():
         assert key in keys, f"{key} is no mutation of the present code: strike it off the list"
         assert reason.endswith("."), key
 
 
-def test_the_page_counts_what_lives() -> None:
-    everything = everything_of(sources())
+def test_the_page_counts_what_lives(everything: list[Mutation]) -> None:
     killed, excused, alive = everything[0], everything[1], everything[2]
     results = {
         killed.key: {"status": "failed"},

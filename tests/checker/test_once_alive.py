@@ -30,6 +30,8 @@ from checker import (
 )
 from checker.cli import main
 from checker.codecs import read
+from checker.codecs.edn import _balanced
+from checker.codecs.source import FileEvents
 from checker.drawing import svg
 from checker.models.registry import parse_model
 from checker.online import OnlineLog, OnlineRegister, OnlineVersionedRegister
@@ -386,3 +388,18 @@ def test_offsets_and_tails_may_be_floats_that_are_whole() -> None:
     lines = [*done(0, "append", 5, [0.0, 5]), *done(0, "tail", None, 1.0), *done(1, "append", 6, [1.0, 6])]
     view = {"offset": 0.0, "messages": [5, 6], "tail": 2.0}
     assert check_log(told(*lines, *done(1, "read", {"offset": 0}, view))).verdict is Verdict.VALID
+
+
+def test_what_is_no_event_is_refused_after_events_without_a_process_too() -> None:
+    file = FileEvents("array.json")
+    file.feed_alone([{"type": "invoke", "f": "txn", "value": []}], [1])
+    with pytest.raises(FormatError):
+        file.feed_alone([5], [2])
+
+
+@pytest.mark.parametrize(
+    ("text", "balanced"),
+    [("{:a 1", False), ("{:a [1 2", False), ("{:a [1 2]}", True), ("#{1 2", False), ("#{1 (2)}", True), ("1}", False)],
+)
+def test_forms_that_span_lines_end_where_what_was_opened_is_closed(text: str, balanced: bool) -> None:
+    assert _balanced(text) is balanced
