@@ -143,6 +143,7 @@ def try_all(
     def heard(result: dict[str, Any]) -> None:
         with lock:
             key = result.pop("key")
+            result["quick"] = quick and results.get(key, {}).get("quick", True)
             results[key] = result
             keep(results)
             print(f"{result['status']:7} {lines[key]}  [{result['by']}] {result['wall_s']} s", flush=True)
@@ -173,6 +174,7 @@ def table(results: dict[str, Any], reasons: dict[str, str]) -> str:
     alive = [each for each, result in tried if result["status"] == PASSED]
     unexcused = [each for each in alive if each.key not in reasons]
     excused = [each for each in alive if each.key in reasons]
+    hasty = [each for each in unexcused if results[each.key].get("quick", True)]
     lines = [
         "# Mutants of the checker",
         "",
@@ -187,6 +189,7 @@ def table(results: dict[str, Any], reasons: dict[str, str]) -> str:
         "",
         f"Of {len(everything_of(sources())):,} mistakes that it can make, {len(tried)} were tried: "
         f"{len(tried) - len(alive)} killed, {len(excused)} equivalent, {len(unexcused)} alive.",
+        f"{len(hasty)} of those alive were tried only by tests that take no more than half a second while watched.",
         "",
         "| file | tried | killed | equivalent | alive |",
         "|---|---|---|---|---|",

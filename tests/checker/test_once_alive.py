@@ -33,6 +33,7 @@ from checker.codecs import read
 from checker.codecs.edn import _balanced
 from checker.codecs.source import FileEvents
 from checker.drawing import svg
+from checker.linearizability import engine
 from checker.models.registry import parse_model
 from checker.online import OnlineLog, OnlineRegister, OnlineVersionedRegister
 from checker.testing.definitions.objects import make_object
@@ -403,3 +404,16 @@ def test_what_is_no_event_is_refused_after_events_without_a_process_too() -> Non
 )
 def test_forms_that_span_lines_end_where_what_was_opened_is_closed(text: str, balanced: bool) -> None:
     assert _balanced(text) is balanced
+
+
+def test_what_was_not_decided_is_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two writes of one value leave key b to the search, which ends before it begins; key a needs none.
+    monkeypatch.setattr(engine, "_search_in_rounds", lambda *_, **__: None)
+    keyed = {
+        "a": [*done(0, "write", 1, 1), *done(0, "read", None, 1)],
+        "b": [*done(0, "write", 1, 1), *done(0, "write", 2, 2), *done(0, "write", 1, 1), *done(0, "read", None, 1)],
+    }
+    events = [{**event, "key": key} for key, lines in keyed.items() for event in told(*lines)]
+    for first in (False, True):
+        result = check(events, Register(), first=first, timeout_s=0.1)
+        assert result.verdict is Verdict.UNKNOWN
