@@ -235,8 +235,10 @@ def test_ctrl_c_heals_and_gives_a_verdict(running: subprocess.Popen[str], tmp_pa
     running.send_signal(signal.SIGINT)
     output, errors = running.communicate(timeout=60)
     results = json.loads(output)
-    assert running.returncode == 0, errors
-    assert results["valid"] is True and "SIGINT" in results["interrupted"]
+    assert running.returncode == 2, errors
+    assert results["valid"] == "unknown" and "SIGINT" in results["interrupted"]
+    assert "interrupted: SIGINT" in results["reason"]
+    assert all(check["valid"] is True for check in results["checks"].values())
     assert all(fault["healed"] for fault in results["faults"])
 
 
