@@ -183,8 +183,8 @@ def _print(job: _Job, outcome: _Outcome, as_json: bool) -> _Outcome:
     """Print what became of a file; a bad one has its line on stderr.  Returns what was printed."""
     if outcome.result is not None:
         try:
-            told = outcome.result.to_json() if as_json else {}
-            text = json.dumps({"file": job.path, "exit_status": outcome.exit_status, **told})
+            fields = outcome.result.to_json() if as_json else {}
+            text = json.dumps({"file": job.path, "exit_status": outcome.exit_status, **fields})
             print(text if as_json else _in_words(job, outcome.result))
             return outcome
         except RecursionError:

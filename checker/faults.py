@@ -23,7 +23,7 @@ _FOUND: Mapping[str, Any] = {
     "proof": None,
     "heal_proof": None,
 }
-"""What is found out about a fault and not told by it, before anything is."""
+"""What is found out about a fault, before anything is; the rest is recorded in its events."""
 
 
 def is_proven(proof: Any) -> bool:
@@ -44,9 +44,9 @@ class FaultPairing:
         """The next event: its type, function, time and value."""
         if not isinstance(value, Mapping) or "id" not in value:
             return
-        told = {name: item for name, item in value.items() if name not in _FOUND}
-        fault = self._faults.setdefault(str(value["id"]), {**told, **_FOUND})
-        fault.update(told)
+        recorded = {name: item for name, item in value.items() if name not in _FOUND}
+        fault = self._faults.setdefault(str(value["id"]), {**recorded, **_FOUND})
+        fault.update(recorded)
         proof = value.get("proof")
         if f == "inject" and kind == "invoke":
             fault["start_ns"] = time_ns
@@ -56,7 +56,7 @@ class FaultPairing:
             fault["end_ns"], fault["heal_proof"], fault["healed"] = time_ns, proof, is_proven(proof)
 
     def faults(self) -> list[dict[str, Any]]:
-        """The faults in order of their first events: what was told of each, the last word counting, with `start_ns` and
+        """The faults in order of their first events: what was recorded of each (the last value counts), with `start_ns`,
         `end_ns` (None where it never began, or was never healed), `proof`, `proven`, `heal_proof` and `healed`."""
         return list(self._faults.values())
 

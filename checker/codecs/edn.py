@@ -228,7 +228,7 @@ class _Shape:
 class _Reader:
     """Hands the events of a text to a file's, a batch of lines at a time.
 
-    Lines like one before, and flat one-line maps, take shorter ways; forms that span lines are gathered until they
+    Lines like one before, and flat one-line maps, take shorter ways; forms that span lines are collected until they
     are whole.
     """
 
