@@ -56,8 +56,8 @@ class FaultPairing:
             fault["end_ns"], fault["heal_proof"], fault["healed"] = time_ns, proof, is_proven(proof)
 
     def faults(self) -> list[dict[str, Any]]:
-        """The faults in order of their first events: what was recorded of each (the last value counts), with `start_ns`,
-        `end_ns` (None where it never began, or was never healed), `proof`, `proven`, `heal_proof` and `healed`."""
+        """The faults in order of their first events: what was recorded of each (the last value counts), with `start_ns`
+        and `end_ns` (None where it never began, or was never healed), `proof`, `proven`, `heal_proof`, `healed`."""
         return list(self._faults.values())
 
 
