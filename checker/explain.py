@@ -20,11 +20,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from checker.history import FAIL, INFO, NEVER, OK, History, freeze
 from checker.linearizability.budget import Budget
 from checker.linearizability.general import Search
+from checker.linearizability.key_outcome import KeyOutcome
 from checker.linearizability.outcome import NotApplicable
 from checker.linearizability.problem import expected_bytes
 from checker.models.base import UNKNOWN, Model
@@ -32,9 +33,6 @@ from checker.models.collections import FIFOQueue, PriorityQueue, Stack, Unordere
 from checker.models.registers import CASRegister, Mutex, Register, is_refused
 from checker.verdict import Edge, Witness
 from checker.words import named, named_row, short
-
-if TYPE_CHECKING:
-    from checker.linearizability.engine import KeyOutcome
 
 __all__ = ["contradicts_itself", "explain"]
 

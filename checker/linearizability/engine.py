@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from checker.explain import contradicts_itself
@@ -15,6 +14,7 @@ from checker.linearizability.counter import check_counter_bounds
 from checker.linearizability.decompose import decompose
 from checker.linearizability.fifo import check_fifo
 from checker.linearizability.general import WEIGHT_PER_LOOK, Search
+from checker.linearizability.key_outcome import KeyOutcome, Special
 from checker.linearizability.log import check_log_order
 from checker.linearizability.numbered import check_fetch_and_add, check_grow_only_set, check_versions
 from checker.linearizability.outcome import NotApplicable, Violation
@@ -50,33 +50,9 @@ STEPS_BETWEEN_CHECKS = 1 << 12
 LINEAR_BYTES_PER_OPERATION: dict[type[Model], int] = {Register: 150, Log: 200, FIFOQueue: 320, UnorderedQueue: 320}
 OTHER_LINEAR_BYTES = 600
 
-Special = Callable[[History, Sequence[int], Any], "Violation | None"]
-
 
 class Unhashable(Exception):
     """Values are lists or maps: freeze the history and ask again."""
-
-
-@dataclass(kw_only=True, slots=True)
-class KeyOutcome:
-    """What was found for one key."""
-
-    key: Any
-    rows: Sequence[int]
-    verdict: Verdict
-    engine: str
-    skipped: dict[str, str] = field(default_factory=dict)
-    violation: Violation | None = None
-    search: Search | None = None
-    expected_bytes: int = 0
-    """What preparing all of the search would take at most."""
-    special: Special | None = None
-    reached: int | None = None
-    """The row that the search could not pass when it was looked at last."""
-    tried: int | None = None
-    """The same, when it was asked whether what led up to it contradicts itself."""
-    reason: str = ""
-    steps: int = 0
 
 
 #: The near-linear engine of each model.  A subclass of a model may step differently, so only exact types count.

@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from node.client.errors import BrokerRefused, ClientError
 from node.client.messages import MessageQueue, ReceivedMessage
 from node.client.results import MASTER_ID, PullResult, PullStatus
+from node.client.session import Session
 from node.client.subscriptions import Subscription
 
-if TYPE_CHECKING:
-    from node.client.consumer import GroupConsumer
-
-__all__ = ["OffsetTracker", "QueueReader"]
+__all__ = ["OffsetTracker", "QueueReader", "ReadingConsumer"]
 
 logger = logging.getLogger("node.client")
 
@@ -66,10 +64,36 @@ class OffsetTracker:
         self.open_bytes -= self._open.pop(offset, 0)
 
 
+class ReadingConsumer(Protocol):
+    """The consumer that a queue is read for."""
+
+    session: Session
+
+    @property
+    def group(self) -> str: ...
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of messages that were read and are not dealt with."""
+        ...
+
+    async def may_read(self, reader: QueueReader) -> bool:
+        """Whether the queue may be read now. Raises ClientError."""
+        ...
+
+    async def first_offset(self, queue: MessageQueue) -> int:
+        """Where to begin. Raises ClientError or OSError."""
+        ...
+
+    async def take(self, reader: QueueReader, messages: list[ReceivedMessage]) -> None:
+        """Messages have arrived."""
+        ...
+
+
 class QueueReader:
     """Reads `queue` for `consumer` until it is stopped."""
 
-    def __init__(self, consumer: GroupConsumer, queue: MessageQueue, subscription: Subscription) -> None:
+    def __init__(self, consumer: ReadingConsumer, queue: MessageQueue, subscription: Subscription) -> None:
         self.queue = queue
         self.subscription = subscription
         self.tracker: OffsetTracker | None = None

@@ -5,13 +5,12 @@ from __future__ import annotations
 from node.remoting.client import RemotingClient
 from node.remoting.codec import FrameParser, decode, encode
 from node.remoting.codes import LanguageCode, RequestCode, ResponseCode
-from node.remoting.command import Command, FieldValue
-from node.remoting.connection import Connection
+from node.remoting.command import Command, FieldValue, FrameError
+from node.remoting.connection import BatchProcessor, Connection, Processor
 from node.remoting.deferred_reply import DeferredReply
 from node.remoting.errors import (
     ConnectFailed,
     ConnectionLost,
-    FrameError,
     PeerOverloaded,
     RemotingError,
     RequestError,
@@ -19,7 +18,6 @@ from node.remoting.errors import (
 )
 from node.remoting.header_template import HeaderTemplate, TemplateRequest, VariableFields
 from node.remoting.limits import ClientLimits, ServerLimits
-from node.remoting.processing import BatchProcessor, Processor
 from node.remoting.reply_template import ReplyTemplate
 from node.remoting.server import RemotingServer
 from node.remoting.signature import Credentials

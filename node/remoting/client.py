@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from node.remoting.command import FLAG_ONEWAY, Command
-from node.remoting.connection import Connection
-from node.remoting.endpoint import Endpoint, tls_options
+from node.remoting.connection import Connection, Endpoint, tls_options
 from node.remoting.errors import ConnectFailed, RemotingError
 from node.remoting.limits import ClientLimits
 from node.remoting.outstanding import OutcomeCallback

@@ -17,8 +17,7 @@ from struct import Struct
 from typing import Any, Final
 
 from node.remoting.codes import PROTOCOL_VERSION, LanguageCode
-from node.remoting.command import Command
-from node.remoting.errors import FrameError
+from node.remoting.command import Command, FrameError
 from node.remoting.header_template import HeaderTemplate, TemplateRequest, VariableFields, make_template
 
 __all__ = ["MAX_FRAME_BYTES", "MAX_HEADER_BYTES", "FrameParser", "decode", "encode"]

@@ -7,14 +7,14 @@ that many requests share a connection and may be answered in any order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, overload
 
 from node.remoting.codes import PROTOCOL_VERSION, LanguageCode, ResponseCode
-from node.remoting.errors import RequestError
+from node.remoting.errors import RemotingError, RequestError
 
-__all__ = ["FLAG_ONEWAY", "FLAG_RESPONSE", "Command", "FieldValue", "Serializer"]
+__all__ = ["FLAG_ONEWAY", "FLAG_RESPONSE", "Command", "FieldValue", "FrameError", "Serializer"]
 
 Serializer = Literal["json", "binary"]
 FieldValue = str | int | bool
@@ -142,3 +142,17 @@ class Command:
         if lowered in _FALSE:
             return False
         raise RequestError(ResponseCode.SYSTEM_ERROR, f"the field {name} is no truth value: {value[:40]!r}")
+
+
+class FrameError(RemotingError):
+    """Bytes that are no frame of this protocol, or a command that does not fit into one.
+
+    Raised by the parser, `commands` holds the commands that were complete before the bad bytes. Raised
+    when encoding, nothing was sent, hence definite.
+    """
+
+    is_definite = True
+
+    def __init__(self, message: str, commands: Sequence[Command] = ()) -> None:
+        super().__init__(message)
+        self.commands: list[Command] = list(commands)

@@ -1,4 +1,5 @@
-"""One connection of the remoting protocol, the same on the listening and the dialling side.
+"""One connection of the remoting protocol, the same on the listening and the dialling side, and what all connections
+of one side share.
 
 Requests that arrive go to the endpoint's processors; replies that arrive go to whoever sent the request with
 that opaque. A processor that answers at once costs no task, nor does one that returns a DeferredReply; one that returns
@@ -13,27 +14,35 @@ read.
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from node.remoting.accounting import ByteAccount
 from node.remoting.codec import FrameParser, encode
 from node.remoting.codes import ResponseCode
-from node.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, Command
+from node.remoting.command import FLAG_ONEWAY, FLAG_RESPONSE, Command, FrameError
+from node.remoting.complaints import Complaints
 from node.remoting.deferred_reply import DeferredReply
-from node.remoting.errors import ConnectionLost, FrameError, PeerOverloaded
-from node.remoting.frame_watch import FrameWatch
-from node.remoting.header_template import TemplateRequest
+from node.remoting.errors import ConnectionLost, PeerOverloaded
+from node.remoting.header_template import TemplateRequest, VariableFields
+from node.remoting.limits import ConnectionLimits
 from node.remoting.outstanding import OutcomeCallback, Outstanding, settle
 from node.remoting.processing import Reply, failure_reply, size_of
 
-if TYPE_CHECKING:
-    from node.remoting.endpoint import Endpoint
-
-__all__ = ["Connection"]
+__all__ = ["BatchProcessor", "Connection", "Endpoint", "Guard", "Processor", "tls_options"]
 
 _PAUSED_BY_REQUESTS, _PAUSED_BY_WRITES, _PAUSED_BY_TURN = 1, 2, 4
+
+Processor = Callable[[Command, "Connection"], Reply | Awaitable[Reply]]
+Guard = Callable[[Command, "Connection"], None]
+"""Raises a RequestError where a request may not be processed."""
+BatchProcessor = Callable[[Sequence[Command], "Connection"], DeferredReply | None]
+"""Processes the first ones of some requests together, those in the reply's `requests`; None where even the first one is
+to be processed alone."""
 
 
 class Connection(asyncio.Protocol):
@@ -65,7 +74,7 @@ class Connection(asyncio.Protocol):
         self.last_activity_s = self.loop.time()
         """Loop time of the last byte received or handed to the transport."""
         self._idle_timer: asyncio.TimerHandle | None = None
-        self._frames = FrameWatch(self, endpoint)
+        self._frames = _FrameWatch(self, endpoint)
         self._stall_timer: asyncio.TimerHandle | None = None
         self._close_callbacks: list[Callable[[Connection], object]] = []
         self._close_reason = ""
@@ -494,3 +503,184 @@ class Connection(asyncio.Protocol):
         self.close()
 
 
+class _FrameWatch:
+    """The unfinished frame of one connection: its account and its timer. A frame that was begun must be complete in
+    time: trickling bytes must not hold memory for ever."""
+
+    __slots__ = ("_connection", "_endpoint", "_started_s", "_timer", "is_unfinished")
+
+    def __init__(self, connection: Connection, endpoint: Endpoint) -> None:
+        self._connection = connection
+        self._endpoint = endpoint
+        self._started_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_unfinished = False
+        """Whether there was an unfinished frame when `look` was last called."""
+
+    def look(self, frame_completed: bool) -> None:
+        """Keep the account and the timer of the unfinished frame after new bytes have come."""
+        connection, endpoint = self._connection, self._endpoint
+        pending_bytes = connection.pending_bytes
+        if frame_completed or not self.is_unfinished:
+            self._started_s = connection.last_activity_s
+        self.is_unfinished = pending_bytes > 0
+        endpoint.unfinished.set(connection, pending_bytes)
+        if endpoint.unfinished.total_bytes > endpoint.limits.max_total_unfinished_bytes:
+            greediest = endpoint.unfinished.greediest()
+            if greediest is not None:
+                greediest.give_up("too many bytes of unfinished frames, most of them here")
+        if connection.is_closing:
+            return
+        if pending_bytes and self._timer is None:
+            self._timer = connection.loop.call_later(endpoint.limits.frame_timeout_s, self._check)
+
+    def begin_again(self) -> None:
+        """Reading goes on after we did not: the time counts from now."""
+        self._started_s = self._connection.loop.time()
+
+    def end(self) -> None:
+        """The connection is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._endpoint.unfinished.set(self._connection, 0)
+
+    def _check(self) -> None:
+        self._timer = None
+        connection, limits = self._connection, self._endpoint.limits
+        pending_bytes = connection.pending_bytes
+        if not pending_bytes or connection.is_closing:
+            return
+        now_s = connection.loop.time()
+        allowed_s = limits.frame_timeout_s + pending_bytes / limits.frame_min_bytes_per_s
+        left_s = self._started_s + allowed_s - now_s
+        if connection.is_paused:  # it is we who do not read
+            left_s = limits.frame_timeout_s
+        if left_s <= 0:
+            connection.give_up(f"a frame was begun {now_s - self._started_s:.1f} s ago and is not complete")
+            return
+        self._timer = connection.loop.call_later(left_s, self._check)
+
+
+def tls_options(context: ssl.SSLContext | None, limits: ConnectionLimits) -> dict[str, Any]:
+    """What the loop's create_server and create_connection are told of TLS: nothing at all where there is none."""
+    if context is None:
+        return {}
+    return {
+        "ssl": context,
+        "ssl_handshake_timeout": limits.tls_handshake_timeout_s,
+        "ssl_shutdown_timeout": limits.close_linger_s,
+    }
+
+
+def _not_supported(command: Command, connection: Connection) -> Command:
+    return command.reply(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not supported here"
+    )
+
+
+class Endpoint:
+    """Holds what connections share. Connections report to it; subclasses decide what becomes of them."""
+
+    stops_reading_when_unread = False
+    """Whether a peer that does not take what is sent to it is not read either. A server must: each request read
+    makes another reply. A client must not: two ends that both wait for the other to read wait for ever."""
+
+    def __init__(self, limits: ConnectionLimits, name: str) -> None:
+        self.limits = limits
+        self.processors: dict[int, Processor] = {}
+        self.default_processor: Processor = _not_supported
+        self.batch_processors: dict[int, BatchProcessor] = {}
+        self.variable_fields: dict[int, VariableFields] = {}
+        self.guard: Guard | None = None
+        self.complaints = Complaints(
+            logging.getLogger(f"node.remoting.{name}"), lambda: asyncio.get_running_loop().time()
+        )
+        self.unfinished: ByteAccount[Connection] = ByteAccount()
+        self.held: ByteAccount[Connection] = ByteAccount()
+        self.unsent: ByteAccount[Connection] = ByteAccount()
+        self.running_bytes = 0
+        self._tasks: dict[asyncio.Future[Reply], None] = {}
+        self.waiting_for_room: dict[Connection, None] = {}
+        self._to_flush: list[Connection] = []
+
+    def register(self, code: int, processor: Processor) -> None:
+        """Answer requests of `code` with `processor`; a later registration replaces an earlier one."""
+        self.processors[int(code)] = processor
+
+    def register_default(self, processor: Processor) -> None:
+        """Answer requests of every other code with `processor` instead of REQUEST_CODE_NOT_SUPPORTED."""
+        self.default_processor = processor
+
+    def register_template(
+        self, code: int, variable: VariableFields, batch_processor: BatchProcessor | None = None
+    ) -> None:
+        """Read requests of `code` by a template of their headers, and let `batch_processor` have those that come
+        together before `processor` sees one of them; not where there is a guard, which looks at each."""
+        self.variable_fields[int(code)] = variable
+        if batch_processor is not None:
+            self.batch_processors[int(code)] = batch_processor
+
+    def register_guard(self, guard: Guard) -> None:
+        """Let `guard` look at every request before its processor does; what it raises is the answer."""
+        self.guard = guard
+
+    # Called by connections
+
+    def connection_opened(self, connection: Connection) -> None:
+        """A connection is usable from now on."""
+
+    def first_frame(self, connection: Connection) -> None:
+        """A connection has sent its first whole frame."""
+
+    def connection_closed(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self.waiting_for_room.pop(connection, None)
+
+    def flush_soon(self, connection: Connection) -> None:
+        """Hand what `connection` has queued to its transport at the end of this turn of the loop, together with what
+        others have: a message to all peers takes one callback."""
+        if not self._to_flush:
+            connection.loop.call_soon(self._flush)
+        self._to_flush.append(connection)
+
+    def _flush(self) -> None:
+        connections, self._to_flush = self._to_flush, []
+        for connection in connections:
+            try:
+                connection.flush()
+            except Exception as error:
+                self.complaints.warn("flush", f"cannot write to {connection.remote_address}: {error}", error=error)
+
+    def run(self, result: Awaitable[Reply]) -> asyncio.Future[Reply]:
+        """The future of what an asynchronous processor returned. A coroutine becomes a task that is kept until
+        `finished` is called with it, and is cancelled when the endpoint stops; a future belongs to who made it."""
+        future: asyncio.Future[Reply] = asyncio.ensure_future(result)
+        if future is not result:
+            self._tasks[future] = None
+        return future
+
+    def finished(self, future: asyncio.Future[Reply]) -> None:
+        """What `run` returned is done."""
+        self._tasks.pop(future, None)
+
+    def wait_for_room(self, connection: Connection) -> None:
+        """`connection` has requests to run when the bytes being worked on over all connections allow it."""
+        self.waiting_for_room[connection] = None
+
+    def room_made(self) -> None:
+        """A request is done: let connections that wait for room go on, the longest waiting first."""
+        waiting = self.waiting_for_room
+        for _ in range(len(waiting)):
+            if self.running_bytes >= self.limits.max_total_running_bytes:
+                return
+            connection = next(iter(waiting))
+            del waiting[connection]
+            connection.retry_backlog()
+
+    async def cancel_tasks(self) -> None:
+        """Cancel the requests being worked on and wait until they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

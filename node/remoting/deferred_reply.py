@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from node.remoting.command import Command
 
-if TYPE_CHECKING:
-    from node.remoting.connection import Connection
+__all__ = ["DeferredReply", "ReplyWriter"]
 
-__all__ = ["DeferredReply"]
+
+class ReplyWriter(Protocol):
+    """The connection that requests came over, as their reply sees it."""
+
+    def write_reply(self, requests: Sequence[Command], reply: Command | bytes) -> None:
+        """Send a reply."""
+        ...
+
+    def end_deferred(self, deferred: DeferredReply, reply: Command | bytes) -> None:
+        """The requests of a deferred reply are done: send it."""
+        ...
 
 
 class DeferredReply:
@@ -25,7 +34,7 @@ class DeferredReply:
         self.size_bytes = 0
         """What the requests are counted for until the reply is sent."""
         self._observer: Callable[[Command | bytes], None] | None = None
-        self._connection: Connection | None = None
+        self._connection: ReplyWriter | None = None
         self._reply: Command | bytes | None = None
 
     def send(self, reply: Command | bytes) -> None:
@@ -44,7 +53,7 @@ class DeferredReply:
         else:
             self._observer = observer
 
-    def attach(self, connection: Connection, size_bytes: int) -> bool:
+    def attach(self, connection: ReplyWriter, size_bytes: int) -> bool:
         """Called by the connection when the processor has returned, with what the requests are counted for; True when
         the reply was sent before, and is written now."""
         if self._reply is not None:

@@ -6,17 +6,9 @@ socket and not answered is indefinite: it may have happened, or may still happen
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from node.remoting.command import Command
-
 __all__ = [
     "ConnectFailed",
     "ConnectionLost",
-    "FrameError",
     "PeerOverloaded",
     "RemotingError",
     "RequestError",
@@ -48,20 +40,6 @@ class PeerOverloaded(RemotingError):
     """Too much is already under way to this peer; the request was not sent."""
 
     is_definite = True
-
-
-class FrameError(RemotingError):
-    """Bytes that are no frame of this protocol, or a command that does not fit into one.
-
-    Raised by the parser, `commands` holds the commands that were complete before the bad bytes. Raised
-    when encoding, nothing was sent, hence definite.
-    """
-
-    is_definite = True
-
-    def __init__(self, message: str, commands: Sequence[Command] = ()) -> None:
-        super().__init__(message)
-        self.commands: list[Command] = list(commands)
 
 
 class RequestError(Exception):

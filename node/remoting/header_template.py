@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from node.remoting.command import Command
-from node.remoting.errors import FrameError
+from node.remoting.command import Command, FrameError
 
 __all__ = ["HeaderTemplate", "TemplateRequest", "VariableFields", "make_template"]
 

@@ -1,9 +1,6 @@
-"""What processes requests, and what a request costs while it is processed."""
+"""What a processor may return, and what a request costs while it is processed."""
 
 from __future__ import annotations
-
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
 
 from node.remoting.codes import ResponseCode
 from node.remoting.command import Command
@@ -12,10 +9,7 @@ from node.remoting.deferred_reply import DeferredReply
 from node.remoting.errors import RequestError
 from node.remoting.header_template import TemplateRequest
 
-if TYPE_CHECKING:
-    from node.remoting.connection import Connection
-
-__all__ = ["BatchProcessor", "Guard", "Processor", "Reply", "failure_reply", "size_of"]
+__all__ = ["Reply", "failure_reply", "size_of"]
 
 _MAX_REMARK_CHARS = 256
 """Length of the remark made of an exception: enough for its sentence, too little to leak a data dump."""
@@ -24,12 +18,6 @@ _REQUEST_OVERHEAD_BYTES = 512
 """What a request costs beside its text and body: the objects that hold it."""
 
 Reply = Command | DeferredReply | None
-Processor = Callable[[Command, "Connection"], Reply | Awaitable[Reply]]
-Guard = Callable[[Command, "Connection"], None]
-"""Raises a RequestError where a request may not be processed."""
-BatchProcessor = Callable[[Sequence[Command], "Connection"], DeferredReply | None]
-"""Processes the first ones of some requests together, those in the reply's `requests`; None where even the first one is
-to be processed alone."""
 
 
 def size_of(command: Command) -> int:

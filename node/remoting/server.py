@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from node.remoting.connection import Connection
-from node.remoting.endpoint import Endpoint, tls_options
+from node.remoting.connection import Connection, Endpoint, tls_options
 from node.remoting.limits import ServerLimits
 
 __all__ = ["RemotingServer"]

@@ -4,12 +4,12 @@
     errors.py      what goes wrong with a simulation itself
     lane.py        what one simulated process schedules; held back while paused, dropped when dead
     loop.py        the event loop: virtual time, no threads, no sockets, an order that the seed decides
-    primitives.py  its handles, futures and tasks
+    primitives.py  its timers, futures and tasks
     refusals.py    what it does not have
     network.py     hosts joined by links, connections between them, cuts and other faults
     link.py        how long a segment takes on the way from one host to another
     wire.py        one direction of a connection: order, retransmission, window
-    transport.py, server.py, dial.py    what programs see of connections
+    transport.py, server.py    what programs see of connections
     disk.py        the files of a host, the time they take, and what a power cut leaves of them
     inode.py       a file's content in the page cache, and what of it is durable
     process_disk.py    the disk as one process holds it

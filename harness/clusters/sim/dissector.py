@@ -23,8 +23,7 @@ from node.dledger.messages import (
 from node.dledger.rpc import DLedgerCode, DLedgerRequestCode
 from node.remoting.codec import FrameParser
 from node.remoting.codes import RequestCode, ResponseCode
-from node.remoting.command import Command
-from node.remoting.errors import FrameError
+from node.remoting.command import Command, FrameError
 
 __all__ = ["Dissector", "Rpc"]
 

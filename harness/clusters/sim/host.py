@@ -57,7 +57,7 @@ class Incarnation(Lane):
         """Start the program's coroutine in this lane."""
         context = copy_context()
         context.run(LANE.set, self)
-        self._main = self._loop.create_task(program(self), name=self.name, context=context)
+        self._main = self.host.loop.create_task(program(self), name=self.name, context=context)
         self._main.add_done_callback(self._main_done, context=context)
 
     def _main_done(self, task: asyncio.Task[Any]) -> None:

@@ -7,15 +7,37 @@ dead one drops them (a killed process): its tasks never run again.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextvars import Context, ContextVar
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from harness.clusters.sim.loop import SimLoop
-    from harness.clusters.sim.primitives import SimHandle
+__all__ = ["LANE", "Lane", "LaneLoop", "SimHandle"]
 
-__all__ = ["LANE", "Lane"]
+
+class SimHandle(asyncio.Handle):
+    """A callback that is ready to run, filled by the loop. Leaves out what asyncio keeps for its debug mode."""
+
+    __slots__ = ()
+    _callback: Callable[..., object]
+    _context: Context
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]  # as asyncio does: lets the objects go
+
+    def __repr__(self) -> str:
+        return f"<SimHandle {'cancelled' if self._cancelled else repr(self._callback)}>"
+
+
+class LaneLoop(Protocol):
+    """What a lane asks of its loop."""
+
+    def next_lane_number(self) -> int: ...
+    def list_lane(self, lane: Lane) -> None: ...
+    def unlist(self, lane: Lane) -> None: ...
+    def bury(self, lane: Lane) -> None: ...
 
 
 class Lane:
@@ -24,7 +46,7 @@ class Lane:
 
     __slots__ = ("__dict__", "_loop", "address", "is_dead", "is_paused", "listed", "name", "number", "queue")
 
-    def __init__(self, loop: SimLoop, name: str, address: str = "") -> None:
+    def __init__(self, loop: LaneLoop, name: str, address: str = "") -> None:
         self._loop = loop
         self.name = name
         self.address = address

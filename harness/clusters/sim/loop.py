@@ -24,19 +24,16 @@ from asyncio import events
 from collections.abc import AsyncGenerator, Callable
 from contextvars import Context, copy_context
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVarTuple
+from typing import Any, NoReturn, Protocol, TypeVarTuple
 
 from harness.clusters.sim.errors import Deadlock, NotSimulated, Runaway
-from harness.clusters.sim.lane import LANE, Lane
-from harness.clusters.sim.primitives import SimFuture, SimHandle, SimTask, SimTimerHandle
+from harness.clusters.sim.lane import LANE, Lane, SimHandle
+from harness.clusters.sim.primitives import SimFuture, SimTask, SimTimerHandle
 from harness.clusters.sim.refusals import RefusingLoop
 from harness.clusters.sim.timetable import Timetable
 from harness.seeded import seeded
 
-if TYPE_CHECKING:
-    from harness.clusters.sim.network import SimNetwork
-
-__all__ = ["MAX_STEPS_AT_ONE_INSTANT", "START_S", "SimLoop"]
+__all__ = ["MAX_STEPS_AT_ONE_INSTANT", "START_S", "LoopNetwork", "SimLoop"]
 
 START_S = 1_000.0
 """Loop time at the start. Not 0: code that takes 0.0 for "never" must be found out."""
@@ -49,6 +46,22 @@ _new_handle = SimHandle.__new__
 _Ts = TypeVarTuple("_Ts")
 
 logger = logging.getLogger("asyncio")
+
+
+class LoopNetwork(Protocol):
+    """What programs use of the network by way of their loop."""
+
+    def listen(
+        self, factory: Callable[[], asyncio.BaseProtocol], address: Any, port: Any, **options: Any
+    ) -> asyncio.AbstractServer:
+        """Listen for the current process. Raises OSError: address in use or not this host's."""
+        ...
+
+    async def connect(
+        self, factory: Callable[[], asyncio.BaseProtocol], address: Any, port: Any, **options: Any
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Connect the current process. Raises OSError: refused, timed out, no such host."""
+        ...
 
 
 class SimLoop(Timetable, RefusingLoop):
@@ -64,7 +77,7 @@ class SimLoop(Timetable, RefusingLoop):
         Timetable.__init__(self)
         self.seed = seed
         self.shuffle = shuffle
-        self.network: SimNetwork | None = None
+        self.network: LoopNetwork | None = None
         self.steps = 0
         """Callbacks and events run so far."""
         self._salt = seeded(f"{seed}/loop").getrandbits(64)
@@ -475,7 +488,7 @@ class SimLoop(Timetable, RefusingLoop):
 
     # The network
 
-    def _network(self) -> SimNetwork:
+    def _network(self) -> LoopNetwork:
         if self.network is None:
             raise NotSimulated("this simulated loop has no network: give it one (SimNetwork(loop))")
         return self.network

@@ -10,22 +10,19 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from harness.clusters.sim.dial import Dial
 from harness.clusters.sim.errors import NotSimulated
 from harness.clusters.sim.lane import Lane
 from harness.clusters.sim.link import LatencyModel, SimLink
+from harness.clusters.sim.loop import SimLoop
 from harness.clusters.sim.server import SimServer
 from harness.clusters.sim.transport import SimTransport
-from harness.clusters.sim.wire import Mark, Wire
+from harness.clusters.sim.wire import Mark, Wire, WireEnd
 from harness.seeded import seeded
 from nemesis.target import PROBE_ATTEMPTS, Grudge, Link, LinkShape, ProbeResult, links_of
 
-if TYPE_CHECKING:
-    from harness.clusters.sim.loop import SimLoop
-
-__all__ = ["NetworkHost", "SimNetwork", "TraceEvent"]
+__all__ = ["SYN_ATTEMPTS", "Dial", "NetworkHost", "SimNetwork", "TraceEvent"]
 
 LOOPBACK = LatencyModel(minimum_s=10e-6, mean_extra_s=10e-6, slow_ratio=0.0)
 """Within one host."""
@@ -36,6 +33,9 @@ DEFAULT_BACKLOG = 100
 
 NO_ROUTE_S = 3.1
 """Until the kernel gives up asking for the owner of an address that nobody has (Linux: three ARP requests)."""
+
+SYN_ATTEMPTS = 7
+"""SYNs sent, 1, 2, 4, ... seconds apart, before connecting times out after 127 s (Linux: tcp_syn_retries = 6)."""
 
 _HARMLESS_OPTIONS = frozenset(
     ("family", "proto", "flags", "reuse_address", "keep_alive", "happy_eyeballs_delay", "interleave", "all_errors")
@@ -130,14 +130,14 @@ class SimNetwork:
         self,
         kind: str,
         link: SimLink,
-        transport: SimTransport | None,
+        end: WireEnd | None,
         size_bytes: int,
         number: int = 0,
         content: bytes = b"",
     ) -> None:
         """Tell the trace, if there is one. `number` and `content` are those of a connection's segment."""
         if self.trace is not None:
-            connection = transport.number if transport is not None else 0
+            connection = end.number if end is not None else 0
             self.trace(
                 TraceEvent(
                     self.loop.time(), kind, link.source, link.destination, connection, size_bytes, number, content
@@ -351,6 +351,87 @@ class SimNetwork:
             except TimeoutError:
                 pass
         return [_probe_result(link, started_s, arrived_s.get(link), timeout_s) for link in links]
+
+
+class Dial:
+    """One attempt of a process to connect: the dialling side of a handshake, SYN and SYN-ACK, with the retries of both.
+
+    `established` becomes the connected transport, or fails with OSError.
+    """
+
+    def __init__(
+        self, network: SimNetwork, lane: Lane, source: NetworkHost, destination: NetworkHost, port: int
+    ) -> None:
+        self._network = network
+        self._loop = network.loop
+        self._lane = lane
+        self._source = source
+        self._destination = destination
+        self._port = port
+        self._out = network.link(source.name, destination.name)
+        self._back = network.link(destination.name, source.name)
+        self._attempts = 0
+        self._is_over = False
+        self._source_power = source.power_cycles
+        self.established: asyncio.Future[SimTransport] = self._loop.create_future()
+        self._send_syn()
+
+    def cancel(self) -> None:
+        """Nobody waits for the result any more."""
+        self._is_over = True
+        future = self.established
+        if future.done() and not future.cancelled() and future.exception() is None:
+            future.result().close_socket()
+
+    def _is_pointless(self) -> bool:
+        return self._is_over or self._lane.is_dead or self._source.power_cycles != self._source_power
+
+    def _fail(self, error: OSError) -> None:
+        self._is_over = True
+        if not self.established.done():
+            self.established.set_exception(error)
+            self.established.exception()  # who waits may be killed before it hears of this: nobody forgot it
+
+    def _send_syn(self) -> None:
+        if self._is_pointless():
+            return
+        if self._attempts == SYN_ATTEMPTS:
+            self._fail(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+            return
+        now = self._loop.time()
+        if self._network.trace is not None:
+            self._network.note("syn", self._out, None, 0)
+        if not self._out.loses():
+            self._loop.event_at(self._out.arrival_s(now, 0), self._syn_arrives)
+        self._loop.event_at(now + 2**self._attempts, self._send_syn)
+        self._attempts += 1
+
+    def _syn_arrives(self) -> None:
+        if self._out.cut_by or not self._destination.has_power or self._is_over:
+            return
+        server = self._destination.listeners.get(self._port)
+        if server is not None and not server.has_room:
+            return  # as kernels do: the SYN is dropped and will be tried again
+        if self._back.loses():
+            return
+        answer = self._refused if server is None else self._syn_ack_arrives
+        self._loop.event_at(self._back.arrival_s(self._loop.time(), 0), answer)
+
+    def _refused(self) -> None:
+        if self._is_pointless() or self._back.cut_by:
+            return
+        if self._network.trace is not None:
+            self._network.note("refused", self._back, None, 0)
+        self._fail(ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)))
+
+    def _syn_ack_arrives(self) -> None:
+        if self._is_pointless() or self._back.cut_by or self.established.done():
+            return
+        server = self._destination.listeners.get(self._port)
+        if server is None:
+            return  # it closed meanwhile; the next SYN is refused
+        self._is_over = True
+        self.established.set_result(self._network.establish(self._lane, self._source, self._destination, server))
 
 
 def _probe_result(link: Link, started_s: float, arrived_s: float | None, timeout_s: float) -> ProbeResult:

@@ -1,4 +1,4 @@
-"""Handles, futures and tasks of the simulated loop.
+"""Timers, futures and tasks of the simulated loop.
 
 `asyncio.Task` and `asyncio.Future` hash by address, so a set of them iterates in an order that differs from
 process to process, also inside asyncio (TaskGroup cancels its children in set order). Tasks and futures of this
@@ -11,35 +11,28 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.clusters.sim.finalizers import without_finalizer
 from harness.clusters.sim.lane import LANE, Lane
 
 if TYPE_CHECKING:
     from asyncio import Future, Task
-
-    from harness.clusters.sim.loop import SimLoop
 else:
     Future = without_finalizer(asyncio.Future, object)
     Task = without_finalizer(asyncio.Task, Future)
 
-__all__ = ["SimFuture", "SimHandle", "SimTask", "SimTimerHandle"]
+__all__ = ["CountingLoop", "SimFuture", "SimTask", "SimTimerHandle"]
 
 
-class SimHandle(asyncio.Handle):
-    """A callback that is ready to run, filled by the loop. Leaves out what asyncio keeps for its debug mode."""
+class CountingLoop(Protocol):
+    """What timers, futures and tasks ask of their loop."""
 
-    __slots__ = ()
-    _callback: Callable[..., object]
-    _context: Context
+    root: Lane
+    future_count: int
+    task_count: int
 
-    def cancel(self) -> None:
-        self._cancelled = True
-        self._callback = self._args = None  # type: ignore[assignment]  # as asyncio does: lets the objects go
-
-    def __repr__(self) -> str:
-        return f"<SimHandle {'cancelled' if self._cancelled else repr(self._callback)}>"
+    def timer_cancelled(self) -> None: ...
 
 
 class SimTimerHandle(asyncio.TimerHandle):
@@ -48,7 +41,7 @@ class SimTimerHandle(asyncio.TimerHandle):
     __slots__ = ()
 
     def __init__(
-        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], loop: SimLoop, context: Context
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], loop: CountingLoop, context: Context
     ) -> None:
         self._when = when
         self._callback = callback
@@ -83,7 +76,7 @@ class SimFuture(Future[Any]):
         try:
             return self.number
         except AttributeError:
-            loop: SimLoop = self.get_loop()  # type: ignore[assignment]
+            loop: CountingLoop = self.get_loop()  # type: ignore[assignment]
             number = self.number = loop.future_count = loop.future_count + 1
             return number
 
@@ -93,10 +86,12 @@ class SimTask(Task[Any]):
 
     __slots__ = ("lane", "number")
 
-    def __init__(self, coro: Coroutine[Any, Any, Any], *, loop: SimLoop, name: str | None, context: Context) -> None:
+    def __init__(
+        self, coro: Coroutine[Any, Any, Any], *, loop: CountingLoop, name: str | None, context: Context
+    ) -> None:
         number = self.number = loop.task_count = loop.task_count + 1
         self.lane: Lane = context.get(LANE) or loop.root
-        super().__init__(coro, loop=loop, name=name or str(number), context=context)
+        super().__init__(coro, loop=loop, name=name or str(number), context=context)  # type: ignore[arg-type]
 
     def __hash__(self) -> int:
         return self.number

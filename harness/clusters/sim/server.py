@@ -5,15 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from harness.clusters.sim.lane import Lane
+from harness.clusters.sim.loop import SimLoop
+from harness.clusters.sim.transport import SimTransport
 
-if TYPE_CHECKING:
-    from harness.clusters.sim.network import SimNetwork
-    from harness.clusters.sim.transport import SimTransport
+__all__ = ["ListeningSocket", "ServerNetwork", "SimServer"]
 
-__all__ = ["ListeningSocket", "SimServer"]
+
+class ServerNetwork(Protocol):
+    """What listening sockets ask of their network."""
+
+    loop: SimLoop
+
+    def unlisten(self, server: SimServer) -> None:
+        """A server's port is free again."""
+        ...
 
 
 class ListeningSocket(NamedTuple):
@@ -30,7 +38,7 @@ class SimServer(asyncio.AbstractServer):
 
     def __init__(
         self,
-        network: SimNetwork,
+        network: ServerNetwork,
         lane: Lane,
         factory: Callable[[], asyncio.BaseProtocol],
         address: tuple[str, int],

@@ -11,17 +11,14 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from harness.clusters.sim.errors import NotSimulated
 from harness.clusters.sim.lane import Lane
+from harness.clusters.sim.loop import SimLoop
 from harness.clusters.sim.wire import WINDOW_BYTES, Mark, Segment, Wire
 
-if TYPE_CHECKING:
-    from harness.clusters.sim.network import SimNetwork
-    from harness.clusters.sim.server import SimServer
-
-__all__ = ["SimTransport"]
+__all__ = ["Acceptor", "SimTransport", "TransportNetwork"]
 
 HIGH_WATER_BYTES = 64 * 1024
 """asyncio's default: beyond this the protocol is asked to pause writing."""
@@ -30,12 +27,34 @@ MAX_READ_BYTES = 256 * 1024
 """The most that one `data_received` gets (asyncio's own limit)."""
 
 
+class TransportNetwork(Protocol):
+    """What transports ask of their network."""
+
+    loop: SimLoop
+
+    def forget(self, transport: SimTransport) -> None:
+        """An end of a connection is gone."""
+        ...
+
+
+class Acceptor(Protocol):
+    """The listening socket that a connection came in by."""
+
+    def established(self, transport: SimTransport) -> None:
+        """The handshake is complete."""
+        ...
+
+    def detach(self, transport: SimTransport) -> None:
+        """The connection is gone."""
+        ...
+
+
 class SimTransport(asyncio.Transport):
     """One end of a connection. `out` carries what it sends; `incoming` what it receives."""
 
     def __init__(
         self,
-        network: SimNetwork,
+        network: TransportNetwork,
         lane: Lane,
         number: int,
         local: tuple[str, int],
@@ -48,7 +67,7 @@ class SimTransport(asyncio.Transport):
         self._loop = network.loop
         self.lane = lane
         self.number = number
-        self.server: SimServer | None = None
+        self.server: Acceptor | None = None
         self._out = out
         self._in = incoming
         out.sender = incoming.receiver = self

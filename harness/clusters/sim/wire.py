@@ -18,14 +18,22 @@ from bisect import insort
 from heapq import heappush
 from math import log
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from harness.clusters.sim.link import SimLink
-    from harness.clusters.sim.network import SimNetwork
-    from harness.clusters.sim.transport import SimTransport
+from harness.clusters.sim.link import SimLink
+from harness.clusters.sim.loop import SimLoop
 
-__all__ = ["GIVE_UP_S", "RETRANSMIT_S", "SEGMENT_BYTES", "WINDOW_BYTES", "Mark", "Wire"]
+__all__ = [
+    "GIVE_UP_S",
+    "RETRANSMIT_S",
+    "SEGMENT_BYTES",
+    "WINDOW_BYTES",
+    "Mark",
+    "Segment",
+    "Wire",
+    "WireEnd",
+    "WireNetwork",
+]
 
 SEGMENT_BYTES = 64 * 1024
 """The most that arrives at once; what a program writes in one piece may arrive in several."""
@@ -58,6 +66,45 @@ ACCEPT = Mark.ACCEPT
 Segment = bytes | Mark
 
 
+class WireEnd(Protocol):
+    """One end of a connection, as its wires see it."""
+
+    number: int
+    """Of the connection."""
+    is_gone: bool
+    has_vanished: bool
+    buffered_bytes: int
+
+    def arrived(self, segment: Segment) -> None:
+        """A segment is in this end's kernel."""
+        ...
+
+    def broken(self, error: OSError) -> None:
+        """The connection was reset or has timed out."""
+        ...
+
+    def room_made(self) -> None:
+        """The other end has read."""
+        ...
+
+
+class WireNetwork(Protocol):
+    """What wires ask of their network."""
+
+    loop: SimLoop
+
+    @property
+    def trace(self) -> object:
+        """None where nobody wants to know what happens."""
+        ...
+
+    def note(
+        self, kind: str, link: SimLink, end: WireEnd | None, size_bytes: int, number: int = 0, content: bytes = b""
+    ) -> None:
+        """Tell the trace."""
+        ...
+
+
 class Wire:
     """From `sender` to `receiver` over `link`; acknowledgements and resets come back over `reverse`."""
 
@@ -85,7 +132,7 @@ class Wire:
         "unread_bytes",
     )
 
-    def __init__(self, network: SimNetwork, link: SimLink, reverse: SimLink) -> None:
+    def __init__(self, network: WireNetwork, link: SimLink, reverse: SimLink) -> None:
         self._network = network
         self._loop = network.loop
         self._times, self._due = network.loop.times, network.loop.due
@@ -93,8 +140,8 @@ class Wire:
         self._draw = link.random.random
         self.link = link
         self.reverse = reverse
-        self.sender: SimTransport
-        self.receiver: SimTransport
+        self.sender: WireEnd
+        self.receiver: WireEnd
         self.unread_bytes = 0
         """Sent and not yet known to have been read."""
         self._last_arrival_s = 0.0
