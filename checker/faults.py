@@ -1,7 +1,9 @@
 """From the nemesis's events of a history to its faults: the one pairing that verdicts, reports and Spark's tables use.
 
 A fault has up to four events with the same `id` in their value: `inject` and then `heal` (any other function than
-inject counts as that), each invoked and completed. The proof of a step lies in the value of its completion.
+inject counts as that), each invoked and completed. The proof of a step lies in the value of its completion; what the
+system met while the fault lasted (`met`) in the values of its healing. Histories of earlier versions have no `met`, and
+no word of `exercised` in their proofs: there it cannot be told.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["NEMESIS", "FaultPairing", "faults_of", "is_proven"]
+__all__ = ["NEMESIS", "FaultPairing", "count_unmet", "exercised_by", "faults_of", "is_proven"]
 
 NEMESIS = "nemesis"
 """The process that faults are recorded under."""
@@ -19,8 +21,10 @@ _FOUND: Mapping[str, Any] = {
     "start_ns": None,
     "end_ns": None,
     "proven": False,
+    "exercised": None,
     "healed": False,
     "proof": None,
+    "met": None,
     "heal_proof": None,
 }
 """What is found out about a fault, before anything is; the rest is recorded in its events."""
@@ -29,6 +33,21 @@ _FOUND: Mapping[str, Any] = {
 def is_proven(proof: Any) -> bool:
     """Whether a proof, as a history has it, proves anything; what is no proof does not."""
     return isinstance(proof, Mapping) and proof.get("proven") is True
+
+
+def exercised_by(proof: Any, met: Any = None) -> bool | None:
+    """Whether the system under test met a fault, by its proof and by what was seen of it in the end: True when either
+    says so, otherwise what the later of them says; None where neither can tell."""
+    words = [word.get("exercised") for word in (proof, met) if isinstance(word, Mapping)]
+    told = [word for word in words if isinstance(word, bool)]
+    if True in told:
+        return True
+    return False if words and words[-1] is False else None
+
+
+def count_unmet(faults: Iterable[Any]) -> int:
+    """How many of these faults nobody met, for certain."""
+    return sum(isinstance(fault, Mapping) and fault.get("exercised") is False for fault in faults)
 
 
 class FaultPairing:
@@ -47,17 +66,22 @@ class FaultPairing:
         recorded = {name: item for name, item in value.items() if name not in _FOUND}
         fault = self._faults.setdefault(str(value["id"]), {**recorded, **_FOUND})
         fault.update(recorded)
-        proof = value.get("proof")
+        proof, met = value.get("proof"), value.get("met")
         if f == "inject" and kind == "invoke":
             fault["start_ns"] = time_ns
         elif f == "inject":
             fault["proof"], fault["proven"] = proof, is_proven(proof)
+            fault["exercised"] = exercised_by(proof)
         elif kind != "invoke":
             fault["end_ns"], fault["heal_proof"], fault["healed"] = time_ns, proof, is_proven(proof)
+        if f != "inject" and met is not None:
+            fault["met"], fault["exercised"] = met, exercised_by(fault["proof"], met)
+            fault["proven"] = is_proven(fault["proof"]) and is_proven(met)
 
     def faults(self) -> list[dict[str, Any]]:
         """The faults in order of their first events: what was recorded of each (the last value counts), with `start_ns`
-        and `end_ns` (None where it never began, or was never healed), `proof`, `proven`, `heal_proof`, `healed`."""
+        and `end_ns` (None where it never began, or was never healed), `proof`, `met`, `proven` (by both of them, where
+        there are both), `exercised` (None where it cannot be told), `heal_proof`, `healed`."""
         return list(self._faults.values())
 
 

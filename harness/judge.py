@@ -2,8 +2,8 @@
 
     invalid   some check found a violation; nothing else can excuse it
     unknown   no violation was found, but something that a valid verdict stands on is missing: a check ran out
-              of its budget, a fault or its healing was not proven, no operation succeeded, a phase failed, the run
-              was interrupted before its time
+              of its budget, a fault or its healing was not proven, the system met none of the faults, no operation
+              succeeded, a phase failed, the run was interrupted before its time
     valid     everything that was asked for happened, was proven, was checked, and holds
 """
 
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from checker.faults import faults_of
+from checker.faults import count_unmet, faults_of, is_proven
 from harness.recovery import RECOVERS, judge_recovery
 from harness.runner import Observed
 from harness.systems.base import CheckOutcome
@@ -81,7 +81,9 @@ def _verdict(
         return "unknown", "; ".join([*unsure, *doubts])
     count = f"{ops['ok']} operations succeeded"
     if faults:
-        return True, f"{count} under {len(faults)} proven fault{'s' if len(faults) > 1 else ''}; every check holds"
+        unmet = count_unmet(faults)
+        met = f", {unmet} of which nobody met" if unmet else ""
+        return True, f"{count} under {len(faults)} proven fault{'s' if len(faults) > 1 else ''}{met}; every check holds"
     return True, f"{count} without faults; every check holds"
 
 
@@ -100,9 +102,16 @@ def _doubts(
     for fault in faults:
         title = f"fault {fault['id']} ({fault['nemesis']} {fault['variant']})"
         if not fault["proven"]:
-            yield f"{title} was not effective: {_detail(fault['proof'])}"
+            lapsed = is_proven(fault["proof"])
+            yield f"{title} was not effective: {_detail(fault['met'] if lapsed else fault['proof'])}"
         if not fault["healed"]:
             yield f"{title} was not proven healed: {_detail(fault['heal_proof'])}"
+    if faults and count_unmet(faults) == len(faults):
+        yield (
+            "the system under test met no fault, so that nothing was tested under one "
+            f"({faults[0]['id']}: {_detail(faults[0]['met'] or faults[0]['proof'])}): put more load on it (--rate), "
+            "ask for other forms of the faults, or for another cluster, which brings them about by other means"
+        )
     if observed.unexpected_errors:
         text, count = next(iter(observed.unexpected_errors.items()))
         yield f"clients failed in a way they should not ({count} times: {text})"

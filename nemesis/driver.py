@@ -1,7 +1,8 @@
 """Carries out a schedule on a target and writes down what happened.
 
 For every fault the history gets four events of process "nemesis": an `invoke` before and an `info` after the
-injection, and the same for the healing. Both `info` events carry the proof. Whatever goes wrong with
+injection, and the same for the healing. Both `info` events carry the proof, and those of the healing also what was
+`met` while the fault lasted, where the nemesis can say (`ProvesToTheEnd`). Whatever goes wrong with
 a fault becomes a proof that failed, never an exception out of the driver; and every fault that may be in
 force is healed, also when the driver is cancelled or the injection broke half-way.
 """
@@ -16,7 +17,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from nemesis.moments import PATIENCE_S, MomentWord
-from nemesis.protocol import Injection, MakesRequest, Nemesis, Proof, StepTimeout
+from nemesis.protocol import Injection, MakesRequest, Nemesis, Proof, ProvesToTheEnd, StepTimeout
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 from nemesis.target import Target
 
@@ -101,6 +102,8 @@ class _Driver:
         self._record = record
         self._not_recorded: Exception | None = None
         self._in_force: dict[str, Injection] = {}
+        self._met: dict[str, Proof | None] = {}
+        """fault -> what was seen of it right before it was first healed; a healing that is tried again finds less"""
         self._moments: dict[tuple[str, str], str | None] = {}
         """(fault, action) -> the moment at which it was due, None when that did not come."""
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -183,6 +186,9 @@ class _Driver:
         else:
             others = self._others(injection.fault_id)
             proof = _proof_of(await self._step(nemesis, nemesis.prove(self._target, injection, in_force=others)))
+            self._in_force[injection.fault_id] = replace(injection, evidence=proof.evidence)
+        if not proof.proven:
+            self._met[injection.fault_id] = None
         self._note("info", INJECT, injection, proof)
 
     async def heal(self, fault_id: str) -> None:
@@ -192,6 +198,7 @@ class _Driver:
         if injection is None:
             return
         nemesis = self._nemeses[injection.nemesis]
+        await self._look_what_was_met(nemesis, injection)
         self._note("invoke", HEAL, injection)
         failure = await self._step(nemesis, nemesis.heal(self._target, injection))
         if isinstance(failure, _Failure):
@@ -202,6 +209,14 @@ class _Driver:
             proved = self._step(nemesis, nemesis.prove_healed(self._target, injection, in_force=others))
             proof = _proof_of(await proved)
         self._note("info", HEAL, injection, proof)
+
+    async def _look_what_was_met(self, nemesis: Nemesis, injection: Injection) -> None:
+        """Once for each fault that was proven, right before it is healed."""
+        if injection.fault_id in self._met or not isinstance(nemesis, ProvesToTheEnd):
+            return
+        others = self._others(injection.fault_id)
+        seen = await self._step(nemesis, nemesis.prove_met(self._target, injection, in_force=others))
+        self._met[injection.fault_id] = _proof_of(seen)
 
     async def heal_all(self) -> None:
         """Heal everything in force, the newest fault first; what is only asked for comes last, since it may wait for
@@ -229,6 +244,8 @@ class _Driver:
         value = dict(injection.value)
         if (injection.fault_id, f) in self._moments:
             value["moment"] = self._moments[injection.fault_id, f]
+        if f == HEAL and (met := self._met.get(injection.fault_id)) is not None:
+            value["met"] = met.to_json()
         if proof is not None:
             value["proof"] = proof.to_json()
         try:

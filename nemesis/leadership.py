@@ -77,7 +77,8 @@ class Transfer(FormNemesis):
         host, term = done
         is_right = host in value["candidates"] and term > value["term"]
         detail = f"{host} leads term {term}, {value['leader']} led term {value['term']}"
-        return Proof(proven=is_right, detail=detail, checked=1, failed=[] if is_right else [detail])
+        failed = [] if is_right else [detail]
+        return Proof(proven=is_right, exercised=is_right or None, detail=detail, checked=1, failed=failed)
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Nothing: a lead is not given back."""

@@ -65,7 +65,7 @@ class Members(FormNemesis):
         if view is None:
             failed = [f"nobody leads a group without {victim}"]
             return Proof(proven=False, detail=failed[0], checked=len(target.hosts), failed=failed)
-        return Proof(proven=True, detail=f"{view.host} leads {_list(view.members)}", checked=1)
+        return Proof(proven=True, exercised=True, detail=f"{view.host} leads {_list(view.members)}", checked=1)
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Ask the leader to let the victim in again, until it does. Idempotent. Raises RuntimeError."""

@@ -132,6 +132,8 @@ async def prove_stopped(target: Target, injection: Injection, state: str, in_for
     detail = f"{', '.join(victims)} {state} and silent, {beside}"
     return Proof(
         proven=not failed,
+        # A replica that another fault had ended or stopped before met nothing of this one.
+        exercised=True if not failed and any(host not in held_by_others for host in victims) else None,
         detail="; ".join(failed[:3]) if failed else detail,
         checked=len(victims) + len(others),
         failed=failed,
@@ -268,7 +270,11 @@ async def _prove_crashing(target: Target, victims: Sequence[str], in_force: Sequ
     ]
     detail = f"{', '.join(watched)} killed and started again while watched"
     return Proof(
-        proven=not failed, detail="; ".join(failed[:3]) if failed else detail, checked=len(watched), failed=failed
+        proven=not failed,
+        exercised=None if failed else True,
+        detail="; ".join(failed[:3]) if failed else detail,
+        checked=len(watched),
+        failed=failed,
     )
 
 

@@ -77,7 +77,7 @@ class Promote(FormNemesis):
         view = await find_view(target, lambda view: view.takes_writes and view.host != former)
         if view is None:
             return Proof(proven=False, detail="no other replica takes writes", checked=len(target.hosts))
-        return Proof(proven=True, detail=f"{view.host} is the master, {former} was", checked=2)
+        return Proof(proven=True, exercised=True, detail=f"{view.host} is the master, {former} was", checked=2)
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Start the former master, as the slave that it is now. Idempotent."""

@@ -1,8 +1,9 @@
 """What a nemesis is.
 
 A fault goes through five steps: it is *planned* (who is hit; nothing is touched yet, so that the plan can be
-written down first), *injected*, *proved*, *healed*, and the healing is proved too. A nemesis holds no state
-between them: everything a later step needs is in the `Injection`, and whatever the target must remember it
+written down first), *injected*, *proved*, *healed*, and the healing is proved too. Some look once more right before the
+healing (`ProvesToTheEnd`): whether the system under test met a fault shows only once it has lasted. A nemesis holds no
+state between the steps: everything a later step needs is in the `Injection`, and whatever the target must remember it
 remembers by the fault's id. So one nemesis serves any number of overlapping faults and runs.
 """
 
@@ -22,6 +23,7 @@ __all__ = [
     "MakesRequest",
     "Nemesis",
     "Proof",
+    "ProvesToTheEnd",
     "StepTimeout",
     "UsesAbilities",
     "usable_variants",
@@ -37,7 +39,7 @@ class Injection:
 
     `value` is what the history says about it (JSON data; at least id, nemesis, variant). `problem` is set
     when nothing can be injected, for instance because nobody leads; such a fault is recorded but never
-    counts as proven.
+    counts as proven. `evidence` is that of its proof, for the steps that come after it.
     """
 
     fault_id: str
@@ -45,33 +47,43 @@ class Injection:
     variant: str
     value: Mapping[str, Any]
     problem: str | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
     """Whether a fault, or its healing, is what it claims to be.
 
+    `exercised` says of a fault whether the system under test met it: a cut that no packet ran into tested nothing. None
+    where that cannot be told. `evidence` is JSON data that the step leaves to later ones, such as counters.
     `checked` counts what was looked at (links, processes, clocks); `failed` names each that was not as it
     should be; `detail` is one line for people.
     """
 
     proven: bool
+    exercised: bool | None = None
     detail: str = ""
     checked: int = 0
     failed: Sequence[str] = field(default=())
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As the history carries it."""
         named = list(self.failed[:MAX_NAMED_FAILURES])
         if len(self.failed) > len(named):
             named.append(f"and {len(self.failed) - len(named)} more")
-        return {"proven": self.proven, "links": self.checked, "failed": named, "detail": self.detail}
+        told = {"proven": self.proven, "links": self.checked, "failed": named, "detail": self.detail}
+        if self.exercised is not None:
+            told["exercised"] = self.exercised
+        if self.evidence:
+            told["evidence"] = dict(self.evidence)
+        return told
 
 
 class Nemesis(Protocol):
     """A kind of fault. Implementations are stateless; see the module's docstring. What only some have are the
-    protocols below: `StepTimeout`, `AskedForByName`, `MakesRequest`, `JudgesVariants`, `UsesAbilities`, and
-    `HasForms` of nemesis.forms.
+    protocols below: `ProvesToTheEnd`, `StepTimeout`, `AskedForByName`, `MakesRequest`, `JudgesVariants`,
+    `UsesAbilities`, and `HasForms` of nemesis.forms.
     """
 
     @property
@@ -113,6 +125,19 @@ class Nemesis(Protocol):
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """Observe whether the fault is gone. `in_force` are the faults that remain."""
+        ...
+
+
+@runtime_checkable
+class ProvesToTheEnd(Protocol):
+    """A nemesis with evidence that is whole only once a fault ends: counts of what the system met while it lasted."""
+
+    async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """Look at a fault right before it is healed, while it is still in force.
+
+        `proven` is False when it was not in force all the time since its first proof; `exercised` says whether the
+        system met it in that time. Asked only of faults that were proven.
+        """
         ...
 
 

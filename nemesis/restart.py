@@ -99,7 +99,7 @@ class Restart(FormNemesis):
             return Proof(proven=False, detail="; ".join(failed[:3]), checked=len(before), failed=failed)
         proof = await prove_running(target, list(before), in_force=in_force)
         detail = f"{len(before)} replicas restarted; {proof.detail}"
-        return Proof(proven=proof.proven, detail=detail, checked=len(before), failed=proof.failed)
+        return Proof(proven=proof.proven, exercised=True, detail=detail, checked=len(before), failed=proof.failed)
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Start what is down, also a replica that another fault has kept from starting. Idempotent."""

@@ -29,10 +29,14 @@ MEASURES = {
 
 _FAULT_COLUMNS = {
     "fault_id": "string", "nemesis": "string", "variant": "string", "start_ns": "long", "end_ns": "long",
-    "proven": "boolean", "healed": "boolean", "in_force_ns": "long", "ok": "long", "fail": "long", "info": "long",
+    "proven": "boolean", "exercised": "boolean", "healed": "boolean", "in_force_ns": "long",
+    "ok": "long", "fail": "long", "info": "long",
     "away_after_start": "boolean", "recovery_after_start_ns": "long",
     "away_after_heal": "boolean", "recovery_after_heal_ns": "long",
 }  # fmt: skip
+
+_OF_KIND = ("variant", "proven", "exercised", "in_force_ns", "ok", "fail", "info")
+"""What `fault_kinds` takes of each fault, beside its recoveries."""
 
 
 def outcome_rates(runs: DataFrame) -> Table:
@@ -82,7 +86,8 @@ def outcome_rates(runs: DataFrame) -> Table:
 
 def fault_kinds(runs: DataFrame) -> Table:
     """What each kind of fault does while it is in force, by group, nemesis and variant: outcomes of the operations
-    invoked meanwhile (those in several faults count for each), and how fast the system is back."""
+    invoked meanwhile (those in several faults count for each), and how fast the system is back. `unmet` are the faults
+    that the system certainly did not meet."""
     from pyspark.sql import functions as F
 
     recoveries = ("recovery_after_start_ns", "recovery_after_heal_ns")
@@ -93,12 +98,14 @@ def fault_kinds(runs: DataFrame) -> Table:
         .select(
             *GROUP,
             F.col("fault.nemesis").alias("fault_nemesis"),
-            *[f"fault.{name}" for name in ("variant", "proven", "in_force_ns", "ok", "fail", "info", *recoveries)],
+            *[f"fault.{name}" for name in _OF_KIND],
+            *[f"fault.{name}" for name in recoveries],
         )
         .groupBy(*GROUP, *kind)
         .agg(
             F.count(F.lit(1)).alias("faults"),
             F.sum(F.col("proven").cast("long")).alias("proven"),
+            F.sum((F.coalesce(F.col("exercised"), F.lit(True)) == F.lit(False)).cast("long")).alias("unmet"),
             *[F.sum(name).alias(name) for name in ("in_force_ns", "ok", "fail", "info")],
             *[distribution(name).alias(name) for name in recoveries],
         )
@@ -109,7 +116,7 @@ def fault_kinds(runs: DataFrame) -> Table:
         name="fault_kinds",
         columns={
             **dict.fromkeys((*GROUP, *kind), "string"),
-            **dict.fromkeys(("faults", "proven", "in_force_ns", "ok", "fail", "info"), "long"),
+            **dict.fromkeys(("faults", "proven", "unmet", "in_force_ns", "ok", "fail", "info"), "long"),
             **dict.fromkeys(("ok_share", "ok_per_s", "fail_per_s", "info_per_s"), "double"),
             **{f"{name}_{part}": "long" for name in recoveries for part in ("missing", *quantiles)},
         },
@@ -119,7 +126,7 @@ def fault_kinds(runs: DataFrame) -> Table:
         per_s = 1e9 / row.in_force_ns if row.in_force_ns else None
         table.rows.append(
             {
-                **{name: row[name] for name in (*GROUP, *kind, "faults", "proven", "in_force_ns")},
+                **{name: row[name] for name in (*GROUP, *kind, "faults", "proven", "unmet", "in_force_ns")},
                 **{name: row[name] for name in ("ok", "fail", "info")},
                 "ok_share": row.ok / total if total else None,
                 **{f"{name}_per_s": row[name] * per_s if per_s else None for name in ("ok", "fail", "info")},

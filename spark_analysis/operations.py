@@ -59,7 +59,8 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault: from the call that injects it to the end of the call that heals it (`end_ns` None: never)."""
+    """One fault: from the call that injects it to the end of the call that heals it (`end_ns` None: never).
+    `exercised` is None where it cannot be told whether the system met it, as in histories that do not say."""
 
     fault_id: str
     nemesis: str
@@ -68,6 +69,7 @@ class Fault:
     end_ns: int | None
     proven: bool
     healed: bool
+    exercised: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -295,6 +295,7 @@ def _faults(events: Iterator[tuple[str, str, int, Any]]) -> list[Fault]:
             end_ns=fault["end_ns"],
             proven=fault["proven"],
             healed=fault["healed"],
+            exercised=fault["exercised"],
         )
         for fault in pairing.faults()
         if fault["start_ns"] is not None

@@ -99,7 +99,7 @@ def bands_of(faults: Sequence[Mapping[str, Any]], end_ns: int) -> tuple[list[Ban
         nemesis, variant = clip(fault.get("nemesis", "fault"), 40), clip(fault.get("variant") or "", 40)
         tint = nemeses.setdefault(nemesis, len(nemeses))
         stop_ns = stop_ns if isinstance(stop_ns, (int, float)) else end_ns
-        proven = fault.get("proven") is True
+        proven, is_unmet = fault.get("proven") is True, fault.get("exercised") is False
         title = f"fault {number}: {nemesis} {variant}, {instant(start_ns)} to {instant(stop_ns)}"
         bands.append(
             Band(
@@ -108,7 +108,7 @@ def bands_of(faults: Sequence[Mapping[str, Any]], end_ns: int) -> tuple[list[Ban
                 start=min(1.0, max(0.0, start_ns / end_ns)),
                 end=min(1.0, max(0.0, stop_ns / end_ns)),
                 proven=proven,
-                title=title + ("" if proven else ", NOT PROVEN"),
+                title=title + ("" if proven else ", NOT PROVEN") + (", met by nobody" if is_unmet else ""),
                 tint=tint % 5,
             )
         )

@@ -24,6 +24,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from checker.faults import count_unmet, exercised_by
 from harness.live_stats import FaultStatus, LiveStats
 from harness.pasteable import harness_command
 from harness.report.checks import verdict_word
@@ -254,6 +255,12 @@ def _fault_line(event: Mapping[str, Any]) -> Text:
     where = f" on {', '.join(map(str, hosts))}" if isinstance(hosts, list) and hosts else ""
     words = ("proven" if began else "proven healed") if is_proven else ("NOT PROVEN" if began else "NOT PROVEN HEALED")
     why = "" if is_proven else f" ({proof.get('detail') or 'there is no proof'})"
+    met = value.get("met")
+    if not began and isinstance(met, Mapping):
+        if met.get("proven") is not True:
+            why += f", NOT PROVEN while it lasted ({met.get('detail') or 'there is no proof'})"
+        elif exercised_by(None, met) is False:
+            why += f", met by nobody ({met.get('detail') or 'nothing more is known'})"
     name = f"{value.get('nemesis', 'fault')} {value.get('variant') or ''}".strip()
     text = f"fault {value.get('id')} {'begins' if began else 'ends'}: {name}{where}: {words}{why}"
     return Text(f"{event['time'] / 1e9:6.1f} s  {clip(text, 400)}")
@@ -295,6 +302,8 @@ def print_summary(
         proven = sum(isinstance(fault, Mapping) and fault.get("proven") is True for fault in faults)
         style = "" if proven == len(faults) else "bold magenta"
         words = f"{plural(len(faults), 'fault')}, {proven} proven" if faults else "none"
+        if unmet := count_unmet(faults):
+            words += f", {unmet} met by nobody"
         table.add_row("faults", Text(words, style=style))
     for name, check in checks.items():
         if isinstance(check, Mapping):

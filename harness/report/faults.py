@@ -40,21 +40,27 @@ class FaultRow:
     picture: Markup | None
     proven: bool
     proof: str
+    exercised: bool | None
+    met: str
     healed: bool
     heal_proof: str
     lasted: bool
 
 
 def fault_rows(faults: Sequence[Mapping[str, Any]], hosts: Sequence[str], limit: int) -> list[FaultRow]:
-    """At most `limit` rows in order of time; those without proof are never the ones left out."""
+    """At most `limit` rows in order of time; those without proof, or met by nobody, are never the ones left out."""
     numbered = list(enumerate(faults, 1))
-    doubtful = [item for item in numbered if not (item[1].get("proven") is True and item[1].get("healed", True))]
+    doubtful = [item for item in numbered if _is_doubtful(item[1])]
     kept = {number for number, _ in doubtful[:limit]}
     for number, _ in numbered:
         if len(kept) >= limit:
             break
         kept.add(number)
     return [_row(number, fault, hosts) for number, fault in numbered if number in kept]
+
+
+def _is_doubtful(fault: Mapping[str, Any]) -> bool:
+    return fault.get("proven") is not True or not fault.get("healed", True) or fault.get("exercised") is False
 
 
 def _row(number: int, fault: Mapping[str, Any], hosts: Sequence[str]) -> FaultRow:
@@ -81,6 +87,8 @@ def _row(number: int, fault: Mapping[str, Any], hosts: Sequence[str]) -> FaultRo
         picture=matrix(grudge, everyone) if grudge and len(everyone) <= MAX_HOSTS_DRAWN else None,
         proven=fault.get("proven") is True,
         proof=_detail(fault.get("proof")),
+        exercised=fault.get("exercised") if isinstance(fault.get("exercised"), bool) else None,
+        met=_detail(fault.get("met")),
         healed=fault.get("healed") is True,
         heal_proof=_detail(fault.get("heal_proof")),
         lasted=isinstance(end_ns, (int, float)),

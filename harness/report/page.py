@@ -25,6 +25,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
+from checker.faults import count_unmet
 from harness.report.charts import over_time
 from harness.report.checks import check_sections, terms_of, verdict_word
 from harness.report.collect import OUTCOMES, RunData, collect
@@ -230,6 +231,8 @@ def _sentence(
     else:
         proven = sum(fault.get("proven") is True for fault in faults)
         parts.append(f"{plural(len(faults), 'fault')}, only {proven} proven")
+    if unmet := count_unmet(faults):
+        parts.append(f"{unmet} met by nobody")
     return ", ".join(parts)
 
 
@@ -257,7 +260,9 @@ def _tiles(data: RunData, faults: Sequence[Mapping[str, Any]]) -> list[tuple[str
     ]
     if faults:
         proven = sum(fault.get("proven") is True for fault in faults)
-        tiles.append(("Faults proven", f"{proven} of {len(faults)}", _span_of(faults)))
+        unmet = count_unmet(faults)
+        remarks = [_span_of(faults), f"{unmet} met by nobody" if unmet else ""]
+        tiles.append(("Faults proven", f"{proven} of {len(faults)}", ", ".join(filter(None, remarks))))
     else:
         tiles.append(("Faults", "none", ""))
     silence_ns = data.silence_ns[1] - data.silence_ns[0]

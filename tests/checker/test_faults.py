@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checker.faults import faults_of, is_proven
+from checker.faults import count_unmet, exercised_by, faults_of, is_proven
 
 PROOF = {"proven": True, "detail": "seen"}
 
@@ -29,10 +29,10 @@ def test_overlapping_faults_are_paired_by_their_ids() -> None:
         event("heal", "info", 7, {"id": "f1", **told, "proof": PROOF}),
     ])  # fmt: skip
     assert found == [
-        {"id": "f1", **told, "start_ns": 1, "end_ns": 7, "proven": True, "healed": True, "proof": PROOF,
-         "heal_proof": PROOF},
-        {"id": "f2", **told, "start_ns": 3, "end_ns": None, "proven": False, "healed": False,
-         "proof": {"proven": False}, "heal_proof": None},
+        {"id": "f1", **told, "start_ns": 1, "end_ns": 7, "proven": True, "exercised": None, "healed": True,
+         "proof": PROOF, "met": None, "heal_proof": PROOF},
+        {"id": "f2", **told, "start_ns": 3, "end_ns": None, "proven": False, "exercised": None, "healed": False,
+         "proof": {"proven": False}, "met": None, "heal_proof": None},
     ]  # fmt: skip
 
 
@@ -43,14 +43,48 @@ def test_what_is_no_proof_proves_nothing(proof: Any) -> None:
     assert fault["proven"] is False and fault["healed"] is False
 
 
+@pytest.mark.parametrize(
+    ("at_first", "met", "exercised"),
+    [
+        ({}, None, None),
+        ({"exercised": True}, None, True),
+        ({"exercised": None}, {"proven": True, "exercised": False}, False),
+        ({"exercised": False}, {"proven": True, "exercised": True}, True),
+        ({"exercised": True}, {"proven": True, "exercised": False}, True),
+        ({"exercised": False}, {"proven": True}, None),
+        ({"exercised": "no"}, None, None),
+    ],
+)
+def test_a_fault_is_exercised_by_what_was_seen_first_or_in_the_end(at_first: Any, met: Any, exercised: Any) -> None:
+    proof = {**PROOF, **at_first}
+    healing = {"id": "f1"} if met is None else {"id": "f1", "met": met}
+    [fault] = faults_of([
+        event("inject", "invoke", 1, {"id": "f1"}), event("inject", "info", 2, {"id": "f1", "proof": proof}),
+        event("heal", "invoke", 3, healing), event("heal", "info", 4, {**healing, "proof": PROOF}),
+    ])  # fmt: skip
+    assert fault["exercised"] is exercised is exercised_by(proof, met)
+    assert fault["proven"] and fault["met"] == met
+    assert count_unmet([fault, None, {}]) == (exercised is False)
+
+
+def test_a_fault_that_did_not_last_is_not_proven() -> None:
+    lapsed = {"proven": False, "detail": "n1->n2 carried 40 bytes"}
+    [fault] = faults_of([
+        event("inject", "info", 1, {"id": "f1", "proof": {**PROOF, "exercised": True}}),
+        event("heal", "info", 2, {"id": "f1", "met": lapsed, "proof": PROOF}),
+    ])  # fmt: skip
+    assert fault["proven"] is False and fault["exercised"] is True and fault["healed"] is True
+
+
 def test_a_fault_cannot_say_itself_that_it_is_proven() -> None:
     [fault] = faults_of([event("inject", "invoke", 5, {"id": "f1", "proven": True, "healed": True, "start_ns": 0})])
     assert fault["proven"] is False and fault["healed"] is False and fault["start_ns"] == 5
 
 
+NAMES = ["id", "proof", "met", "proven", "exercised", "x"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["id", "proof", "proven", "x"]), inner),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(NAMES), inner),
     max_leaves=8,
 )
 

@@ -17,6 +17,7 @@ from harness.worker import Client
 from harness.workloads.base import CheckContext
 
 PROVEN = {"proven": True, "links": 4, "failed": [], "detail": ""}
+UNMET = {"proven": True, "exercised": False, "detail": "no packet ran into the cut"}
 UNPROVEN = {"proven": False, "links": 4, "failed": ["n1->n2"], "detail": "n1->n2 still passes"}
 
 
@@ -68,7 +69,9 @@ def operations(completion: str = "ok") -> list[dict[str, Any]]:
     ]
 
 
-def fault(inject_proof: Any = PROVEN, heal_proof: Any = PROVEN, fault_id: str = "f1") -> list[dict[str, Any]]:
+def fault(
+    inject_proof: Any = PROVEN, heal_proof: Any = PROVEN, fault_id: str = "f1", met: Any = None
+) -> list[dict[str, Any]]:
     value = {"id": fault_id, "nemesis": "partition", "variant": "one", "grudge": {"n1": ["n2"]}}
 
     def event(index: int, kind: str, f: str, **extra: Any) -> dict[str, Any]:
@@ -78,7 +81,8 @@ def fault(inject_proof: Any = PROVEN, heal_proof: Any = PROVEN, fault_id: str = 
 
     events = [event(10, "invoke", "inject"), event(11, "info", "inject", proof=inject_proof)]
     if heal_proof is not None:
-        events += [event(12, "invoke", "heal"), event(13, "info", "heal", proof=heal_proof)]
+        seen = {} if met is None else {"met": met}
+        events += [event(12, "invoke", "heal", **seen), event(13, "info", "heal", proof=heal_proof, **seen)]
     return events
 
 
@@ -97,6 +101,13 @@ def test_valid_needs_everything() -> None:
         ([*operations(), *fault(heal_proof=UNPROVEN)], Observed(), "not proven healed"),
         ([*operations(), *fault(heal_proof=None)], Observed(), "not proven healed"),
         ([*operations(), *fault(inject_proof=None)], Observed(), "there is no proof"),
+        (
+            [*operations(), *fault(met={"proven": False, "detail": "n1->n2 carried 40 bytes"})],
+            Observed(),
+            "not effective: n1->n2 carried 40 bytes",
+        ),
+        ([*operations(), *fault(met=UNMET)], Observed(), "met no fault"),
+        ([*operations(), *fault(met=UNMET)], Observed(), "f1: no packet ran into the cut): put more load on it"),
         (operations(), Observed(), "no fault was injected"),
         ([*operations("info"), *fault()], Observed(), "no operation succeeded"),
         ([*operations(), *fault()], Observed(trouble=["final reads: gone"]), "final reads: gone"),
@@ -112,6 +123,14 @@ def test_unknown_says_why(events: list[dict[str, Any]], observed: Observed, word
     results = judge(make_test(), VALID, events, observed)
     assert results["valid"] == "unknown"
     assert word in results["reason"]
+
+
+def test_a_fault_that_nobody_met_is_counted_apart_where_another_was_met_or_may_have_been() -> None:
+    faults = [*fault(met=UNMET), *fault(fault_id="f2")]
+    results = judge(make_test(), VALID, [*operations(), *faults], Observed())
+    assert results["valid"] is True
+    assert "2 proven faults, 1 of which nobody met" in results["reason"]
+    assert [known["exercised"] for known in results["faults"]] == [False, None]
 
 
 def test_a_violation_outweighs_every_doubt() -> None:

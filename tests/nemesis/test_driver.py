@@ -6,10 +6,12 @@ import asyncio
 import functools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from checker.faults import faults_of
 from nemesis.driver import STEP_TIMEOUT_S, run_schedule
 from nemesis.moments import PATIENCE_S, Moment, MomentWord, moment_problem
 from nemesis.operator import insist
@@ -312,6 +314,50 @@ class Broken(Partition):
     async def prove_healed(self, *args: Any, **named: Any) -> Proof:
         await self._maybe_break("prove_healed")
         return await super().prove_healed(*args, **named)
+
+
+class Watched(Broken):
+    """A partition that counts what ran into it, by a count that its first proof leaves to the last look."""
+
+    looks = 0
+
+    async def prove(self, target: Any, injection: Injection, *, in_force: Any = ()) -> Proof:
+        proof = await super().prove(target, injection, in_force=in_force)
+        return replace(proof, evidence={"count": 5})
+
+    async def prove_met(self, target: Any, injection: Injection, *, in_force: Any = ()) -> Proof:
+        assert target.fake_network.cuts, "asked while the fault is in force"
+        self.looks += 1
+        await self._maybe_break("prove_met")
+        return Proof(proven=True, exercised=injection.evidence["count"] < 7, detail="2 more")
+
+
+def test_what_was_met_is_looked_for_before_the_healing_and_said_with_it(make_target: Any, run_virtual: Run) -> None:
+    recorder = Recorder()
+    run_virtual(drive(ONE_FAULT, make_target(5), recorder, Watched("none")))
+    met = {"proven": True, "exercised": True, "links": 0, "failed": [], "detail": "2 more"}
+    assert [event["value"].get("met") for _, event in recorder] == [None, None, met, met]
+    assert recorder.proofs(INJECT)[0]["evidence"] == {"count": 5}
+    [fault] = faults_of([{**event, "time": 0} for _, event in recorder])
+    assert fault["proven"] and fault["exercised"] and fault["healed"]
+
+
+def test_a_look_that_breaks_proves_nothing_and_keeps_nothing_from_healing(make_target: Any, run_virtual: Run) -> None:
+    target, recorder = make_target(5), Recorder()
+    run_virtual(drive(ONE_FAULT, target, recorder, Watched("prove_met")))
+    assert not target.fake_network.cuts
+    [fault] = faults_of([{**event, "time": 0} for _, event in recorder])
+    assert not fault["proven"] and fault["healed"] and "on fire" in fault["met"]["detail"]
+
+
+@pytest.mark.parametrize(("step", "looks"), [("heal", 1), ("prove", 0), ("inject", 0)])
+def test_a_fault_is_looked_at_once_and_only_if_it_was_proven(
+    step: str, looks: int, make_target: Any, run_virtual: Run
+) -> None:
+    """A healing that is tried again finds half of it gone, and a fault without a proof has nothing to add."""
+    nemesis = Watched(step)
+    run_virtual(drive(ONE_FAULT, make_target(5), Recorder(), nemesis))
+    assert nemesis.looks == looks
 
 
 @pytest.mark.parametrize("hang", [False, True])

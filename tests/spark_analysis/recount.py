@@ -51,6 +51,7 @@ class RecountedRun:
         faults: dict[str, dict[str, Any]] = {}
         for event in events:
             fault = faults.setdefault(event["value"]["id"], {"start": None, "end": None, "nemesis": "", "variant": ""})
+            fault["unmet"] = event["value"].get("met", {}).get("exercised") is False
             fault["nemesis"] = event["value"].get("nemesis") or fault["nemesis"]
             fault["variant"] = event["value"].get("variant") or fault["variant"]
             if event["f"] == "inject" and event["type"] == "invoke":

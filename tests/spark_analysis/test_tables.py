@@ -113,6 +113,7 @@ def test_every_kind_of_fault(analysis: Any, runs: Any, recounting: ModuleType) -
                 kinds[fault["nemesis"], fault["variant"]].append((run, fault, recovery))
         for kind, found in kinds.items():
             row = expected[(*group, *kind)] = {"faults": len(found)}
+            row["unmet"] = sum(fault["unmet"] for _, fault, _ in found)
             for outcome in ("ok", "fail", "info"):
                 row[outcome] = sum(
                     op["outcome"] == outcome and fault["start"] <= op["start"] < run._end_of(fault)
@@ -133,6 +134,15 @@ def test_every_kind_of_fault(analysis: Any, runs: Any, recounting: ModuleType) -
     for key, row in expected.items():
         assert {name: rows[key][name] for name in row} == row
         assert rows[key]["ok_per_s"] == pytest.approx(row["ok"] / (row["in_force_ns"] / 1e9), rel=1e-12)
+
+
+def test_faults_of_histories_that_say_who_met_them_and_of_those_that_do_not(spark: Any, store: Path) -> None:
+    from spark_analysis.analysis import Options, selected_runs
+    from spark_analysis.availability import faults_table
+
+    rows = faults_table(selected_runs(spark, str(store), Options())).to_frame(spark).collect()
+    assert {row.exercised for row in rows} == {None, False}
+    assert all(row.proven for row in rows)
 
 
 def test_availability(analysis: Any, runs: Any, recounting: ModuleType) -> None:

@@ -104,8 +104,8 @@ def test_without_a_terminal_there_are_plain_lines(monkeypatch):
     )
 
 
-def fault_event(f, proof, kind="info"):
-    value = {"id": "f3", "nemesis": "kill", "variant": "sigkill@one", "hosts": ["n2"], "proof": proof}
+def fault_event(f, proof, kind="info", **more):
+    value = {"id": "f3", "nemesis": "kill", "variant": "sigkill@one", "hosts": ["n2"], "proof": proof, **more}
     return {"time": 2_500_000_000, "type": kind, "f": f, "value": value}
 
 
@@ -119,6 +119,9 @@ def test_without_a_terminal_a_fault_is_a_line_when_it_begins_and_when_it_ends():
             live.fault(fault_event("heal", {"proven": True}))
             live.fault(fault_event("inject", {"proven": False, "detail": "n2 still answers"}))
             live.fault(fault_event("heal", None))
+            live.fault(fault_event("heal", {"proven": True}, met={"proven": True, "exercised": True}))
+            live.fault(fault_event("heal", {"proven": True}, met={"proven": True, "exercised": False}))
+            live.fault(fault_event("heal", {"proven": True}, met={"proven": False, "detail": "n2 ran again"}))
 
     asyncio.run(run())
     assert where.file.getvalue().splitlines() == [
@@ -126,6 +129,9 @@ def test_without_a_terminal_a_fault_is_a_line_when_it_begins_and_when_it_ends():
         "   2.5 s  fault f3 ends: kill sigkill@one on n2: proven healed",
         "   2.5 s  fault f3 begins: kill sigkill@one on n2: NOT PROVEN (n2 still answers)",
         "   2.5 s  fault f3 ends: kill sigkill@one on n2: NOT PROVEN HEALED (there is no proof)",
+        "   2.5 s  fault f3 ends: kill sigkill@one on n2: proven healed",
+        "   2.5 s  fault f3 ends: kill sigkill@one on n2: proven healed, met by nobody (nothing more is known)",
+        "   2.5 s  fault f3 ends: kill sigkill@one on n2: proven healed, NOT PROVEN while it lasted (n2 ran again)",
     ]
 
 
@@ -217,7 +223,7 @@ RESULTS = {
     "valid": False,
     "reason": "linearizable: key 5 is not linearizable",
     "ops": {"invoke": 10, "ok": 12345, "fail": 1, "info": 2},
-    "faults": [{"proven": True}, {"proven": False}],
+    "faults": [{"proven": True, "exercised": False}, {"proven": False, "exercised": None}],
     "checks": {
         "linearizable": {
             "valid": False,
@@ -243,7 +249,7 @@ def test_the_summary_has_the_verdict_first_and_everything_to_go_on():
     for words in (
         "the read of 17 was stale",
         "12,345 ok   1 fail   2 info",
-        "2 faults, 1 proven",
+        "2 faults, 1 proven, 1 met by nobody",
         "linearizable  invalid  stale",
         "replicas  unknown  no word from n2",
         "report  /store/run/report.html",

@@ -144,6 +144,17 @@ def test_an_unknown_run_never_looks_valid(run):
     assert "unproven" in " ".join(value for _, name, value in page.attributes if name == "class")
 
 
+def test_a_fault_that_nobody_met_is_shown_as_such_and_why(run):
+    faults = runs.make_faults(60)
+    met = {"proven": True, "exercised": False, "detail": "no packet ran into the cut"}
+    faults[2] = {**faults[2], "exercised": False, "met": met}
+    faults[3] = {**faults[3], "exercised": True, "met": {"proven": True, "exercised": True, "detail": "7 packets"}}
+    page = report(run, runs.make_results(faults), faults=faults, operations=500)
+    assert headline(page)[1].endswith("6 faults, all proven, 1 met by nobody")
+    assert page.text.count("no packet ran into the cut") == page.text.count("7 packets") == 1
+    assert page.text.count("met by nobody") >= 3  # in the headline, the tile and the row
+
+
 @pytest.mark.parametrize("valid", [None, 0, 1, "true", "valid", [], {}])
 def test_anything_but_true_and_false_is_unknown(run, valid):
     assert headline(report(run, runs.make_results(valid=valid), operations=10))[0] == "UNKNOWN"
