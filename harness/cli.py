@@ -35,6 +35,8 @@ def _perform(arguments: argparse.Namespace) -> int:
             from harness.commands.series import series_command as perform
         case "explore":
             from harness.commands.explore import explore_command as perform
+        case "audit":
+            from harness.commands.audit import audit_command as perform
         case "shrink":
             from harness.commands.shrink import shrink_command as perform
         case "replay":

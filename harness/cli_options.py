@@ -153,7 +153,7 @@ def given_options(words: list[str]) -> frozenset[str]:
 
 
 def add_exploration_commands(commands: Any) -> None:
-    """`explore`, `shrink` and `replay`."""
+    """`explore`, `audit`, `shrink` and `replay`."""
     from harness.commands.durations import duration_s
 
     explore = commands.add_parser("explore", help="many simulated seeds with random mixes of faults")
@@ -166,6 +166,14 @@ def add_exploration_commands(commands: Any) -> None:
     explore.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
     explore.add_argument("--stop-at-first", action="store_true", help="end with the first run that is not valid")
     explore.add_argument("--json", action="store_true", help="print the tally on standard output")
+
+    audit = commands.add_parser("audit", help="run each simulated seed twice and show where the two part, if they do")
+    add_test_options(audit)
+    audit.set_defaults(time_limit=15.0, rate=100.0, concurrency=6)
+    audit.add_argument("--seeds", type=positive_count, default=4, metavar="N", help="from --seed on (default: 4)")
+    audit.add_argument("--jobs", type=positive_count, metavar="N", help="at a time (default: one per core)")
+    audit.add_argument("--python", metavar="PATH", help="the interpreter of the second run (default: this one)")
+    audit.add_argument("--json", action="store_true", help="print what was found on standard output as JSON")
 
     shrink = commands.add_parser("shrink", help="cut a failing run down to what it takes to fail")
     shrink.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")

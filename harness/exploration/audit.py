@@ -1,0 +1,192 @@
+"""Is the simulation deterministic? Each seed runs twice, in processes that differ in what must not matter.
+
+The two processes have other hash seeds, and may be other interpreters. Each writes what its network carries, event by
+event, and what its history says; the first event at which the two part is shown with the stack that led to it. The
+child process is this module itself: `python -m harness.exploration.audit` with what to run on standard input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from harness.clusters.sim.cluster import SimCluster
+from harness.clusters.sim.network import TraceEvent
+from harness.errors import HarnessError
+from harness.execution import rehearse
+from harness.exploration.rehearsal import parts_of, usable_choices
+from harness.exploration.search import mix_for
+from harness.report import OutputConsole
+from harness.test import Test, test_from_json
+
+__all__ = ["HASH_SEEDS", "Parting", "audit_seed", "first_difference"]
+
+HASH_SEEDS = ("1", "4711")
+"""PYTHONHASHSEED of the first and of the second run: sets of text iterate in another order."""
+
+MAX_EVENTS = 5_000_000
+"""Network events of a run that are compared: some minutes of the default load, half a gigabyte of temporary files."""
+
+MAX_LINE_CHARS = 400
+"""Of an event that is shown: the rest of a long operation tells nobody more."""
+
+MAX_STACK_FRAMES = 12
+"""The innermost calls of a stack; those before are the loop's and the harness's own start."""
+
+TIMEOUT_S = 3600.0
+"""For one run: it is stuck then, and the run itself says so long before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """Where two runs of one seed are not the same: the `number`th (from 1) event of `what`, as each has it ("(ended)"
+    where it has no further one), and for the network the stack of each."""
+
+    seed: int
+    what: str
+    number: int
+    events: tuple[str, str]
+    stacks: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audited:
+    """What came of one seed."""
+
+    seed: int
+    events: int
+    parting: Parting | None
+
+
+def audit_seed(test: Test, seed: int, pythons: tuple[str, str]) -> Audited:
+    """Run one seed twice and compare. Raises HarnessError when a run cannot be made."""
+    with tempfile.TemporaryDirectory(prefix="splitbrain-audit-") as directory:
+        places = [Path(directory, name) for name in ("first", "second")]
+        _run_both(test, seed, pythons, places, stack_of=0)
+        for what in ("network", "history"):
+            with open(places[0] / what, encoding="utf-8") as one, open(places[1] / what, encoding="utf-8") as other:
+                found = first_difference(one, other)
+            if found is None:
+                continue
+            number, events = found
+            stacks = ("", "")
+            if what == "network":
+                _run_both(test, seed, pythons, places, stack_of=number)
+                stacks = (_stack(places[0]), _stack(places[1]))
+            return Audited(
+                seed=seed,
+                events=number,
+                parting=Parting(seed=seed, what=what, number=number, events=events, stacks=stacks),
+            )
+        with open(places[0] / "network", "rb") as file:
+            return Audited(seed=seed, events=sum(1 for _ in file), parting=None)
+
+
+def first_difference(one: Iterable[str], other: Iterable[str]) -> tuple[int, tuple[str, str]] | None:
+    """The number, from 1, of the first line in which two files differ, and both lines; None where they are equal."""
+    for number, (left, right) in enumerate(zip_longest(one, other), 1):
+        if left != right:
+            return number, (_shown(left), _shown(right))
+    return None
+
+
+def _shown(line: str | None) -> str:
+    return "(ended)" if line is None else line.rstrip("\n")[:MAX_LINE_CHARS]
+
+
+def _stack(place: Path) -> str:
+    path = place / "stack"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _run_both(test: Test, seed: int, pythons: Sequence[str], places: Sequence[Path], *, stack_of: int) -> None:
+    for python, hash_seed, place in zip(pythons, HASH_SEEDS, places, strict=True):
+        asked = {"test": test.to_json(), "seed": seed, "place": str(place), "stack_of": stack_of}
+        try:
+            done = subprocess.run(
+                [python, "-m", __name__],
+                input=json.dumps(asked),
+                env={**os.environ, "PYTHONHASHSEED": hash_seed},
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise HarnessError(f"seed {seed} cannot be run by {python}: {error}") from None
+        if done.returncode != 0:
+            last = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+            raise HarnessError(f"seed {seed} cannot be run by {python}: {last[0]}")
+
+
+# The child
+
+
+class _Journal:
+    """What the network carries, a line an event; the stack at the event number `stack_of`."""
+
+    def __init__(self, place: Path, stack_of: int) -> None:
+        self._file = open(place / "network", "w", encoding="utf-8")  # noqa: SIM115 - open as long as the run
+        self._stack_path = place / "stack"
+        self._stack_of = stack_of
+        self._count = 0
+
+    def note(self, event: TraceEvent) -> None:
+        """Write one event."""
+        self._count += 1
+        if self._count == self._stack_of:
+            frames = traceback.format_stack()[:-1][-MAX_STACK_FRAMES:]
+            self._stack_path.write_text("".join(frames), encoding="utf-8")
+        if self._count > MAX_EVENTS:
+            return
+        content = f" {hashlib.blake2b(event.content, digest_size=8).hexdigest()}" if event.content else ""
+        self._file.write(
+            f"{event.time_s!r} {event.kind} {event.source}->{event.destination} connection {event.connection} "
+            f"number {event.number} {event.size_bytes} bytes{content}\n"
+        )
+
+    def close(self) -> None:
+        """No event comes any more."""
+        self._file.close()
+
+
+def _child(asked: dict[str, Any]) -> None:
+    test, seed, place = test_from_json(asked["test"]), asked["seed"], Path(asked["place"])
+    seeded, schedule = mix_for(test, seed, usable_choices(test))
+    parts = parts_of(seeded, schedule)
+    place.mkdir(exist_ok=True)
+    journal = _Journal(place, asked["stack_of"])
+
+    class Audited(SimCluster):
+        """A cluster whose network tells the journal."""
+
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            self.network.trace = journal.note
+
+    try:
+        with tempfile.TemporaryDirectory(dir=place) as directory:
+            rehearse(
+                dataclasses.replace(parts, cluster_class=Audited),
+                directory,
+                OutputConsole(file=io.StringIO(), quiet=True),
+            )
+            (history,) = Path(directory).glob("*/2*/history.jsonl")
+            history.rename(place / "history")
+    finally:
+        journal.close()
+
+
+if __name__ == "__main__":
+    _child(json.load(sys.stdin))

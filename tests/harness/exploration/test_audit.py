@@ -1,0 +1,67 @@
+"""`harness audit`: the simulation gives the same run twice, and where something makes it not do so, that is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.cli import main
+from harness.exploration.audit import first_difference
+
+SMALL = ("--nodes", "3", "--time-limit", "3", "--rate", "40", "--jobs", "1")
+
+DEPENDS_ON_THE_HASH_SEED = """
+import random
+import harness.seeded
+
+def seeded(name, really=harness.seeded.seeded):
+    return random.Random(hash(name)) if name.endswith("/link/n1/n2") else really(name)
+
+harness.seeded.seeded = seeded
+"""
+"""What a careless change would do: the latencies of one link follow Python's hashes."""
+
+
+def test_a_few_seeds_give_the_same_run_in_both_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["audit", "--seeds", "2", "--seed", "77", *SMALL, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert status == 0 and found["partings"] == [] and found["seeds"] == 2
+    assert found["events"] > 2_000  # or nothing was compared
+
+
+def test_what_depends_on_the_hash_seed_is_found_with_its_stack(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(DEPENDS_ON_THE_HASH_SEED)
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "audit", "--seeds", "1", "--seed", "77", *SMALL],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert "seed 77: the two runs part at event" in lines[0] and lines[0].endswith("of the network")
+    assert lines[1].strip().startswith("first") and lines[2].strip().startswith("second")
+    assert lines[1].split(maxsplit=1)[1] != lines[2].split(maxsplit=1)[1]
+    assert "network.py" in done.stdout and "1 not the same twice" in lines[-1]
+
+
+def test_the_first_difference_of_two_files() -> None:
+    assert first_difference(["a\n", "b\n"], ["a\n", "b\n"]) is None
+    assert first_difference(["a\n", "b\n"], ["a\n", "c\n"]) == (2, ("b", "c"))
+    assert first_difference(["a\n"], ["a\n", "c\n"]) == (2, ("(ended)", "c"))
+
+
+def test_an_interpreter_that_there_is_not_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", *SMALL, "--python", "/nowhere/python"]) == 254
+    assert capsys.readouterr().err == "harness: --python /nowhere/python: there is no such interpreter\n"
+
+
+def test_an_interpreter_that_cannot_run_it_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", *SMALL, "--seeds", "1", "--python", "/bin/false"]) == 255
+    assert "cannot be run by /bin/false: status 1" in capsys.readouterr().err
