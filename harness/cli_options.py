@@ -53,7 +53,8 @@ def add_system_settings(parser: Any) -> None:
     """Options of the system under test, as `settings`."""
     parser.add_argument(
         "--set", dest="settings", action="append", type=_setting, default=[], metavar="KEY=VALUE",
-        help="a setting of the system, such as replication=sync or read_mode=unsafe; repeatable (harness list has all)",
+        help="a setting of the system, such as replication=sync or read_mode=unsafe, or of the workload, such as "
+        "workload.keys=20; repeatable (harness list has all)",
     )  # fmt: skip
 
 

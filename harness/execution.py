@@ -79,7 +79,7 @@ class TestClock:
 
 def _planned(test: Test, cluster_class: Any, system_class: Any) -> PlannedTarget:
     hosts = [f"n{i}" for i in range(1, test.nodes + 1)]
-    return PlannedTarget(cluster_class, hosts, system_class=system_class, settings=test.settings)
+    return PlannedTarget(cluster_class, hosts, system_class=system_class, settings=test.system_settings)
 
 
 def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, system_class: Any) -> Schedule:
@@ -248,7 +248,7 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
     prepare(cluster, capabilities)
     system = parts.system_class(
         cluster=cluster,
-        settings=test.settings,
+        settings=test.system_settings,
         keys=parts.workload.keys,
         log_dir=str(work_dir),
         operation_timeout_s=test.operation_timeout_s,

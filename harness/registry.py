@@ -113,9 +113,9 @@ def _contract(kind: str) -> tuple[type, Sequence[type], Sequence[str] | None]:
     """(protocol of a kind, its optional abilities, the keywords that one is made with); the last is None for what is
     not made by the harness. Imported only here: the names alone are needed far more often."""
     if kind == "workloads":
-        from harness.workloads.base import Workload
+        from harness.workloads.base import AlsoByCapability, ByCapability, Workload
 
-        return Workload, (), ()
+        return Workload, (AlsoByCapability, ByCapability), ()
     if kind == "nemeses":
         from nemesis.forms import HasForms
         from nemesis.protocol import AskedForByName, JudgesVariants, MakesRequest, Nemesis, StepTimeout, UsesAbilities

@@ -17,7 +17,16 @@ from typing import Any
 
 from harness.errors import OperatorError
 
-__all__ = ["ALL", "MAX_CONCURRENCY", "MAX_NODES", "NemesisChoice", "Test", "test_from_json"]
+__all__ = [
+    "ALL",
+    "MAX_CONCURRENCY",
+    "MAX_NODES",
+    "WORKLOAD_PREFIX",
+    "NemesisChoice",
+    "Test",
+    "split_settings",
+    "test_from_json",
+]
 
 ALL = "all"
 """In the place of a nemesis's name: every nemesis that the cluster can have."""
@@ -27,6 +36,21 @@ MAX_NODES = 15
 
 MAX_CONCURRENCY = 1000
 """Logical clients per run; each has a connection to several nodes, so this bounds descriptors."""
+
+
+WORKLOAD_PREFIX = "workload."
+"""Of settings that are the workload's: `--set workload.keys=20`."""
+
+
+def split_settings(settings: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Settings of the system, and those of the workload by the names that it knows them by."""
+    of_system = {name: value for name, value in settings.items() if not name.startswith(WORKLOAD_PREFIX)}
+    of_workload = {
+        name.removeprefix(WORKLOAD_PREFIX): value
+        for name, value in settings.items()
+        if name.startswith(WORKLOAD_PREFIX)
+    }
+    return of_system, of_workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +114,11 @@ class Test:
         if self.nemesis_schedule is not None:
             return f"schedule={os.path.basename(self.nemesis_schedule)}"
         return "+".join(map(str, self.nemesis)) or "none"
+
+    @property
+    def system_settings(self) -> Mapping[str, str]:
+        """Those of the settings that are the system's; the others are the workload's."""
+        return split_settings(self.settings)[0]
 
     def problems(self) -> list[str]:
         """Everything that is wrong with the numbers, each as one line; names are the registry's to judge."""

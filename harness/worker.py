@@ -38,13 +38,15 @@ REOPEN_PAUSE_S = 0.05
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How an operation ended. `node` is the host that answered, where known; `durability` what the system said of an
-    acknowledged write that is less safe than it should be."""
+    acknowledged write that is less safe than it should be. With `is_broken` the client is closed, and the process goes
+    on with a new one, whatever the type."""
 
     type: Literal["ok", "fail", "info"]
     value: Any = None
     error: str | None = None
     node: str | None = None
     durability: str | None = None
+    is_broken: bool = False
 
 
 class Client(Protocol):
@@ -184,9 +186,10 @@ class Workers:
                     outcome = await self._invoke(client, step)
                 self.completed += 1
                 self._tell(thread, process, self.recorder.append(_completion(invocation, outcome)))
-                if client is not None and outcome.type == "info":
+                if client is not None and (outcome.type == "info" or outcome.is_broken):
                     await _close_quietly(client)
                     client = None
+                if outcome.type == "info":
                     process = self._next_process
                     self._next_process += 1
         finally:

@@ -23,7 +23,9 @@ from checker.cli import PROPERTIES  # noqa: E402
 from checker.models import Model  # noqa: E402
 from checker.models.registry import MODELS  # noqa: E402
 from harness import registry  # noqa: E402
+from harness.systems.base import Setting  # noqa: E402
 from harness.systems.broker_moments import LOGGED_KINDS  # noqa: E402
+from harness.workloads.base import AlsoByCapability, ByCapability  # noqa: E402
 from nemesis.forms import HasForms  # noqa: E402
 from nemesis.moments import KINDS as MOMENTS  # noqa: E402
 from nemesis.shapes import SHAPES  # noqa: E402
@@ -164,9 +166,34 @@ def workloads_index(workloads: Mapping[str, Any]) -> str:
 def workload_page(workload: Any) -> str:
     """One workload: what it is and what it needs of a system."""
     lines = [NOTE, "", f"# {workload.name}", "", sentence(workload.description), ""]
+    if isinstance(workload, ByCapability):
+        return "\n".join([*lines, *by_capability(workload)]) + "\n"
     lines += [f"Needs a system that offers `{workload.requires}` connections.", ""]
     lines += prose(inspect.getmodule(workload))
+    if isinstance(workload, AlsoByCapability):
+        form = workload.by_capability
+        lines += ["", "## With any client", "", sentence(form.description), "", *by_capability(form)]
     return "\n".join(lines) + "\n"
+
+
+def by_capability(workload: Any) -> list[str]:
+    """What a workload by capability needs, takes and does."""
+    methods = ", ".join(f"`{method}`" for method in workload.capabilities)
+    lines = [f"Needs a client of `harness.sdk`, or one that speaks JSON lines, that has {methods}.", ""]
+    if workload.settings:
+        lines += table(["setting", "default", "what", "values"], [
+            [f"`workload.{each.name}`", f"`{each.default}`", each.description, values_of(each)]
+            for each in workload.settings
+        ])  # fmt: skip
+        lines += ["", f"    --set workload.{workload.settings[0].name}={workload.settings[0].default}", ""]
+    return [*lines, *prose(inspect.getmodule(workload))]
+
+
+def values_of(setting: Setting) -> str:
+    """What a setting may be."""
+    if setting.bounds is not None:
+        return f"{setting.bounds[0]} to {setting.bounds[1]}"
+    return ", ".join(f"`{choice}`" for choice in setting.choices)
 
 
 def checkers_index() -> str:

@@ -22,6 +22,7 @@ from harness.store import RunDir, RunStatus, Store
 from harness.systems.base import CheckOutcome
 from harness.test import test_from_json
 from harness.workloads.base import Workload
+from harness.workloads.choice import make_workload
 
 __all__ = ["analyze_command"]
 
@@ -41,7 +42,12 @@ def analyze_command(arguments: argparse.Namespace) -> int:
     problems = test.problems()
     if problems:
         raise OperatorError("; ".join(problems))
-    workload: Workload = registry.load("workloads", test.workload)()
+    workload = make_workload(
+        test.workload,
+        system_class=registry.load("systems", test.system),
+        system=test.system,
+        settings=test.settings,
+    )
     before = _stored_results(run_dir)
     observed = _observed_from(before, workload)
     facts = {name: before[name] for name in FACTS if name in before}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.markup import escape
@@ -11,6 +11,9 @@ from rich.table import Table
 
 from harness import registry
 from harness.report import OutputConsole
+from harness.systems.base import Setting
+from harness.test import WORKLOAD_PREFIX
+from harness.workloads.base import AlsoByCapability, ByCapability
 
 __all__ = ["list_command"]
 
@@ -45,6 +48,15 @@ def _lines(kind: str, found: Any) -> Iterator[str]:
     if kind == "nemeses":
         yield from (f"={variant}" for variant in found.variants)
     if kind == "systems":
-        for setting in found.settings:
-            choices = f" ({', '.join(setting.choices)})" if setting.choices else ""
-            yield f"--set {setting.name}={setting.default}: {setting.description}{choices}"
+        yield from _settings(found.settings, "")
+    if kind == "workloads":
+        form = found.by_capability if isinstance(found, AlsoByCapability) else found
+        if isinstance(form, ByCapability):
+            yield f"any client with {', '.join(form.capabilities)}"
+            yield from _settings(form.settings, WORKLOAD_PREFIX)
+
+
+def _settings(settings: Iterable[Setting], prefix: str) -> Iterator[str]:
+    for setting in settings:
+        choices = f" ({', '.join(setting.choices)})" if setting.choices else ""
+        yield f"--set {prefix}{setting.name}={setting.default}: {setting.description}{choices}"

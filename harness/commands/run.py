@@ -26,7 +26,7 @@ from harness.seeded import random_seed
 from harness.store import Store
 from harness.systems.base import extra_hosts_of, setting_problems
 from harness.test import ALL, NemesisChoice, Test
-from harness.workloads.base import Workload
+from harness.workloads.choice import make_workload
 from nemesis.forms import expand_variant
 from nemesis.protocol import Nemesis
 
@@ -70,13 +70,10 @@ def run_command(arguments: argparse.Namespace) -> int:
 def prepare(arguments: argparse.Namespace) -> Prepared:
     """The test that the arguments describe, checked against what can be had here. Raises OperatorError."""
     test = test_from(arguments)
-    workload_class = registry.load("workloads", test.workload)
     system_class = registry.load("systems", test.system)
     nemeses = _nemeses(test)
-    check_settings(test.system, system_class, test.settings)
-    workload: Workload = workload_class()
-    if workload.requires not in system_class.offers:
-        raise OperatorError(f"system {test.system} offers no {workload.requires!r} that workload {test.workload} needs")
+    check_settings(test.system, system_class, test.system_settings)
+    workload = make_workload(test.workload, system_class=system_class, system=test.system, settings=test.settings)
     if test.fail_fast and workload.online() is None:
         raise OperatorError(f"--fail-fast: workload {test.workload} can only be judged at its end; leave it away")
     try:

@@ -14,6 +14,7 @@ from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.execution import Parts, rehearse
 from harness.report import OutputConsole
 from harness.test import Test
+from harness.workloads.choice import make_workload
 from nemesis.forms import is_of_all
 from nemesis.protocol import Nemesis
 from nemesis.schedule import Schedule
@@ -55,12 +56,15 @@ def parts_of(test: Test, schedule: Schedule) -> Parts:
     nemeses: dict[str, Nemesis] = {
         name: registry.load("nemeses", name) for name in dict.fromkeys(event.nemesis for event in schedule)
     }
+    system_class = registry.load("systems", test.system)
     return Parts(
         test=dataclasses.replace(test, cluster=SIMULATED),
         cluster_class=registry.load("clusters", SIMULATED),
         cluster_reason="simulated",
-        system_class=registry.load("systems", test.system),
-        workload=registry.load("workloads", test.workload)(),
+        system_class=system_class,
+        workload=make_workload(
+            test.workload, system_class=system_class, system=test.system, settings=test.settings
+        ),
         nemeses=nemeses,
         schedule=schedule,
     )
@@ -77,7 +81,7 @@ def usable_choices(test: Test) -> list[tuple[str, list[str]]]:
         registry.load("clusters", SIMULATED),
         [f"n{i}" for i in range(1, test.nodes + 1)],
         system_class=registry.load("systems", test.system),
-        settings=test.settings,
+        settings=test.system_settings,
     )
     asked = {choice.name: choice.variant for choice in test.nemesis if choice.name != "all"}
     found = []

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from harness.generator import Generator
-from harness.systems.base import CheckOutcome
+from harness.systems.base import CheckOutcome, Setting
 from harness.worker import Client
 
-__all__ = ["CheckContext", "OnlineChecker", "Workload"]
+__all__ = [
+    "CLIENT",
+    "AlsoByCapability",
+    "ByCapability",
+    "CheckContext",
+    "OffersClients",
+    "OnlineChecker",
+    "Workload",
+]
+
+CLIENT = "client"
+"""The kind of connection that a system of `harness.sdk` offers: a client whose methods say what it can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +71,29 @@ class Workload(Protocol):
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         """Every check of this workload by name. `history` holds the clients' events only."""
         ...
+
+
+@runtime_checkable
+class ByCapability(Protocol):
+    """A workload that any client can be asked for that has certain methods; made with the settings it is given."""
+
+    name: str
+    description: str
+    capabilities: Sequence[str]
+    """The methods that a client must have."""
+    settings: Sequence[Setting]
+    """What `--set workload.NAME=VALUE` takes."""
+
+
+@runtime_checkable
+class AlsoByCapability(Protocol):
+    """A workload over connections of another kind that has a form for clients of `harness.sdk` under the same name."""
+
+    by_capability: type[ByCapability]
+
+
+@runtime_checkable
+class OffersClients(Protocol):
+    """A system that says what its clients are, so that what they lack can be told before the start."""
+
+    client_class: type

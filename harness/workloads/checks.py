@@ -6,25 +6,50 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from checker import (
+    CASRegister,
+    Counter,
+    FIFOQueue,
     Log,
+    Model,
+    Mutex,
     Register,
     Result,
+    UnorderedQueue,
     check,
+    check_bank,
+    check_counter,
     check_delay,
+    check_exclusion,
     check_log,
+    check_long_fork,
+    check_set_full,
     check_total_queue,
     check_transaction_visibility,
+    check_transactions,
+    check_unique_ids,
 )
 from harness.systems.base import CheckOutcome
 from harness.workloads.base import CheckContext
 
 __all__ = [
+    "Events",
+    "bank_totals",
+    "counter_bounds",
     "delays",
+    "exclusion",
+    "full_set",
+    "linearizable_cas_registers",
+    "linearizable_counter",
     "linearizable_log",
+    "linearizable_mutex",
+    "linearizable_queue",
     "linearizable_registers",
     "log_contents",
+    "long_forks",
     "total_queue",
     "transaction_visibility",
+    "transactions",
+    "unique_ids",
 ]
 
 Events = Sequence[Mapping[str, Any]]
@@ -32,12 +57,32 @@ Events = Sequence[Mapping[str, Any]]
 
 def linearizable_registers(history: Events, context: CheckContext) -> CheckOutcome:
     """Whether every key behaves as one register that starts empty."""
-    return _outcome(check(history, Register(), timeout_s=context.timeout_s, memory_mb=context.memory_mb))
+    return _linearizable(history, Register(), context)
+
+
+def linearizable_cas_registers(history: Events, context: CheckContext) -> CheckOutcome:
+    """Whether every key behaves as one register with compare-and-set that starts empty."""
+    return _linearizable(history, CASRegister(), context)
+
+
+def linearizable_counter(history: Events, context: CheckContext) -> CheckOutcome:
+    """Whether one order of all additions explains every value read."""
+    return _linearizable(history, Counter(), context)
+
+
+def linearizable_mutex(history: Events, context: CheckContext) -> CheckOutcome:
+    """Whether every key behaves as one lock."""
+    return _linearizable(history, Mutex(), context)
+
+
+def linearizable_queue(history: Events, context: CheckContext, *, fifo: bool) -> CheckOutcome:
+    """Whether all of it is one queue that shows every value once, first in first out or in any order."""
+    return _linearizable(history, FIFOQueue() if fifo else UnorderedQueue(), context)
 
 
 def linearizable_log(history: Events, context: CheckContext) -> CheckOutcome:
     """Whether every key behaves as one append-only log."""
-    return _outcome(check(history, Log(), timeout_s=context.timeout_s, memory_mb=context.memory_mb))
+    return _linearizable(history, Log(), context)
 
 
 def log_contents(history: Events, context: CheckContext) -> CheckOutcome:
@@ -45,9 +90,46 @@ def log_contents(history: Events, context: CheckContext) -> CheckOutcome:
     return _outcome(check_log(history, timeout_s=context.timeout_s, memory_mb=context.memory_mb))
 
 
-def total_queue(history: Events) -> CheckOutcome:
-    """Whether everything acknowledged came out, and nothing else; duplicates are counted."""
-    return _outcome(check_total_queue(history))
+def total_queue(history: Events, *, allow_duplicates: bool = True) -> CheckOutcome:
+    """Whether everything acknowledged came out, and nothing else; duplicates are counted, or wrong."""
+    return _outcome(check_total_queue(history, allow_duplicates=allow_duplicates))
+
+
+def full_set(history: Events, *, linearizable: bool) -> CheckOutcome:
+    """Whether every element stayed that was acknowledged or seen."""
+    return _outcome(check_set_full(history, linearizable=linearizable))
+
+
+def counter_bounds(history: Events) -> CheckOutcome:
+    """Whether every value read is one that the additions so far allow."""
+    return _outcome(check_counter(history))
+
+
+def exclusion(history: Events) -> CheckOutcome:
+    """Whether no two processes held a lock at once."""
+    return _outcome(check_exclusion(history))
+
+
+def bank_totals(history: Events, *, total: int) -> CheckOutcome:
+    """Whether every read of all accounts adds up to `total`; balances may be negative."""
+    return _outcome(check_bank(history, total=total, allow_negative=True))
+
+
+def long_forks(history: Events) -> CheckOutcome:
+    """Whether no two reads of a group saw two writes in opposite orders."""
+    return _outcome(check_long_fork(history))
+
+
+def unique_ids(history: Events) -> CheckOutcome:
+    """Whether no id was given twice."""
+    return _outcome(check_unique_ids(history))
+
+
+def transactions(history: Events, context: CheckContext, *, workload: str, level: str) -> CheckOutcome:
+    """Whether nothing rules out an isolation level (checker.transactions)."""
+    return _outcome(
+        check_transactions(history, workload, level=level, timeout_s=context.timeout_s, memory_mb=context.memory_mb)
+    )
 
 
 def delays(history: Events) -> CheckOutcome:
@@ -58,6 +140,10 @@ def delays(history: Events) -> CheckOutcome:
 def transaction_visibility(history: Events) -> CheckOutcome:
     """Whether transactional messages were seen if committed, and only then."""
     return _outcome(check_transaction_visibility(history))
+
+
+def _linearizable(history: Events, model: Model, context: CheckContext) -> CheckOutcome:
+    return _outcome(check(history, model, timeout_s=context.timeout_s, memory_mb=context.memory_mb))
 
 
 def _outcome(result: Result) -> CheckOutcome:

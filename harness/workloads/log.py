@@ -17,6 +17,7 @@ from harness.systems.base import CheckOutcome, QueueConnection
 from harness.worker import Outcome
 from harness.workloads.base import CheckContext
 from harness.workloads.checks import linearizable_log, log_contents
+from harness.workloads.client_log import ClientLogWorkload
 from harness.workloads.queues import DistinctWrites, ReadWhole
 
 __all__ = ["READ_MAX_MESSAGES", "LogWorkload"]
@@ -62,6 +63,7 @@ class LogWorkload:
     description = "Append-only queues with offsets: append, read a range, read the tail; all is read at the end."
     requires = "queue"
     check_names = ("linearizable", "log")
+    by_capability = ClientLogWorkload
 
     def generator(self) -> Generator:
         def tail(context: Context) -> Op:

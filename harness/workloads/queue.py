@@ -15,31 +15,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.generator import Calls, Context, EachThread, Generator, Mix, Op, Step, Unpaced
+from harness.generator import Calls, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, MessagingConnection
 from harness.worker import Outcome
 from harness.workloads.base import CheckContext
 from harness.workloads.checks import total_queue
+from harness.workloads.client_queue import ClientQueueWorkload
 from harness.workloads.draining import Drain, unless_drained
+from harness.workloads.queues import MessageNumbers
 
-__all__ = ["MessageNumbers", "QueueWorkload", "lag"]
+__all__ = ["QueueWorkload", "lag"]
 
 DRAIN_MESSAGES = 32
 """Messages that one final receive takes at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class MessageNumbers(Unpaced):
-    """Operations `f` on the numbers 0, 1, 2 ..., each once in the run."""
-
-    f: str
-    next_value: int = 0
-
-    def next(self, context: Context) -> tuple[Step, Generator]:
-        return Op(self.f, None, self.next_value), MessageNumbers(self.f, self.next_value + 1)
-
-    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +40,7 @@ class QueueWorkload:
     description = "Producers and a consumer group: what was acknowledged comes out, at least once."
     requires = "messaging"
     check_names = ("total-queue",)
+    by_capability = ClientQueueWorkload
 
     def generator(self) -> Generator:
         return Mix(((0.45, MessageNumbers("enqueue")), (0.55, Calls(lambda _: Op("dequeue")))))

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.generator import Context, Generator, Op, Step, Unpaced
 
-__all__ = ["MAX_FINAL_ATTEMPTS", "DistinctWrites", "ReadWhole"]
+__all__ = ["MAX_FINAL_ATTEMPTS", "DistinctWrites", "MessageNumbers", "ReadWhole"]
 
 MAX_FINAL_ATTEMPTS = 20
 """Tries per key at a final read. A key that cannot be read after that is left unread, which the checkers
@@ -27,6 +27,20 @@ class DistinctWrites(Unpaced):
     def next(self, context: Context) -> tuple[Step, Generator]:
         key = context.random.randrange(self.keys)
         return Op(self.f, key, self.next_value), DistinctWrites(self.f, self.keys, self.next_value + 1)
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class MessageNumbers(Unpaced):
+    """Operations `f` on the numbers 0, 1, 2 ..., each once in the run."""
+
+    f: str
+    next_value: int = 0
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        return Op(self.f, None, self.next_value), MessageNumbers(self.f, self.next_value + 1)
 
     def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
         return self

@@ -17,6 +17,7 @@ from harness.systems.base import CheckOutcome, QueueConnection
 from harness.worker import Outcome
 from harness.workloads.base import CheckContext
 from harness.workloads.checks import linearizable_registers
+from harness.workloads.client_register import ClientRegisterWorkload
 from harness.workloads.queues import DistinctWrites
 
 __all__ = ["RegisterWorkload"]
@@ -32,6 +33,7 @@ class RegisterWorkload:
     description = "Registers made of queues: write appends, read returns the newest committed message."
     requires = "queue"
     check_names = ("linearizable",)
+    by_capability = ClientRegisterWorkload
 
     def generator(self) -> Generator:
         def read(context: Context) -> Op:

@@ -137,11 +137,11 @@ def test_a_class_is_held_to_its_constructor_and_to_what_its_instances_must_have(
         def bank():
             ...
         """,
-        "workloads=bank:Bank",
+        "workloads=vault:Bank",
         "workloads=teller:bank",
     )
     found = registry.survey("workloads")
-    assert found["bank"].reason.partition("is no workload: ")[2] == (
+    assert found["vault"].reason.partition("is no workload: ")[2] == (
         "final_generator does not take self; its constructor takes (accounts) where it is given nothing"
     )
     assert "is a function and not a class" in found["teller"].reason and "lacks generator" in found["teller"].reason

@@ -1,0 +1,121 @@
+"""A workload against clients in this process: no cluster, no faults, no files.
+
+For trying a client out before there is a system to run it against, and for tests of workloads: the generator, the
+workers, the final reads and the checks are those of a run.
+
+    run = run_in_process(RegisterWorkload(), lambda: MyClient(), operations=1000)
+    assert run.outcomes["linearizable"].valid is True
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.generator import Generator, Limit
+from harness.outcome import CheckOutcome
+from harness.seeded import seeded
+from harness.worker import Client, Workers
+from harness.workloads.base import CheckContext, Workload
+
+__all__ = ["InProcessRun", "drive", "run_in_process"]
+
+
+@dataclass(slots=True)
+class InProcessRun:
+    """What came of it: the history, the checks by name, errors that are the client's own."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    outcomes: Mapping[str, CheckOutcome] = field(default_factory=dict)
+    unexpected_errors: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def valid(self) -> bool:
+        """Whether every check holds and the client made no mistake."""
+        return not self.unexpected_errors and all(outcome.valid is True for outcome in self.outcomes.values())
+
+
+class _Memory:
+    """Keeps events, as harness.history_writer does on disk."""
+
+    def __init__(self, events: list[dict[str, Any]], now_ns: Callable[[], int]) -> None:
+        self._events = events
+        self._now_ns = now_ns
+
+    def append(self, event: dict[str, Any]) -> dict[str, Any]:
+        """Add an event; returns it with its index and time."""
+        recorded = {"index": len(self._events), "time": self._now_ns(), **event}
+        self._events.append(recorded)
+        return recorded
+
+
+def run_in_process(
+    workload: Workload,
+    new_connection: Callable[[], Any],
+    *,
+    operations: int,
+    concurrency: int = 5,
+    seed: int = 1,
+    operation_timeout_s: float = 3.0,
+    check_timeout_s: float = 30.0,
+) -> InProcessRun:
+    """`operations` operations of a workload, its final reads, and its checks.
+
+    `new_connection()` gives a connection of the kind that the workload requires, for each logical client one.
+    """
+
+    async def both() -> InProcessRun:
+        return await drive(
+            workload,
+            new_connection,
+            operations=operations,
+            concurrency=concurrency,
+            seed=seed,
+            operation_timeout_s=operation_timeout_s,
+        )
+
+    run = asyncio.run(both())
+    run.outcomes = workload.check(run.events, CheckContext(timeout_s=check_timeout_s, memory_mb=512))
+    return run
+
+
+async def drive(
+    workload: Workload,
+    new_connection: Callable[[], Any],
+    *,
+    operations: int,
+    concurrency: int,
+    seed: int,
+    operation_timeout_s: float,
+) -> InProcessRun:
+    """The operations and the final reads, without the checks, on the running event loop."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    run = InProcessRun()
+
+    def now_ns() -> int:
+        return int((loop.time() - began_s) * 1e9)
+
+    def make_client(process: int, thread: int) -> Client:
+        return workload.client(new_connection())
+
+    async def phase(generator: Generator, first_process: int) -> Workers:
+        workers = Workers(
+            generator=generator,
+            threads=concurrency,
+            make_client=make_client,
+            recorder=_Memory(run.events, now_ns),
+            now_ns=now_ns,
+            random=seeded(f"{seed}/clients/{first_process}"),
+            operation_timeout_s=operation_timeout_s,
+            first_process=first_process,
+        )
+        await workers.run()
+        return workers
+
+    load = await phase(Limit(operations, workload.generator()), 0)
+    final = await phase(workload.final_generator(), load.next_process)
+    run.unexpected_errors = {**load.unexpected_errors, **final.unexpected_errors}
+    return run

@@ -1,0 +1,224 @@
+"""Workloads by capability: what any client can be asked to do that has the methods for it.
+
+A client of `harness.sdk` says by its methods what it can do. A workload here says which of them it needs
+(`capabilities`) and maps each of its operations to a call of them. What came of a call decides how the operation
+ends:
+
+    it returned                    ok, with what it returned
+    an error with `is_definite`    fail where that is true (`Refused`), info where it is false
+    any other exception            fail for what only reads, info for what writes
+    a mistake of the client        as before, and the verdict is unknown: a client with a bug tests nothing
+
+A mistake is a result that the workload cannot use (`cas` that returned None, bytes where JSON is needed), or an
+exception that only a bug raises (TypeError, NameError). It is told with the file and the line in the client.
+
+After an exception that is not `is_definite`, the client is closed and the next operation opens a new one: nobody
+knows what its connection is still going to answer.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from harness.errors import OperatorError, nearest
+from harness.generator import Generator, Nothing
+from harness.systems.base import CheckOutcome, Setting, setting_problems
+from harness.worker import Client, NamesNode, Outcome, TellsOutcome
+from harness.workloads.base import CLIENT, ByCapability, CheckContext, OnlineChecker
+
+__all__ = [
+    "Call",
+    "CapabilityClient",
+    "CapabilityWorkload",
+    "ClientMistake",
+    "json_problem",
+    "missing_capabilities",
+]
+
+MISTAKES = (AttributeError, ImportError, NameError, RecursionError, TypeError)
+"""Exceptions that say that the client's own code is wrong, whatever the system did."""
+
+MAX_REASON_CHARS = 300
+"""Of an exception's text that is kept with an operation: some drivers put whole replies into theirs."""
+
+_PLAIN = frozenset((int, str, bool, float, type(None)))
+
+
+class ClientMistake(Exception):
+    """The client's code is wrong; the message names the method, and the file and line where they are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How an operation is done: `perform(client, value, key)` gives its result.
+
+    `method` is the client's method, for messages. `is_read` says, of every value or of some, that it changes nothing,
+    so that whatever it raises says that nothing happened.
+    """
+
+    method: str
+    perform: Callable[[Any, Any, Any], Awaitable[Any]]
+    is_read: bool | Callable[[Any], bool] = False
+
+
+class CapabilityWorkload(ABC):
+    """What all of them share: settings, the client, empty final reads. Made for one test.
+
+    `settings` are those of `--set workload.NAME=VALUE`. Raises OperatorError for values that it does not take.
+    """
+
+    requires = CLIENT
+    name: ClassVar[str]
+    description: ClassVar[str]
+    capabilities: ClassVar[tuple[str, ...]]
+    """The methods that a client must have."""
+    settings: ClassVar[tuple[Setting, ...]] = ()
+    calls: ClassVar[Mapping[str, Call]]
+    """Operation -> how it is done."""
+    check_names: ClassVar[Sequence[str]]
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        given = settings or {}
+        problems = setting_problems(self.settings, given) if self.settings or given else []
+        if problems:
+            raise OperatorError(f"--set workload.NAME (workload {self.name}): {'; '.join(problems)}")
+        self._values = {setting.name: setting.default for setting in self.settings} | dict(given)
+
+    def text(self, setting: str) -> str:
+        """The value of a setting."""
+        return self._values[setting]
+
+    def number(self, setting: str) -> int:
+        """The value of a setting that is a whole number."""
+        return int(self._values[setting])
+
+    @property
+    def keys(self) -> int:
+        """Independent keys in use at a time."""
+        return self.number("keys") if "keys" in self._values else 1
+
+    @abstractmethod
+    def generator(self) -> Generator:
+        """What the clients do under faults."""
+
+    def final_generator(self) -> Generator:
+        """Nothing, unless a workload has final reads."""
+        return Nothing()
+
+    def client(self, connection: Any) -> Client:
+        """The worker's client over a client of the SDK."""
+        return CapabilityClient(connection, self.calls)
+
+    def online(self) -> OnlineChecker | None:
+        """None, unless a workload can be judged on the way."""
+        return None
+
+    @abstractmethod
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        """Every check by name."""
+
+
+class CapabilityClient:
+    """Carries out a workload's operations by the methods of a client of the SDK. See harness.worker.Client."""
+
+    __slots__ = ("_calls", "_client")
+
+    def __init__(self, client: Any, calls: Mapping[str, Call]) -> None:
+        self._client = client
+        self._calls = calls
+
+    async def open(self) -> None:
+        """Raises whatever the client raises, with the place in its code."""
+        try:
+            await self._client.open()
+        except Exception as error:
+            raise ConnectionError(described(error, self._client, "open")) from error
+
+    async def invoke(self, op: Any) -> Outcome:
+        """See the module's text. Raises ClientMistake."""
+        call = self._calls[op.f]
+        try:
+            value = await call.perform(self._client, op.value, op.key)
+        except ClientMistake:
+            raise
+        except MISTAKES as error:
+            raise ClientMistake(described(error, self._client, call.method)) from error
+        except Exception as error:
+            is_read = call.is_read if isinstance(call.is_read, bool) else call.is_read(op.value)
+            return self._failed(error, call.method, is_read)
+        if type(value) not in _PLAIN and (problem := json_problem(value)) is not None:
+            raise ClientMistake(f"{call.method} returned {problem}")
+        return Outcome("ok", value)
+
+    def _failed(self, error: Exception, method: str, is_read: bool) -> Outcome:
+        """How an operation ended whose call raised."""
+        node = error.node if isinstance(error, NamesNode) else None
+        if isinstance(error, TellsOutcome):
+            text = _named(error)
+            if error.is_definite:
+                return Outcome("fail", error=text, node=node)
+        else:
+            text = described(error, self._client, method)
+        return Outcome("fail" if is_read else "info", error=text, node=node, is_broken=True)
+
+    async def close(self) -> None:
+        """Close the client."""
+        await self._client.close()
+
+
+def missing_capabilities(workload: ByCapability, client_class: type) -> str | None:
+    """Which methods a client lacks for a workload, as one line; None when it lacks none."""
+    needed = workload.capabilities
+    has = [name for name in dir(client_class) if not name.startswith("_") and callable(getattr(client_class, name))]
+    lacking = [name for name in needed if name not in has]
+    if not lacking:
+        return None
+    hints = "".join(nearest(name, [each for each in has if each not in needed]) for name in lacking[:1])
+    methods = f"method{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}"
+    return f"workload {workload.name} needs the {methods}, which client {client_class.__name__} lacks{hints}"
+
+
+def described(error: BaseException, client: Any, method: str) -> str:
+    """An exception of a client in one line: its type, its text, and where in the client's own file it came from."""
+    own_file = _file_of(type(client))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == own_file]
+    if not own:
+        return f"{method}: {_named(error)}"
+    return f"{method}: {_named(error)} ({os.path.basename(own[-1].filename)}:{own[-1].lineno})"
+
+
+def _file_of(cls: type) -> str | None:
+    """The file that defines a class, as its code objects name it."""
+    for member in vars(cls).values():
+        if inspect.isfunction(member):
+            return member.__code__.co_filename
+    return None
+
+
+def _named(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if len(text) > MAX_REASON_CHARS:
+        text = f"{text[:MAX_REASON_CHARS]}..."
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def json_problem(value: Any) -> str | None:
+    """What keeps a value out of a history, in words; None when JSON can hold it as it is."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"{_short(value)}, which JSON cannot hold ({error})"
+    return None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -1,0 +1,114 @@
+"""Workload `cas-register`: `read(key)`, `write(key, value)` and `cas(key, old, new)`.
+
+`cas` sets a key to `new` if it holds `old` and answers whether it did. It expects what the key was last seen to
+hold, so that some succeed and some do not. Every written value is new; a key is left behind for a new one after
+`operations_per_key` operations, which keeps the search for an order short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from harness.generator import Context, EachThread, Generator, Limit, Op, Unpaced
+from harness.systems.base import CheckOutcome, Setting
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
+from harness.workloads.checks import linearizable_cas_registers
+from harness.workloads.client_register import READ, WRITE
+
+__all__ = ["CasRegisterWorkload"]
+
+
+async def _cas(client: Any, value: Any, key: Any) -> Any:
+    old, new = value
+    done = await client.cas(key, old, new)
+    if done is not True and done is not False:
+        raise ClientMistake(f"cas returned {done!r:.80}: it must return True (it was set) or False (it held another)")
+    return done
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How many operations the load has made: it decides which keys are in use, at the end as well."""
+
+    operations: int = 0
+    next_value: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Load(Unpaced):
+    """Two reads, one write and two compare-and-sets in five, on `keys` keys at a time."""
+
+    keys: int
+    operations_per_key: int
+    progress: _Progress
+    last: Mapping[int, int]
+
+    def first_key(self) -> int:
+        return self.progress.operations // (self.keys * self.operations_per_key) * self.keys
+
+    def next(self, context: Context) -> tuple[Op, Generator]:
+        first, progress = self.first_key(), self.progress
+        key = first + context.random.randrange(self.keys)
+        progress.operations += 1
+        kind = context.random.randrange(5)
+        if kind < 2:
+            return Op("read", key), self
+        value, progress.next_value = progress.next_value, progress.next_value + 1
+        if kind == 2 or key not in self.last:
+            return Op("write", key, value), self
+        return Op("cas", key, [self.last[key], value]), self
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        if event["type"] != "ok" or event["f"] == "cas":
+            return self
+        key, seen = event["key"], event["value"]
+        if seen is None or self.last.get(key) == seen:
+            return self
+        first = self.first_key()
+        last = {k: v for k, v in self.last.items() if k >= first}
+        return _Load(self.keys, self.operations_per_key, self.progress, {**last, key: seen})
+
+
+@dataclass(frozen=True, slots=True)
+class _FinalReads(Unpaced):
+    """Reads of the keys that were in use last."""
+
+    load: _Load
+
+    def next(self, context: Context) -> tuple[Op, Generator]:
+        return Op("read", self.load.first_key() + context.random.randrange(self.load.keys)), self
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        return self
+
+
+class CasRegisterWorkload(CapabilityWorkload):
+    """Reads, writes and compare-and-sets over `keys` registers at a time."""
+
+    name = "cas-register"
+    description = "Registers with compare-and-set."
+    capabilities = ("read", "write", "cas")
+    settings = (
+        Setting("keys", "5", "registers in use at a time", bounds=(1, 1000)),
+        Setting("operations_per_key", "200", "operations on a register until a new one takes its place",
+                bounds=(10, 100_000)),
+    )  # fmt: skip
+    calls: ClassVar[Mapping[str, Call]] = {"read": READ, "write": WRITE, "cas": Call("cas", _cas)}
+    check_names = ("linearizable",)
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(settings)
+        self._load = _Load(self.keys, self.number("operations_per_key"), _Progress(), {})
+
+    def generator(self) -> Generator:
+        return self._load
+
+    def final_generator(self) -> Generator:
+        """Every thread reads as many of the last keys as there are."""
+        return EachThread(Limit(self.keys, _FinalReads(self._load)))
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        return {"linearizable": linearizable_cas_registers(history, context)}

@@ -1,0 +1,139 @@
+"""Workload `log` for any client: `append(key, value)` and `poll(key, offset, max_messages)`.
+
+Every key is an append-only log whose offsets count up from 0 without gaps. `append` returns the offset that the
+value got. `poll` returns the values at `offset`, `offset + 1` and so on, at most `max_messages`, and fewer only
+where the log has no more: that is what tells its end. A client that cannot tell raises instead.
+
+Each acknowledged value is accounted for at the end, when every log is read whole: lost, duplicated, phantom,
+reordered or stored under two offsets. With `polls=linearizable` a log must also be linearizable, so that a poll that
+misses what was acknowledged before it is a violation; with `polls=eventual` only the final ones must have
+everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from harness.generator import Context, Generator, Mix, Op, Unpaced
+from harness.systems.base import CheckOutcome, Setting
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
+from harness.workloads.checks import linearizable_log, log_contents
+from harness.workloads.queues import DistinctWrites, ReadWhole
+
+__all__ = ["POLL_MAX_MESSAGES", "ClientLogWorkload"]
+
+POLL_MAX_MESSAGES = 32
+"""Asked for by one poll."""
+
+
+async def _append(client: Any, value: Any, key: Any) -> Any:
+    offset = await client.append(key, value)
+    if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
+        raise ClientMistake(f"append returned {offset!r:.80}: it must return the offset that the value got, from 0 on")
+    return [offset, value]
+
+
+async def _poll(client: Any, value: Any, key: Any) -> Any:
+    offset, most = value["offset"], value["max"]
+    messages = await client.poll(key, offset, most)
+    if not isinstance(messages, (list, tuple)):
+        raise ClientMistake(f"poll returned {messages!r:.80}: it must return a list of values")
+    if len(messages) > most:
+        raise ClientMistake(f"poll returned {len(messages)} values where at most {most} were asked for")
+    # What a full answer leaves open is None: there may be more.
+    tail = offset + len(messages) if len(messages) < most else None
+    found = {"offset": offset, "messages": list(messages), "tail": tail}
+    return {**found, "final": True} if value.get("final") else found
+
+
+@dataclass(frozen=True, slots=True)
+class _Polls(Unpaced):
+    """Polls near the end as last seen, where stale replicas give themselves away."""
+
+    keys: int
+    tails: tuple[int, ...]
+
+    def next(self, context: Context) -> tuple[Op, Generator]:
+        key = context.random.randrange(self.keys)
+        offset = max(0, self.tails[key] - context.random.randrange(8))
+        return Op("read", key, {"offset": offset, "max": POLL_MAX_MESSAGES}), self
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        if event["type"] != "ok":
+            return self
+        key, value = event["key"], event["value"]
+        tail = value[0] + 1 if event["f"] == "append" else value["offset"] + len(value["messages"])
+        if tail <= self.tails[key]:
+            return self
+        return replace(self, tails=(*self.tails[:key], tail, *self.tails[key + 1 :]))
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadToTheEnd(Unpaced):
+    """`ReadWhole` for polls, whose answer names the end only where it is not full."""
+
+    inner: Generator
+
+    def next(self, context: Context) -> tuple[Any, Generator]:
+        step, inner = self.inner.next(context)
+        if isinstance(step, Op):
+            step = step._replace(value={**step.value, "final": True})
+        return step, _ReadToTheEnd(inner)
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        if event["type"] == "ok" and event["f"] == "read" and event["value"]["tail"] is None:
+            more = event["value"]["offset"] + len(event["value"]["messages"]) + 1
+            event = {**event, "value": {**event["value"], "tail": more}}
+        return _ReadToTheEnd(self.inner.update(context, event))
+
+
+class ClientLogWorkload(CapabilityWorkload):
+    """Appends, and polls near the end, over `keys` logs."""
+
+    name = "log"
+    description = "Append-only logs with offsets; all is read at the end."
+    capabilities = ("append", "poll")
+    settings = (
+        Setting("keys", "4", "logs", bounds=(1, 1000)),
+        Setting("polls", "linearizable", "whether a poll may miss what was acknowledged before it",
+                ("linearizable", "eventual")),
+    )  # fmt: skip
+    calls: ClassVar[Mapping[str, Call]] = {
+        "append": Call("append", _append),
+        "read": Call("poll", _poll, is_read=True),
+    }
+    check_names = ("linearizable", "log")
+
+    def generator(self) -> Generator:
+        return Mix(((1.0, DistinctWrites("append", self.keys)), (1.0, _Polls(self.keys, (0,) * self.keys))))
+
+    def final_generator(self) -> Generator:
+        """Every log from its beginning to its end."""
+        return _ReadToTheEnd(ReadWhole(self.keys, POLL_MAX_MESSAGES))
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        if self.text("polls") == "eventual":
+            return {"log": log_contents([_untailed(event) for event in history], context)}
+        return {
+            "linearizable": linearizable_log([_without_full_polls(event) for event in history], context),
+            "log": log_contents(history, context),
+        }
+
+
+def _untailed(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A poll of the load without what it says of the end, which may be old."""
+    value = event["value"]
+    if event["f"] != "read" or event["type"] != "ok" or value["tail"] is None:
+        return event
+    return event if value.get("final") else {**event, "value": {**value, "tail": None}}
+
+
+def _without_full_polls(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A poll that saw no end as one that says nothing: the near-linear test wants an end of every read, and what such a
+    poll holds is looked at by the other check."""
+    if event["f"] == "read" and event["type"] == "ok" and event["value"]["tail"] is None:
+        return {**event, "type": "fail"}
+    return event

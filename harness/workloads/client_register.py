@@ -1,0 +1,69 @@
+"""Workload `register` for any client: `read(key)` and `write(key, value)`.
+
+Every key is a register. Values are distinct, so that Gibbons and Korach's near-linear test decides linearizability
+for each key. A key that was never written reads as None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from checker.online import OnlineRegister
+from harness.generator import Calls, Context, EachThread, Generator, Limit, Mix, Op
+from harness.systems.base import CheckOutcome, Setting
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload
+from harness.workloads.checks import linearizable_registers
+from harness.workloads.queues import DistinctWrites
+
+__all__ = ["READ", "WRITE", "ClientRegisterWorkload", "RandomReads"]
+
+
+async def _read(client: Any, value: Any, key: Any) -> Any:
+    return await client.read(key)
+
+
+async def _write(client: Any, value: Any, key: Any) -> Any:
+    await client.write(key, value)
+    return value
+
+
+READ = Call("read", _read, is_read=True)
+WRITE = Call("write", _write)
+
+
+class RandomReads:
+    """Operations `read` on random keys below `keys`."""
+
+    __slots__ = ("_keys",)
+
+    def __init__(self, keys: int) -> None:
+        self._keys = keys
+
+    def __call__(self, context: Context) -> Op:
+        return Op("read", context.random.randrange(self._keys))
+
+
+class ClientRegisterWorkload(CapabilityWorkload):
+    """Half writes, half reads, over `keys` registers."""
+
+    name = "register"
+    description = "Registers: reads and writes of independent keys."
+    capabilities = ("read", "write")
+    settings = (Setting("keys", "8", "registers", bounds=(1, 1000)),)
+    calls: ClassVar[Mapping[str, Call]] = {"read": READ, "write": WRITE}
+    check_names = ("linearizable",)
+
+    def generator(self) -> Generator:
+        return Mix(((1.0, DistinctWrites("write", self.keys)), (1.0, Calls(RandomReads(self.keys)))))
+
+    def final_generator(self) -> Generator:
+        """Every thread reads as many random keys as there are keys, so that each is read by several."""
+        return EachThread(Limit(self.keys, Calls(RandomReads(self.keys))))
+
+    def online(self) -> OnlineRegister:
+        return OnlineRegister()
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        return {"linearizable": linearizable_registers(history, context)}

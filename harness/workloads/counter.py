@@ -1,0 +1,64 @@
+"""Workload `counter`: `increment(by)` and `value()`, one counter that starts at 0.
+
+Every value that was read must lie between the sum of what was acknowledged before the read began and the sum of all
+that was asked for before it ended (`counter-bounds`). With `check=linearizable` the reads must also fit together:
+one order of all operations explains every value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from harness.generator import Calls, Context, Generator, Mix, Op
+from harness.systems.base import CheckOutcome, Setting
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
+from harness.workloads.checks import counter_bounds, linearizable_counter
+from harness.workloads.final_reads import one_good_read_each
+
+__all__ = ["CounterWorkload"]
+
+
+async def _increment(client: Any, value: Any, key: Any) -> Any:
+    await client.increment(value)
+    return value
+
+
+async def _value(client: Any, value: Any, key: Any) -> Any:
+    found = await client.value()
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise ClientMistake(f"value returned {found!r:.80}: it must return a whole number")
+    return found
+
+
+class CounterWorkload(CapabilityWorkload):
+    """Increments by 1 to 5, and reads."""
+
+    name = "counter"
+    description = "One counter: no increment is lost or counted twice."
+    capabilities = ("increment", "value")
+    settings = (
+        Setting("check", "bounds", "what must hold of the values that were read", ("bounds", "linearizable")),
+    )
+    calls: ClassVar[Mapping[str, Call]] = {
+        "add": Call("increment", _increment),
+        "read": Call("value", _value, is_read=True),
+    }
+    check_names = ("counter-bounds", "linearizable")
+
+    def generator(self) -> Generator:
+        def add(context: Context) -> Op:
+            return Op("add", None, context.random.randint(1, 5))
+
+        return Mix(((1.0, Calls(add)), (1.0, Calls(lambda _: Op("read")))))
+
+    def final_generator(self) -> Generator:
+        """Every thread reads once."""
+        return one_good_read_each(Op("read"))
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        found = {"counter-bounds": counter_bounds(history)}
+        if self.text("check") == "linearizable":
+            found["linearizable"] = linearizable_counter(history, context)
+        return found

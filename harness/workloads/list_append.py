@@ -1,0 +1,58 @@
+"""Workload `list-append`: `transact(micro_operations)` of appends to lists and reads of them.
+
+A read shows a whole list and with it the order of all appends so far, so cycles of dependencies between transactions
+are found as Elle does, and the verdict names the isolation levels that are ruled out. See the module `transacting`
+for the form of a transaction: `[["append", 7, 1], ["r", 7, None]]` is answered `[["append", 7, 1], ["r", 7, [1]]]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from harness.generator import Generator
+from harness.systems.base import CheckOutcome, Setting
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload
+from harness.workloads.checks import transactions
+from harness.workloads.transacting import ISOLATION, TRANSACT, FinalTransactions, Transactions
+
+__all__ = ["TRANSACTION_SETTINGS", "ListAppendWorkload"]
+
+TRANSACTION_SETTINGS = (
+    Setting("keys", "5", "keys in use at a time", bounds=(1, 1000)),
+    Setting("max_length", "4", "steps of a transaction, at most", bounds=(1, 100)),
+    Setting("writes_per_key", "32", "writes of a key until a new one takes its place", bounds=(1, 10_000)),
+    ISOLATION,
+)
+
+
+class ListAppendWorkload(CapabilityWorkload):
+    """Transactions of appends and reads."""
+
+    name = "list-append"
+    description = "Transactions that append to lists and read them: which isolation level holds."
+    capabilities = ("transact",)
+    settings = TRANSACTION_SETTINGS
+    calls: ClassVar[Mapping[str, Call]] = {"txn": TRANSACT}
+    check_names = ("isolation",)
+    write = "append"
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(settings)
+        self._load = Transactions(
+            write=self.write,
+            keys=self.keys,
+            max_length=self.number("max_length"),
+            writes_per_key=self.number("writes_per_key"),
+        )
+
+    def generator(self) -> Generator:
+        return self._load
+
+    def final_generator(self) -> Generator:
+        """Reads of every key."""
+        return FinalTransactions(self._load)
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        return {"isolation": transactions(history, context, workload=self.name, level=self.text("isolation"))}

@@ -1,0 +1,93 @@
+"""Workload `mutex`: `lock(name)` and `unlock(name)`.
+
+A client holds a lock from the return of `lock` to the call of `unlock`: no two may hold one at once. `lock` raises
+`Refused`, or returns False, where it did not get the lock. Each thread takes a lock, keeps it for a while and gives
+it back; one whose `unlock` failed tries again.
+
+A client whose `lock` or `unlock` has an unknown outcome goes away, and the lock may stay held for good if nothing in
+the system expires: give more `locks` then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from harness.generator import Context, EachThread, Generator, Op, Step, Unpaced, Wait
+from harness.systems.base import CheckOutcome, Setting
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload
+from harness.workloads.checks import exclusion, linearizable_mutex
+
+__all__ = ["MutexWorkload"]
+
+
+class _NotTaken(Exception):
+    """`lock` said that somebody else holds the lock."""
+
+    is_definite = True
+
+
+async def _lock(client: Any, value: Any, key: Any) -> Any:
+    if await client.lock(key) is False:
+        raise _NotTaken("the lock was not free")
+    return None
+
+
+async def _unlock(client: Any, value: Any, key: Any) -> Any:
+    await client.unlock(key)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder(Unpaced):
+    """One thread: takes a lock, holds it, gives it back."""
+
+    locks: int
+    hold_ms: int
+    held: str | None = None
+    until_ns: int = 0
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        if self.held is None:
+            return Op("acquire", f"lock{context.random.randrange(self.locks)}"), self
+        if context.time_ns < self.until_ns:
+            return Wait(self.until_ns), self
+        return Op("release", self.held), self
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        kind = event["type"]
+        if kind == "invoke":
+            return self
+        if event["f"] == "acquire" and kind == "ok":
+            held_ns = int(self.hold_ms * 1e6 * context.random.uniform(0.5, 1.5))
+            return replace(self, held=event["key"], until_ns=context.time_ns + held_ns)
+        if kind == "fail" and event["f"] == "release":
+            return self  # still held
+        return replace(self, held=None)
+
+
+class MutexWorkload(CapabilityWorkload):
+    """Every thread takes and gives back one of `locks` locks at a time."""
+
+    name = "mutex"
+    description = "Locks: nobody holds one that somebody else holds."
+    capabilities = ("lock", "unlock")
+    settings = (
+        Setting("locks", "3", "locks", bounds=(1, 1000)),
+        Setting("hold_ms", "20", "milliseconds for which a lock is held, on average", bounds=(0, 60_000)),
+        Setting("check", "exclusion", "with linearizable also that a free lock is never refused as an order of all "
+                "operations would have it", ("exclusion", "linearizable")),
+    )  # fmt: skip
+    calls: ClassVar[Mapping[str, Call]] = {"acquire": Call("lock", _lock), "release": Call("unlock", _unlock)}
+    check_names = ("exclusion", "linearizable")
+
+    def generator(self) -> Generator:
+        return EachThread(_Holder(self.number("locks"), self.number("hold_ms")))
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        found = {"exclusion": exclusion(history)}
+        if self.text("check") == "linearizable":
+            found["linearizable"] = linearizable_mutex(history, context)
+        return found

@@ -1,0 +1,19 @@
+"""Workload `rw-register`: `transact(micro_operations)` of writes and reads of registers.
+
+As `list-append` for systems without lists; a read shows one value, so less of the order of writes is known. Every
+written value is new: `[["w", 7, 1], ["r", 8, None]]` is answered `[["w", 7, 1], ["r", 8, 5]]`.
+"""
+
+from __future__ import annotations
+
+from harness.workloads.list_append import ListAppendWorkload
+
+__all__ = ["RwRegisterWorkload"]
+
+
+class RwRegisterWorkload(ListAppendWorkload):
+    """Transactions of writes and reads."""
+
+    name = "rw-register"
+    description = "Transactions that write and read registers: which isolation level holds."
+    write = "w"

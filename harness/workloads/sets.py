@@ -1,0 +1,81 @@
+"""Workload `set`: `add(value)` and `members()`, one set of distinct numbers.
+
+What was acknowledged must be in every later read of all members, up to the last one. Reads become rarer as the set
+grows: an operation brings `elements_per_operation` elements on average at most, so that the history stays readable.
+
+With `reads=eventual` an element may be missing from some reads as long as a later one has it; with
+`reads=linearizable` it may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from harness.generator import Context, Generator, Op, Unpaced
+from harness.systems.base import CheckOutcome, Setting
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
+from harness.workloads.checks import full_set
+from harness.workloads.final_reads import one_good_read_each
+
+__all__ = ["SetWorkload"]
+
+MOST_READS = 0.5
+"""Share of reads while the set is small."""
+
+
+async def _add(client: Any, value: Any, key: Any) -> Any:
+    await client.add(value)
+    return value
+
+
+async def _members(client: Any, value: Any, key: Any) -> Any:
+    members = await client.members()
+    if isinstance(members, (str, bytes, Mapping)) or not isinstance(members, Iterable):
+        raise ClientMistake(f"members returned {members!r:.80}: it must return all elements, as a list or a set")
+    return list(members)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load(Unpaced):
+    """Adds of 0, 1, 2 ..., and reads."""
+
+    elements_per_operation: int
+    next_value: int = 0
+
+    def next(self, context: Context) -> tuple[Op, Generator]:
+        reads = min(MOST_READS, self.elements_per_operation / max(1, self.next_value))
+        if context.random.random() < reads:
+            return Op("read"), self
+        return Op("add", None, self.next_value), _Load(self.elements_per_operation, self.next_value + 1)
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        return self
+
+
+class SetWorkload(CapabilityWorkload):
+    """Adds of distinct elements to one set, and reads of all of it."""
+
+    name = "set"
+    description = "One set: what was added is there for good."
+    capabilities = ("add", "members")
+    settings = (
+        Setting("elements_per_operation", "50", "elements that an operation reads on average, at most",
+                bounds=(1, 100_000)),
+        Setting("reads", "eventual", "whether an element may be missing from a read and be there later",
+                ("eventual", "linearizable")),
+    )  # fmt: skip
+    calls: ClassVar[Mapping[str, Call]] = {"add": Call("add", _add), "read": Call("members", _members, is_read=True)}
+    check_names = ("set-full",)
+
+    def generator(self) -> Generator:
+        return _Load(self.number("elements_per_operation"))
+
+    def final_generator(self) -> Generator:
+        """Every thread reads once."""
+        return one_good_read_each(Op("read"))
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        return {"set-full": full_set(history, linearizable=self.text("reads") == "linearizable")}

@@ -1,0 +1,116 @@
+"""What the workloads of transactions share: the call, keys that come and go, distinct values.
+
+`transact(micro_operations)` does a list of steps as one transaction and returns the list with what each read filled
+in:
+
+    ["r", key, None]       read: the result has the value in the place of None, or None where there is none
+    ["w", key, value]      write
+    ["append", key, value] append to the list that the key holds
+    ["add", key, amount]   add to the number that the key holds, which is 0 at first (bank)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.generator import Context, Generator, Op, Step, Unpaced
+from harness.systems.base import Setting
+from harness.workloads.capability import Call, ClientMistake
+
+__all__ = ["ISOLATION", "TRANSACT", "FinalTransactions", "Transactions", "completed"]
+
+FINAL_KEYS = 8
+"""Keys that a final transaction reads."""
+
+ISOLATION = Setting(
+    "isolation", "strict-serializable", "the level that must hold",
+    (
+        "read-uncommitted", "read-committed", "snapshot-isolation", "strong-session-snapshot-isolation",
+        "strong-snapshot-isolation", "serializable", "strong-session-serializable", "strict-serializable",
+    ),
+)  # fmt: skip
+
+
+async def _transact(client: Any, value: Any, key: Any) -> Any:
+    return completed(value, await client.transact([list(step) for step in value]))
+
+
+def completed(asked: Any, answered: Any) -> list[list[Any]]:
+    """The steps as they were answered. Raises ClientMistake where they are not those that were asked for."""
+    if not isinstance(answered, (list, tuple)) or len(answered) != len(asked):
+        raise ClientMistake(f"transact returned {answered!r:.80}: it must return the {len(asked)} steps it was given")
+    done = []
+    for step, answer in zip(asked, answered, strict=True):
+        if not isinstance(answer, (list, tuple)) or len(answer) != 3 or [*answer[:2]] != [*step[:2]]:
+            raise ClientMistake(f"transact returned the step {answer!r:.80} for {step!r:.80}")
+        done.append(list(answer) if step[0] == "r" else list(step))
+    return done
+
+
+def _only_reads(steps: Any) -> bool:
+    return all(step[0] == "r" for step in steps)
+
+
+TRANSACT = Call("transact", _transact, is_read=_only_reads)
+
+
+class Transactions(Unpaced):
+    """Transactions of 1 to `max_length` steps on `keys` keys at a time, half of them reads; a key is left behind for a
+    new one after `writes_per_key` writes."""
+
+    __slots__ = ("_keys", "_max_length", "_write", "_writes_per_key", "active", "counts", "next_key", "next_value")
+
+    def __init__(self, *, write: str, keys: int, max_length: int, writes_per_key: int) -> None:
+        self._write = write
+        self._keys = keys
+        self._max_length = max_length
+        self._writes_per_key = writes_per_key
+        self.active = list(range(keys))
+        self.counts = dict.fromkeys(self.active, 0)
+        self.next_key = keys
+        self.next_value = 1
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        rng = context.random
+        steps: list[list[Any]] = []
+        for _ in range(rng.randint(1, self._max_length)):
+            key = self.active[rng.randrange(self._keys)]
+            if rng.random() < 0.5:
+                steps.append(["r", key, None])
+                continue
+            steps.append([self._write, key, self.next_value])
+            self.next_value += 1
+            self._count(key)
+        return Op("txn", None, steps), self
+
+    def _count(self, key: int) -> None:
+        self.counts[key] += 1
+        if self.counts[key] >= self._writes_per_key:
+            del self.counts[key]
+            self.active[self.active.index(key)] = self.next_key
+            self.counts[self.next_key] = 0
+            self.next_key += 1
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        return self
+
+
+class FinalTransactions(Unpaced):
+    """Reads of every key that was ever in use, `FINAL_KEYS` at a time, each once."""
+
+    __slots__ = ("_load", "_next_key")
+
+    def __init__(self, load: Transactions) -> None:
+        self._load = load
+        self._next_key = 0
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        first, end = self._next_key, min(self._next_key + FINAL_KEYS, self._load.next_key)
+        if first >= end:
+            return None, self
+        self._next_key = end
+        return Op("txn", None, [["r", key, None] for key in range(first, end)]), self
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        return self

@@ -1,0 +1,37 @@
+"""Workload `unique-ids`: `generate()` returns an id that it never returned before, to anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from harness.generator import Calls, Generator, Op
+from harness.systems.base import CheckOutcome
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
+from harness.workloads.checks import unique_ids
+
+__all__ = ["UniqueIdsWorkload"]
+
+
+async def _generate(client: Any, value: Any, key: Any) -> Any:
+    found = await client.generate()
+    if found is None:
+        raise ClientMistake("generate returned None: it must return an id")
+    return found
+
+
+class UniqueIdsWorkload(CapabilityWorkload):
+    """Ids, as many as can be had."""
+
+    name = "unique-ids"
+    description = "Ids: no two are equal."
+    capabilities = ("generate",)
+    calls: ClassVar[Mapping[str, Call]] = {"generate": Call("generate", _generate)}
+    check_names = ("unique-ids",)
+
+    def generator(self) -> Generator:
+        return Calls(lambda _: Op("generate"))
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        return {"unique-ids": unique_ids(history)}

@@ -1,0 +1,350 @@
+"""Workloads by capability, against clients that live in memory: right ones pass, each wrong one is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness import registry
+from harness.errors import OperatorError
+from harness.in_process import InProcessRun, run_in_process
+from harness.systems.broker import BrokerSystem
+from harness.workloads.base import CLIENT, ByCapability, Workload
+from harness.workloads.capability import missing_capabilities
+from harness.workloads.cas_register import CasRegisterWorkload
+from harness.workloads.choice import make_workload
+from harness.workloads.client_register import ClientRegisterWorkload
+from tests.harness.workloads.toys import AcknowledgingClient, LostAnswer, Refused, Store, ToyClient
+
+NAMES = (
+    "register", "cas-register", "set", "counter", "log", "queue", "mutex", "list-append", "rw-register", "bank",
+    "long-fork", "unique-ids",
+)  # fmt: skip
+
+
+class Toys:
+    """A system that offers clients and nothing else."""
+
+    offers = frozenset({CLIENT})
+
+
+def made(name: str, **given_settings: str) -> Workload:
+    quick = {"drain_s": "1"} if name == "queue" else {"hold_ms": "1"} if name == "mutex" else {}
+    with_prefix = {f"workload.{key}": value for key, value in {**quick, **given_settings}.items()}
+    return make_workload(name, system_class=Toys, system="toys", settings=with_prefix)
+
+
+def run(
+    workload: Workload, store: Store, *, operations: int = 400, seed: int = 1, client: type[ToyClient] = ToyClient
+) -> InProcessRun:
+    return run_in_process(workload, lambda: client(store), operations=operations, seed=seed)
+
+
+def reasons(done: InProcessRun) -> dict[str, str]:
+    return {name: outcome.reason for name, outcome in done.outcomes.items() if outcome.valid is not True}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_right_client_passes_whatever_becomes_of_its_answers(name: str) -> None:
+    def fault(method: str, number: int) -> str | None:
+        if method == "dequeue":  # one without acknowledgements loses what it does not see
+            return None
+        return {0: "lose", 7: "refuse"}.get(number % 23)
+
+    store = Store(fault)
+    done = run(made(name), store)
+    assert reasons(done) == {} and done.unexpected_errors == {}
+    kinds = {event["type"] for event in done.events}
+    assert kinds == {"invoke", "ok", "fail", "info"} or name in ("queue", "unique-ids", "counter", "register", "bank")
+    assert {"invoke", "ok", "fail"} <= kinds
+    assert store.open_now == 0 and store.opened > 5  # a client whose answer got lost was replaced
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("set", {"reads": "linearizable"}), ("counter", {"check": "linearizable"}), ("log", {"polls": "eventual"}),
+        ("queue", {"order": "fifo", "delivery": "exactly-once"}), ("queue", {"order": "any"}),
+        ("mutex", {"check": "linearizable"}), ("list-append", {"isolation": "serializable", "keys": "2"}),
+    ],
+)  # fmt: skip
+def test_a_right_client_passes_the_stricter_and_the_laxer_checks(name: str, options: dict[str, str]) -> None:
+    done = run(made(name, **options), Store())
+    assert reasons(done) == {}
+    assert set(done.outcomes) <= set(made(name).check_names)
+
+
+def every(method: str, count: int, fault: str = "drop") -> Callable[[str, int], str | None]:
+    return lambda name, number: fault if name == method and number % count == 0 else None
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "check", "said"),
+    [
+        ("register", every("read", 9), "linearizable", ""),
+        ("cas-register", every("cas", 9), "linearizable", ""),
+        ("set", every("add", 40), "set-full", "was known"),
+        ("counter", every("increment", 20), "counter-bounds", "is not within"),
+        ("log", every("append", 30), "log", ""),
+        ("queue", every("enqueue", 40), "total-queue", "never came out"),
+        ("mutex", every("lock", 10), "exclusion", "still held it"),
+        ("list-append", every("transact", 25), "isolation", "not strict-serializable"),
+        ("unique-ids", every("generate", 40), "unique-ids", "was given to"),
+    ],
+)
+def test_a_wrong_client_is_found(name: str, fault: Callable[[str, int], str | None], check: str, said: str) -> None:
+    done = run(made(name), Store(fault))
+    assert done.outcomes[check].valid is False and said in done.outcomes[check].reason
+    assert not done.valid
+
+
+class HalfTransfers(ToyClient):
+    """Now and then the second step of a transaction is forgotten."""
+
+    async def transact(self, steps: list[list[Any]]) -> Any:
+        if self.store.fault("half") and len(steps) > 1 and steps[1][0] != "r":
+            await super().transact(steps[:1])
+            return steps
+        return await super().transact(steps)
+
+
+class TornReads(ToyClient):
+    """Reads of several keys are not one look, and now and then old."""
+
+    async def transact(self, steps: list[list[Any]]) -> Any:
+        if all(step[0] == "r" for step in steps):
+            return [(await ToyClient.transact(self, [step]))[0] for step in steps]
+        return await super().transact(steps)
+
+
+def test_a_bank_that_forgets_half_of_a_transfer_is_found() -> None:
+    done = run(made("bank"), Store(every("half", 30)), client=HalfTransfers)
+    assert done.outcomes["bank"].valid is False and "sums to" in done.outcomes["bank"].reason
+
+
+def test_torn_reads_are_found_by_bank_and_rw_register() -> None:
+    for name, check in (("bank", "bank"), ("rw-register", "isolation")):
+        done = run(made(name), Store(), client=TornReads, operations=1000)
+        assert done.outcomes[check].valid is False, name
+
+
+class Forked(ToyClient):
+    """Two views of one store: each shows its own writes at once and the other's only once all of a group is written."""
+
+    views = 0
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        Forked.views += 1
+        self.view = Forked.views % 2
+
+    async def transact(self, steps: list[list[Any]]) -> Any:
+        done = await super().transact(steps)
+        for step in done:
+            if step[0] == "w":
+                self.store.before[step[1]] = self.view
+        group = [step[1] for step in done]
+        if done[0][0] == "r" and any(step[2] is None for step in done):
+            return [[f, key, value if self.store.before.get(key) == self.view else None] for f, key, value in done]
+        assert group
+        return done
+
+
+def test_a_long_fork_is_found() -> None:
+    done = run(made("long-fork"), Store(), client=Forked, operations=2000)
+    assert done.outcomes["long-fork"].valid is False and "the other way round" in done.outcomes["long-fork"].reason
+
+
+def test_a_queue_that_may_have_lost_what_nobody_saw_is_unknown_and_one_that_lost_more_is_not() -> None:
+    unseen = run(made("queue"), Store(every("dequeue", 40, "lose")))
+    assert unseen.outcomes["total-queue"].valid == "unknown"
+    assert "dequeues of unknown outcome may have taken them" in unseen.outcomes["total-queue"].reason
+
+    def loses_more(method: str, number: int) -> str | None:
+        if method == "enqueue" and number % 10 == 0:
+            return "drop"
+        return "lose" if method == "dequeue" and number % 60 == 0 else None
+
+    assert run(made("queue"), Store(loses_more)).outcomes["total-queue"].valid is False
+
+
+def test_acknowledgements_make_a_lost_answer_harmless() -> None:
+    for name in ("dequeue", "ack"):
+        done = run(made("queue"), Store(every(name, 20, "lose")), client=AcknowledgingClient)
+        assert done.valid, name
+        assert all(event["type"] != "info" for event in done.events if event["f"] == "dequeue")
+
+
+def test_a_queue_that_nobody_saw_empty_is_unknown() -> None:
+    def fault(method: str, number: int) -> str | None:
+        return "refuse" if method == "dequeue" and number > 150 else None
+
+    done = run(made("queue"), Store(fault))
+    assert done.outcomes["total-queue"].valid == "unknown" and "nobody found" in done.outcomes["total-queue"].reason
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), name=st.sampled_from(NAMES), lost=st.integers(5, 60))
+def test_no_seed_makes_a_right_client_wrong(seed: int, name: str, lost: int) -> None:
+    def fault(method: str, number: int) -> str | None:
+        return "lose" if number % lost == 0 and method not in ("dequeue", "lock", "unlock") else None
+
+    assert reasons(run(made(name), Store(fault), operations=150, seed=seed)) == {}
+
+
+# What a client may do wrong by itself
+
+
+class Broken(ToyClient):
+    answer: Any = None
+
+    async def read(self, key: Any) -> Any:
+        return self.answer
+
+    async def cas(self, key: Any, old: Any, new: Any) -> Any:
+        return self.answer
+
+    async def write(self, key: Any, value: Any) -> Any:
+        return None
+
+
+def test_what_json_cannot_hold_is_a_mistake_of_the_client() -> None:
+    class Bytes(Broken):
+        answer = b"1"
+
+    done = run(made("register"), Store(), client=Bytes, operations=40)
+    assert not done.valid
+    assert any("read returned b'1', which JSON cannot hold" in text for text in done.unexpected_errors)
+
+
+def test_a_cas_that_does_not_answer_is_a_mistake_of_the_client() -> None:
+    class Silent(Broken):
+        answer = 3
+
+        async def cas(self, key: Any, old: Any, new: Any) -> Any:
+            return None
+
+    done = run(made("cas-register"), Store(), client=Silent, operations=60)
+    assert any("cas returned None: it must return True" in text for text in done.unexpected_errors)
+
+
+def test_a_bug_of_the_client_is_told_with_its_place() -> None:
+    class Bug(ToyClient):
+        async def write(self, key: Any, value: Any) -> None:
+            return key.nothing_of_the_kind  # type: ignore[no-any-return]
+
+    done = run(made("register"), Store(), client=Bug, operations=20)
+    text = next(iter(done.unexpected_errors))
+    assert "write: AttributeError" in text and "(test_by_capability.py:" in text
+    assert {event["type"] for event in done.events if event["f"] == "write"} == {"invoke", "info"}
+
+
+def test_an_exception_fails_a_read_and_leaves_a_write_open() -> None:
+    class Cut(ToyClient):
+        async def read(self, key: Any) -> Any:
+            raise ConnectionResetError("cut off")
+
+        async def write(self, key: Any, value: Any) -> None:
+            raise ConnectionResetError("cut off")
+
+    store = Store()
+    done = run(made("register"), store, client=Cut, operations=20)
+    by_f = {(event["f"], event["type"]) for event in done.events if event["type"] != "invoke"}
+    assert by_f == {("read", "fail"), ("write", "info")} and done.unexpected_errors == {}
+    assert store.opened == sum(event["type"] in ("fail", "info") for event in done.events)
+    first = next(event for event in done.events if event["type"] == "info")
+    assert first["error"].startswith("write: ConnectionResetError: cut off (test_by_capability.py:")
+
+
+def test_a_client_that_cannot_open_says_why() -> None:
+    class Closed(ToyClient):
+        async def open(self) -> None:
+            raise LostAnswer("nobody there")
+
+    done = run(made("register"), Store(), client=Closed, operations=5)
+    errors = [event["error"] for event in done.events if "error" in event]
+    assert all("open: LostAnswer: nobody there (test_by_capability.py:" in error for error in errors)
+    assert {event["type"] for event in done.events} == {"invoke", "fail"}
+
+
+def test_a_refusal_keeps_the_client() -> None:
+    class No(ToyClient):
+        async def write(self, key: Any, value: Any) -> None:
+            raise Refused("read only")
+
+    store = Store()
+    done = run(made("register"), store, client=No, operations=60)
+    assert store.opened <= 10 and {e["error"] for e in done.events if "error" in e} == {"Refused: read only"}
+
+
+# Before the start
+
+
+def test_a_client_that_lacks_methods_is_told_which() -> None:
+    class ReadsOnly:
+        async def read(self, key: Any) -> Any:
+            return None
+
+        async def compare_and_set(self) -> None:
+            pass
+
+        async def writes(self) -> None:
+            pass
+
+    said = missing_capabilities(CasRegisterWorkload, ReadsOnly)
+    assert said == (
+        "workload cas-register needs the methods write, cas, which client ReadsOnly lacks (did you mean writes?)"
+    )
+    assert missing_capabilities(ClientRegisterWorkload, ToyClient) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_workload_says_what_it_needs_and_takes(name: str) -> None:
+    found = registry.load("workloads", name)
+    form = found if issubclass(found, object) and found.requires == CLIENT else found.by_capability
+    assert isinstance(form, ByCapability) and form.name == name
+    assert all(hasattr(ToyClient, method) for method in form.capabilities)
+    for setting in form.settings:
+        assert setting.problem(setting.default) is None and setting.description
+
+
+@pytest.mark.parametrize(
+    ("name", "given_settings", "said"),
+    [
+        ("register", {"workload.kees": "3"}, "unknown setting 'kees' (did you mean keys?); known: keys"),
+        ("register", {"workload.keys": "0"}, "keys must be a whole number from 1 to 1000, not '0'"),
+        ("list-append", {"workload.isolation": "total"}, "isolation must be one of read-uncommitted"),
+        ("unique-ids", {"workload.keys": "3"}, "unknown setting 'keys'"),
+    ],
+)
+def test_settings_of_a_workload_are_checked(name: str, given_settings: dict[str, str], said: str) -> None:
+    with pytest.raises(OperatorError, match="--set workload") as caught:
+        make_workload(name, system_class=Toys, system="toys", settings=given_settings)
+    assert said in str(caught.value)
+
+
+def test_the_broker_keeps_its_own_forms() -> None:
+    for name in ("register", "log", "queue"):
+        own = make_workload(name, system_class=BrokerSystem, system="broker", settings={"replication": "sync"})
+        assert own.requires in BrokerSystem.offers
+    with pytest.raises(OperatorError, match=r"set needs a client of harness\.sdk, which system broker does not"):
+        make_workload("set", system_class=BrokerSystem, system="broker", settings={})
+    with pytest.raises(OperatorError, match=r"workload\.keys: workload register has no settings with system broker"):
+        make_workload("register", system_class=BrokerSystem, system="broker", settings={"workload.keys": "3"})
+
+
+def test_what_a_systems_clients_lack_is_told_before_the_start() -> None:
+    class ReadsOnly:
+        async def read(self, key: Any) -> Any:
+            return None
+
+    class ReadOnlySystem:
+        offers = frozenset({CLIENT})
+        client_class = ReadsOnly
+
+    with pytest.raises(OperatorError, match="workload register needs the method write, which client ReadsOnly lacks"):
+        make_workload("register", system_class=ReadOnlySystem, system="mine", settings={})

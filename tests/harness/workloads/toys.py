@@ -1,0 +1,185 @@
+"""Clients of systems that live in memory, right ones and wrong ones, for every capability."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+
+class Refused(Exception):
+    is_definite = True
+
+
+class LostAnswer(Exception):
+    """The operation may have happened."""
+
+
+class Store:
+    """What the clients of one test share; `fault(name, number)` may spoil the number-th call of a method: "lose" takes
+    the answer away, "refuse" refuses it, "drop" answers without doing it; anything else is a method's own."""
+
+    def __init__(self, fault: Callable[[str, int], str | None] = lambda name, number: None) -> None:
+        self.registers: dict[Any, Any] = {}
+        self.before: dict[Any, Any] = {}
+        self.elements: set[Any] = set()
+        self.total = 0
+        self.logs: dict[Any, list[Any]] = {}
+        self.waiting: list[Any] = []
+        self.shown: list[Any] = []
+        self.locked: set[str] = set()
+        self.ids = itertools.count()
+        self.opened = 0
+        self.open_now = 0
+        self._fault = fault
+        self._numbers: dict[str, int] = {}
+
+    def fault(self, name: str) -> str | None:
+        self._numbers[name] = self._numbers.get(name, 0) + 1
+        return self._fault(name, self._numbers[name])
+
+
+class ToyClient:
+    """Every capability; one step of each call is atomic, and others come in between before and after it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    async def open(self) -> None:
+        self.store.opened += 1
+        self.store.open_now += 1
+
+    async def close(self) -> None:
+        self.store.open_now -= 1
+
+    async def _do(self, name: str, change: Callable[[], Any], answer: Any = None) -> Any:
+        await asyncio.sleep(0)
+        fault = self.store.fault(name)
+        if fault == "refuse":
+            raise Refused("not now")
+        result = answer if fault == "drop" else change()
+        await asyncio.sleep(0)
+        if fault == "lose":
+            raise LostAnswer("the answer got lost")
+        return result
+
+    async def read(self, key: Any) -> Any:
+        store = self.store
+        return await self._do("read", lambda: store.registers.get(key), store.before.get(key))
+
+    async def write(self, key: Any, value: Any) -> None:
+        def change() -> None:
+            self.store.before[key] = self.store.registers.get(key)
+            self.store.registers[key] = value
+
+        await self._do("write", change)
+
+    async def cas(self, key: Any, old: Any, new: Any) -> bool:
+        def change() -> bool:
+            if self.store.registers.get(key) != old:
+                return False
+            self.store.registers[key] = new
+            return True
+
+        return bool(await self._do("cas", change, True))
+
+    async def add(self, value: Any) -> None:
+        await self._do("add", lambda: self.store.elements.add(value))
+
+    async def members(self) -> Any:
+        return await self._do("members", lambda: set(self.store.elements))
+
+    async def increment(self, by: int) -> None:
+        def change() -> None:
+            self.store.total += by
+
+        await self._do("increment", change)
+
+    async def value(self) -> Any:
+        return await self._do("value", lambda: self.store.total)
+
+    async def append(self, key: Any, value: Any) -> Any:
+        log = self.store.logs.setdefault(key, [])
+
+        def change() -> int:
+            log.append(value)
+            return len(log) - 1
+
+        return await self._do("append", change, len(log))
+
+    async def poll(self, key: Any, offset: int, max_messages: int) -> Any:
+        log = self.store.logs.setdefault(key, [])
+        return await self._do("poll", lambda: log[offset : offset + max_messages], [])
+
+    async def enqueue(self, value: Any) -> None:
+        await self._do("enqueue", lambda: self.store.waiting.append(value))
+
+    async def dequeue(self) -> Any:
+        waiting = self.store.waiting
+        return await self._do("dequeue", lambda: waiting.pop(0) if waiting else None)
+
+    async def lock(self, name: str) -> Any:
+        def change() -> bool:
+            if name in self.store.locked:
+                return False
+            self.store.locked.add(name)
+            return True
+
+        return await self._do("lock", change, True)
+
+    async def unlock(self, name: str) -> None:
+        await self._do("unlock", lambda: self.store.locked.discard(name))
+
+    async def transact(self, steps: list[list[Any]]) -> Any:
+        registers = self.store.registers
+
+        def change() -> list[list[Any]]:
+            for step in steps:
+                kind, key, value = step
+                if kind == "r":
+                    found = registers.get(key)
+                    step[2] = list(found) if isinstance(found, list) else found
+                elif kind == "w":
+                    registers[key] = value
+                elif kind == "add":
+                    registers[key] = registers.get(key, 0) + value
+                else:
+                    registers.setdefault(key, []).append(value)
+            return steps
+
+        return await self._do("transact", change, steps)
+
+    async def generate(self) -> Any:
+        return await self._do("generate", lambda: next(self.store.ids), 0)
+
+
+class AcknowledgingClient(ToyClient):
+    """A queue that shows a value until it was acknowledged."""
+
+    async def dequeue(self) -> Any:
+        store = self.store
+
+        def change() -> Any:
+            if not store.waiting:
+                return None
+            value = store.waiting.pop(0)
+            store.shown.append(value)
+            return value
+
+        try:
+            return await self._do("dequeue", change)
+        except LostAnswer:
+            self.redeliver()
+            raise
+
+    def redeliver(self) -> None:
+        self.store.waiting.extend(self.store.shown)
+        self.store.shown.clear()
+
+    async def ack(self, value: Any) -> None:
+        def change() -> None:
+            if value in self.store.shown:
+                self.store.shown.remove(value)
+
+        await self._do("ack", change)
