@@ -21,7 +21,7 @@ from typing import Any
 
 from harness.errors import OperatorError, nearest
 
-__all__ = ["KINDS", "Broken", "load", "load_all", "names", "survey"]
+__all__ = ["KINDS", "Broken", "is_file", "load", "load_all", "names", "survey"]
 
 KINDS: Mapping[str, str] = {
     "workloads": "workload",
@@ -30,6 +30,11 @@ KINDS: Mapping[str, str] = {
     "clusters": "cluster",
 }
 """Kind -> what one of them is called."""
+
+
+def is_file(name: str) -> bool:
+    """Whether the name of a system is that of a plug-in's file, FILE.py or FILE.py:CLASS."""
+    return name.partition(":")[0].endswith(".py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,8 @@ def load(kind: str, name: str) -> Any:
 
     Raises OperatorError when the name is unknown, when it cannot be imported, or when it is not what its kind must be.
     """
+    if kind == "systems" and is_file(name):
+        return _system_of_file(name)
     points = _entry_points(kind)
     singular = KINDS[kind]
     if name not in points:
@@ -86,12 +93,32 @@ def _take(kind: str, point: EntryPoint) -> Any:
     """The object behind an entry point, or what is wrong with it."""
     title = f"{KINDS[kind]} {point.name!r} ({point.value})"
     try:
-        found = point.load()
+        found = _adapted(point.load(), point.name)
         problems = _problems(kind, found)
     except (Exception, SystemExit) as error:  # whatever somebody else's module does when it is imported, or looked at
         said = " ".join(str(error).split())
         return Broken(f"{title} cannot be loaded: {type(error).__name__}{f': {said}' if said else ''}")
     return Broken(f"{title} is no {KINDS[kind]}: {'; '.join(problems)}") if problems else found
+
+
+def _adapted(found: Any, name: str) -> Any:
+    """A system of `harness.sdk` as what the harness takes; anything else as it is. Raises OperatorError."""
+    from harness.sdk.system import System
+
+    if not (isinstance(found, type) and issubclass(found, System)):
+        return found
+    from harness.sdk.plugin import plugin_of
+    from harness.systems.guest import adapted
+
+    return adapted(plugin_of(found, name))
+
+
+def _system_of_file(name: str) -> Any:
+    """The system in FILE.py, or FILE.py:CLASS. Raises OperatorError."""
+    from harness.sdk.plugin import load_file
+    from harness.systems.guest import adapted
+
+    return adapted(load_file(name))
 
 
 def _problems(kind: str, found: Any) -> list[str]:

@@ -387,6 +387,10 @@ class AgentCluster(ABC):
         """
         return await self.agent(host).run(argv, stdin=stdin or "", timeout_s=timeout_s)
 
+    def log_path(self, host: str, name: str) -> str:
+        """Where a host keeps a program's log, as a path on that host."""
+        return os.path.join(self._log_dir(host), name)
+
     def python(self, host: str) -> str:
         """The Python interpreter on a host. Known from `start` on."""
         return self.agent(host).python

@@ -23,8 +23,10 @@ __all__ = [
     "CLIENTS_HOST",
     "Cluster",
     "ClusterUnavailable",
+    "EndsInParts",
     "HoldsFiles",
     "HostProcess",
+    "KeepsLogs",
     "Program",
     "RemoteHosts",
     "RunsCommands",
@@ -93,6 +95,16 @@ class HostProcess(Protocol):
 
 
 @runtime_checkable
+class EndsInParts(Protocol):
+    """A process of a host that is several programs, some of which may have ended while others run."""
+
+    @property
+    def ended(self) -> Sequence[str]:
+        """The names of those that have ended."""
+        ...
+
+
+@runtime_checkable
 class SeesReplicas(Protocol):
     """A cluster that sees what its replicas do, and judges it itself."""
 
@@ -122,6 +134,15 @@ class RunsCommands(Protocol):
         self, host: str, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = ...
     ) -> tuple[int, str, str]:
         """(status, standard output, standard error); status -9 when its time was up. Raises ShellError."""
+        ...
+
+
+@runtime_checkable
+class KeepsLogs(Protocol):
+    """A cluster whose hosts keep what programs print in files."""
+
+    def log_path(self, host: str, name: str) -> str:
+        """Where a host keeps the log of a name (`Program.log_name`), as a path on that host."""
         ...
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from harness.clusters.base import HostProcess
+from harness.clusters.base import EndsInParts, HostProcess
 from harness.clusters.threads import all_of
 from nemesis.target import DOWN, PAUSED, RUNNING, ProcessView
 
@@ -119,12 +119,13 @@ class ReplicaProcesses:
         process = self._process(host)
         state = DOWN if process is None else await process.state()
         pid = None if process is None or state == DOWN else process.host_pid
+        has_ended = state == DOWN or (process is not None and _has_ended_in_part(process))
         return ProcessView(
             host=host,
             state=state,
             starts=self._starts[host],
             pid=pid,
-            ended_by_itself=process is not None and state == DOWN and process is not self._ended.get(host),
+            ended_by_itself=process is not None and has_ended and process is not self._ended.get(host),
         )
 
     def _known(self, hosts: Collection[str]) -> frozenset[str]:
@@ -151,7 +152,7 @@ class ReplicaProcesses:
                     self._ended[host] = process
                     await _end(process, enders[-1].signal_name)
                 return
-            if not is_up:
+            if not is_up or _has_ended_in_part(process):
                 await self._restart(host)
                 self._starts[host] += 1
                 process = self._process(host)
@@ -160,7 +161,7 @@ class ReplicaProcesses:
             if any(hold.pauses for hold in holds):
                 await process.pause()
                 await _wait_for(process, PAUSED)
-            elif await process.state() == PAUSED:
+            elif await process.state() not in (RUNNING, DOWN):  # also where only some of its programs are paused
                 await process.resume()
                 await _wait_for(process, RUNNING)
 
@@ -200,11 +201,16 @@ async def _end(process: HostProcess, signal_name: str) -> None:
         ) from None
 
 
+def _has_ended_in_part(process: HostProcess) -> bool:
+    """Whether one of several programs has ended, which nothing but a start mends."""
+    return isinstance(process, EndsInParts) and len(process.ended) > 0
+
+
 async def _wait_for(process: HostProcess, state: str) -> None:
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + PAUSE_TIMEOUT_S
     while (seen := await process.state()) != state:
-        if seen == DOWN:
+        if seen == DOWN or _has_ended_in_part(process):
             return
         if loop.time() > deadline_s:
             raise RuntimeError(f"the replica of {process.host} is {seen} and not {state}")

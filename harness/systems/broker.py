@@ -41,6 +41,7 @@ from harness.systems.broker_messaging import TIMINGS, BrokerMessaging
 from harness.systems.broker_moments import LOGGED_KINDS, LogMoments
 from harness.systems.broker_operator import BrokerOperator, operation_missing
 from harness.systems.node_program import node_program
+from harness.systems.program_logs import last_lines
 from nemesis.target import DOWN, PAUSED
 from node.client import BrokerClient, Client, TransactionState
 from node.mutants.switch import mutate_client
@@ -55,13 +56,6 @@ emulated ones. A program that ends meanwhile is noticed at once."""
 
 STATUS_TIMEOUT_MS = 500
 """For one status request. A host that is cut off must not hold up the question who leads."""
-
-
-MAX_LAST_WORDS = 12
-"""Lines of a log that are kept of a program that did not come back: a traceback of Python fits."""
-
-MAX_WORD_LENGTH = 300
-LAST_WORDS_BYTES = 1 << 16
 
 
 STATE_TIMEOUT_S = 10.0
@@ -232,13 +226,7 @@ class BrokerSystem:
 
     def last_words(self, host: str) -> Sequence[str]:
         """The last lines of a host's log on this machine; none where there is none yet."""
-        try:
-            with self._log_path(host).open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_WORDS_BYTES))
-                lines = file.read().decode("utf-8", "replace").splitlines()
-        except OSError:
-            return []
-        return [line[:MAX_WORD_LENGTH] for line in lines if line.strip()][-MAX_LAST_WORDS:]
+        return last_lines(self._log_path(host))
 
     def _log_path(self, host: str) -> Path:
         name = "nameserver" if host == NAME_SERVER_HOST else "broker"

@@ -1,0 +1,39 @@
+"""Any system in one file: what a plug-in is written with.
+
+    from harness.sdk import Client, Refused, System, pip
+
+Everything that a plug-in may use is here; `VERSION` changes when a plug-in would have to. docs/your-own-system.md shows
+how to write one, `harness new system NAME` writes the first lines.
+"""
+
+from __future__ import annotations
+
+from harness.sdk.client import Client, Refused
+from harness.sdk.host import CommandFailed, Host, Output
+from harness.sdk.http import HttpError, JsonHttp, post
+from harness.sdk.install import Recipe, apt, go, maven, npm, path, pip
+from harness.sdk.system import Status, System
+
+__all__ = [
+    "VERSION",
+    "Client",
+    "CommandFailed",
+    "Host",
+    "HttpError",
+    "JsonHttp",
+    "Output",
+    "Recipe",
+    "Refused",
+    "Status",
+    "System",
+    "apt",
+    "go",
+    "maven",
+    "npm",
+    "path",
+    "pip",
+    "post",
+]
+
+VERSION = 1
+"""Of this interface. A plug-in that works with a version works with every release that has it."""

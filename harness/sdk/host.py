@@ -1,0 +1,147 @@
+"""A host as a plug-in sees it: its name, its addresses, its directory, and a way to run commands there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harness.clusters.base import CLIENTS_HOST, Cluster, RemoteHosts, RunsCommands
+from harness.errors import SystemUnderTestError
+from nemesis.mechanisms.shell import ShellError
+
+__all__ = ["CommandFailed", "Host", "Output"]
+
+DEFAULT_COMMAND_TIMEOUT_S = 60.0
+"""For a command on a host: making a database takes some ten seconds on a busy machine."""
+
+_TCP_LISTEN = "0A"
+"""State of a listening socket in /proc/net/tcp."""
+
+
+class CommandFailed(SystemUnderTestError):
+    """A command on a host ended with another status than 0, or took too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What came of a command: `status` is its exit status, -9 when its time was up."""
+
+    status: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True, eq=False)
+class Host:
+    """One host of a run. Made by the harness."""
+
+    name: str
+    """n1, n2, ...; or the name that the system gave to a host of its own."""
+    number: int
+    """1 for n1; beyond the replicas for hosts of the system's own."""
+    cluster: Cluster = field(repr=False)
+    ports: Mapping[str, int] = field(repr=False)
+    find_installed: Callable[[str, str], str] = field(repr=False)
+    environment: Mapping[str, str] = field(repr=False, default_factory=dict)
+    """What programs from the install recipes need, PATH among it."""
+    names: Sequence[str] = ()
+    """Names by which other hosts of the run know this one, beside its address."""
+
+    @property
+    def data(self) -> str:
+        """The directory for the system's data: faults of disks act here, and it starts empty in every run."""
+        return self.cluster.data_dir(self.name)
+
+    @property
+    def ip(self) -> str:
+        """The address that programs on this host listen on."""
+        return self.cluster.bind_address(self.name)
+
+    @property
+    def python(self) -> str:
+        """A Python interpreter on the host."""
+        return self.cluster.python(self.name) if isinstance(self.cluster, RemoteHosts) else sys.executable
+
+    @property
+    def port_names(self) -> Collection[str]:
+        """The names of the system's ports."""
+        return self.ports.keys()
+
+    def path(self, *words: str) -> str:
+        """A path below the data directory."""
+        return os.path.join(self.data, *words)
+
+    def installed(self, name: str) -> str:
+        """Where the host has a file that an install recipe brought: a program by its name, or a path below what was
+        fetched. Raises OperatorError."""
+        return self.find_installed(self.name, name)
+
+    def listen(self, port: str) -> str:
+        """ "ip:port" to listen on, for a port by its name in `System.ports`. Raises KeyError."""
+        return f"{self.ip}:{self.ports[port]}"
+
+    def advertise(self, port: str) -> str:
+        """ "name-or-ip:port" by which this host's programs make themselves known to other hosts. Raises KeyError."""
+        return f"{self.names[0] if self.names else self.ip}:{self.ports[port]}"
+
+    def address(self, port: str, source: Host | None = None) -> str:
+        """ "ip:port" at which clients reach a port; with `source`, at which that host does. Raises KeyError."""
+        return self.cluster.address_from(CLIENTS_HOST if source is None else source.name, self.name, self.ports[port])
+
+    def url(self, port: str) -> str:
+        """ "http://ip:port" at which clients reach a port. Raises KeyError."""
+        return f"http://{self.address(port)}"
+
+    async def run(
+        self, *argv: str, stdin: str = "", timeout_s: float = DEFAULT_COMMAND_TIMEOUT_S, check: bool = True
+    ) -> Output:
+        """Run a command on the host and have its output. It finds what was installed as the system's programs do.
+
+        Raises CommandFailed, unless `check` is off, when it ends with another status than 0.
+        """
+        if not isinstance(self.cluster, RunsCommands):
+            raise CommandFailed(f"cluster {self.cluster.name} cannot run commands on its hosts")
+        words = [*argv]
+        if self.environment:
+            words = ["env", *(f"{name}={value}" for name, value in self.environment.items()), *words]
+        try:
+            status, out, err = await self.cluster.run(self.name, words, stdin=stdin, timeout_s=timeout_s)
+        except ShellError as error:
+            raise CommandFailed(f"{self.name}: {error}") from None
+        if check and status != 0:
+            said = (err.strip() or out.strip()).splitlines()
+            raise CommandFailed(
+                f"{self.name}: {' '.join(argv)} ended with status {status}{f': {said[-1]}' if said else ''}"
+            )
+        return Output(status, out, err)
+
+    async def put(self, path: str, content: str | bytes) -> None:
+        """Write a file, below the data directory unless the path is absolute. Raises OperatorError."""
+        data = content.encode() if isinstance(content, str) else content
+        await self.cluster.put_file(self.name, self.path(path), data)
+
+    async def wipe(self) -> None:
+        """Remove everything in the data directory; the system's programs must not run. Raises CommandFailed."""
+        await self.run("find", self.data, "-mindepth", "1", "-delete")
+
+    async def listens(self, ports: Collection[str] | None = None) -> bool:
+        """Whether sockets listen on these ports (all of the system's when None), by the host's own tables."""
+        output = await self.run("cat", "/proc/net/tcp", "/proc/net/tcp6", check=False, timeout_s=10.0)
+        found = listening_ports(output.out, self.ip)
+        return all(self.ports[name] in found for name in (self.ports if ports is None else ports))
+
+
+def listening_ports(tables: str, ip: str) -> frozenset[int]:
+    """The ports that /proc/net/tcp and tcp6 show as listened on at an IPv4 address, or at every address."""
+    own = "".join(f"{int(part):02X}" for part in reversed(ip.split(".")))
+    wanted = {own, "0" * 8, "0" * 32, f"{'0' * 16}FFFF0000{own}"}
+    found = set()
+    for line in tables.splitlines():
+        words = line.split()
+        if len(words) > 3 and words[3] == _TCP_LISTEN:
+            address, _, port = words[1].rpartition(":")
+            if address in wanted:
+                found.add(int(port, 16))
+    return frozenset(found)

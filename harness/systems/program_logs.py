@@ -1,0 +1,26 @@
+"""What programs have said last, from their logs on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["last_lines"]
+
+MAX_LINES = 12
+"""Lines of a log that are kept of a program that did not come back: a traceback of Python fits."""
+
+MAX_LINE_CHARS = 300
+TAIL_BYTES = 1 << 16
+
+
+def last_lines(path: Path) -> Sequence[str]:
+    """The last lines of a log that are not empty, cut to a bounded length; none where there is no log."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    return [line[:MAX_LINE_CHARS] for line in lines if line.strip()][-MAX_LINES:]
