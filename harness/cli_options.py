@@ -10,6 +10,7 @@ from harness.cli_cluster import add_cluster_options
 
 __all__ = [
     "add_exploration_commands",
+    "add_plugin_argument",
     "add_system_settings",
     "add_test_options",
     "add_trace_command",
@@ -47,6 +48,25 @@ def _setting(text: str) -> tuple[str, str]:
     if not separator or not key:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
     return key.strip(), value.strip()
+
+
+class _NamesSystem(argparse.Action):
+    """A positional argument that stands for --system."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        if values is not None:
+            namespace.file = values
+            if registry.is_file(values):
+                namespace.system = values
+
+
+def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
+    """FILE.py, which says as well as --system what is tested."""
+    parser.add_argument(
+        "file", nargs="?", action=_NamesSystem, metavar="FILE.py",
+        help="the system under test, where it is one of your own (docs/your-own-system.md); FILE.py:CLASS, where there "
+        "are several in it",
+    )  # fmt: skip
 
 
 def add_system_settings(parser: Any) -> None:

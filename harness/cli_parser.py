@@ -15,6 +15,7 @@ from harness import __version__
 from harness.cli_cluster import add_cluster_command, add_cluster_options
 from harness.cli_options import (
     add_exploration_commands,
+    add_plugin_argument,
     add_system_settings,
     add_test_options,
     add_trace_command,
@@ -23,6 +24,7 @@ from harness.cli_options import (
 )
 from harness.cli_spark import add_spark_commands
 from harness.errors import EXIT_OPERATOR, nearest
+from harness.registry import is_file
 
 __all__ = ["build_parser"]
 
@@ -47,6 +49,9 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As the base class does, but nothing may be left over: the parser whose words they are says so."""
         found, rest = super().parse_known_args(args, namespace)
+        stray = vars(found).get("file")
+        if stray is not None and not is_file(stray):  # it may be the value of an option that there is not
+            rest.append(stray)
         if rest:
             self._refuse(rest)
         return found, rest
@@ -54,7 +59,7 @@ class _Parser(argparse.ArgumentParser):
     def _refuse(self, rest: Sequence[str]) -> NoReturn:
         option, separator, value = rest[0].partition("=")
         if not option.startswith("-"):
-            self.error(f"what is {option!r} for?")
+            self.error(f"what is {option!r} for? (a system of your own is in a file NAME.py)")
         if option in MOVED and "--set" in self._option_string_actions:
             value = value if separator else next(iter(rest[1:]), "HOW")
             self.error(f"{option} is a setting of the system: --set {MOVED[option]}={value}")
@@ -79,6 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
 
     run = commands.add_parser("run", help="one test: cluster, faults, verdict, report")
+    add_plugin_argument(run)
     add_test_options(run)
     series = run.add_argument_group("more than one run, and output")
     series.add_argument(

@@ -135,7 +135,7 @@ def left_out(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, sys
         if not is_of_all(nemesis):
             subjects.setdefault("only where it is asked for by name", []).append(f"nemesis {name}")
             continue
-        problems = {variant: nemesis.requires(target, variant) for variant in nemesis.variants}
+        problems = {variant: target.problems(nemesis, variant) for variant in nemesis.variants}
         is_out = {variant: bool(found) for variant, found in problems.items()}
         for variant, found in problems.items():
             for problem in found:
@@ -165,7 +165,7 @@ def _load_schedule(path: str, nemeses: Mapping[str, Nemesis], target: PlannedTar
         problem: None
         for event in schedule
         if event.action == INJECT
-        for problem in nemeses[event.nemesis].requires(target, event.variant)
+        for problem in target.problems(nemeses[event.nemesis], event.variant)
     }
     if problems:
         raise OperatorError(f"--nemesis-schedule {path}: {'; '.join(problems)}")

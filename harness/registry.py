@@ -145,14 +145,23 @@ def _contract(kind: str) -> tuple[type, Sequence[type], Sequence[str] | None]:
         return Workload, (AlsoByCapability, ByCapability), ()
     if kind == "nemeses":
         from nemesis.forms import HasForms
-        from nemesis.protocol import AskedForByName, JudgesVariants, MakesRequest, Nemesis, StepTimeout, UsesAbilities
+        from nemesis.protocol import (
+            AskedForByName,
+            AsksForLeader,
+            JudgesVariants,
+            MakesRequest,
+            Nemesis,
+            StepTimeout,
+            UsesAbilities,
+        )
 
-        return Nemesis, (HasForms, AskedForByName, JudgesVariants, MakesRequest, StepTimeout, UsesAbilities), None
+        optional = (AskedForByName, AsksForLeader, JudgesVariants, MakesRequest, StepTimeout, UsesAbilities)
+        return Nemesis, (HasForms, *optional), None
     if kind == "systems":
-        from harness.systems.base import Operated, StoresFiles, System, TellsTime
+        from harness.systems.base import Fetched, Operated, RefusesFaults, StoresFiles, System, TellsTime
 
         made_with = ("cluster", "settings", "keys", "log_dir", "operation_timeout_s")
-        return System, (Operated, StoresFiles, TellsTime), made_with
+        return System, (Fetched, Operated, RefusesFaults, StoresFiles, TellsTime), made_with
     from harness.clusters.abilities import LiveLogs, NamesLinkMechanism, OwnWorld, TakesOptions, Traced
     from harness.clusters.base import Cluster, HoldsFiles, SeesReplicas
 

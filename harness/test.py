@@ -106,7 +106,14 @@ class Test:
         faults = "+".join(choice.name for choice in self.nemesis) or "none"
         if self.nemesis_schedule is not None:
             faults = "schedule"
-        return f"{self.system}-{self.workload}-{faults}"
+        return f"{self.system_name}-{self.workload}-{faults}"
+
+    @property
+    def system_name(self) -> str:
+        """The system's name; of one in a file, that of the file, without its directory."""
+        path, _, class_name = self.system.partition(":")
+        name = os.path.basename(path).removesuffix(".py")
+        return f"{name}-{class_name}" if class_name else name
 
     @property
     def faults(self) -> str:
@@ -155,7 +162,9 @@ class Test:
 
     def replay_line(self) -> str:
         """The command that repeats this run: same seed, same options."""
-        words = ["harness", "run", "--cluster", self.cluster, "--system", self.system, "--nodes", str(self.nodes)]
+        is_file = self.system_name != self.system
+        words = ["harness", "run", *([self.system] if is_file else []), "--cluster", self.cluster]
+        words += [*([] if is_file else ["--system", self.system]), "--nodes", str(self.nodes)]
         words += ["--workload", self.workload]
         if self.nemesis_schedule is None:
             words += ["--nemesis", ",".join(map(str, self.nemesis)) or "none"]

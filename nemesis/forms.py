@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from nemesis.protocol import AskedForByName, Injection, JudgesVariants, Nemesis, UsesAbilities
 from nemesis.target import Target
-from nemesis.victims import TARGETS, choose_victims, target_problem
+from nemesis.victims import NEEDS_LEADER, TARGETS, choose_victims, target_problem
 
 __all__ = [
     "Form",
@@ -96,6 +96,10 @@ class FormNemesis:
         problems = self._missing(target, self.forms[form])
         unfit = target_problem(word, target.hosts)
         return problems if unfit is None else [*problems, f"{self.name}: {unfit}"]
+
+    def needs_leader(self, variant: str) -> bool:
+        """Whether a variant strikes the leader, or everybody else."""
+        return split_variant(variant)[1] in NEEDS_LEADER
 
     def needs(self, variant: str) -> frozenset[tuple[str, str]]:
         """The (interface, ability) pairs that a variant uses."""

@@ -74,6 +74,10 @@ class Partition:
         known = f"{', '.join(SHAPES)}, or hosts by name as in n1+n2|n3 or n1>n2"
         return f"nemesis partition has no variant {variant!r}{hint}; known: {known}"
 
+    def needs_leader(self, variant: str) -> bool:
+        """Whether a shape is made around the leader."""
+        return variant in SHAPES and SHAPES[variant].needs_leader
+
     def requires(self, target: Target, variant: str | None = None) -> list[str]:
         """No network to cut, or too few hosts for the shape (without a variant: for every shape)."""
         problems = []

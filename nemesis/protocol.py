@@ -18,6 +18,7 @@ from nemesis.target import Target
 
 __all__ = [
     "AskedForByName",
+    "AsksForLeader",
     "Injection",
     "JudgesVariants",
     "MakesRequest",
@@ -171,6 +172,15 @@ class JudgesVariants(Protocol):
 
     def variant_problem(self, variant: str) -> str | None:
         """Why there is no such variant, as one line; None when there is, whether or not a run cycles through it."""
+        ...
+
+
+@runtime_checkable
+class AsksForLeader(Protocol):
+    """A nemesis with variants that strike the leader, so that somebody must know who that is."""
+
+    def needs_leader(self, variant: str) -> bool:
+        """Whether a variant does."""
         ...
 
 

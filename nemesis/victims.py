@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from nemesis.shapes import majority_of
 from nemesis.target import Target
 
-__all__ = ["LEADER_TIMEOUT_S", "TARGETS", "Victims", "choose_victims", "find_leader", "target_problem"]
+__all__ = ["LEADER_TIMEOUT_S", "NEEDS_LEADER", "TARGETS", "Victims", "choose_victims", "find_leader", "target_problem"]
 
 LEADER_TIMEOUT_S = 5.0
 """How long a plan waits for somebody to lead: many elections of the fast profile, one of the default one."""
@@ -37,7 +37,8 @@ TARGETS: Mapping[str, str] = {
 """Every word but the hosts' own names, with what it means."""
 
 _MINIMUM_HOSTS = {"minority": 3, "followers": 2}
-_NEEDS_LEADER = frozenset({"leader", "followers"})
+NEEDS_LEADER = frozenset({"leader", "followers"})
+"""Words that mean nobody unless somebody can say who leads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ async def choose_victims(target: Target, word: str, rng: random.Random) -> Victi
     if problem is not None:
         raise ValueError(problem)
     leader = None
-    if word in _NEEDS_LEADER:
+    if word in NEEDS_LEADER:
         leader = await find_leader(target)
         if leader is None:
             return Victims(hosts=(), problem="no leader found")

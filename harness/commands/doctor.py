@@ -98,7 +98,7 @@ def diagnose(
     target = PlannedTarget(cluster_class, hosts, system_class=system_class, settings=dict(settings or {}))
     cells = []
     for nemesis, form, variant in _forms(nemeses):
-        problems = nemeses[nemesis].requires(target, variant)
+        problems = target.problems(nemeses[nemesis], variant)
         state, reason = (MISSING, "; ".join(problems)) if problems else (WORKS, "")
         cells.append(Cell(nemesis, form, name, state, reason))
     return cells

@@ -24,7 +24,7 @@ from harness.faults.moments import not_waited_for
 from harness.report import OutputConsole, print_summary
 from harness.seeded import random_seed
 from harness.store import Store
-from harness.systems.base import extra_hosts_of, setting_problems
+from harness.systems.base import Fetched, extra_hosts_of, setting_problems
 from harness.test import ALL, NemesisChoice, Test
 from harness.workloads.choice import make_workload
 from nemesis.forms import expand_variant
@@ -104,7 +104,13 @@ def prepare(arguments: argparse.Namespace) -> Prepared:
 
 
 def enter_namespace(prepared: Prepared, arguments: argparse.Namespace) -> None:
-    """Run this command again as root of a user namespace, where the cluster needs one; does not return then."""
+    """Run this command again as root of a user namespace, where the cluster needs one; does not return then.
+
+    What the system is made of is fetched before: inside there is no way to a registry. Raises OperatorError.
+    """
+    system_class = prepared.parts.system_class
+    if isinstance(system_class, Fetched):
+        system_class.fetch(lambda line: print(line, file=sys.stderr, flush=True))
     if prepared.in_user_namespace:
         reexec([sys.executable, "-m", "harness", *arguments.words])
 

@@ -15,9 +15,9 @@ from typing import Any
 from harness.clusters.base import Cluster
 from harness.faults.processes import ReplicaProcesses
 from harness.runtime import harness_runtime
-from harness.systems.base import System, TellsTime
-from nemesis.forms import expand_variant
-from nemesis.protocol import Nemesis
+from harness.systems.base import RefusesFaults, System, TellsTime
+from nemesis.forms import expand_variant, split_variant
+from nemesis.protocol import AsksForLeader, Nemesis
 from nemesis.target import ABILITIES, ClockReading, Clocks, Disks, Links, Moments, Network, Operator, Processes
 
 __all__ = ["PlannedTarget", "RunTarget", "cluster_lacks", "prepare", "system_lacks"]
@@ -104,13 +104,25 @@ class PlannedTarget:
         """Not yet."""
         return None
 
+    def problems(self, nemesis: Nemesis, variant: str) -> list[str]:
+        """Everything that keeps a variant from being had here, on the cluster's side and on the system's."""
+        found = nemesis.requires(self, variant)
+        system = self._system_class
+        if isinstance(system, RefusesFaults):
+            for name in (nemesis.name, f"{nemesis.name}={split_variant(variant)[0]}"):
+                if name in system.cannot:
+                    found.append(f"{nemesis.name}: {system.cannot[name]}")
+            if not system.tells_leader and isinstance(nemesis, AsksForLeader) and nemesis.needs_leader(variant):
+                found.append(f"{nemesis.name}: the system cannot say who leads (a plug-in: by status(host))")
+        return found
+
     def usable(self, nemesis: Nemesis, asked: str | None) -> tuple[list[str], list[str]]:
         """(variants that a choice stands for and that can be had here, why the others cannot).
 
         Raises ValueError for a choice that stands for nothing.
         """
         wanted = expand_variant(nemesis, asked)
-        problems = {variant: nemesis.requires(self, variant) for variant in wanted}
+        problems = {variant: self.problems(nemesis, variant) for variant in wanted}
         reasons = dict.fromkeys(problem for found in problems.values() for problem in found)
         return [variant for variant, found in problems.items() if not found], list(reasons)
 

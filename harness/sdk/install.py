@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import os
 import re
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +43,9 @@ __all__ = [
 
 FETCH_TIMEOUT_S = 900.0
 """For one recipe: some hundred megabytes over a slow line. A registry that hangs must not hang the harness."""
+
+OLD_COPY_S = 86400.0
+"""After which a copy of the user's own files that is no longer current is taken to be in nobody's use."""
 
 _DONE = ".complete"
 _ELF = b"\x7fELF"
@@ -192,8 +197,19 @@ class _Go(Recipe):
 class _Path(Recipe):
     kind = "path"
 
+    @property
+    def key(self) -> str:
+        """The same for every state of the files, up to its last word."""
+        names = hashlib.sha256("\0".join(self.what).encode()).hexdigest()[:12]
+        state = hashlib.sha256("\0".join(self._depends_on()).encode()).hexdigest()[:12]
+        return f"path-{os.path.basename(self.what[0].rstrip('/'))}-{names}-{state}"
+
     def fetch(self, directory: str) -> None:
-        """Copy them: a run in progress must not change when the user's files do."""
+        """Copy them: a run in progress must not change when the user's files do. Old copies that nobody has used for a
+        day are removed, so that the cache does not grow with every change."""
+        for copy in Path(cache_directory()).glob(f"{glob.escape(self.key.rpartition('-')[0])}-*/{_DONE}"):
+            if time.time() - copy.stat().st_mtime > OLD_COPY_S:
+                shutil.rmtree(copy.parent, ignore_errors=True)
         for name in self.what:
             source, target = name, os.path.join(directory, os.path.basename(name.rstrip("/")))
             if os.path.isdir(source):
@@ -262,6 +278,7 @@ def fetched(recipe: Recipe) -> str:
     """The recipe's directory in the cache, fetched by now. Raises OperatorError."""
     final = os.path.join(cache_directory(), recipe.key)
     if is_fetched(recipe):
+        os.utime(os.path.join(final, _DONE))
         return final
     try:
         os.makedirs(cache_directory(), exist_ok=True)
@@ -293,7 +310,7 @@ def find_file(root: str, name: str, program_dirs: Sequence[str]) -> str | None:
     a fault must strike what serves, not what started it.
     """
     direct = os.path.join(root, name)
-    if os.path.sep in name or os.path.isdir(direct):
+    if os.path.sep in name:
         return direct if os.path.exists(direct) else None
     found = [entry for entry in Path(root).rglob(name) if entry.is_file() and os.access(entry, os.X_OK)]
     if not found:

@@ -141,7 +141,7 @@ def source_line(found: Any) -> str:
     """ "file.py:12" of a class or function; of one that has no source, its name."""
     with contextlib.suppress(OSError, TypeError):
         return f"{os.path.basename(inspect.getsourcefile(found) or '')}:{inspect.getsourcelines(found)[1]}"
-    return str(getattr(found, "__name__", found))
+    return str(found.__name__)
 
 
 def blamed(error: BaseException, path: str, what: str) -> PluginError:

@@ -8,7 +8,7 @@ kinds are `QueueConnection`, a replica's queues by offset, and `MessagingConnect
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,9 +19,11 @@ from nemesis.target import Operator
 
 __all__ = [
     "CheckOutcome",
+    "Fetched",
     "MessagingConnection",
     "Operated",
     "QueueConnection",
+    "RefusesFaults",
     "Setting",
     "StoresFiles",
     "System",
@@ -157,8 +159,8 @@ class TellsTime(Protocol):
 class System(Protocol):
     """A system under test on the hosts of one cluster.
 
-    What only some have are `TellsTime`, `Operated` and `StoresFiles` here. One that must know beforehand what the run
-    will use has `prepare(capabilities)`, called before `start`.
+    What only some have are `TellsTime`, `Operated`, `StoresFiles`, `RefusesFaults` and `Fetched` here. One that must
+    know beforehand what the run will use has `prepare(capabilities)`, called before `start`.
     """
 
     name: str
@@ -237,6 +239,26 @@ class Operated(Protocol):
     def operation_missing(ability: str, settings: Mapping[str, str]) -> str | None:
         """Why it lacks an ability of an operator (nemesis.target.ABILITIES) with these settings, as one line; None when
         it has it."""
+        ...
+
+
+@runtime_checkable
+class RefusesFaults(Protocol):
+    """A system that cannot have every fault, whatever the cluster can do."""
+
+    cannot: Mapping[str, str]
+    """Nemesis, or nemesis=form -> why it makes no sense for this system."""
+    tells_leader: bool
+    """Whether it can say who leads; otherwise faults that strike the leader cannot be had."""
+
+
+@runtime_checkable
+class Fetched(Protocol):
+    """A system that is made of packages which have to be fetched."""
+
+    @classmethod
+    def fetch(cls, say: Callable[[str], None]) -> None:
+        """Have them on this machine, saying in words what is fetched and where to. Raises OperatorError."""
         ...
 
 

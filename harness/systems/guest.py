@@ -485,7 +485,9 @@ class GuestSystem:
         return blamed(error, _file_of(self.plugin.system_class), what)
 
     def _wrong(self, method: str, what: str) -> PluginError:
-        return PluginError(f"{source_line(getattr(self.plugin.system_class, method))}: {what}")
+        cls = self.plugin.system_class
+        function = getattr(cls, method)
+        return PluginError(f"{source_line(cls if function is getattr(System, method) else function)}: {what}")
 
 
 class _Unread:

@@ -1,0 +1,94 @@
+"""The small HTTP client: whole answers, refusals that are certain, and nothing taken for another request's answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from harness.sdk import HttpError, JsonHttp, Refused, post
+
+Reply = bytes
+
+
+def ask(reply: Reply, work: Callable[[str], Awaitable[None]]) -> list[bytes]:
+    """Do something with a server that answers every request with `reply` and then hangs up if that is empty; returns
+    what it was sent."""
+    heard: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.read(65536):
+            heard.append(head)
+            if not reply:
+                break
+            writer.write(reply)
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        await work(f"http://127.0.0.1:{port}")
+        server.close()
+
+    asyncio.run(main())
+    return heard
+
+
+def test_json_goes_out_and_comes_back() -> None:
+    async def work(url: str) -> None:
+        server = JsonHttp(url)
+        assert await server.post("/kv", {"key": 1}) == {"ok": True}
+        assert await server.get("/kv") == {"ok": True}
+        await server.close()
+
+    first, second = ask(b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"ok":true}', work)
+    assert first.startswith(b"POST /kv HTTP/1.1\r\n") and first.endswith(b'\r\n\r\n{"key": 1}')
+    assert second.startswith(b"GET /kv HTTP/1.1\r\n") and b"Content-Type" not in second
+
+
+def test_an_answer_in_chunks() -> None:
+    async def work(url: str) -> None:
+        assert await post(f"{url}/x", {}) == [1, 2]
+
+    ask(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n[1,\r\n3\r\n 2]\r\n0\r\n\r\n", work)
+
+
+def test_a_status_of_400_or_more_raises_with_the_answer() -> None:
+    async def work(url: str) -> None:
+        with pytest.raises(HttpError) as caught:
+            await post(f"{url}/x", {})
+        assert (caught.value.status, caught.value.body) == (503, "no leader")
+
+    ask(b"HTTP/1.1 503 Unavailable\r\nContent-Length: 9\r\n\r\nno leader", work)
+
+
+def test_a_connection_that_cannot_be_made_is_refused_and_one_that_ends_is_not() -> None:
+    async def work(url: str) -> None:
+        with pytest.raises(ConnectionError, match="before its answer was complete"):
+            await post(f"{url}/x", {})
+        with pytest.raises(Refused, match=r"cannot connect to 127\.0\.0\.1:1:"):
+            await post("http://127.0.0.1:1/x", {})
+
+    ask(b"", work)
+
+
+@pytest.mark.parametrize(
+    "reply", [b"SSH-2.0-OpenSSH_9\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"]
+)
+def test_what_is_no_answer_is_an_error(reply: bytes) -> None:
+    async def work(url: str) -> None:
+        with pytest.raises(ValueError, match=r"no HTTP answer|an answer of more than"):
+            await post(f"{url}/x", {})
+
+    ask(reply, work)
+
+
+def test_a_request_that_was_given_up_leaves_no_answer_for_the_next() -> None:
+    async def work(url: str) -> None:
+        server = JsonHttp(url)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(server.get("/slow"), 0.05)
+        assert server._streams is None
+
+    ask(b"HTTP/1.1 200 OK\r\n", work)

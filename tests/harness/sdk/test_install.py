@@ -1,0 +1,131 @@
+"""Install recipes: fetched once, found by name, and a registry's refusal in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from harness.errors import OperatorError
+from harness.sdk import install
+from harness.sdk.install import Recipe, cache_directory, fetched, find_file, is_fetched, path, pip
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own."""
+    monkeypatch.setenv("SPLITBRAIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@dataclass(frozen=True)
+class Counted(Recipe):
+    """Brings a file, and counts how often it is asked to; with `fails` it does not get so far."""
+
+    calls: tuple[list[int], ...] = ()
+    fails: bool = False
+    kind = "counted"
+
+    def fetch(self, directory: str) -> None:
+        self.calls[0].append(1)
+        Path(directory, "half").touch()
+        if self.fails:
+            raise OperatorError("the line is down")
+        Path(directory, "whole").touch()
+
+
+def test_the_cache_is_where_the_environment_says(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert cache_directory() == str(cache)
+    monkeypatch.delenv("SPLITBRAIN_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_directory() == str(tmp_path / "xdg" / "splitbrain" / "packages")
+
+
+def test_a_recipe_is_fetched_once_however_many_ask_at_a_time() -> None:
+    recipe = Counted(("thing",), ([],))
+    threads = [threading.Thread(target=fetched, args=(recipe,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(recipe.calls[0]) == 1
+    assert sorted(os.listdir(fetched(recipe))) == [".complete", "half", "whole"]
+
+
+def test_half_a_recipe_is_never_taken_for_a_whole_one(cache: Path) -> None:
+    recipe = Counted(("thing",), ([],), fails=True)
+    with pytest.raises(OperatorError, match="the line is down"):
+        fetched(recipe)
+    assert not is_fetched(recipe)
+    assert [entry for entry in os.listdir(cache) if not entry.endswith(".lock")] == []
+
+
+def test_a_file_of_the_users_own_is_copied_again_when_it_changed(tmp_path: Path) -> None:
+    source = tmp_path / "server.py"
+    source.write_text("one")
+    first = fetched(path(str(source)))
+    source.write_text("two!")
+    second = fetched(path(str(source)))
+    assert (Path(first, "server.py").read_text(), Path(second, "server.py").read_text()) == ("one", "two!")
+
+
+def test_copies_that_nobody_uses_any_more_are_removed(tmp_path: Path) -> None:
+    source = tmp_path / "server.py"
+    source.write_text("one")
+    first = fetched(path(str(source)))
+    os.utime(Path(first, ".complete"), (0, 0))
+    source.write_text("two!")
+    fetched(path(str(source)))
+    assert not os.path.exists(first)
+
+
+def test_relative_files_start_at_the_plug_in(tmp_path: Path) -> None:
+    names: dict[str, Recipe] = {}
+    exec(compile("recipe = path('server.py')", str(tmp_path / "mine.py"), "exec"), {"path": path}, names)
+    assert names["recipe"].what == (str(tmp_path / "server.py"),)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match=r"install path .*missing.py: No such file or directory: .*missing.py"):
+        fetched(path(str(tmp_path / "missing.py")))
+
+
+def test_the_program_is_found_and_not_the_script_that_starts_it(tmp_path: Path) -> None:
+    contents = {"bin/kv": b"#!/usr/bin/python3\n", "kv/native/kv": b"\x7fELF and so on", "doc/kv": b"text"}
+    for name, content in contents.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True)
+        file.write_bytes(content)
+        if not name.startswith("doc"):
+            file.chmod(0o755)
+    assert find_file(str(tmp_path), "kv", [str(tmp_path / "bin")]) == str(tmp_path / "kv/native/kv")
+    assert find_file(str(tmp_path), "doc/kv", []) == str(tmp_path / "doc/kv")
+    assert find_file(str(tmp_path), "nothing", []) is None
+    (tmp_path / "kv/native/kv").unlink()
+    assert find_file(str(tmp_path), "kv", [str(tmp_path / "bin")]) == str(tmp_path / "bin/kv")
+
+
+def test_a_registrys_refusal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "WARNING: slow\nERROR: No matching distribution found for nothing==9\nnotice: a new release\n"
+
+    def refuse(argv: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        assert argv[:3] == [sys.executable, "-m", "pip"] and argv[-1] == "nothing==9"
+        return subprocess.CompletedProcess(argv, 1, "", said)
+
+    monkeypatch.setattr(install.subprocess, "run", refuse)
+    with pytest.raises(OperatorError) as caught:
+        fetched(pip("nothing==9"))
+    name = os.path.basename(sys.executable)
+    wrong = "ERROR: No matching distribution found for nothing==9"
+    assert str(caught.value) == f"install pip nothing==9: {name} failed: {wrong}"
+
+
+def test_a_registrys_client_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "find_program", lambda name: None)
+    with pytest.raises(OperatorError, match="install npm left-pad: npm is not installed on this machine"):
+        fetched(install.npm("left-pad"))

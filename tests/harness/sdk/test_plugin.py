@@ -1,0 +1,129 @@
+"""A plug-in's mistakes: all of them, before anything is started, with the file and the line."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import registry
+from harness.errors import OperatorError
+from harness.sdk.plugin import PluginError, load_file, settings_of
+
+Write = Callable[[str], str]
+
+HEAD = "from harness.sdk import Client, Refused, Status, System, path, pip\n"
+GOOD_SYSTEM = """
+class Mine(System):
+    ports = {"client": 7000}
+    def command(self, host):
+        return ["server"]
+"""
+GOOD_CLIENT = """
+class Talk(Client):
+    async def read(self, key):
+        return None
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a plug-in's file, its imports before it; returns its path."""
+
+    def make(source: str) -> str:
+        path = tmp_path / "mine.py"
+        path.write_text(HEAD + textwrap.dedent(source))
+        return str(path)
+
+    return make
+
+
+def test_a_file_with_a_system_and_a_client(write: Write) -> None:
+    plugin = load_file(write(GOOD_SYSTEM + GOOD_CLIENT))
+    assert (plugin.name, plugin.system_class.__name__, plugin.client_class.__name__) == ("mine", "Mine", "Talk")
+
+
+def test_a_file_that_was_changed_is_read_again(write: Write) -> None:
+    path = write(GOOD_SYSTEM + GOOD_CLIENT)
+    assert load_file(path).client_class.__name__ == "Talk"
+    write(GOOD_SYSTEM + GOOD_CLIENT.replace("Talk", "TalkMore"))
+    assert load_file(path).client_class.__name__ == "TalkMore"
+
+
+def test_one_of_several_systems_is_named_after_a_colon(write: Write) -> None:
+    path = write(GOOD_SYSTEM + GOOD_SYSTEM.replace("Mine", "Other") + GOOD_CLIENT)
+    with pytest.raises(PluginError, match=r"^mine.py:8: several systems \(Mine, Other\): say which, as .*:Other$"):
+        load_file(path)
+    assert load_file(f"{path}:Other").name == "mine:Other"
+    with pytest.raises(PluginError, match="has no class Third that is a System"):
+        load_file(f"{path}:Third")
+
+
+def test_what_a_system_is_made_from_is_not_taken_for_another_one(write: Write) -> None:
+    plugin = load_file(write(GOOD_SYSTEM + GOOD_CLIENT + "class Broken(Mine):\n    settings = {'bug': ('on',)}\n"))
+    assert plugin.system_class.__name__ == "Broken"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("x = (", r"^mine.py:2: '\(' was never closed$"),
+        ("x = 1\ny = x / 0\n", "^mine.py:3: its import raised ZeroDivisionError: division by zero$"),
+        ("import sys\nsys.exit(3)\n", "^mine.py:3: its import raised SystemExit: 3$"),
+        (GOOD_CLIENT, "^.*mine.py:1: has no class that is a harness.sdk.System$"),
+        (GOOD_SYSTEM, "^mine.py:3: has no class that is a harness.sdk.Client$"),
+        (GOOD_SYSTEM + GOOD_CLIENT + GOOD_CLIENT.replace("Talk", "Chat"), "^mine.py:3: several clients .Talk, Chat."),
+        ("class Mine(System):\n    pass\n" + GOOD_CLIENT, r"^mine.py:2: system Mine has no command\(host\)$"),
+        (GOOD_SYSTEM.replace("self, host", "self") + GOOD_CLIENT, r"^mine.py:5: Mine.command must take \(self, host\)"),
+        (GOOD_SYSTEM.replace("def", "async def") + GOOD_CLIENT, "^mine.py:5: Mine.command must not be async$"),
+        (GOOD_SYSTEM + "    def ready(self, host):\n        return True\n" + GOOD_CLIENT, "Mine.ready must be async$"),
+        (GOOD_SYSTEM.replace("7000", "70000") + GOOD_CLIENT, "^mine.py:3: port 'client' is 70000 and not a"),
+        (GOOD_SYSTEM.replace('7000}', '7000, "peer": 7000}') + GOOD_CLIENT, "two of the ports are the same"),
+        (GOOD_SYSTEM + "    settings = {'size': 3}\n" + GOOD_CLIENT, "setting 'size' is 3 and neither a text"),
+        (GOOD_SYSTEM + "    settings = ['size']\n" + GOOD_CLIENT, r"settings is \['size'\] and not a mapping"),
+        (GOOD_SYSTEM + "    install = ('curl',)\n" + GOOD_CLIENT, "install has 'curl', which is none of pip, apt"),
+        (GOOD_SYSTEM + "    def __init__(self, x):\n        pass\n" + GOOD_CLIENT, "Mine must be made without"),
+        (GOOD_SYSTEM + GOOD_CLIENT.replace("self, key", "self"), r"^mine.py:9: Talk.read must take \(self, key\)"),
+        (GOOD_SYSTEM + GOOD_CLIENT.replace("async def", "def"), "^mine.py:9: Talk.read must be async$"),
+        (GOOD_SYSTEM + GOOD_CLIENT.replace("async def read(self, key)", "read = 3\n    def f(self)"), "read is 3"),
+    ],
+)  # fmt: skip
+def test_each_mistake_is_told_with_its_line(write: Write, source: str, expected: str) -> None:
+    with pytest.raises(PluginError, match=expected) as caught:
+        load_file(write(source))
+    assert "\n" not in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once(write: Write) -> None:
+    source = GOOD_SYSTEM.replace("self, host", "self") + GOOD_CLIENT.replace("async def", "def")
+    with pytest.raises(PluginError, match=r"Mine.command must take.*; mine.py:9: Talk.read must be async"):
+        load_file(write(source))
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(PluginError, match=r"nowhere\.py: there is no such file"):
+        load_file("nowhere.py")
+
+
+def test_settings_are_checked_and_their_default_comes_first(write: Write) -> None:
+    source = GOOD_SYSTEM + "    settings = {'read': ('safe', 'fast'), 'flags': ''}\n" + GOOD_CLIENT
+    read, flags = settings_of(load_file(write(source)).system_class)
+    assert (read.name, read.default, read.choices) == ("read", "safe", ("safe", "fast"))
+    assert read.problem("sfae") == "read must be one of safe, fast, not 'sfae' (did you mean safe?)"
+    assert flags.default == "" and flags.problem("-v") is None
+
+
+def test_the_registry_takes_a_file_for_a_system(write: Write) -> None:
+    found = registry.load("systems", write(GOOD_SYSTEM + GOOD_CLIENT))
+    assert (found.name, found.ports, found.offers) == ("mine", (7000,), {"client"})
+    assert found.client_class.__name__ == "Talk"
+    with pytest.raises(OperatorError, match="there is no such file"):
+        registry.load("systems", "nowhere.py")
+
+
+def test_the_systems_that_come_along_are_what_the_registry_asks_of_one() -> None:
+    for name in ("toy", "etcd"):
+        found = registry.load("systems", name)
+        assert found.name == name and registry._problems("systems", found) == []

@@ -1,0 +1,252 @@
+"""A plug-in's system on real hosts: started, struck, asked and blamed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import textwrap
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import registry
+from harness.clusters.local import LocalCluster
+from harness.errors import OperatorError
+from harness.run_state import RunState
+from harness.sdk.host import listening_ports
+from harness.sdk.plugin import PluginError
+from nemesis.target import DOWN, PAUSED, RUNNING
+
+pytestmark = pytest.mark.cluster
+
+PLUGIN = """
+from harness.sdk import Client, Refused, Status, System
+
+SERVE = '''
+import socket, sys, time
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind((sys.argv[1], int(sys.argv[2])))
+server.listen()
+print("serving", open(sys.argv[3]).read(), flush=True)
+time.sleep(600)
+'''
+
+class Mine(System):
+    ports = {"client": 27000, "other": 27001}
+    settings = {"greeting": ("hello", "goodbye")}
+    logs = ("*.own",)
+    ready_timeout_s = 20.0
+
+    def files(self, host):
+        return {"greeting": f"{self.settings['greeting']} from {host.name}", "some.own": "kept"}
+
+    def programs(self, host):
+        def serve(port):
+            return [host.python, "-c", SERVE, host.ip, str(self.ports[port]), host.path("greeting")]
+        return {"kv": serve("client"), "guard": serve("other")}
+"""
+CLIENT = """
+class Talk(Client):
+    async def open(self):
+        self.streams = await self.connect(self.address("client"))
+    async def read(self, key):
+        return self.settings["greeting"]
+"""
+
+Write = Callable[[str], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a plug-in's file, PLUGIN with more methods of its system and a client; returns its path."""
+
+    def make(more: str = "", client: str = CLIENT) -> str:
+        path = tmp_path / "mine.py"
+        path.write_text(PLUGIN + textwrap.indent(textwrap.dedent(more), "    ") + client)
+        return str(path)
+
+    return make
+
+
+@pytest.fixture
+def run_state(tmp_path: Path) -> Any:
+    run = RunState.create(f"test-{tmp_path.name}", state_root=str(tmp_path / "states"))
+    yield run
+    run.close()
+
+
+@contextlib.asynccontextmanager
+async def system_of(
+    name: str, run: RunState, tmp_path: Path, count: int = 2, settings: Mapping[str, str] | None = None
+) -> AsyncIterator[Any]:
+    """A system that was started on a local cluster."""
+    system_class = registry.load("systems", name)
+    work_dir = str(tmp_path / "nodes")
+    cluster = LocalCluster(node_count=count, run=run, work_dir=work_dir, ports=system_class.ports)
+    system = system_class(cluster=cluster, settings=settings or {}, keys=1, log_dir=work_dir, operation_timeout_s=3.0)
+    await cluster.start()
+    try:
+        await system.start()
+        yield system
+    finally:
+        await system.stop()
+        await cluster.stop()
+
+
+def blamed(name: str, run: RunState, tmp_path: Path) -> str:
+    """What starting a system says; it must be one line and the plug-in's fault."""
+
+    async def main() -> None:
+        async with system_of(name, run, tmp_path, 1):
+            raise AssertionError("it started")
+
+    with pytest.raises(PluginError) as caught:
+        asyncio.run(main())
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_two_programs_a_host_are_started_struck_and_brought_back(
+    write: Write, run_state: RunState, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with system_of(write(), run_state, tmp_path) as system:
+            process = system.process("n1")
+            assert await process.state() == RUNNING and await system.status("n1", timeout_s=5.0) == {}
+            await process.pause()
+            assert await process.state() == PAUSED and await system.status("n1", timeout_s=5.0) is None
+            assert (await system.recover(timeout_s=0.0)).reason.endswith("the programs of n1 are stopped")
+            await process.resume()
+            await process.kill()
+            assert await process.state() == DOWN and process.ended == ["kv", "guard"]
+            outcome = await system.recover(timeout_s=0.0)
+            assert outcome.valid is False and outcome.details == {"missing": ["n1"]}
+            await system.restart("n1")
+            await system.restart("n1")  # what runs is left alone
+            outcome = await system.recover(timeout_s=20.0)
+            assert outcome.valid is True, outcome
+            assert system.last_words("n1")[-1] == "serving hello from n1"
+            return_of = system.connection("client", process=5, thread=1)
+            await return_of.open()
+            assert (return_of.host.name, await return_of.read(1), return_of.process) == ("n2", "hello", 5)
+            await return_of.close()
+        assert await system.check(started_wall_ms=0) == {}
+
+    asyncio.run(main())
+    assert (tmp_path / "nodes" / "n1" / "some.own").read_text() == "kept"
+
+
+def test_a_setting_reaches_system_and_clients(write: Write, run_state: RunState, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with system_of(write(), run_state, tmp_path, 1, {"greeting": "goodbye"}) as system:
+            assert system.last_words("n1")[-1] == "serving goodbye from n1"
+            assert system.connection("client", process=0, thread=0).settings == {"greeting": "goodbye"}
+            assert system.facts()["settings"] == {"greeting": "goodbye"}
+
+    asyncio.run(main())
+
+
+def test_commands_on_a_host_setup_and_a_line_to_wait_for(write: Write, run_state: RunState, tmp_path: Path) -> None:
+    more = """
+        ready_line = "serving set up"
+        async def setup(self, host):
+            said = await host.run("echo", "set up")
+            assert (await host.run("false", check=False)).status == 1
+            await host.put("greeting", said.out.strip())
+        async def state(self, host):
+            return (await host.run("cat", host.path("greeting"))).out + ("" if host.number == 1 else self.more)
+        more = ""
+    """
+
+    async def main(more_text: str) -> Mapping[str, Any]:
+        async with system_of(write(more), run_state, tmp_path) as system:
+            system._system.more = more_text
+            assert (await system.recover(timeout_s=0.3)).valid is True
+        found: Mapping[str, Any] = await system.check(started_wall_ms=0)
+        return found
+
+    assert asyncio.run(main(""))["replicas"].valid is True
+    outcome = asyncio.run(main("!"))["replicas"]
+    assert outcome.valid is False
+    assert outcome.reason == 'replicas differ: n1 holds "set up" and n2 holds "set up!"'
+
+
+def test_who_leads_is_what_the_plug_in_says(write: Write, run_state: RunState, tmp_path: Path) -> None:
+    more = """
+        silent = ()
+        async def status(self, host):
+            if host.name in self.silent:
+                raise OSError("no answer")
+            return Status(leads=True, term=host.number)
+    """
+
+    async def main() -> None:
+        async with system_of(write(more), run_state, tmp_path) as system:
+            assert await system.leaders() == ["n2", "n1"]
+            assert await system.status("n1", timeout_s=1.0) == {"leads": "true", "term": "1"}
+            system._system.silent = ("n1", "n2")
+            assert await system.leaders() == [] and await system.status("n1", timeout_s=1.0) is None
+            outcome = await system.recover(timeout_s=0.0)
+            assert outcome.valid is False and outcome.reason.endswith("n2 runs and does not answer; nobody leads")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("def programs(self, host):\n    return [1]", r"^mine.py:\d+: programs\(n1\) returned \[1\] and no mapping"),
+        ("def programs(self, host):\n    return {'kv': 'sleep 9'}", r"programs\(n1\) returned 'sleep 9' and no list"),
+        ("def programs(self, host):\n    return {'kv': []}", r"programs\(n1\) returned no words$"),
+        ("def programs(self, host):\n    return 1 / 0", r"^mine.py:\d+: programs\(n1\) raised ZeroDivisionError: div"),
+        ("def programs(self, host):\n    return {'kv': [host.listen('cleint')]}", r"programs\(n1\) raised KeyError"),
+        ("def programs(self, host):\n    return {'kv': ['no-such-program']}", r"^mine.py:\d+: cannot run kv on n1:"),
+        (
+            "def programs(self, host):\n    return {'kv': ['sh', '-c', 'echo no disk >&2; exit 3']}",
+            r"^mine.py:\d+: program kv of n1 ended with status 3 while starting: no disk$",
+        ),
+        (
+            "ready_timeout_s = 0.2\ndef programs(self, host):\n    return {'kv': ['sleep', '600']}",
+            r"^mine.py:\d+: n1 not ready within 0.2 s: on n1 nothing listens on client \(27000\), other \(27001\)$",
+        ),
+        ("def files(self, host):\n    return {'x': 3}", r"files\(n1\) returned {'x': 3} and no mapping"),
+        ("async def setup(self, host):\n    await host.run('false')", r"setup\(n1\) raised CommandFailed: n1: false"),
+        ("async def ready(self, host):\n    return host.lisens()", r"^mine.py:\d+: ready\(n1\) raised AttributeError"),
+        ("async def start_together(self):\n    raise OSError('no')", r"^mine.py:\d+: start_together raised OSError"),
+    ],
+)
+def test_what_goes_wrong_at_the_start_is_the_plug_ins(
+    write: Write, run_state: RunState, tmp_path: Path, more: str, expected: str
+) -> None:
+    said = blamed(write(more), run_state, tmp_path)
+    assert re.search(expected, said), said
+
+
+def test_a_client_that_cannot_be_made_is_blamed(write: Write, run_state: RunState, tmp_path: Path) -> None:
+    client = CLIENT + "    def __init__(self):\n        self.x = None + 1\n"
+
+    async def main() -> None:
+        async with system_of(write("", client), run_state, tmp_path, 1) as system:
+            with pytest.raises(PluginError, match=r"^mine.py:\d+: Talk\(\) raised TypeError: unsupported operand"):
+                system.connection("client", process=0, thread=0)
+            with pytest.raises(OperatorError, match="offers no 'queue' connections"):
+                system.connection("queue", process=0, thread=0)
+
+    asyncio.run(main())
+
+
+def test_listening_ports_are_those_of_the_host_or_of_every_address() -> None:
+    lines = [
+        "  sl  local_address rem_address   st",
+        "   0: 0100007F:1F90 00000000:0000 0A 0",  # 127.0.0.1:8080
+        "   1: 0500004D:0016 00000000:0000 0A 0",  # another host's
+        "   2: 00000000:0050 00000000:0000 0A 0",  # every address: 80
+        "   3: 0100007F:1F91 0100007F:9999 01 0",  # a connection
+        "   4: 00000000000000000000000000000000:01BB 0:0 0A 0",  # every address, IPv6: 443
+        "   5: 0000000000000000FFFF00000100007F:1F92 0:0 0A 0",  # IPv4 in IPv6: 8082
+    ]
+    assert listening_ports("\n".join(lines), "127.0.0.1") == {8080, 80, 443, 8082}

@@ -1,0 +1,111 @@
+"""Several programs of a host as one process: struck together, and never taken for struck when only some are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from harness.faults.processes import ReplicaProcesses
+from harness.systems.host_programs import HostPrograms
+from nemesis.target import DOWN, PAUSED, RUNNING
+
+
+class Fake:
+    """A program in memory."""
+
+    host = "n1"
+    pid = None
+
+    def __init__(self, number: int = 1) -> None:
+        self.host_pid = number
+        self.now = RUNNING
+
+    def exit_status(self) -> int | None:
+        return -9 if self.now == DOWN else None
+
+    async def terminate(self, *, grace_s: float = 10.0) -> int:
+        self.now = DOWN
+        return 0
+
+    async def kill(self) -> None:
+        self.now = DOWN
+
+    async def pause(self) -> None:
+        self.now = DOWN if self.now == DOWN else PAUSED
+
+    async def resume(self) -> None:
+        self.now = DOWN if self.now == DOWN else RUNNING
+
+    async def state(self) -> str:
+        return self.now
+
+
+def made(*states: str) -> tuple[HostPrograms, Sequence[Fake]]:
+    programs = [Fake(number) for number in range(1, len(states) + 1)]
+    for program, state in zip(programs, states, strict=True):
+        program.now = state
+    return HostPrograms("n1", dict(zip(("kv", "sentinel"), programs, strict=False))), programs
+
+
+def test_what_befalls_the_host_befalls_each_program() -> None:
+    async def main() -> None:
+        process, programs = made(RUNNING, RUNNING)
+        await process.pause()
+        assert await process.state() == PAUSED and {one.now for one in programs} == {PAUSED}
+        await process.resume()
+        assert await process.state() == RUNNING
+        await process.kill()
+        assert await process.state() == DOWN and process.exit_status() == -9 and process.host_pid == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("other", [DOWN, PAUSED])
+def test_a_fault_that_struck_one_of_two_is_in_no_state_that_proves_it(other: str) -> None:
+    process, _ = made(RUNNING, other)
+    assert asyncio.run(process.state()) == f"kv running, sentinel {other}"
+    assert process.exit_status() is None
+
+
+def test_the_one_that_ended_is_named() -> None:
+    process, _ = made(RUNNING, DOWN)
+    assert process.ended == ["sentinel"]
+    assert process.first_problem() == "program sentinel of n1 ended with status -9"
+
+
+def test_a_kill_ends_those_that_are_left_and_its_end_starts_all() -> None:
+    """One program had ended by itself: the other must be killed too, and both be started when the fault is over."""
+
+    async def main() -> None:
+        process, programs = made(RUNNING, DOWN)
+        current = {"n1": process}
+
+        async def restart(host: str) -> None:
+            fresh = {name: Fake() for name in current[host].ended}
+            current[host] = current[host].with_started(fresh)
+
+        faults = ReplicaProcesses(["n1"], process=current.get, restart=restart)
+        await faults.end("f1", ["n1"])
+        assert programs[0].now == DOWN
+        await faults.release("f1")
+        assert await current["n1"].state() == RUNNING
+
+    asyncio.run(main())
+
+
+def test_a_program_that_ended_by_itself_is_started_when_faults_are_over_and_told() -> None:
+    async def main() -> None:
+        process, _ = made(RUNNING, DOWN)
+        current = {"n1": process}
+
+        async def restart(host: str) -> None:
+            current[host] = current[host].with_started({"sentinel": Fake()})
+
+        faults = ReplicaProcesses(["n1"], process=current.get, restart=restart)
+        assert (await faults.look("n1")).ended_by_itself
+        await faults.release_all()
+        assert await current["n1"].state() == RUNNING and not (await faults.look("n1")).ended_by_itself
+
+    asyncio.run(main())
