@@ -23,6 +23,7 @@ from harness.cli_options import (
     positive_count,
 )
 from harness.cli_spark import add_spark_commands
+from harness.cli_store import add_store_commands
 from harness.errors import EXIT_OPERATOR, nearest
 from harness.registry import is_file
 
@@ -110,6 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("rest", nargs=argparse.REMAINDER)
 
     add_spark_commands(commands)
+    add_store_commands(commands)
 
     clean = commands.add_parser("clean", help="remove what killed runs left on this machine")
     clean.add_argument("--run", dest="run_ids", action="append", default=None, metavar="RUN_ID", help="only this run")

@@ -23,6 +23,7 @@ from harness.faults.target import PlannedTarget, prepare
 from harness.history_writer import HistoryWriter, read_history
 from harness.judge import judge
 from harness.report import LiveProgress, OutputConsole, write_report
+from harness.report.store_page import update_store_page
 from harness.run_state import RunState
 from harness.runner import Observed, Run
 from harness.runtime import harness_runtime
@@ -200,6 +201,7 @@ def perform(parts: Parts, store: Store, console: OutputConsole) -> tuple[RunDir,
             try:
                 results = judge_run(run_dir, test, parts.workload, observed, facts)
                 _finish(run_dir, test, results, observed)
+                update_store_page(store)
             except KeyboardInterrupt:
                 raise HarnessError(
                     f"interrupted while the history was checked; it is kept: harness analyze {run_dir.path}"

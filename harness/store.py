@@ -2,6 +2,7 @@
 
     store/
       latest                      -> the newest run
+      index.html                  the newest runs, for people; .runs.json is what it is made from (run_index.py)
       broker-register-partition/
         latest                    -> the newest run of this kind
         20260131T120000Z/
@@ -21,7 +22,7 @@ Everything an operator can mend is a `StoreError` of one line.
 
 from __future__ import annotations
 
-__all__ = ["RunDir", "RunStatus", "Store", "StoreError"]
+__all__ = ["LATEST", "RunDir", "RunStatus", "Store", "StoreError", "is_run", "run_order"]
 
 import contextlib
 import enum
@@ -227,7 +228,7 @@ class Store:
         if direct.is_file():
             direct = direct.parent
         for candidate in (self.root / text, direct):
-            if _is_run(candidate):
+            if is_run(candidate):
                 return RunDir(candidate.resolve())
         if not self.root.is_dir():
             raise StoreError(f"there is no store at {self.root}: make a run first, or name one with --store DIR")
@@ -239,7 +240,7 @@ class Store:
             # The link is absent or dangling, or only the test was named: the newest name is the newest run.
             of_test = [run for run in runs if test_name in (LATEST, run.path.parent.name)]
             if of_test:
-                return max(of_test, key=lambda run: _age(run.path.name))
+                return max(of_test, key=lambda run: run_order(run.path.name))
         hint = nearest(text, [run.name for run in runs] + [run.path.parent.name for run in runs])
         raise StoreError(f"no run {text!r} in {self.root}{hint}")
 
@@ -248,8 +249,8 @@ class Store:
         found: list[RunDir] = []
         with _storing(f"read the store {self.root}"):
             for folder in _directories(self.root):
-                found += [RunDir(path) for path in _directories(folder) if _is_run(path)]
-        return sorted(found, key=lambda run: (_age(run.path.name), run.name))
+                found += [RunDir(path) for path in _directories(folder) if is_run(path)]
+        return sorted(found, key=lambda run: (run_order(run.path.name), run.name))
 
 
 def _directories(path: Path) -> list[Path]:
@@ -258,11 +259,12 @@ def _directories(path: Path) -> list[Path]:
     return [entry for entry in path.iterdir() if entry.is_dir() and not entry.is_symlink()]
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
+    """Whether a directory is that of a run: it has what was asked for, a history, or the mark of a run at work."""
     return any((path / name).is_file() for name in ("test.json", "history.jsonl", MARKER))
 
 
-def _age(name: str) -> tuple[str, int]:
+def run_order(name: str) -> tuple[str, int]:
     """The order of runs by name: by time, then "-2", "-3" ... "-10" as numbers."""
     stamp, _, number = name.partition("-")
     return stamp, int(number) if number.isdigit() else 0

@@ -17,6 +17,7 @@ from harness import registry
 from harness.errors import OperatorError
 from harness.execution import exit_status_of, judge_run
 from harness.report import OutputConsole, print_summary, write_report
+from harness.report.store_page import update_store_page
 from harness.runner import Observed
 from harness.store import RunDir, RunStatus, Store
 from harness.systems.base import CheckOutcome
@@ -31,7 +32,8 @@ FACTS = ("started_at", "run_id", "cluster_detail", "hosts", "duration_s", "versi
 
 def analyze_command(arguments: argparse.Namespace) -> int:
     """Judge a stored run again. Returns the exit status of the verdict."""
-    run_dir = Store(arguments.store).find(arguments.run)
+    store = Store(arguments.store)
+    run_dir = store.find(arguments.run)
     if run_dir.status is RunStatus.RUNNING:
         raise OperatorError(f"{run_dir.name} is still running; wait for its end")
     test = test_from_json(run_dir.read_test())
@@ -54,6 +56,8 @@ def analyze_command(arguments: argparse.Namespace) -> int:
     results = judge_run(run_dir, test, workload, observed, facts)
     run_dir.write_results(results)
     write_report(run_dir.path, test.to_json(), results, run_dir.history_path)
+    if run_dir.path.parent.parent == store.root.resolve():
+        update_store_page(store)
     show = OutputConsole(stderr=arguments.json)
     print_summary(results, show, test=test.to_json(), report_path=run_dir.report_path)
     if arguments.json:

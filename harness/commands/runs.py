@@ -1,0 +1,127 @@
+"""`harness runs`: the runs of a store as a table on the console."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from rich.table import Table
+from rich.text import Text
+
+from harness.errors import OperatorError, nearest
+from harness.report import OutputConsole
+from harness.report.store_page import fault_words, operation_words
+from harness.report.units import duration, plural
+from harness.run_index import STATES, RunSummary, read_index, select
+from harness.store import Store
+
+__all__ = ["runs_command"]
+
+WIDE_CHARACTERS = 150
+"""From this width on a run has one line, below it two."""
+
+COLOURS = {"valid": "green", "invalid": "red", "unknown": "magenta", "running": "cyan", "unfinished": "yellow"}
+
+
+def runs_command(arguments: argparse.Namespace) -> int:
+    """Print the runs that are asked for. Returns 0, also where there are none of that kind; raises OperatorError where
+    there is no store."""
+    verdicts = [word.strip() for word in arguments.verdict.split(",") if word.strip()]
+    for word in verdicts:
+        if word not in STATES:
+            raise OperatorError(f"unknown verdict {word!r}{nearest(word, STATES)}; known: {', '.join(STATES)}")
+    store = Store(arguments.store)
+    if not store.root.is_dir():
+        raise OperatorError(f"there is no store at {store.root}: make a run first, or name one with --store DIR")
+    index = read_index(store)
+    found = select(
+        index.runs,
+        verdicts=verdicts,
+        test=arguments.test,
+        system=arguments.system,
+        workload=arguments.workload,
+        nemesis=arguments.nemesis,
+        cluster=arguments.cluster,
+    )
+    shown = found[: arguments.limit]
+    others = {"older_not_shown": len(found) - len(shown), "other_runs": len(index.runs) - len(found)}
+    if arguments.json:
+        data = {"runs": [run.to_json() for run in shown], **others, "not_read": index.left_out}
+        print(json.dumps(data, indent=2, sort_keys=True))
+        return 0
+    console = OutputConsole()
+    if shown:
+        console.print(_table(shown, is_wide=console.width >= WIDE_CHARACTERS))
+    for line in _rest(len(shown), others["older_not_shown"], others["other_runs"], index.left_out):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def _rest(shown: int, older: int, other: int, left_out: int) -> list[str]:
+    """What is not in the table, and how to get it."""
+    lines = []
+    if not shown:
+        lines.append("no such run" if other else "the store holds no runs yet")
+    if older:
+        lines.append(f"{plural(older, 'older run')} not shown: --limit {shown + older} shows all")
+    if other and shown:
+        lines.append(f"{plural(other, 'run')} of other kinds not shown")
+    elif other:
+        lines.append(f"{plural(other, 'run')} of other kinds")
+    if left_out:
+        lines.append(f"{plural(left_out, 'run')} older than these not read")
+    return lines
+
+
+def _table(runs: Sequence[RunSummary], *, is_wide: bool) -> Table:
+    now = datetime.now(UTC)
+    if not is_wide:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for run in runs:
+            table.add_row(_verdict(run), Text(run.name))
+            faults, seed = f"faults: {fault_words(run)}", f"seed {_seed(run)}"
+            details = (_what(run), operation_words(run), faults, _took(run), seed)
+            table.add_row(Text(_age(run, now), style="dim"), Text("; ".join(details), style="dim"))
+        return table
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("verdict", "age"):
+        table.add_column(name, no_wrap=True)
+    for name in ("run", "what", "operations", "faults"):
+        table.add_column(name, overflow="fold")
+    for name in ("took", "seed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in runs:
+        words = (_what(run), operation_words(run), fault_words(run), _took(run), _seed(run))
+        table.add_row(_verdict(run), Text(_age(run, now)), Text(run.name), *map(Text, words))
+    return table
+
+
+def _verdict(run: RunSummary) -> Text:
+    return Text(run.verdict.upper(), style=f"bold {COLOURS[run.verdict]}")
+
+
+def _what(run: RunSummary) -> str:
+    settings = f", {run.settings}" if run.settings else ""
+    return f"{run.system or '?'} {run.workload or '?'} {run.nemesis or '?'} on {run.cluster or '?'}{settings}"
+
+
+def _took(run: RunSummary) -> str:
+    return "–" if run.duration_s is None else duration(run.duration_s * 1e9)
+
+
+def _seed(run: RunSummary) -> str:
+    return "–" if run.seed is None else str(run.seed)
+
+
+def _age(run: RunSummary, now: datetime) -> str:
+    age_s = run.age_s(now)
+    if age_s is None:
+        return "–"
+    for limit_s, unit_s, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if age_s < limit_s:
+            return f"{age_s // unit_s:.0f} {unit}"
+    return f"{age_s // 86400:.0f} d"

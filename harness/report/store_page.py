@@ -1,0 +1,102 @@
+"""index.html of a store: the newest runs in one self-contained file that any browser of files opens."""
+
+from __future__ import annotations
+
+__all__ = ["MAX_ROWS", "fault_words", "operation_words", "render_store", "started_words", "update_store_page"]
+
+import base64
+import hashlib
+import logging
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup
+
+from harness.report.units import clip, count, duration, plural
+from harness.run_index import STATES, RunIndex, RunSummary, index_lock, read_index, replace_file
+from harness.store import Store, StoreError
+
+logger = logging.getLogger(__name__)
+
+MAX_ROWS = 500
+"""Runs on the page: some 300 KB, which a browser opens at once. `harness runs` has them all."""
+
+
+def operation_words(run: RunSummary) -> str:
+    """Operations of a run by outcome: "3,639 ok, 6 info"; "–" where it does not say."""
+    if run.ok is None:
+        return "–"
+    others = (("fail", run.fail), ("info", run.info))
+    return ", ".join([f"{count(run.ok)} ok", *(f"{count(number)} {kind}" for kind, number in others if number)])
+
+
+def fault_words(run: RunSummary) -> str:
+    """Faults of a run and what is wrong with them: "2 proven", "1 of 2 proven", "none"; "–" where it does not say."""
+    if run.faults is None or run.proven is None:
+        return "–"
+    if not run.faults:
+        return "none"
+    proven = f"{run.faults} proven" if run.proven == run.faults else f"{run.proven} of {run.faults} proven"
+    return f"{proven}, {run.unmet} met by nobody" if run.unmet else proven
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("harness.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        clip=clip, count=count, duration=duration, plural=plural, quote=quote,
+        operation_words=operation_words, fault_words=fault_words, started=started_words,
+    )  # fmt: skip
+    return environment
+
+
+@cache
+def _static(name: str) -> str:
+    return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
+
+
+def render_store(root: Path, index: RunIndex) -> str:
+    """The page of the store at `root`, newest runs first; a run that has a report is a link to it."""
+    script = _static("store.js")
+    shown = index.runs[:MAX_ROWS]
+    total = len(index.runs) + index.left_out
+    return (
+        _environment()
+        .get_template("store.html")
+        .render(
+            css=Markup(_static("report.css") + _static("store.css")),
+            script=Markup(script),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            title=clip(root.name, 80),
+            runs=[(run, (root / run.name / "report.html").is_file()) for run in shown],
+            tally=[(state, number) for state in STATES if (number := sum(run.verdict == state for run in index.runs))],
+            states=STATES,
+            total=total,
+            not_shown=total - len(shown),
+        )
+    )
+
+
+def update_store_page(store: Store) -> None:
+    """Write index.html of a store anew. A store that cannot be written keeps the older one, and the log says so: this
+    is no reason for a run to fail."""
+    try:
+        with index_lock(store):
+            html = render_store(store.root, read_index(store))
+            replace_file(store.root / "index.html", html.encode("utf-8", "backslashreplace"))
+    except (OSError, StoreError) as error:
+        logger.warning("index.html of the store is not up to date: %s", error)
+
+
+def started_words(started_at: datetime | None) -> str:
+    """A start as text, in UTC: "2026-01-31 12:00:00"; "–" where it is not known."""
+    return "–" if started_at is None else started_at.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,395 @@
+"""The runs of a store in a line each: verdict, what was run, operations, faults. Made without Spark.
+
+    store/
+      .runs.json    the summaries, so that nobody has to read thousands of results.json again
+      .runs.lock    held while .runs.json and index.html are written
+
+The file of summaries is a cache: an entry counts while the size and the time of change of its run's results.json are
+those that it was made from, and a file that is damaged, foreign or missing is made anew. Who has read the store may
+write it; two that write at once lose nothing, because each is told what the other knows by the store itself.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MAX_RUNS", "STATES", "RunIndex", "RunSummary", "index_lock", "read_index", "replace_file", "select"]
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from checker.faults import count_unmet
+from harness.report.checks import verdict_word
+from harness.report.units import clip
+from harness.store import LATEST, RunDir, RunStatus, Store, StoreError, is_run, run_order
+
+STATES = ("valid", "invalid", "unknown", "running", "unfinished")
+"""What a run can have come to. `unfinished`: it died before it was judged."""
+
+MAX_RUNS = 100_000
+"""Runs of a store that are summed up, the newest: some 50 MB of memory. A store of more is counted, and said so."""
+
+MAX_CACHE_BYTES = 128 * 1024 * 1024
+"""The largest file of summaries read back: `MAX_RUNS` with the longest texts would not fill it."""
+
+MAX_REASON = 240
+MAX_SETTINGS = 160
+MAX_WORD = 80
+"""Characters kept of any text of a run."""
+
+LOCK_TIMEOUT_S = 10.0
+"""How long to wait for another that writes: the writing takes a fraction of a second, so then it hangs."""
+
+LOCK_INTERVAL_S = 0.02
+
+CACHE = ".runs.json"
+LOCK = ".runs.lock"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """One run in a line. Texts are clipped and printable; a number is None where the run does not say it."""
+
+    name: str
+    """ "<test>/<time>", by which `Store.find` finds it."""
+    verdict: str
+    """One of `STATES`."""
+    reason: str
+    system: str
+    workload: str
+    nemesis: str
+    """As the operator gave it: "partition=leader,kill", "schedule FILE", "none"."""
+    cluster: str
+    settings: str
+    nodes: int | None
+    seed: int | None
+    ok: int | None
+    fail: int | None
+    info: int | None
+    faults: int | None
+    proven: int | None
+    unmet: int | None
+    """Faults that the system under test did not meet."""
+    duration_s: float | None
+
+    @property
+    def test(self) -> str:
+        """The folder of the store."""
+        return self.name.partition("/")[0]
+
+    @property
+    def time(self) -> str:
+        """The folder of the run in that of its test."""
+        return self.name.partition("/")[2]
+
+    @property
+    def started_at(self) -> datetime | None:
+        """When, by the folder's name; None where that is no time."""
+        stamp = self.time.partition("-")[0]
+        try:
+            return datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        except ValueError:
+            return None
+
+    def age_s(self, now: datetime) -> float | None:
+        """Seconds from its start to `now`, at least 0; None where its start is not known."""
+        started_at = self.started_at
+        return None if started_at is None else max(0.0, (now - started_at).total_seconds())
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(RunSummary))
+_NUMBERS = frozenset(("nodes", "seed", "ok", "fail", "info", "faults", "proven", "unmet"))
+
+
+@dataclass(frozen=True, slots=True)
+class RunIndex:
+    """The runs of a store, newest first."""
+
+    runs: Sequence[RunSummary]
+    left_out: int = 0
+    """Runs that are older than the `MAX_RUNS` newest."""
+
+
+_Stamp = tuple[int, int]
+"""Size and time of change in ns of a results.json."""
+
+_Cache = dict[str, tuple[_Stamp, RunSummary]]
+
+
+def read_index(store: Store, *, is_kept: bool = True, known: _Cache | None = None) -> RunIndex:
+    """Sum up every run of `store`; without a store there are none.
+
+    With `is_kept` the summaries are left in the store for the next one, where it can be written. `known` is filled with
+    the summaries and used in the place of the file's: for who reads the same store again and again. Raises StoreError
+    when the store cannot be read.
+    """
+    before = known if known is not None else {}
+    if not before:
+        before.update(_load(store.root))
+    cached = dict(before)
+    names, left_out = _names(store.root)
+    runs = []
+    kept: _Cache = {}
+    for name in names:
+        stamp = _stamp(f"{store.root}/{name}")
+        entry = cached.get(name)
+        if stamp is None or entry is None or entry[0] != stamp:
+            summary = _summarize(store.root / name, name)
+            if summary is None:
+                continue
+            entry = (stamp or (0, 0), summary)
+        runs.append(entry[1])
+        if stamp is not None:
+            kept[name] = entry
+    if is_kept and kept != cached:
+        _save(store.root, kept)
+    before.clear()
+    before.update(kept)
+    return RunIndex(runs, left_out)
+
+
+def select(
+    runs: Sequence[RunSummary],
+    *,
+    verdicts: Sequence[str] = (),
+    test: str = "",
+    system: str = "",
+    workload: str = "",
+    nemesis: str = "",
+    cluster: str = "",
+    words: str = "",
+) -> list[RunSummary]:
+    """Those of `runs` that meet every condition given, in the same order.
+
+    `nemesis` is the name of one ("partition" also finds "partition=leader"), or a name with its variant; `words` must
+    all stand somewhere in the run's line, in any case.
+    """
+    conditions: list[Callable[[RunSummary], bool]] = []
+    if verdicts:
+        conditions.append(lambda run: run.verdict in verdicts)
+    for name, wanted in (("test", test), ("system", system), ("workload", workload), ("cluster", cluster)):
+        if wanted:
+            conditions.append(lambda run, name=name, wanted=wanted: getattr(run, name) == wanted)  # type: ignore[misc]
+    if nemesis:
+        conditions.append(lambda run: _has_nemesis(run, nemesis))
+    if words.strip():
+        searched = words.casefold().split()
+        conditions.append(lambda run: _has_words(_line(run), searched))
+    return [run for run in runs if all(condition(run) for condition in conditions)]
+
+
+def _has_nemesis(run: RunSummary, wanted: str) -> bool:
+    return any(wanted in (one, one.partition("=")[0]) for one in run.nemesis.split(","))
+
+
+def _has_words(line: str, words: Sequence[str]) -> bool:
+    return all(word in line for word in words)
+
+
+def _line(run: RunSummary) -> str:
+    parts = (run.name, run.verdict, run.system, run.workload, run.nemesis, run.cluster, run.settings, run.reason)
+    return f"{' '.join(parts)} {run.seed}".casefold()
+
+
+def _names(root: Path) -> tuple[list[str], int]:
+    """What may be runs, newest first, and how many more there are. Names that no page could show are passed over."""
+    found: list[str] = []
+    try:
+        for test in _folders(root):
+            found += [f"{test}/{run}" for run in _folders(root / test)]
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise StoreError(f"cannot read the store {root}: {error.strerror}") from error
+    found.sort(key=lambda name: (run_order(name.partition("/")[2]), name), reverse=True)
+    return found[:MAX_RUNS], max(0, len(found) - MAX_RUNS)
+
+
+def _folders(path: Path) -> list[str]:
+    with os.scandir(path) as entries:
+        return [
+            entry.name
+            for entry in entries
+            if entry.is_dir(follow_symlinks=False)
+            and entry.name != LATEST
+            and entry.name.isprintable()
+            and not entry.name.startswith(".")
+        ]
+
+
+def _stamp(path: str) -> _Stamp | None:
+    try:
+        found = os.stat(f"{path}/results.json")
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def _summarize(path: Path, name: str) -> RunSummary | None:
+    """The run in a line, by what its files say; None for a directory that is no run's."""
+    if not is_run(path):
+        return None
+    run_dir = RunDir(path)
+    try:
+        test: Mapping[str, Any] = run_dir.read_test()
+    except StoreError:
+        test = {}
+    results: Mapping[str, Any] = {}
+    if not run_dir.results_path.exists():
+        is_running = _status(run_dir) is RunStatus.RUNNING
+        verdict, reason = ("running", "") if is_running else ("unfinished", "it ended before it was judged")
+    else:
+        try:
+            results = run_dir.read_results()
+            verdict, reason = verdict_word(results.get("valid")), clip(results.get("reason") or "", MAX_REASON)
+        except StoreError as error:
+            verdict, reason = "unknown", clip(str(error), MAX_REASON)
+    faults = results.get("faults")
+    faults = [fault for fault in faults if isinstance(fault, Mapping)] if isinstance(faults, list) else None
+    ops = results.get("ops")
+    ops = ops if isinstance(ops, Mapping) else {}
+    return RunSummary(
+        name=name,
+        verdict=verdict,
+        reason=reason,
+        system=_word(test.get("system")),
+        workload=_word(test.get("workload")),
+        nemesis=_nemesis(test),
+        cluster=_word(test.get("cluster")),
+        settings=_settings(test.get("settings")),
+        nodes=_number(test.get("nodes")),
+        seed=_number(test.get("seed")),
+        ok=_number(ops.get("ok")),
+        fail=_number(ops.get("fail")),
+        info=_number(ops.get("info")),
+        faults=None if faults is None else len(faults),
+        proven=None if faults is None else sum(fault.get("proven") is True for fault in faults),
+        unmet=None if faults is None else count_unmet(faults),
+        duration_s=_seconds(results.get("duration_s")),
+    )
+
+
+def _status(run_dir: RunDir) -> RunStatus:
+    try:
+        return run_dir.status
+    except StoreError:  # a marker that cannot be read: nobody can say that the run is at work
+        return RunStatus.BROKEN
+
+
+def _word(value: Any) -> str:
+    return "" if value is None else clip(value, MAX_WORD)
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+
+
+def _seconds(value: Any) -> float | None:
+    is_number = isinstance(value, float) or _number(value) is not None
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def _nemesis(test: Mapping[str, Any]) -> str:
+    if isinstance(test.get("nemesis_schedule"), str):
+        return clip(f"schedule {os.path.basename(test['nemesis_schedule'])}", MAX_WORD)
+    chosen = test.get("nemesis")
+    if not isinstance(chosen, list):
+        return ""
+    return clip(",".join(map(str, chosen[:16])) or "none", MAX_WORD)
+
+
+def _settings(settings: Any) -> str:
+    if not isinstance(settings, Mapping):
+        return ""
+    return clip(" ".join(f"{key}={value}" for key, value in list(settings.items())[:32]), MAX_SETTINGS)
+
+
+def _load(root: Path) -> _Cache:
+    """What the file of summaries holds; nothing where it is missing, damaged, or of another version."""
+    path = root / CACHE
+    try:
+        if path.stat().st_size > MAX_CACHE_BYTES:
+            return {}
+        data = json.loads(path.read_bytes())
+        if data["format"] != _FORMAT or data["fields"] != list(_FIELDS):
+            return {}
+        found: _Cache = {}
+        for size, mtime_ns, values in data["runs"]:
+            summary = RunSummary(**dict(zip(_FIELDS, values, strict=True)))
+            if not (type(size) is int and type(mtime_ns) is int and _is_whole(summary)):
+                return {}
+            found[summary.name] = ((size, mtime_ns), summary)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return {}
+    return found
+
+
+def _is_whole(summary: RunSummary) -> bool:
+    if summary.verdict not in STATES or not isinstance(summary.duration_s, float | None):
+        return False
+    for name in _FIELDS:
+        value = getattr(summary, name)
+        if name in _NUMBERS:
+            if not (value is None or type(value) is int):
+                return False
+        elif name != "duration_s" and type(value) is not str:
+            return False
+    return True
+
+
+def _save(root: Path, cache: _Cache) -> None:
+    runs = [[*stamp, [getattr(summary, name) for name in _FIELDS]] for stamp, summary in cache.values()]
+    text = json.dumps({"format": _FORMAT, "fields": _FIELDS, "runs": runs}, separators=(",", ":"))
+    with contextlib.suppress(OSError):  # a cache: a store that cannot be written is read the slow way
+        replace_file(root / CACHE, text.encode("ascii"))
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, in the place of an older one. Raises OSError."""
+    temporary = path.with_name(f".{path.name.lstrip('.')}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def index_lock(store: Store) -> Iterator[None]:
+    """Be the only one that writes what the store says of all its runs, so that the last to write has seen every run.
+
+    The kernel drops the lock with the process. Who holds it for `LOCK_TIMEOUT_S` is not waited for, nor is there a
+    lock on file systems without: what is written is whole all the same, and at worst lacks the newest run. Raises
+    OSError when the file cannot be made.
+    """
+    fd = os.open(store.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        deadline_s = time.monotonic() + LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline_s:
+                    break
+                time.sleep(LOCK_INTERVAL_S)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,128 @@
+"""`harness runs`: the table, its filters, what it says of what it does not show."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def harness(*words: str, cwd: Path, columns: int = 80) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(columns)}
+    return subprocess.run(
+        [sys.executable, "-m", "harness", "runs", *words],
+        cwd=cwd, env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Five runs, one of each state, from valid (the oldest) to unfinished (the newest)."""
+    store = Store(tmp_path / "store")
+    for minutes, valid in enumerate((True, False, "unknown", None, None)):
+        nemesis = ["kill" if minutes % 2 else "partition=leader"]
+        test = f"broker-register-{nemesis[0].partition('=')[0]}"
+        run = store.create(test, now=NOON + timedelta(minutes=minutes))
+        names = {"system": "broker", "workload": "register", "cluster": "sim"}
+        run.write_test({**names, "nemesis": nemesis, "seed": minutes})
+        if valid is not None:
+            faults = [{"id": "f1", "nemesis": nemesis[0], "proven": valid != "unknown", "exercised": minutes != 1}]
+            ops = {"ok": 1000 + minutes, "fail": 0, "info": 3}
+            run.write_results({"valid": valid, "reason": "so", "ops": ops, "faults": faults, "duration_s": 12.5})
+            run.finish()
+        elif minutes == 4:
+            run.release()
+        else:
+            RUNNING.append(run)
+    return tmp_path
+
+
+RUNNING: list[Any] = []
+"""Runs whose lock is to be held as long as this process lives."""
+
+
+def test_the_table_says_what_was_run_and_what_came_of_it(place: Path) -> None:
+    done = harness(cwd=place, columns=170)
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *lines = done.stdout.splitlines()
+    assert head.split() == ["verdict", "age", "run", "what", "operations", "faults", "took", "seed"]
+    assert [line.split()[0] for line in lines] == ["UNFINISHED", "RUNNING", "UNKNOWN", "INVALID", "VALID"]
+    valid, invalid, unknown = lines[4], lines[3], lines[2]
+    assert "broker-register-partition/20260131T120000Z" in valid
+    assert "broker register partition=leader on sim" in valid
+    assert "1,000 ok, 3 info" in valid and "1 proven" in valid and "12.5 s" in valid and valid.rstrip().endswith("0")
+    assert "1 proven, 1 met by nobody" in invalid
+    assert "0 of 1 proven" in unknown
+
+
+def test_at_80_characters_nothing_is_cut(place: Path) -> None:
+    done = harness(cwd=place)
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "VALID       broker-register-partition/20260131T120000Z" in [line.rstrip() for line in lines]
+    assert "seed 0" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--verdict", "valid"], ["VALID"]),
+        (["--verdict", "invalid,unknown"], ["UNKNOWN", "INVALID"]),
+        (["--nemesis", "partition"], ["UNFINISHED", "UNKNOWN", "VALID"]),
+        (["--test", "broker-register-kill"], ["RUNNING", "INVALID"]),
+        (["--system", "broker", "--workload", "register", "--limit", "1"], ["UNFINISHED"]),
+        (["--cluster", "netns"], []),
+    ],
+)
+def test_filters(place: Path, words: list[str], expected: list[str]) -> None:
+    done = harness(*words, cwd=place, columns=170)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split()[0] for line in done.stdout.splitlines() if "/2026" in line]
+    assert rows == expected
+
+
+def test_what_is_not_shown_is_counted(place: Path) -> None:
+    said = harness("--limit", "2", "--nemesis", "partition", cwd=place).stdout
+    assert "1 older run not shown: --limit 3 shows all" in said
+    assert "2 runs of other kinds not shown" in said
+    nothing = harness("--workload", "log", cwd=place).stdout
+    assert nothing.splitlines() == ["no such run", "5 runs of other kinds"]
+
+
+def test_as_json(place: Path) -> None:
+    data = json.loads(harness("--json", "--limit", "2", cwd=place).stdout)
+    assert [run["verdict"] for run in data["runs"]] == ["unfinished", "running"]
+    assert (data["older_not_shown"], data["other_runs"], data["not_read"]) == (3, 0, 0)
+
+
+def test_markup_in_a_run_is_text(tmp_path: Path) -> None:
+    run = Store(tmp_path / "store").create("t")
+    run.write_test({"system": "[red]x[/red]", "workload": "\x1b[31mred"})
+    run.release()
+    said = harness(cwd=tmp_path, columns=200).stdout
+    assert "[red]x[/red]" in said and "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--store", "nowhere"], "there is no store at"),
+        (["--verdict", "vald"], "unknown verdict 'vald' (did you mean valid?)"),
+        (["--limit", "0"], "must be at least 1"),
+    ],
+)
+def test_what_an_operator_can_mend_is_one_line(place: Path, words: list[str], expected: str) -> None:
+    done = harness(*words, cwd=place)
+    assert done.returncode == 254
+    assert expected in done.stderr and len(done.stderr.splitlines()) == 1
