@@ -141,7 +141,7 @@ def _check_queues(
 
 
 def _uniform(history: History) -> History:
-    """The history with whole numbers for offsets and tails, and messages that can be told apart by hashing."""
+    """The history with whole numbers for offsets and the tails of reads, and messages that can be hashed."""
     values, results = list(history.value), list(history.result)
     for row, f in enumerate(history.f):
         result = results[row]
@@ -149,8 +149,6 @@ def _uniform(history: History) -> History:
             values[row] = freeze(values[row])
             if history.status[row] == OK:
                 results[row] = [_whole(result[0]), *result[1:]]
-        elif f == "tail":
-            results[row] = _whole(result)
         elif f == "read" and history.status[row] == OK:
             offsets = {name: _whole(result[name]) for name in ("offset", "tail") if name in result}
             results[row] = {**result, **offsets, "messages": list(map(freeze, result["messages"]))}

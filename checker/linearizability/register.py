@@ -201,7 +201,7 @@ def _from_future(history: History, rows: Sequence[int], value: Any) -> Violation
 def _conflict(history: History, rows: Sequence[int], initial: Hashable, a: Any, b: Any) -> Violation:
     """Both values must be the register's value before the other: name the operations that say so."""
     for old, new in ((a, b), (b, a)):
-        stale = _stale(history, rows, initial, old, new)
+        stale = _stale(history, rows, old, new)
         if stale is not None:
             return stale
     evidence: list[int] = []
@@ -229,12 +229,15 @@ def _conflict(history: History, rows: Sequence[int], initial: Hashable, a: Any, 
     return Violation(rows=chosen, text=text, edges=tuple(edges))
 
 
-def _stale(history: History, rows: Sequence[int], initial: Hashable, old: Any, new: Any) -> Violation | None:
-    """The plainest form of a conflict: a read of a value that a finished write had already replaced."""
+def _stale(history: History, rows: Sequence[int], old: Any, new: Any) -> Violation | None:
+    """The plainest form of a conflict: a read of a value that a finished write had already replaced.
+
+    A value that was read and that nobody wrote is the initial one: anything else was said to come from nowhere.
+    """
     replaced, replacing = _write_of(history, rows, old), _write_of(history, rows, new)
     if replacing is None or history.returned[replacing] == NEVER:
         return None
-    if old != initial and (replaced is None or history.returned[replaced] >= history.invoked[replacing]):
+    if replaced is not None and history.returned[replaced] > history.invoked[replacing]:
         return None
     late = [read for read in _reads_of(history, rows, old) if history.invoked[read] > history.returned[replacing]]
     if not late:

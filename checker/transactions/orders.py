@@ -119,7 +119,7 @@ def smallest_without_order(
     """
     kept = list(rows)
     chunk = len(kept) // 2
-    while chunk and not is_over():
+    while chunk:
         at = 0
         while at < len(kept) and not is_over():
             smaller = kept[:at] + kept[at + chunk :]

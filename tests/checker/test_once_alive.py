@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import random
+import signal
+import sys
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,7 +17,10 @@ from xml.etree import ElementTree
 import pytest
 
 from checker import (
+    ILLEGAL,
+    UNKNOWN,
     CASRegister,
+    Counter,
     FetchAndAdd,
     FIFOQueue,
     FormatError,
@@ -20,6 +30,8 @@ from checker import (
     Model,
     MultiRegister,
     Register,
+    Result,
+    Topic,
     UnorderedQueue,
     Verdict,
     check,
@@ -33,11 +45,13 @@ from checker.codecs import read
 from checker.codecs.edn import _balanced
 from checker.codecs.source import FileEvents
 from checker.drawing import svg
-from checker.linearizability import engine
+from checker.linearizability import engine, general
+from checker.linearizability.wing_gong import is_linearizable as is_linearizable_as_published
 from checker.models.registry import parse_model
-from checker.online import OnlineLog, OnlineRegister, OnlineVersionedRegister
+from checker.online import OnlineGrowOnlySet, OnlineLog, OnlineRegister, OnlineVersionedRegister
 from checker.testing.definitions.objects import make_object
 from checker.testing.definitions.orders import is_linearizable, pair
+from checker.workers import map_in_processes
 
 Event = dict[str, Any]
 
@@ -417,3 +431,161 @@ def test_what_was_not_decided_is_never_left_out(monkeypatch: pytest.MonkeyPatch)
     for first in (False, True):
         result = check(events, Register(), first=first, timeout_s=0.1)
         assert result.verdict is Verdict.UNKNOWN
+
+
+def keyed(key: str, lines: list[tuple[Any, ...]]) -> list[Event]:
+    """Events of operations on one key."""
+    return [{**event, "key": key} for event in told(*lines)]
+
+
+def shown_by(result: Result) -> list[tuple[Any, ...]]:
+    """What the operations of a witness did, in order of invocation."""
+    assert result.witness is not None
+    return [(operation.process, operation.f, operation.result) for operation in result.witness.operations]
+
+
+def test_what_another_process_found_is_explained_here() -> None:
+    lines = [*done(0, "write", 1, 1), *done(0, "write", 2, 2), *done(0, "write", 1, 1), *done(1, "read", None, 2)]
+    result = check([*keyed("a", lines), *keyed("b", lines)], CASRegister(), jobs=2)
+    assert result.verdict is Verdict.INVALID
+    assert shown_by(result) == [(0, "write", 1), (1, "read", 2)]
+
+
+def test_what_came_after_a_wrong_read_of_a_counter_is_not_shown() -> None:
+    later = [line for _ in range(4) for line in done(0, "increment", 1, 1)]
+    result = check(told(*done(0, "increment", 1, 1), *done(1, "read", None, 5), *later), Counter())
+    assert shown_by(result) == [(0, "increment", 1), (1, "read", 5)]
+
+
+def test_what_had_left_a_bag_is_not_said_to_have_been_inside() -> None:
+    lines = [*done(0, "enqueue", 7, 7), *done(0, "dequeue", None, 7), *done(0, "enqueue", 1, 1)]
+    result = check(told(*lines, *done(1, "dequeue", None, None), *crashed(2, "dequeue", None)), UnorderedQueue())
+    assert "something was inside: 1." in result.reason
+
+
+def test_a_queue_that_wants_more_sends_than_there_are_needs_no_search() -> None:
+    lines = [
+        *crashed(0, "send", "a"),
+        *done(1, "tail", {"queue": 0}, [0, 1]),
+        *done(1, "tail", {"queue": 1}, [1, 2]),
+    ]
+    result = check(told(*lines), Topic(queues=2))
+    assert result.verdict is Verdict.INVALID
+    assert set(result.stats["engines"]) == {"A5 ranks from offsets"}
+
+
+def test_only_operations_of_the_key_that_is_wrong_are_shown() -> None:
+    # Key b's empty dequeue would be wrong beside key a's messages.
+    events = [
+        *keyed("a", [line for value in (1, 2, 3) for line in done(0, "enqueue", value, value)]),
+        *keyed("b", done(7, "dequeue", None, None)),
+        *keyed("a", [*crashed(1, "dequeue", None), *done(0, "dequeue", None, 3)]),
+    ]
+    result = check(events, FIFOQueue())
+    assert result.witness is not None and result.witness.key == "a"
+    assert {operation.key for operation in result.witness.operations} == {"a"}
+
+
+def test_a_search_ends_at_its_number_of_steps() -> None:
+    lines = [(process, kind, "write", process % 2) for kind in ("invoke", "ok") for process in range(8)]
+    history = History.of(told(*lines, *done(9, "read", None, 5)))
+    search = general.Search(history, range(len(history)), CASRegister())
+    assert search.run_until(3, math.inf) is None
+    assert 0 < search.steps <= 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dial(Model):
+    """Turned by one or two of three places; every turn fits every state, and leads somewhere else from each."""
+
+    functions = frozenset({"turn", "look"})
+    pure = frozenset({"look"})
+
+    def start(self) -> int:
+        return 0
+
+    def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
+        if f == "turn":
+            return (state + value) % 3
+        return state if result is UNKNOWN or result == state else ILLEGAL
+
+
+def turns(rng: random.Random) -> list[Event]:
+    """Events of turns and looks at random, of which any number may be wrong."""
+    lines: list[tuple[Any, ...]] = []
+    begun: dict[int, tuple[str, Any]] = {}
+    left = rng.randint(5, 9)
+    while left or begun:
+        process = rng.randrange(4)
+        if process in begun:
+            f, value = begun.pop(process)
+            lines.append((process, "ok", f, rng.randrange(3) if f == "look" else value))
+        elif left:
+            left -= 1
+            f = rng.choice(["turn", "turn", "look"])
+            begun[process] = f, rng.randint(1, 2) if f == "turn" else None
+            lines.append((process, "invoke", *begun[process]))
+    return told(*lines)
+
+
+def test_what_leads_somewhere_else_from_every_state_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for patience in ("NAIVE_PATIENCE_STEPS", "PATIENCE_STEPS", "BLIND_PATIENCE_STEPS", "EASE_STEPS"):
+        monkeypatch.setattr(general, patience, 1)
+    verdicts = []
+    for seed in range(100):
+        history = History.of(turns(random.Random(seed)))
+        verdicts.append(is_linearizable_as_published(history, Dial()))
+        search = general.Search(history, range(len(history)), Dial())
+        assert search.run(100_000) is verdicts[-1], seed
+    assert set(verdicts) == {True, False}
+
+
+def test_reasons_of_a_register_are_those_of_what_is_shown() -> None:
+    # Neither value can come first: the plain form, a stale read, does not fit, as the writes ran side by side.
+    lines = [(0, "invoke", "write", 1), (1, "invoke", "write", 2), (0, "ok", "write", 1), (1, "ok", "write", 2)]
+    result = check(told(*lines, *(line for seen in (1, 2, 1, 2) for line in done(2, "read", None, seen))), Register())
+    assert result.witness is not None
+    shown = result.witness.operations
+    reasons = [(shown[edge.source], shown[edge.target]) for edge in result.witness.edges if edge.kind == "realtime"]
+    assert len(reasons) == 2
+    for before, after in reasons:
+        assert before.returned is not None and before.returned < after.invoked
+        assert {before.result, after.result} == {1, 2}
+
+
+def test_a_stale_read_is_shown_with_the_reason_of_its_engine() -> None:
+    lines = [*done(0, "write", 1, 1), *done(0, "write", 2, 2), *done(1, "read", None, 1)]
+    witness = check(told(*lines), Register()).witness
+    assert witness is not None and "was stale" in witness.text
+    assert [edge.kind for edge in witness.edges] == ["realtime", "value", "realtime"]
+
+
+def test_a_stale_read_of_the_first_value_needs_no_write_of_it() -> None:
+    witness = check(told(*done(0, "write", 1, 1), *done(1, "read", None, None)), Register()).witness
+    assert witness is not None and "was stale" in witness.text
+
+
+def test_more_messages_than_there_can_be_are_not_counted_one_by_one() -> None:
+    online = OnlineLog()
+    said = [online.feed(event) for event in told((0, "invoke", "append", 5), *done(1, "tail", None, 2))]
+    assert said[-1] is not None and "implies 2 messages, more than there can be" in said[-1]
+
+
+def test_reads_of_a_set_that_each_lack_what_the_other_shows_are_told_at_once() -> None:
+    added = [(process, kind, "add", process) for kind in ("invoke",) for process in (0, 1)]
+    reads = [(2, "invoke", "read", None), (3, "invoke", "read", None), (2, "ok", "read", [0]), (3, "ok", "read", [1])]
+    assert first_alarm(OnlineGrowOnlySet(), told(*added, *reads)) == 6
+
+
+def die_once(folder: Path, number: int) -> int:
+    """The number; the first process of all that is asked is killed instead."""
+    if not any(folder.iterdir()):
+        (folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked, and killed with their parent")
+def test_what_is_tried_again_ends_with_the_answer_that_was_looked_for(tmp_path: Path) -> None:
+    answers = map_in_processes(partial(die_once, tmp_path), [4, 5, 6], 1, until=lambda answer: answer == 5)
+    assert answers == [4, 5, None]

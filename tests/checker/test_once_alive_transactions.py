@@ -1,0 +1,111 @@
+"""Transactions that tell the checker from mutants which no test noticed once (``benchmarks/checker_mutants.py``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from checker import Operation, Result, Verdict, check_transactions
+from checker.testing.definitions.orders import pair
+from checker.testing.definitions.transactions import is_possible
+
+Step = tuple[str, str, Any]
+Event = dict[str, Any]
+
+
+def transaction(process: int, *steps: Step) -> tuple[Event, Event]:
+    """Its invocation and its return."""
+    asked = [[f, key, None if f == "r" else value] for f, key, value in steps]
+    begun = {"process": process, "type": "invoke", "f": "txn", "value": asked}
+    return begun, {**begun, "type": "ok", "value": [list(step) for step in steps]}
+
+
+def overlapping(*transactions: tuple[Step, ...]) -> list[Event]:
+    """Events of transactions, all of which begin before any ends."""
+    both = [transaction(process, *steps) for process, steps in enumerate(transactions)]
+    return [begun for begun, _ in both] + [done for _, done in both]
+
+
+def edges_of(result: Result) -> list[tuple[Operation, str, Operation]]:
+    """Why each transaction of the witness comes before the next."""
+    assert result.witness is not None
+    shown = result.witness.operations
+    return [(shown[edge.source], edge.kind, shown[edge.target]) for edge in result.witness.edges]
+
+
+def test_a_serial_order_needs_no_search_for_snapshots() -> None:
+    result = check_transactions(overlapping((("append", "x", 1),), (("r", "x", [1]),)), level="snapshot-isolation")
+    assert result.verdict is Verdict.VALID
+    assert "snapshot_order" not in result.stats
+
+
+def test_a_long_fork_is_shown_by_the_transactions_that_depend_on_each_other() -> None:
+    result = check_transactions(
+        overlapping(
+            (("append", "z", 0),),
+            (("append", "x", 1),),
+            (("append", "y", 1),),
+            (("r", "x", [1]), ("r", "y", [])),
+            (("r", "x", []), ("r", "y", [1])),
+        ),
+        level="snapshot-isolation",
+    )
+    assert result.stats["anomalies"] == {"G-nonadjacent": 1}
+    edges = edges_of(result)
+    assert {(source.process, kind, target.process) for source, kind, target in edges} == {
+        (1, "wr", 3),
+        (3, "rw", 2),
+        (2, "wr", 4),
+        (4, "rw", 1),
+    }
+
+
+def test_anti_dependencies_that_only_another_circle_keeps_apart_are_none_of_snapshots() -> None:
+    # T0 and T1 read each other's writes; T2 -rw-> T0 -rw-> T3 -wr-> T2 are adjacent but for the way round by T1.
+    result = check_transactions(
+        overlapping(
+            (("append", "x", 1), ("r", "y", [1]), ("append", "z", 1), ("r", "w", [])),
+            (("append", "y", 1), ("r", "x", [1])),
+            (("r", "z", []), ("r", "v", [1])),
+            (("append", "w", 1), ("append", "v", 1)),
+        )
+    )
+    assert set(result.stats["anomalies"]) == {"G1c"}
+    assert {operation.process for operation in (result.witness.operations if result.witness else ())} == {0, 1}
+
+
+def test_the_order_of_a_process_closes_a_circle_of_three() -> None:
+    (first, first_done), (later, later_done) = transaction(0, ("append", "x", 1)), transaction(0, ("append", "y", 1))
+    reader, reader_done = transaction(1, ("r", "y", [1]), ("r", "x", []))
+    events = [reader, first, first_done, later, later_done, reader_done]
+    result = check_transactions(events)
+    assert set(result.stats["anomalies"]) == {"G-single-process"}
+    assert result.stats["strongest"] == "serializable"
+    assert "process" in {kind for _, kind, _ in edges_of(result)}
+
+
+def test_appends_that_stand_together_are_not_said_to_be_kept_apart() -> None:
+    result = check_transactions(
+        overlapping(
+            (("append", "x", 1), ("append", "x", 2)),
+            (("append", "x", 3),),
+            (("r", "x", [3, 1, 2]),),
+            (("r", "x", [1, 2]),),
+        )
+    )
+    assert "incompatible-order" in result.stats["anomalies"]
+    assert "G0" not in result.stats["anomalies"]
+
+
+def test_two_writers_of_one_list_that_nobody_read_come_in_some_order_of_snapshots() -> None:
+    events = overlapping(
+        (("r", "x", []), ("append", "y", 1)),
+        (("r", "y", []), ("append", "x", 1)),
+        (("r", "x", [1]), ("r", "y", [1])),
+        (("append", "z", 1),),
+        (("append", "z", 2),),
+    )
+    assert is_possible(pair(events), "snapshot-isolation", lists=True)
+    assert not is_possible(pair(events), "serializable", lists=True)
+    result = check_transactions(events, level="snapshot-isolation")
+    assert result.verdict is Verdict.VALID
+    assert result.stats["snapshot_order"] == "found for strong-snapshot-isolation"
