@@ -28,8 +28,8 @@ ONCE_ALIVE = (
     ("checker/models/registers.py", "is None else not self.none_is_any", "is None else self.none_is_any"),
     # Crashed operations take part, and what must be newer may be as new.
     ("checker/sessions.py", 'history.status[row] != OK or', 'history.status[row] == "fail" or'),
-    ("checker/sessions.py", "number <= before[0] if strict", "number < before[0] if strict"),
-    ("checker/sessions.py", "else number < before[0]", "else number <= before[0]"),
+    ("checker/sessions.py", "at <= before[0] if strict", "at < before[0] if strict"),
+    ("checker/sessions.py", "else at < before[0]", "else at <= before[0]"),
 )  # fmt: skip
 """Mistakes that the tests did not notice once: file, text that is there once, and what stands there instead."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from checker.history import FAIL, OK, History
 from checker.tally import Events, Tally
-from checker.values import exact
+from checker.values import exact, number
 from checker.verdict import Result
 from checker.words import named_row, short
 
@@ -52,7 +52,7 @@ def check_delay(
         if started is None:
             return tally.result(fine="", unknown="the history has no times, so delays cannot be judged")
         message = exact(history.value[row]["message"])
-        delay_ns = history.value[row]["delay_ms"] * 1e6
+        delay_ns = number(history.value[row]["delay_ms"]) * 1e6
         due_ns = (history.returned_ns[row] or started) + delay_ns + tolerance_ms * 1e6
         if message in first:
             receive = first[message]
@@ -145,11 +145,11 @@ def check_consumer_progress(events: Events) -> Result:
         own: dict[Any, int] = {}
         for row in sorted(rows, key=history.invoked.__getitem__):
             while at < len(done) and history.returned[done[at]] < history.invoked[row]:
-                offset = _progress(history, done[at])["offset"]
+                offset = _offset(history, done[at])
                 if offset > reached:
                     reached, by = offset, done[at]
                 at += 1
-            offset = _progress(history, row)["offset"]
+            offset = _offset(history, row)
             if history.f[row] == "fetch":
                 tally.counts["fetches"] += 1
                 if offset < reached:
@@ -158,7 +158,7 @@ def check_consumer_progress(events: Events) -> Result:
                 continue
             tally.counts["commits"] += 1
             before = own.get(history.process[row])
-            if before is not None and _progress(history, before)["offset"] > offset:
+            if before is not None and _offset(history, before) > offset:
                 tally.add("backward", (before, row), f"{named_row(history, row)} committed less than before")
             own[history.process[row]] = row
     return tally.result(fine=f"{tally.counts['commits']} commits and {tally.counts['fetches']} fetches, none backwards")
@@ -170,6 +170,10 @@ def _progress(history: History, row: int) -> Mapping[str, Any]:
         return {**(history.value[row] or {}), "offset": -1 if result is None else result}
     found = result if isinstance(result, Mapping) else history.value[row]
     return dict(found)
+
+
+def _offset(history: History, row: int) -> Any:
+    return number(_progress(history, row)["offset"])
 
 
 def check_replicas(logs: Mapping[str, Sequence[Any]], committed: Mapping[str, int] | None = None) -> Result:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter, lt
 from typing import Any
 
-from checker.values import truth
+from checker.values import exact, truth
 
 __all__ = [
     "FAIL",
@@ -40,6 +40,9 @@ INFO = "info"
 
 #: Return position of an operation that never returned: later than every event of any history.
 NEVER = 1 << 62
+
+#: Types of keys that Python tells apart as JSON does.
+_PLAIN_KEYS = frozenset({int, str, float, type(None)})
 
 _INDEX = itemgetter("index")
 _COMPLETIONS = {OK: OK, FAIL: FAIL, INFO: INFO}
@@ -198,20 +201,21 @@ class History:
         return tuple(map(self.operation, rows))
 
     def rows_by_key(self) -> dict[Any, Sequence[int]]:
-        """Rows of every key, in order of first use; one entry ``None`` when no operation has a key."""
+        """Rows of every key, in order of first use; one entry ``None`` when no operation has a key.
+
+        Keys that are or hold booleans, lists or maps are given as :func:`checker.values.exact` makes them.
+        """
         if not self.keyed:
             return {None: range(len(self.f))}
+        keys = self.key
+        if not _PLAIN_KEYS.issuperset(map(type, keys)):
+            keys = list(map(exact, keys))
         groups: dict[Any, list[int]] = {}
-        try:
-            for row, key in enumerate(self.key):
-                try:
-                    groups[key].append(row)
-                except KeyError:
-                    groups[key] = [row]
-        except TypeError:
-            groups = {}
-            for row, key in enumerate(self.key):
-                groups.setdefault(freeze(key), []).append(row)
+        for row, key in enumerate(keys):
+            try:
+                groups[key].append(row)
+            except KeyError:
+                groups[key] = [row]
         return dict(groups)
 
     @classmethod

@@ -7,7 +7,7 @@ from typing import Any
 
 from checker.history import OK, History
 from checker.tally import Events, Tally
-from checker.values import exact
+from checker.values import exact, number
 from checker.verdict import Result
 from checker.words import named_row
 
@@ -45,11 +45,12 @@ def check_sessions(
     for row, f in enumerate(history.f):
         if history.status[row] != OK or (f not in reads and f not in writes):
             continue
-        number = version(history.result[row])
-        if number is None:
+        at = version(history.result[row])
+        if at is None:
             continue
+        at = number(at)
         if f == "append":
-            number += 1
+            at += 1
         session = (history.process[row], exact(history.key[row]))
         read, wrote = read_by.get(session), wrote_by.get(session)
         is_read = f in reads
@@ -57,11 +58,11 @@ def check_sessions(
             (read, "monotonic-reads" if is_read else "writes-follow-reads", not is_read),
             (wrote, "read-your-writes" if is_read else "monotonic-writes", not is_read),
         ):
-            if before is not None and (number <= before[0] if strict else number < before[0]):
-                text = f"{named_row(history, row)} is at version {number}, after {named_row(history, before[1])}"
+            if before is not None and (at <= before[0] if strict else at < before[0]):
+                text = f"{named_row(history, row)} is at version {at}, after {named_row(history, before[1])}"
                 tally.add(kind, (before[1], row), text)
         target = read_by if is_read else wrote_by
         known = target.get(session)
-        if known is None or number > known[0]:
-            target[session] = (number, row)
+        if known is None or at > known[0]:
+            target[session] = (at, row)
     return tally.result(fine="every session kept its guarantees")

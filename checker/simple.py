@@ -9,7 +9,7 @@ from typing import Any
 from checker.history import FAIL, NEVER, OK, History
 from checker.linearizability.counter import read_bounds
 from checker.tally import Events, Tally
-from checker.values import exact
+from checker.values import exact, number
 from checker.verdict import Result
 from checker.words import named_row, short
 
@@ -39,7 +39,7 @@ def check_counter(events: Events, *, initial: int = 0) -> Result:
     tally = Tally("counter", history, wrong=("out-of-bounds",))
     reads = 0
     for rows in history.rows_by_key().values():
-        slack = _rounding([initial, *(history.value[row] for row in rows if history.f[row] != "read")])
+        slack = _rounding([number(initial), *(history.value[row] for row in rows if history.f[row] != "read")])
         for row, low, high in read_bounds(history, rows, initial):
             reads += 1
             result = exact(history.result[row])
@@ -94,6 +94,7 @@ def check_bank(events: Events, *, total: int | None = None, allow_negative: bool
     ``total`` is taken from the first read unless given.
     """
     history = History.of(events)
+    total = None if total is None else number(total)
     tally = Tally("bank", history, wrong=("wrong-total", "negative"))
     reads = 0
     for row, f in enumerate(history.f):
@@ -102,7 +103,7 @@ def check_bank(events: Events, *, total: int | None = None, allow_negative: bool
         reads += 1
         result = history.result[row]
         balances = list(result.values()) if isinstance(result, dict) else [pair[1] for pair in result]
-        known = [balance for balance in balances if balance is not None]
+        known = [number(balance) for balance in balances if balance is not None]
         if total is None:
             total = sum(known)
         if sum(known) != total:

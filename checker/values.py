@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
-__all__ = ["FALSE", "TRUE", "FrozenMap", "exact", "holds_boolean", "truth"]
+__all__ = ["FALSE", "TRUE", "FrozenMap", "exact", "holds_boolean", "number", "truth"]
 
 
 #: Below it every whole number is a float of its own.
@@ -80,6 +80,13 @@ def truth(value: Any) -> bool | None:
     if value is False or value is FALSE:
         return False
     return None
+
+
+def number(value: Any) -> Any:
+    """``value``, to be added to others or compared with them.  Raises TypeError for a boolean, which is no number."""
+    if truth(value) is not None:
+        raise TypeError(f"{str(truth(value)).lower()} is no number")
+    return value
 
 
 def holds_boolean(values: Iterable[Any]) -> bool:

@@ -9,15 +9,16 @@ from itertools import accumulate
 from checker.history import FAIL, INFO, OK, History
 from checker.linearizability.outcome import NotApplicable, Violation
 from checker.models.counters import Counter
+from checker.values import number
 from checker.words import named_row
 
 __all__ = ["amount_of", "check_counter_bounds", "read_bounds"]
 
 
 def amount_of(history: History, row: int) -> int:
-    """What an operation adds."""
+    """What an operation adds.  Raises TypeError for a boolean."""
     value = history.value[row]
-    amount = 1 if value is None else value
+    amount = 1 if value is None else number(value)
     return -amount if history.f[row] == "decrement" else amount
 
 

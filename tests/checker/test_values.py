@@ -29,10 +29,17 @@ from checker import (
     Verdict,
     VersionedRegister,
     check,
+    check_bank,
+    check_consumer_progress,
+    check_counter,
+    check_delay,
+    check_exclusion,
     check_log,
     check_replicas,
     check_sequential,
+    check_sessions,
     check_set,
+    check_set_full,
     check_total_queue,
     check_unique_ids,
 )
@@ -195,6 +202,55 @@ def test_checkers_beside_linearizability(done) -> None:
     assert check_log(done((0, "append", True, [0, True]), (0, "read", {}, read))).verdict is Verdict.INVALID
     assert check_replicas({"n1": [True], "n2": [1]}).verdict is Verdict.INVALID
     assert check_replicas({"n1": [1.0], "n2": [1]}).verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize(
+    ("checker", "operations"),
+    [
+        (check_counter, [("add", True, True), ("read", None, 1)]),
+        (lambda events: check_counter(events, initial=True), [("read", None, 1)]),
+        (check_bank, [("read", None, {"a": 1, "b": 1}), ("read", None, {"a": True, "b": 1})]),
+        (lambda events: check_bank(events, total=True), [("read", None, {"a": 1})]),
+        (check_sessions, [("read", None, [1, "a"]), ("read", None, [True, "a"])]),
+        (check_consumer_progress, [("commit", None, {"group": "g", "queue": 0, "offset": True})]),
+    ],
+)
+def test_no_checker_takes_a_boolean_for_a_number(done, checker: Any, operations: list[tuple[Any, ...]]) -> None:
+    with pytest.raises(TypeError, match="true is no number"):
+        checker(done(*((0, *operation) for operation in operations)))
+
+
+def test_no_delay_is_a_boolean(done) -> None:
+    with pytest.raises(TypeError, match="false is no number"):
+        check_delay(done((0, "send", {"message": 1, "delay_ms": False}, None)))
+
+
+@pytest.mark.parametrize(
+    ("checker", "one", "other"),
+    [
+        (check_counter, ("add", 1, 1), ("read", None, 0)),
+        (check_exclusion, ("acquire", None, None), ("acquire", None, None)),
+        (check_set_full, ("add", 5, 5), ("read", None, [])),
+        (check_log, ("append", 5, [0, 5]), ("tail", None, 0)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("keys", "same"),
+    [
+        ((1, True), False),
+        ((False, 0.0), False),
+        (({"a": 1}, [["a", 1]]), False),
+        ((1, 1.0), True),
+        (([1], [1.0]), True),
+    ],
+)
+def test_every_checker_tells_keys_apart(
+    events, checker: Any, one: tuple[Any, ...], other: tuple[Any, ...], keys: tuple[Any, Any], same: bool
+) -> None:
+    rows = []
+    for process, ((f, value, result), key) in enumerate(zip((one, other), keys, strict=True)):
+        rows += [(process, "invoke", f, value, key), (process, "ok", f, result, key)]
+    assert (checker(events(*rows)).verdict is Verdict.INVALID) is same
 
 
 @pytest.mark.parametrize(
