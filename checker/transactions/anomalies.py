@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 from checker.history import FAIL, INFO, OK, History
+from checker.values import exact
 from checker.words import short
 
-__all__ = ["Anomalies", "Step", "Transactions", "described", "identity"]
+__all__ = ["Anomalies", "Step", "Transactions", "described"]
 
 Step = tuple[str, Any, Any]
 
@@ -32,47 +32,6 @@ class Anomalies:
             examples.append((tuple(dict.fromkeys(rows)), text))
 
 
-class _Truth:
-    """``true`` or ``false``: equal to itself alone, where Python's are equal to 1 and 0."""
-
-    __slots__ = ("_shown",)
-
-    def __init__(self, shown: str) -> None:
-        self._shown = shown
-
-    def __repr__(self) -> str:
-        return self._shown
-
-
-_TRUE, _FALSE = _Truth("True"), _Truth("False")
-
-
-@dataclass(frozen=True, slots=True)
-class _Object:
-    """A map, equal to no list of pairs."""
-
-    items: frozenset[tuple[Any, Any]]
-
-    def __repr__(self) -> str:
-        return "{" + ", ".join(sorted(f"{key!r}: {value!r}" for key, value in self.items)) + "}"
-
-
-def identity(value: Any) -> Any:
-    """Something hashable that equals another value's where JSON's values are equal.
-
-    ``true`` is not 1; 1 and 1.0 are equal; lists and tuples both are arrays.  Raises TypeError for what has no hash.
-    """
-    if value is True or value is False:
-        return _TRUE if value else _FALSE
-    if isinstance(value, (list, tuple)):
-        return tuple(map(identity, value))
-    if isinstance(value, Mapping):
-        return _Object(frozenset((identity(key), identity(item)) for key, item in value.items()))
-    if isinstance(value, (set, frozenset)):
-        return frozenset(map(identity, value))
-    return value
-
-
 #: Types of values that Python compares, or hashes, otherwise than JSON.
 _UNLIKE_JSON = frozenset({bool, list, tuple, dict, set, frozenset})
 
@@ -81,8 +40,8 @@ class Transactions:
     """The transactions of a history: committed ones first class, others for what they may have left behind.
 
     ``steps`` holds one list per row: ``(write | r, key, value)``, where ``write`` is ``append`` or ``w`` and keys and
-    values are as :func:`identity` makes them.  A committed transaction without a result did what was asked, and what
-    it read is not known.  Raises ValueError for other steps, and for reads of lists that show none.
+    values are as :func:`checker.values.exact` makes them.  A committed transaction without a result did what was asked,
+    and what it read is not known.  Raises ValueError for other steps, and for reads of lists that show none.
     """
 
     def __init__(self, history: History, write: str) -> None:
@@ -98,12 +57,36 @@ class Transactions:
             self.steps.append(steps)
         if not _UNLIKE_JSON.isdisjoint(map(type, chain.from_iterable(lists))):
             self.steps = [
-                [(f, key, list(map(identity, value)) if f == "r" and value else value) for f, key, value in steps]
+                [(f, key, list(map(exact, value)) if f == "r" and value else value) for f, key, value in steps]
                 for steps in self.steps
             ]
         self.committed = [row for row, status in enumerate(history.status) if status == OK]
         self.failed = [row for row, status in enumerate(history.status) if status == FAIL]
         self.unknown = [row for row, status in enumerate(history.status) if status == INFO]
+
+    def writes(self, rows: Iterable[int]) -> Iterator[tuple[int, Any, Any]]:
+        """The row, key and value of every write of those transactions."""
+        for row in rows:
+            for f, key, value in self.steps[row]:
+                if f == self.write:
+                    yield row, key, value
+
+    def failed_writes(self) -> dict[tuple[Any, Any], int]:
+        """The transaction that wrote each version (key and value) of which none must be seen."""
+        return {(key, value): row for row, key, value in self.writes(self.failed)}
+
+    def keys_written_twice(self, found: Anomalies) -> set[Any]:
+        """Keys to which one value was written twice: nobody can tell which of the two a read shows."""
+        verb, kind = ("appended", "duplicate-append") if self.write == "append" else ("written", "duplicate-write")
+        writer: dict[tuple[Any, Any], int] = {}
+        keys = set()
+        for row, key, value in self.writes((*self.unknown, *self.committed)):
+            if (key, value) in writer:
+                text = f"{short(value)} is {verb} twice to {short(key)}: the history cannot be judged by it"
+                found.add(kind, (writer[key, value], row), text)
+                keys.add(key)
+            writer[key, value] = row
+        return keys
 
     def leave_out(self, keys: Collection[Any]) -> None:
         """Forget every step on those keys: what is left must hold by itself at every level."""
@@ -127,7 +110,7 @@ def _steps(steps: Any, write: str, row: int, lists: list[list[Any]]) -> list[Ste
         except (TypeError, ValueError):
             raise ValueError(f"a step of a transaction is [f, key, value], not {short(step)} (T{row})") from None
         if key.__class__ in unlike:
-            key = identity(key)
+            key = exact(key)
         if name == "r":
             if write == "append" and value is not None:
                 if value.__class__ is not list:
@@ -136,11 +119,11 @@ def _steps(steps: Any, write: str, row: int, lists: list[list[Any]]) -> list[Ste
                     value = list(value)
                 lists.append(value)
             elif value.__class__ in unlike:
-                value = identity(value)
+                value = exact(value)
         elif name != write:
             raise ValueError(f"a step of a transaction must be {write} or r here, not {f!r}")
         elif value.__class__ in unlike:
-            value = identity(value)
+            value = exact(value)
         out.append((name, key, value))
     return out
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from itertools import repeat
 from typing import Any
 
 from checker.history import OK
@@ -20,85 +21,67 @@ class _Keys:
     """Per key: who appended what, the longest read, and who read how much of it."""
 
     def __init__(self) -> None:
-        self.writer: dict[tuple[Any, Any], int] = {}
-        self.final: dict[tuple[int, Any], Any] = {}
+        #: By key: who appended each element, first those of unknown outcome.
+        self.writers: dict[Any, dict[Any, int]] = {}
         self.failed: dict[tuple[Any, Any], int] = {}
         self.longest: dict[Any, tuple[list[Any], int]] = {}
         self.reads: dict[Any, list[_Read]] = {}
-        self.appends: dict[Any, list[Any]] = {}
-        #: Transactions that appended more than one element to a key.
-        self.several: set[tuple[int, Any]] = set()
+        #: By key: transactions that appended more than one element to it, and the last of those elements.
+        self.several: dict[Any, dict[int, Any]] = {}
         #: Reads that contradict their own transaction, or the longest one: row, key and list.
         self.odd: list[tuple[int, Any, list[Any]]] = []
         #: Transactions of unknown outcome that somebody saw something of: they happened, all of them.
         self.seen: set[int] = set()
 
+    def writer(self, key: Any, value: Any) -> int:
+        """Who appended an element; -1 for nobody who may have committed."""
+        return self.writers.get(key, _NOBODY).get(value, -1)
 
-def _keys_appended_twice(transactions: Transactions, found: Anomalies) -> set[Any]:
-    """Keys to which one element was appended twice: nobody can tell which of the two a read shows."""
-    writer: dict[tuple[Any, Any], int] = {}
-    keys = set()
-    for rows in (transactions.unknown, transactions.committed):
-        for row in rows:
-            for f, key, value in transactions.steps[row]:
-                if f == "append":
-                    if (key, value) in writer:
-                        text = f"{short(value)} is appended twice to {short(key)}: the history cannot be judged by it"
-                        found.add("duplicate-append", (writer[key, value], row), text)
-                        keys.add(key)
-                    writer[key, value] = row
-    return keys
+
+_NOBODY: dict[Any, int] = {}
 
 
 def build_list_append(transactions: Transactions, graph: DependencyGraph, found: Anomalies) -> None:
     """Fill ``graph`` with ww, wr and rw edges, and ``found`` with what single reads contradict."""
     keys = _Keys()
     if not _index(transactions, keys):
-        transactions.leave_out(_keys_appended_twice(transactions, found))
+        transactions.leave_out(transactions.keys_written_twice(found))
         keys = _Keys()
         _index(transactions, keys)
     for row in transactions.committed:
         _read_steps(transactions, row, keys, found)
     writers = {key: _writers(transactions, keys, key, found) for key in keys.longest}
-    several: dict[Any, list[int]] = {}
-    for row, key in sorted(keys.several, key=lambda pair: pair[0]):
-        several.setdefault(key, []).append(row)
-    for key in several.keys() & writers.keys():
-        order, holder = keys.longest[key]
-        _keeps_their_order(transactions, keys, (holder, key, order), several[key], found)
+    for key in keys.several:
+        if key in writers:
+            order, holder = keys.longest[key]
+            _judge_several(transactions, keys, (holder, key, order), found, is_odd=False)
     for key, rows in writers.items():
         _order_of_key(transactions, graph, found, keys, key, rows)
     for read in keys.odd:
         _could_be_once(transactions, keys, read, found)
-        _keeps_their_order(transactions, keys, read, several.get(read[1], ()), found)
-        _keeps_apart(transactions, keys, read, several.get(read[1], ()), found)
+        _judge_several(transactions, keys, read, found, is_odd=True)
 
 
 def _index(transactions: Transactions, keys: _Keys) -> bool:
     """Who appended what; ``False`` if one element was appended twice to a key."""
-    writer, final, appends = keys.writer, keys.final, keys.appends
-    for row in transactions.failed:
-        for f, key, value in transactions.steps[row]:
-            if f == "append":
-                keys.failed[key, value] = row
-    known = finals = 0
+    writers = keys.writers
+    keys.failed = transactions.failed_writes()
+    known = 0
     for rows in (transactions.unknown, transactions.committed):
         for row in rows:
             for f, key, value in transactions.steps[row]:
                 if f == "append":
                     known += 1
-                    finals += 1
-                    writer[key, value] = row
-                    final[row, key] = value
-                    if len(writer) < known:
-                        return False
-                    if len(final) < finals:
-                        finals -= 1
-                        keys.several.add((row, key))
                     try:
-                        appends[key].append(value)
+                        writers[key][value] = row
                     except KeyError:
-                        appends[key] = [value]
+                        writers[key] = {value: row}
+    if sum(map(len, writers.values())) < known:
+        return False
+    for key, of_key in writers.items():
+        if len(set(of_key.values())) < len(of_key):
+            times = Counter(of_key.values())
+            keys.several[key] = {row: value for value, row in of_key.items() if times[row] > 1}
     return True
 
 
@@ -151,8 +134,8 @@ def _saw_no_future(transactions: Transactions, row: int, key: Any, values: list[
 def _writers(transactions: Transactions, keys: _Keys, key: Any, found: Anomalies) -> list[int]:
     """Who appended each element of the longest read: -1 where that is nobody who may have committed."""
     order, holder = keys.longest[key]
-    writer_of, status = keys.writer, transactions.status
-    writers = [writer_of.get((key, value), -1) for value in order]
+    status = transactions.status
+    writers = list(map(keys.writers.get(key, _NOBODY).get, order, repeat(-1)))
     if transactions.unknown:
         keys.seen.update(writer for writer in writers if writer >= 0 and status[writer] != OK)
     if -1 in writers or len(set(order)) < len(order):
@@ -166,7 +149,7 @@ def _judge_elements(
     """What a list must not hold: elements of failed transactions, of nobody, or twice."""
     row, key, values = read
     for value in values:
-        if (key, value) in keys.writer:
+        if keys.writer(key, value) >= 0:
             continue
         source = keys.failed.get((key, value))
         if source is not None:
@@ -192,42 +175,23 @@ def _could_be_once(transactions: Transactions, keys: _Keys, read: tuple[int, Any
 
 
 def _is_certain(transactions: Transactions, keys: _Keys, key: Any, value: Any) -> bool:
-    writer = keys.writer.get((key, value), -1)
+    writer = keys.writer(key, value)
     return writer >= 0 and transactions.status[writer] == OK
 
 
-def _keeps_apart(
-    transactions: Transactions,
-    keys: _Keys,
-    read: tuple[int, Any, list[Any]],
-    several: Iterable[int],
-    found: Anomalies,
+def _judge_several(
+    transactions: Transactions, keys: _Keys, read: tuple[int, Any, list[Any]], found: Anomalies, *, is_odd: bool
 ) -> None:
-    """No element of one that committed stands among those of another, in a read of which the graph knows nothing."""
-    reader, key, values = read
-    writers = [keys.writer[key, value] for value in values if _is_certain(transactions, keys, key, value)]
-    for row in several:
-        if row in writers:
-            among = writers[writers.index(row) : len(writers) - writers[::-1].index(row)]
-            other = next((each for each in among if each != row), None)
-            if other is not None:
-                what = f"what {_words(transactions, other)} appended to {short(key)} among that of"
-                text = f"{_words(transactions, reader)} read {what} {_words(transactions, row)}"
-                found.add("G0", (reader, row, other), text)
+    """Whoever saw a later append of a transaction saw its earlier ones, before it.
 
-
-def _keeps_their_order(
-    transactions: Transactions,
-    keys: _Keys,
-    read: tuple[int, Any, list[Any]],
-    several: Iterable[int],
-    found: Anomalies,
-) -> None:
-    """Whoever saw a later append of a transaction saw its earlier ones, before it."""
+    In an odd read, of which the graph knows nothing, none of another that committed stands among those of one either.
+    """
     reader, key, values = read
-    for row in several:
+    writers = [keys.writer(key, value) for value in values]
+    certain = [writer for writer in writers if writer >= 0 and transactions.status[writer] == OK]
+    for row in sorted(keys.several.get(key, ())):
         appended = [value for f, each, value in transactions.steps[row] if f == "append" and each == key]
-        shown = [value for value in values if keys.writer.get((key, value)) == row]
+        shown = [value for value, writer in zip(values, writers, strict=True) if writer == row]
         if shown != appended[: len(shown)]:
             text = (
                 f"{_words(transactions, reader)} read {short(shown)} of what {_words(transactions, row)} appended to "
@@ -236,6 +200,14 @@ def _keeps_their_order(
             # Of one that did not commit as a whole no more is known than that nobody may see it.
             kind = "garbage-version" if transactions.status[row] == OK else "incompatible-order"
             found.add(kind, (reader, row), text)
+        if not is_odd or row not in certain:
+            continue
+        among = certain[certain.index(row) : len(certain) - certain[::-1].index(row)]
+        other = next((each for each in among if each != row), None)
+        if other is not None:
+            what = f"what {_words(transactions, other)} appended to {short(key)} among that of"
+            text = f"{_words(transactions, reader)} read {what} {_words(transactions, row)}"
+            found.add("G0", (reader, row, other), text)
 
 
 def _order_of_key(
@@ -248,8 +220,11 @@ def _order_of_key(
 ) -> None:
     """The edges that the order of one key's versions gives."""
     # Edges are put in by hand here, where nearly all of them come from: a call for each takes a tenth of the check.
-    edges, final = graph.edges, keys.final
+    edges = graph.edges
     order, holder = keys.longest[key]
+    appended = keys.writers.get(key, _NOBODY)
+    appenders = set(appended.values())
+    last_of = keys.several.get(key, _NOBODY)
     previous = -1
     for writer in writers:
         if writer >= 0:
@@ -258,11 +233,12 @@ def _order_of_key(
                 targets[writer] = targets.get(writer, 0) | WW
             previous = writer
     # What happened and is not, or not all, in the longest read came after all that is.
-    shown = set(order)
     late: list[int] = []
-    for value in keys.appends.get(key, ()):
-        if value not in shown:
-            writer = keys.writer[key, value]
+    shown = set(order)
+    if len(appended) > len(shown) or -1 in writers:
+        for value, writer in appended.items():
+            if value in shown:
+                continue
             if (transactions.status[writer] == OK or writer in keys.seen) and writer not in late[-1:]:
                 late.append(writer)
                 if previous >= 0:
@@ -284,7 +260,7 @@ def _order_of_key(
             if writer >= 0 and writer != row:
                 targets = edges[writer]
                 targets[row] = targets.get(row, 0) | WR
-                if final[writer, key] != value[length - 1]:
+                if last_of and last_of.get(writer, value[length - 1]) != value[length - 1]:
                     text = f"{_words(transactions, row)} read the middle of {_words(transactions, writer)}"
                     found.add("G1b", (writer, row), text)
         if length >= size:
@@ -294,7 +270,7 @@ def _order_of_key(
             if writer >= 0 and writer != row:
                 targets = edges[row]
                 targets[writer] = targets.get(writer, 0) | RW
-        if (row, key) in final:
+        if row in appenders:
             other = updates.setdefault(length, row)
             if other != row:
                 found.add("lost-update", (other, row), _both_updated(transactions, (other, row), key, length))

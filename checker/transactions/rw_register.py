@@ -31,14 +31,10 @@ def build_rw_register(
     transactions.leave_out(_ambiguous_keys(transactions, found))
     writer: dict[tuple[Any, Any], int] = {}
     final: dict[tuple[int, Any], Any] = {}
-    failed: dict[tuple[Any, Any], int] = {}
-    for row in transactions.failed:
-        failed.update({(key, value): row for f, key, value in transactions.steps[row] if f == "w"})
-    for row in (*transactions.unknown, *transactions.committed):
-        for f, key, value in transactions.steps[row]:
-            if f == "w":
-                writer[key, value] = row
-                final[row, key] = value
+    failed = transactions.failed_writes()
+    for row, key, value in transactions.writes((*transactions.unknown, *transactions.committed)):
+        writer[key, value] = row
+        final[row, key] = value
     readers: dict[tuple[Any, Any], list[int]] = {}
     replaced: dict[tuple[Any, Any], list[int]] = {}
     odd: dict[tuple[Any, Any], list[int]] = {}
@@ -77,19 +73,9 @@ def build_rw_register(
 
 def _ambiguous_keys(transactions: Transactions, found: Anomalies) -> set[Any]:
     """Keys where a read does not tell whose write it saw: written a value twice, or null, which was read as well."""
-    writer: dict[tuple[Any, Any], int] = {}
-    nulls: dict[Any, int] = {}
-    keys = set()
-    for row in (*transactions.unknown, *transactions.committed):
-        for f, key, value in transactions.steps[row]:
-            if f == "w":
-                if (key, value) in writer:
-                    text = f"{short(value)} is written twice to {short(key)}: the history cannot be judged by it"
-                    found.add("duplicate-write", (writer[key, value], row), text)
-                    keys.add(key)
-                writer[key, value] = row
-                if value is None:
-                    nulls[key] = row
+    keys = transactions.keys_written_twice(found)
+    rows = (*transactions.unknown, *transactions.committed)
+    nulls = {key: row for row, key, value in transactions.writes(rows) if value is None}
     if not nulls:
         return keys
     for row in transactions.committed:
