@@ -3,6 +3,10 @@
 Each cut and each heal is proved by probing every link between the hosts. A link that should be cut must
 not pass; every other link, unless another fault cuts it, must. Both are needed: a probe that never passes
 anything would prove every cut.
+
+Probes are the harness's own. Where the network counts what the programs on the hosts send each other
+(CountsTraffic), no byte of theirs may have passed a cut link between the proof and the healing, and the cut was
+exercised if something of theirs ran into it.
 """
 
 from __future__ import annotations
@@ -16,7 +20,17 @@ from typing import Any
 
 from nemesis.protocol import Injection, Proof
 from nemesis.shapes import SHAPES, named_grudge, named_problem
-from nemesis.target import Grudge, Link, Network, ProbeResult, Target, links_of
+from nemesis.target import (
+    CountsTraffic,
+    FindsBypasses,
+    Grudge,
+    Link,
+    LinkTraffic,
+    Network,
+    ProbeResult,
+    Target,
+    links_of,
+)
 from nemesis.victims import find_leader
 
 __all__ = ["PARTITION", "Partition", "grudge_from_json", "grudge_to_json"]
@@ -108,7 +122,8 @@ class Partition:
                 raise ValueError(problem)
             grudge = grudge_to_json(named_grudge(variant))
             named = {"id": fault_id, "nemesis": self.name, "variant": variant, "grudge": grudge}
-            return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=named)
+            seen = await _before(target, grudge)
+            return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=named, evidence=seen)
         value: dict[str, Any] = {"id": fault_id, "nemesis": self.name, "variant": variant, "grudge": {}}
         leader, problem = None, None
         if shape.needs_leader:
@@ -118,7 +133,14 @@ class Partition:
                 problem = "no leader found"
         if problem is None:
             value["grudge"] = grudge_to_json(shape.grudge(target.hosts, rng, leader))
-        return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=value, problem=problem)
+        return Injection(
+            fault_id=fault_id,
+            nemesis=self.name,
+            variant=variant,
+            value=value,
+            problem=problem,
+            evidence=await _before(target, value["grudge"]),
+        )
 
     async def inject(self, target: Target, injection: Injection) -> None:
         """Cut what was planned; nothing when the plan has a problem."""
@@ -130,7 +152,8 @@ class Partition:
 
         Links that other faults in force cut are left out unless they are also in this grudge. A link of the
         grudge that passes is looked at again until SETTLE_S after the first probes, then the fault is not
-        proven. A link that should pass is not tried again: nothing has touched it.
+        proven. A link that should pass is not tried again: nothing has touched it. Nor may the system's programs have
+        connections that get around the cut.
         """
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
@@ -151,8 +174,48 @@ class Partition:
             still_passing = _passing(await network.probe(sorted(still_passing), timeout_s=patience_s))
         failed = [f"{_name(link)} still passes" for link in sorted(still_passing)]
         failed += [f"{_name(link)} should pass and does not" for link in sorted(not_passing)]
+        failed += await _bypasses(network, cut)
         detail = f"{len(cut)} links cut, {len(whole)} others pass" if not failed else "; ".join(failed[:3])
-        return Proof(proven=not failed, detail=detail, checked=len(cut) + len(whole), failed=failed)
+        counted = _to_json(await _traffic(network, cut))
+        evidence = {"at_proof": counted} if counted else {}
+        return Proof(proven=not failed, detail=detail, checked=len(cut) + len(whole), failed=failed, evidence=evidence)
+
+    async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """Nothing of the system's has passed a cut link since the proof. The cut was exercised if something ran into
+        it; where another fault cuts the same links, it cannot be told which of the two that was."""
+        network = _network(target)
+        cut = _cut_by([injection])
+        now = await _traffic(network, cut)
+        if not now:
+            return Proof(proven=True, detail="this network does not count what the system sends", checked=len(cut))
+        at_proof, before = (_from_json(injection.evidence.get(name, {})) for name in ("at_proof", "before"))
+        since_proof = {link: now[link].since(at_proof.get(link, LinkTraffic())) for link in cut}
+        failed = [
+            f"{_name(link)} carried {traffic.passed_bytes} bytes of the system's while it was cut"
+            for link, traffic in sorted(since_proof.items())
+            if traffic.passed_bytes
+        ]
+        failed += await _bypasses(network, cut)
+        stopped = {link: now[link].since(before.get(link, LinkTraffic())) for link in cut}
+        met = {link: traffic for link, traffic in stopped.items() if traffic.ran_into_cut}
+        exercised: bool | None = True
+        if met:
+            detail = _stopped_in_words(met, cut)
+        else:
+            exercised = None if cut <= _cut_by(in_force) else False
+            unused = sorted(link for link in cut if not now[link].was_used)
+            detail = f"nothing of the system's ran into the cut of {len(cut)} links"
+            if unused:
+                detail += f"; nothing of it ever went over {', '.join(map(_name, unused[:3]))}"
+                detail += f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        return Proof(
+            proven=not failed,
+            exercised=exercised,
+            detail="; ".join(failed[:3]) if failed else detail,
+            checked=len(cut),
+            failed=failed,
+            evidence={"at_end": _to_json(now)},
+        )
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Undo this fault's cut; links that other faults cut stay cut. Idempotent."""
@@ -185,6 +248,48 @@ def _network(target: Target) -> Network:
     if network is None:
         raise ValueError("partition: this cluster has no network that can be cut")
     return network
+
+
+async def _traffic(network: Network, links: Collection[Link]) -> Mapping[Link, LinkTraffic]:
+    """What the system has sent along these links so far; nothing where the network does not count that."""
+    return await network.traffic(sorted(links)) if isinstance(network, CountsTraffic) else {}
+
+
+async def _before(target: Target, grudge: Mapping[str, Iterable[str]]) -> dict[str, Any]:
+    """The evidence of a plan: what had gone along the links that are to be cut."""
+    links = links_of(grudge_from_json(grudge))
+    if target.network is None or not links:
+        return {}
+    counted = _to_json(await _traffic(target.network, links))
+    return {"before": counted} if counted else {}
+
+
+async def _bypasses(network: Network, links: Collection[Link]) -> list[str]:
+    return list(await network.bypasses(sorted(links))) if isinstance(network, FindsBypasses) else []
+
+
+def _to_json(traffic: Mapping[Link, LinkTraffic]) -> dict[str, list[int]]:
+    """Counters as the history has them: by link bytes passed, bytes stopped, connections stopped."""
+    return {
+        _name(link): [counted.passed_bytes, counted.stopped_bytes, counted.stopped_connections]
+        for link, counted in sorted(traffic.items())
+    }
+
+
+def _from_json(data: Mapping[str, Sequence[int]]) -> dict[Link, LinkTraffic]:
+    return {
+        Link(*name.split("->")): LinkTraffic(
+            passed_bytes=passed_bytes, stopped_bytes=stopped_bytes, stopped_connections=stopped_connections
+        )
+        for name, (passed_bytes, stopped_bytes, stopped_connections) in data.items()
+    }
+
+
+def _stopped_in_words(met: Mapping[Link, LinkTraffic], cut: Collection[Link]) -> str:
+    stopped_bytes = sum(traffic.stopped_bytes for traffic in met.values())
+    connections = sum(traffic.stopped_connections for traffic in met.values())
+    words = [f"{stopped_bytes} bytes" if stopped_bytes else "", f"{connections} connections" if connections else ""]
+    return f"{' and '.join(filter(None, words))} of the system's ran into the cut, on {len(met)} of {len(cut)} links"
 
 
 def _links_between(hosts: Sequence[str]) -> list[Link]:

@@ -40,7 +40,7 @@ class Injection:
 
     `value` is what the history says about it (JSON data; at least id, nemesis, variant). `problem` is set
     when nothing can be injected, for instance because nobody leads; such a fault is recorded but never
-    counts as proven. `evidence` is that of its proof, for the steps that come after it.
+    counts as proven. `evidence` is what the plan and the proof leave for the steps that come after them.
     """
 
     fault_id: str

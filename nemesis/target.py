@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from nemesis.moments import Moment, MomentWord
 
@@ -26,14 +26,17 @@ __all__ = [
     "ClockReading",
     "ClockSkew",
     "Clocks",
+    "CountsTraffic",
     "DiskFault",
     "DiskProbe",
     "DiskStep",
     "Disks",
+    "FindsBypasses",
     "Grudge",
     "Link",
     "LinkMeasure",
     "LinkShape",
+    "LinkTraffic",
     "Links",
     "Moments",
     "Network",
@@ -94,6 +97,58 @@ class ProbeResult:
 PROBE_ATTEMPTS = 20
 """Datagrams along a link within a probe's time while none has arrived: one lost packet on a lossy link is not a cut.
 The worst shaped link loses 40 %, so all of them once in a hundred million; four would be one probe in forty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTraffic:
+    """What the programs on two hosts have sent along one link since the cluster was started; what the harness sent
+    itself is not counted. `passed_bytes` arrived, `stopped_bytes` ran into a cut, as did `stopped_connections` where a
+    network sees attempts to connect apart from bytes. Bytes are those that the network carries, headers included where
+    it sees them."""
+
+    passed_bytes: int = 0
+    stopped_bytes: int = 0
+    stopped_connections: int = 0
+
+    @property
+    def was_used(self) -> bool:
+        """Whether there was anything at all."""
+        return bool(self.passed_bytes or self.ran_into_cut)
+
+    @property
+    def ran_into_cut(self) -> bool:
+        """Whether anything was stopped."""
+        return bool(self.stopped_bytes or self.stopped_connections)
+
+    def since(self, earlier: LinkTraffic) -> LinkTraffic:
+        """What there was since an earlier reading. Raises ValueError when the counting began anew in between."""
+        found = LinkTraffic(
+            passed_bytes=self.passed_bytes - earlier.passed_bytes,
+            stopped_bytes=self.stopped_bytes - earlier.stopped_bytes,
+            stopped_connections=self.stopped_connections - earlier.stopped_connections,
+        )
+        if min(found.passed_bytes, found.stopped_bytes, found.stopped_connections) < 0:
+            raise ValueError("the counters of a link began anew: nothing can be said of what passed it")
+        return found
+
+
+@runtime_checkable
+class CountsTraffic(Protocol):
+    """A network that counts what the programs on its hosts send each other."""
+
+    async def traffic(self, links: Collection[Link]) -> Mapping[Link, LinkTraffic]:
+        """What went along each of these links, and what did not get through."""
+        ...
+
+
+@runtime_checkable
+class FindsBypasses(Protocol):
+    """A network that its hosts' programs can get around, and that sees when they do."""
+
+    async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
+        """Each connection between the ends of these links that does not go over them, as one line that names the mend;
+        none when there is no such connection at this moment."""
+        ...
 
 
 class Network(Protocol):

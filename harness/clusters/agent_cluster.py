@@ -31,7 +31,7 @@ from harness.errors import HarnessError, OperatorError
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS, FileSystemDisks
 from harness.run_state import RunState
 from nemesis.mechanisms.hosts import CheckedShell
-from nemesis.mechanisms.nft import NftCuts, remove_script
+from nemesis.mechanisms.nft import NftCounters, NftCuts, remove_script
 from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import ShimError
 from nemesis.mechanisms.shim_faults import ShimDisks, ShimPlace
@@ -254,8 +254,9 @@ class AgentCluster(ABC):
 
     async def _prepare_network(self) -> None:
         addresses = {machine: self._address(machine) for machine in self._machines}
-        await self._undo_at_clean("nftables table", ["nft", "-f", "-"], remove_script())
-        network = AgentNetwork(NftCuts(self.shell, addresses), self._links, addresses)
+        await self._undo_at_clean("nftables tables", ["nft", "-f", "-"], remove_script())
+        cuts, counters = NftCuts(self.shell, addresses), NftCounters(self.shell, addresses)
+        network = AgentNetwork(cuts, counters, self._links, addresses)
         try:
             await network.open()
         except ShellError as error:
@@ -287,12 +288,14 @@ class AgentCluster(ABC):
             await self._prepare_links(agents)
 
     async def _prepare_links(self, agents: Mapping[str, AgentLink]) -> None:
-        self._link_faults = await AgentLinks.prepared(
+        made = self._link_faults = await AgentLinks.prepared(
             agents,
             {host: self._address(host) for host in self._hosts},
             shell=self.shell,
             seed=self._run.run_id,
         )
+        if isinstance(self._network, AgentNetwork):
+            await self._network.leave_out(made.meter_ports)
 
     async def _make_file_systems(self, agents: Mapping[str, AgentLink]) -> AgentFileSystems | None:
         """A file system for each host, where the run needs one; None where it needs none."""

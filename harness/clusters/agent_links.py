@@ -135,6 +135,11 @@ class AgentLinks(ShapedLinks):
         await all_of([made._open_meter(host) for host in links])
         return made
 
+    @property
+    def meter_ports(self) -> Mapping[str, int]:
+        """The UDP port of each host on which packets to be measured arrive."""
+        return self._ports
+
     async def _open_meter(self, host: str) -> None:
         await self._meters[host].start()
         opened = await self._meters[host].request(

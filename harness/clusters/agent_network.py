@@ -1,5 +1,7 @@
 """A network of hosts with addresses of their own: cuts by nftables on the receiving host, and their proof.
 
+What the hosts' own programs send each other is counted by nftables as well, from the start on.
+
 To prove a cut, a datagram with a nonce is sent on every link, and looked for at the other end. Each agent holds one UDP
 socket on its host's address. The source's agent is told to send a fresh nonce to the destination's socket, through the
 same devices and rules as the nodes' own packets; the destination's agent reports every nonce that arrives and from
@@ -16,9 +18,9 @@ from typing import Any
 
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.host_agent import NONCE_BYTES
-from nemesis.mechanisms.nft import NftCuts
+from nemesis.mechanisms.nft import NftCounters, NftCuts
 from nemesis.mechanisms.shell import ShellError
-from nemesis.target import PROBE_ATTEMPTS, Grudge, Link, ProbeResult
+from nemesis.target import PROBE_ATTEMPTS, Grudge, Link, LinkTraffic, ProbeResult
 
 __all__ = ["AgentNetwork"]
 
@@ -46,24 +48,38 @@ class _Nonce:
 
 
 class AgentNetwork:
-    """See nemesis.target.Network. `links` are the agents of the hosts and `addresses` their IPv4 addresses."""
+    """See nemesis.target.Network and CountsTraffic. `links` are the agents of the hosts and `addresses` their IPv4
+    addresses."""
 
-    def __init__(self, cuts: NftCuts, links: Mapping[str, AgentLink], addresses: Mapping[str, str]) -> None:
+    def __init__(
+        self, cuts: NftCuts, counters: NftCounters, links: Mapping[str, AgentLink], addresses: Mapping[str, str]
+    ) -> None:
         self._cuts = cuts
+        self._counters = counters
         self._links = dict(links)
         self._addresses = dict(addresses)
         self._ports: dict[str, int] = {}
         self._expected: dict[str, _Nonce] = {}
 
     async def open(self) -> None:
-        """Have every host ready to cut, and every agent make its socket. Raises ShellError."""
+        """Have every host ready to cut and to count, and every agent make its socket. Raises ShellError."""
         await self._cuts.install()
+        await self._counters.install()
 
         async def open_one(host: str) -> None:
             answer = await self._links[host].request("udp_open", {"address": self._addresses[host]})
             self._ports[host] = int(answer["port"])
 
         await asyncio.gather(*(open_one(host) for host in self._links))
+        await self.leave_out(self._ports)
+
+    async def leave_out(self, ports: Mapping[str, int]) -> None:
+        """Count nothing that is for these UDP ports of hosts: the harness receives there. Raises ShellError."""
+        await self._counters.leave_out(ports)
+
+    async def traffic(self, links: Collection[Link]) -> Mapping[Link, LinkTraffic]:
+        """What the hosts' programs sent along each link, and what of it was cut. Raises ShellError."""
+        return await self._counters.read(links)
 
     async def cut(self, fault_id: str, grudge: Grudge) -> None:
         """Drop packets as `grudge` says. Raises ValueError for an unknown host, ShellError."""

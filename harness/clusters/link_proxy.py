@@ -18,6 +18,8 @@ It is spoken to over the Unix socket that its argument names, as control_server 
             the state of all links; whatever is not named is open and plain
     route   {"routes": [[ip, port, to ip, to port], ...]}   where connections *from* these addresses go, once each
     stats   -> {"connections", "pending", "held_bytes"}
+    traffic -> {"links": [[source, destination, bytes passed, bytes stopped, connections stopped], ...]}
+            since `open`, of all connections but those that a route was announced for, which are the harness's
 """
 
 from __future__ import annotations
@@ -191,6 +193,16 @@ class LinkProxy:
             "held_bytes": sum(pump.held_bytes for gate in self._gates.values() for pump in gate.pumps),
         }
 
+    async def traffic(self, message: dict[str, Any]) -> dict[str, Any]:
+        """What has come to each link, and what of it has passed."""
+        return {
+            "ok": True,
+            "links": [
+                [*ends, gate.passed_bytes, gate.stopped_bytes, gate.stopped_connections]
+                for ends, gate in self._gates.items()
+            ],
+        }
+
     async def close(self) -> None:
         """Close every listener and connection. Idempotent."""
         for server in self._servers:
@@ -211,6 +223,7 @@ class LinkProxy:
         routed = self._routes.pop(transport.get_extra_info("peername"), None)
         if routed is not None:
             opener.destination, opener.local_address = routed, None
+            opener.incoming.is_counted = opener.outgoing.is_counted = False
         link = opener.link
         if len(self._openers) > MAX_CONNECTIONS:
             opener.drop()
@@ -221,6 +234,9 @@ class LinkProxy:
             if len(link.pending) >= MAX_PENDING_PER_LINK:
                 next(iter(link.pending)).drop()
             link.pending[opener] = None
+            if routed is None:  # what asks for a connection goes forward, and the answer to it back
+                stopping = link.forward if link.forward.is_cut else link.backward
+                stopping.stopped_connections += 1
 
     def lost(self, opener: _Opener) -> None:
         """A connection has ended."""
@@ -279,7 +295,15 @@ def main() -> None:
     """Run the proxy on the path that is the first argument."""
     raise_descriptor_limit()
     proxy = LinkProxy()
-    run_helper({"open": proxy.open, "gates": proxy.gates, "route": proxy.route, "stats": proxy.stats})
+    run_helper(
+        {
+            "open": proxy.open,
+            "gates": proxy.gates,
+            "route": proxy.route,
+            "stats": proxy.stats,
+            "traffic": proxy.traffic,
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -9,14 +9,19 @@ A closed gate stops everything, the end of a stream and a reset included, as a c
 would: what was sent meanwhile waits in buffers of bounded size (here, and in the kernel's behind a paused
 socket) and goes on when the gate opens, as TCP would send it again. What had been handed to the destination's
 socket before the cut counts as delivered.
+
+A gate counts the bytes that pass it, and those that wait at it while it is cut, of all pumps but those of the harness's
+own connections.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import random
 import socket
 import struct
+import termios
 from collections import deque
 from enum import Enum
 from typing import cast
@@ -44,7 +49,18 @@ class _End(Enum):
 class Gate:
     """One directed link: open or cut, with a delay and a rate. Times are seconds inside the proxy."""
 
-    __slots__ = ("_rng", "delay_s", "is_cut", "jitter_s", "next_free_s", "pumps", "rate_bytes_per_s")
+    __slots__ = (
+        "_rng",
+        "_stopped_bytes",
+        "delay_s",
+        "is_cut",
+        "jitter_s",
+        "next_free_s",
+        "passed_bytes",
+        "pumps",
+        "rate_bytes_per_s",
+        "stopped_connections",
+    )
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -54,6 +70,18 @@ class Gate:
         self.rate_bytes_per_s = 0.0
         self.next_free_s = 0.0
         self.pumps: dict[Pump, None] = {}
+        self.passed_bytes = 0
+        self.stopped_connections = 0
+        """Attempts to connect that came while it was cut."""
+        self._stopped_bytes = 0
+
+    @property
+    def stopped_bytes(self) -> int:
+        """Bytes that came while it was cut, those included that went on later."""
+        return self._stopped_bytes + (self._waiting_bytes() if self.is_cut else 0)
+
+    def _waiting_bytes(self) -> int:
+        return sum(pump.waiting_bytes() for pump in self.pumps if pump.is_counted)
 
     @property
     def is_plain(self) -> bool:
@@ -65,6 +93,8 @@ class Gate:
 
         Bytes already on their way keep the delay they set out with.
         """
+        if self.is_cut and not is_cut:
+            self._stopped_bytes += self._waiting_bytes()
         self.is_cut = is_cut
         self.delay_s = delay_ms / 1000
         self.jitter_s = jitter_ms / 1000
@@ -97,6 +127,7 @@ class Pump:
         "direct",
         "gate",
         "held_bytes",
+        "is_counted",
         "is_ended",
         "source",
     )
@@ -114,6 +145,8 @@ class Pump:
         self.is_ended = False
         self.delivered_end = False
         self.direct = False
+        self.is_counted = True
+        """Whether what it moves is of the programs that are tested, not of the harness."""
         gate.pumps[self] = None
 
     def connect(self, source: asyncio.Transport, destination: asyncio.Transport) -> None:
@@ -124,7 +157,7 @@ class Pump:
 
     def write(self, data: bytes) -> None:
         """Hand bytes to the destination now; only while `direct`."""
-        cast(asyncio.Transport, self._destination).write(data)
+        self._deliver(cast(asyncio.Transport, self._destination), data)
 
     def hold(self, data: bytes) -> None:
         """Take bytes that may have to wait."""
@@ -196,9 +229,23 @@ class Pump:
             if gate.rate_bytes_per_s:
                 item = self._piece_of(item, now_s)
             self.held_bytes -= len(item)
-            destination.write(item)
+            self._deliver(destination, item)
         self.direct = not self._held and gate.is_plain and destination is not None
         self._update_reading()
+
+    def _deliver(self, destination: asyncio.Transport, data: bytes) -> None:
+        if self.is_counted:
+            self.gate.passed_bytes += len(data)
+        destination.write(data)
+
+    def waiting_bytes(self) -> int:
+        """Bytes that have come and not gone on: held here, or by the kernel in a socket that is not read."""
+        source = self.source
+        own_socket = None if source is None or source.is_closing() else source.get_extra_info("socket")
+        unread_bytes = 0
+        if own_socket is not None:
+            (unread_bytes,) = struct.unpack("i", fcntl.ioctl(own_socket.fileno(), termios.FIONREAD, bytes(4)))
+        return self.held_bytes + unread_bytes
 
     def _piece_of(self, data: bytes, now_s: float) -> bytes:
         """As much of `data` as a throttled link passes at once; the rest goes back to the head of the queue."""

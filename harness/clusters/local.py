@@ -32,7 +32,7 @@ from harness.clusters.link_proxy import raise_descriptor_limit
 from harness.clusters.own_machine import OwnMachineCluster, import_path
 from harness.clusters.shaped_links import BURST_BYTES, SPACING_S, ShapedLinks
 from nemesis.mechanisms.shell import ShellError
-from nemesis.target import Grudge, Link, LinkMeasure, LinkShape, ProbeResult, links_of
+from nemesis.target import Grudge, Link, LinkMeasure, LinkShape, LinkTraffic, ProbeResult, links_of
 
 __all__ = ["LINKS_MISSING", "MAX_HOSTS", "LinkShape", "LocalCluster", "LocalLinks", "LocalNetwork"]
 
@@ -107,6 +107,18 @@ class LocalNetwork:
     async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
         """Send bytes over each link, on kept and on new connections, and see what arrives (LinkProbe.probe)."""
         return await self._probe.probe(links, timeout_s=timeout_s)
+
+    async def traffic(self, links: Collection[Link]) -> Mapping[Link, LinkTraffic]:
+        """What the hosts' programs sent over each link, counted by the proxy. Raises ShellError."""
+        self._require_known(links)
+        answer = await self._proxy.request("traffic")
+        found = {
+            Link(source, destination): LinkTraffic(
+                passed_bytes=passed_bytes, stopped_bytes=stopped_bytes, stopped_connections=stopped_connections
+            )
+            for source, destination, passed_bytes, stopped_bytes, stopped_connections in answer["links"]
+        }
+        return {link: found.get(link, LinkTraffic()) for link in links}
 
     def _require_known(self, links: Collection[Link]) -> None:
         unknown = sorted(set(links) - self._links)

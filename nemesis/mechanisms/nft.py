@@ -7,20 +7,38 @@ state between two cuts.
 
 Several faults may cut at once. Each keeps its grudge here; a host's set is the union over them, so healing one
 fault leaves what another still cuts.
+
+What the programs on the hosts send each other is counted by a table of its own, at the input of each destination, once
+before the cut and once behind it: what arrived and did not pass was stopped. The rules that cut have no part in the
+counting, so that a rule which does not match shows as packets that passed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Collection, Mapping
 
 from nemesis.mechanisms.shell import HostShell
-from nemesis.target import Grudge
+from nemesis.target import Grudge, Link, LinkTraffic
 
-__all__ = ["TABLE", "NftCuts", "install_script", "remove_script", "replace_peers_script"]
+__all__ = [
+    "COUNTERS_TABLE",
+    "TABLE",
+    "NftCounters",
+    "NftCuts",
+    "counters_script",
+    "install_script",
+    "parse_counters",
+    "remove_script",
+    "replace_peers_script",
+]
 
 TABLE = "inet splitbrain"
 """Family and name of the one table that is ours on a host."""
+
+COUNTERS_TABLE = "inet splitbrain_counters"
+"""The table that counts; it is made once a run and never again."""
 
 _SET = "peers"
 _FILTER_PRIORITY = -300
@@ -40,8 +58,40 @@ def install_script() -> str:
 
 
 def remove_script() -> str:
-    """The nft script that removes our table, whether it is there or not."""
-    return f"add table {TABLE}\ndelete table {TABLE}\n"
+    """The nft script that removes our tables, whether they are there or not."""
+    return "".join(f"add table {table}\ndelete table {table}\n" for table in (TABLE, COUNTERS_TABLE))
+
+
+def counters_script(peers: Collection[str]) -> str:
+    """The nft script that counts, from now on, what arrives here from each of these addresses (IPv4), and what of it
+    passes; replaces a table left over. What is for one of the ports in the set `own` is the harness's and not counted,
+    nor are the kernel's own messages (ICMP)."""
+    table, addresses = COUNTERS_TABLE, ", ".join(sorted(peers))
+    script = f"add table {table}\ndelete table {table}\nadd table {table}\n"
+    script += f"add set {table} own {{ type inet_service; }}\n"
+    if not peers:
+        return script
+    for name, priority in (("arrived", _FILTER_PRIORITY - 1), ("passed", _FILTER_PRIORITY + 1)):
+        script += (
+            f"add set {table} {name} {{ type ipv4_addr; size {len(peers)}; flags dynamic; }}\n"
+            f"add chain {table} {name} {{ type filter hook input priority {priority}; policy accept; }}\n"
+            f"add rule {table} {name} ip protocol icmp accept\n"
+            f"add rule {table} {name} udp dport @own accept\n"
+            f"add rule {table} {name} ip saddr {{ {addresses} }} update @{name} {{ ip saddr counter }}\n"
+        )
+    return script
+
+
+_COUNTED_SET = re.compile(r"set (arrived|passed) \{(.*?)\n\t\}", re.DOTALL)
+_COUNTER = re.compile(r"([0-9.]+) counter packets (\d+) bytes (\d+)")
+
+
+def parse_counters(listing: str) -> Mapping[str, tuple[int, int]]:
+    """(bytes that arrived, bytes that passed) by address, from what nft lists of the table that counts."""
+    found: dict[str, dict[str, int]] = {"arrived": {}, "passed": {}}
+    for name, body in _COUNTED_SET.findall(listing):
+        found[name] = {address: int(size_bytes) for address, _, size_bytes in _COUNTER.findall(body)}
+    return {address: (size_bytes, found["passed"].get(address, 0)) for address, size_bytes in found["arrived"].items()}
 
 
 def replace_peers_script(addresses: Collection[str]) -> str:
@@ -129,3 +179,48 @@ class NftCuts:
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+
+
+class NftCounters:
+    """Counts what the hosts' programs send each other. `addresses` maps every host to the IPv4 address that its packets
+    come from."""
+
+    def __init__(self, shell: HostShell, addresses: Mapping[str, str]) -> None:
+        self._shell = shell
+        self._addresses = dict(addresses)
+
+    async def install(self) -> None:
+        """Begin to count on every host. Raises ShellError."""
+        await asyncio.gather(
+            *(
+                self._shell.run(
+                    host, ("nft", "-f", "-"), stdin=counters_script(set(self._addresses.values()) - {own_address})
+                )
+                for host, own_address in self._addresses.items()
+            )
+        )
+
+    async def leave_out(self, ports: Mapping[str, int]) -> None:
+        """Count no more what is for a UDP port of a host: it is the harness's. Raises ShellError."""
+        await asyncio.gather(
+            *(
+                self._shell.run(
+                    host, ("nft", "-f", "-"), stdin=f"add element {COUNTERS_TABLE} own {{ {port} }}\n"
+                )
+                for host, port in ports.items()
+            )
+        )
+
+    async def read(self, links: Collection[Link]) -> Mapping[Link, LinkTraffic]:
+        """What went along these links since the counting began. Raises ShellError."""
+        hosts = sorted({link.destination for link in links})
+        listings = await asyncio.gather(
+            *(self._shell.run(host, ("nft", "list", "table", *COUNTERS_TABLE.split())) for host in hosts)
+        )
+        counted = {host: parse_counters(listing) for host, listing in zip(hosts, listings, strict=True)}
+        traffic = {}
+        for link in links:
+            arrived, passed = counted[link.destination].get(self._addresses[link.source], (0, 0))
+            # The two are not read at the same instant.
+            traffic[link] = LinkTraffic(passed_bytes=passed, stopped_bytes=max(0, arrived - passed))
+        return traffic

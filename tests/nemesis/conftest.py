@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from nemesis.target import Grudge, Link, ProbeResult, links_of
+from nemesis.target import Grudge, Link, LinkTraffic, ProbeResult, links_of
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -72,12 +73,39 @@ class FakeNetwork:
         return [ProbeResult(link, in_time and self.passes(link), partial=link in self.partial) for link in links]
 
 
+class CountingNetwork(FakeNetwork):
+    """A network that counts what the system sends; a test says what that is. `leaks` pass in spite of a cut, unseen by
+    probes, and `ways_past` are connections that get around the links."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: dict[Link, LinkTraffic] = {}
+        self.leaks: set[Link] = set()
+        self.ways_past: list[str] = []
+
+    def send(self, *links: Link, size_bytes: int = 100) -> None:
+        """The system sends along links."""
+        for link in links:
+            had = self.counted.get(link, LinkTraffic())
+            if self.passes(link) or link in self.leaks:
+                now = replace(had, passed_bytes=had.passed_bytes + size_bytes)
+            else:
+                now = replace(had, stopped_bytes=had.stopped_bytes + size_bytes)
+            self.counted[link] = now
+
+    async def traffic(self, links: Collection[Link]) -> Mapping[Link, LinkTraffic]:
+        return {link: self.counted.get(link, LinkTraffic()) for link in links}
+
+    async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
+        return self.ways_past
+
+
 class FakeTarget:
     """Hosts n1..nN; `leader` is what they answer, or None."""
 
-    def __init__(self, count: int = 5, leader: str | None = "n1") -> None:
+    def __init__(self, count: int = 5, leader: str | None = "n1", *, is_counting: bool = False) -> None:
         self.hosts: Sequence[str] = [f"n{number}" for number in range(1, count + 1)]
-        self.fake_network = FakeNetwork()
+        self.fake_network: FakeNetwork = CountingNetwork() if is_counting else FakeNetwork()
         self.network: Any = self.fake_network
         self.moments: Any = None
         self.leader = leader

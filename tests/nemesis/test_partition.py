@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -221,3 +223,91 @@ def test_grudges_survive_json() -> None:
     grudge = {"n2": frozenset({"n3", "n1"}), "n1": frozenset[str]()}
     assert grudge_to_json(grudge) == {"n2": ["n1", "n3"]}
     assert grudge_from_json(grudge_to_json(grudge)) == {"n2": frozenset({"n1", "n3"})}
+
+
+# What the system itself met, by counters of what it sends.
+
+N1_N2, N2_N1, N3_N1 = Link("n1", "n2"), Link("n2", "n1"), Link("n3", "n1")
+
+
+def cut_and_look(
+    make_target: Any, run_virtual: Run, before: Callable[[Any], None], during: Callable[[Any], None]
+) -> Any:
+    """(first proof, last look) of n1 cut from n2 and n3, while the system does what it is told to."""
+
+    async def main() -> Any:
+        target = make_target(3, is_counting=True)
+        before(target.network)
+        injection = await plan(target, "n1|n2+n3")
+        await PARTITION.inject(target, injection)
+        proof = await PARTITION.prove(target, injection)
+        lasting = replace(injection, evidence={**injection.evidence, **proof.evidence})
+        # As the history has it, and as the driver hands it on.
+        lasting = replace(lasting, evidence=json.loads(json.dumps(lasting.evidence)))
+        during(target.network)
+        return proof, await PARTITION.prove_met(target, lasting)
+
+    return run_virtual(main())
+
+
+def test_a_cut_that_something_ran_into_was_exercised(make_target: Any, run_virtual: Run) -> None:
+    proof, met = cut_and_look(
+        make_target, run_virtual, before=lambda n: n.send(N1_N2, N2_N1), during=lambda n: n.send(N1_N2, N3_N1)
+    )
+    assert proof.proven and proof.exercised is None
+    assert met.proven and met.exercised is True
+    assert met.detail == "200 bytes of the system's ran into the cut, on 2 of 4 links"
+
+
+def test_a_cut_that_nothing_ran_into_was_not(make_target: Any, run_virtual: Run) -> None:
+    """Whatever went over its links before, and over others meanwhile."""
+    _, met = cut_and_look(
+        make_target,
+        run_virtual,
+        before=lambda n: n.send(N1_N2, N2_N1),
+        during=lambda n: n.send(Link("n2", "n3"), Link("n3", "n2")),
+    )
+    assert met.proven and met.exercised is False
+    assert met.detail == (
+        "nothing of the system's ran into the cut of 4 links; nothing of it ever went over n1->n3, n3->n1"
+    )
+
+
+def test_bytes_of_the_system_that_pass_disprove_a_cut_that_probes_do_not_pass(
+    make_target: Any, run_virtual: Run
+) -> None:
+    def leak(network: Any) -> None:
+        network.leaks = {N2_N1}
+        network.send(N2_N1, N1_N2)
+
+    proof, met = cut_and_look(make_target, run_virtual, before=lambda n: None, during=leak)
+    assert proof.proven
+    assert not met.proven and met.failed == ["n2->n1 carried 100 bytes of the system's while it was cut"]
+
+
+def test_connections_that_get_around_a_cut_disprove_it(make_target: Any, run_virtual: Run) -> None:
+    def dial(network: Any) -> None:
+        network.ways_past = ["n1 reaches n2 past the proxies"]
+
+    proof, _ = cut_and_look(make_target, run_virtual, before=dial, during=lambda n: None)
+    assert not proof.proven and "past the proxies" in proof.detail
+    proof, met = cut_and_look(make_target, run_virtual, before=lambda n: None, during=dial)
+    assert proof.proven and not met.proven and "past the proxies" in met.detail
+
+
+def test_of_links_that_another_fault_cuts_as_well_it_cannot_be_told(make_target: Any, run_virtual: Run) -> None:
+    async def main() -> Any:
+        target = make_target(3, is_counting=True)
+        other, mine = await plan(target, "n1|n2+n3", "f1"), await plan(target, "n1|n2", "f2")
+        await PARTITION.inject(target, other)
+        await PARTITION.inject(target, mine)
+        return await PARTITION.prove_met(target, mine, in_force=[other])
+
+    assert run_virtual(main()).exercised is None
+
+
+def test_counters_that_begin_anew_prove_nothing(make_target: Any, run_virtual: Run) -> None:
+    with pytest.raises(ValueError, match="began anew"):
+        cut_and_look(
+            make_target, run_virtual, before=lambda n: n.send(N1_N2), during=lambda n: n.counted.clear()
+        )

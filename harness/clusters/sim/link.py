@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import log
 from typing import Protocol
 
-from nemesis.target import LinkShape
+from nemesis.target import LinkShape, LinkTraffic
 
 __all__ = ["LatencyModel", "SimLink"]
 
@@ -50,7 +50,21 @@ class SimLink:
     """Faults that cut it; empty means that it passes."""
     shape: LinkShape | None = None
     """How bad it is, faults added up."""
+    passed_bytes: int = 0
+    """Of programs, that have arrived; probes are not counted."""
+    stopped_bytes: int = 0
+    stopped_connections: int = 0
+    """What ran into a cut; of connections the attempts."""
     _busy_until_s: float = 0.0
+
+    @property
+    def traffic(self) -> LinkTraffic:
+        """What programs have sent along it so far."""
+        return LinkTraffic(
+            passed_bytes=self.passed_bytes,
+            stopped_bytes=self.stopped_bytes,
+            stopped_connections=self.stopped_connections,
+        )
 
     def loses(self) -> bool:
         """Whether the next segment is lost: always on a cut link, by chance on a lossy one."""

@@ -20,7 +20,7 @@ from harness.clusters.sim.server import SimServer
 from harness.clusters.sim.transport import SimTransport
 from harness.clusters.sim.wire import Mark, Wire, WireEnd
 from harness.seeded import seeded
-from nemesis.target import PROBE_ATTEMPTS, Grudge, Link, LinkShape, ProbeResult, links_of
+from nemesis.target import PROBE_ATTEMPTS, Grudge, Link, LinkShape, LinkTraffic, ProbeResult, links_of
 
 __all__ = ["SYN_ATTEMPTS", "Dial", "NetworkHost", "SimNetwork", "TraceEvent"]
 
@@ -319,6 +319,10 @@ class SimNetwork:
                 transport.broken(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
         return len(broken)
 
+    async def traffic(self, links: Collection[Link]) -> Mapping[Link, LinkTraffic]:
+        """What programs have sent along each link, and what of it ran into a cut."""
+        return {link: self.link(*link).traffic for link in links}
+
     async def probe(self, links: Collection[Link], *, timeout_s: float) -> Sequence[ProbeResult]:
         """Send probe segments along each link and see whether one arrives within `timeout_s` seconds."""
         started_s = self.loop.time()
@@ -403,16 +407,22 @@ class Dial:
             self._network.note("syn", self._out, None, 0)
         if not self._out.loses():
             self._loop.event_at(self._out.arrival_s(now, 0), self._syn_arrives)
+        elif self._out.cut_by:
+            self._out.stopped_connections += 1
         self._loop.event_at(now + 2**self._attempts, self._send_syn)
         self._attempts += 1
 
     def _syn_arrives(self) -> None:
-        if self._out.cut_by or not self._destination.has_power or self._is_over:
+        if self._out.cut_by:
+            self._out.stopped_connections += 1
+            return
+        if not self._destination.has_power or self._is_over:
             return
         server = self._destination.listeners.get(self._port)
         if server is not None and not server.has_room:
             return  # as kernels do: the SYN is dropped and will be tried again
         if self._back.loses():
+            self._back.stopped_connections += bool(self._back.cut_by)
             return
         answer = self._refused if server is None else self._syn_ack_arrives
         self._loop.event_at(self._back.arrival_s(self._loop.time(), 0), answer)

@@ -219,6 +219,8 @@ class Wire:
             return
         if not self._stalled:
             self._stalled_since_s = self._loop.now
+        if self.link.cut_by:
+            self.link.stopped_bytes += _size(segment)
         insort(self._stalled, (number, segment), key=itemgetter(0))
         if self._network.trace is not None:
             self._network.note("lost", self.link, self.sender, _size(segment), number)
@@ -278,6 +280,7 @@ class Wire:
         if self._network.trace is not None:
             self._network.note("arrive", link, self.sender, _size(segment), number)
         self._expected_number = number + 1
+        link.passed_bytes += _size(segment)
         receiver.arrived(segment)
 
     def _answer_with_reset(self, number: int, segment: Segment) -> None:

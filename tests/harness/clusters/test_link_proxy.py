@@ -400,6 +400,41 @@ def test_an_announced_connection_goes_where_it_was_announced_to_once() -> None:
     asyncio.run(main())
 
 
+def test_what_programs_send_is_counted_by_what_became_of_it() -> None:
+    """[bytes passed, bytes stopped, connections stopped] of each direction; an announced connection counts nowhere."""
+
+    async def main() -> None:
+        async with world() as w:
+
+            async def counted() -> dict[str, list[int]]:
+                found = (await w.proxy.traffic({}))["links"]
+                return {f"{source[1]}{destination[1]}": counters for source, destination, *counters in found}
+
+            near, far = await w.pair()
+            await says(near, far, b"seven !")
+            await says(far, near, b"two")
+            assert await counted() == {"12": [7, 0, 0], "21": [3, 0, 0]}
+            await w.gates("12")
+            near[1].write(b"held!")
+            await says(far, near, b"one-way")
+            await w.connect()
+            async with asyncio.timeout(10):
+                while await counted() != {"12": [7, 5, 1], "21": [10, 0, 0]}:  # noqa: ASYNC110 - a kernel's buffer
+                    await asyncio.sleep(0.01)
+            with socket.socket() as source:
+                source.bind(("127.0.0.1", 0))
+                await w.proxy.route({"routes": [[*source.getsockname(), "127.0.0.1", 1]]})
+                source.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(source, ("127.0.0.1", w.port))
+                await asyncio.get_running_loop().sock_sendall(source, b"a probe")
+                assert await counted() == {"12": [7, 5, 1], "21": [10, 0, 0]}
+            await w.gates()
+            assert await asyncio.wait_for(far[0].readexactly(5), 10) == b"held!"
+            assert await counted() == {"12": [12, 5, 1], "21": [10, 0, 0]}
+
+    asyncio.run(main())
+
+
 def test_bad_requests_are_refused() -> None:
     async def main() -> None:
         async with world() as w:

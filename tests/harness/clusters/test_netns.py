@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,6 +23,8 @@ from harness.clusters.netns_calls import entered, identity, namespace_path
 from harness.clusters.netns_trial import why_no_namespaces
 from harness.run_state import RUN_VARIABLE, RunState
 from nemesis.mechanisms.shell import ShellError
+from nemesis.partition import PARTITION
+from nemesis.protocol import Proof
 from nemesis.target import Link
 
 WHY_NOT = "needs root" if os.geteuid() != 0 else why_no_namespaces(in_user_namespace=False)
@@ -170,6 +176,56 @@ def test_the_probe_sees_through_a_cut_that_does_not_cut(tmp_path: Path) -> None:
         )
         await cluster.network.cut("f3", {"n2": frozenset({"n1"})})
         assert await passing(cluster, links) == {Link("n1", "n3")}
+
+    with_cluster(tmp_path, scenario)
+
+
+SAY = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    sender.sendto(b"x" * 72, (sys.argv[1], int(sys.argv[2])))
+"""
+
+
+def test_a_cut_is_met_by_what_programs_send_and_disproved_by_what_passes(tmp_path: Path) -> None:
+    """Probes alone are no exercise; a rule that is lost after the proof shows by what it lets through."""
+
+    async def scenario(cluster: NetnsCluster) -> None:
+        target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
+
+        async def say() -> None:
+            argv = [sys.executable, "-c", SAY, cluster.bind_address("n2"), str(PORT)]
+            assert await cluster.run("n1", argv) == (0, "", "")
+
+        async def met(during: Callable[[], Awaitable[None]]) -> Proof:
+            planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1>n2")
+            await PARTITION.inject(target, planned)
+            proof = await PARTITION.prove(target, planned)
+            assert proof.proven, proof
+            await during()
+            lasting = replace(planned, evidence={**planned.evidence, **proof.evidence})
+            seen = await PARTITION.prove_met(target, lasting)
+            await PARTITION.heal(target, planned)
+            return seen
+
+        async def nothing() -> None:
+            pass
+
+        async def lose_the_rule() -> None:
+            nft(RUN, "n2", "flush", "chain", "inet", "splitbrain", "input")
+            await say()
+
+        unmet = await met(nothing)
+        assert unmet.proven and unmet.exercised is False
+        assert "nothing of it ever went over n1->n2" in unmet.detail
+        await say()
+        unmet = await met(nothing)
+        assert unmet.exercised is False and "ever" not in unmet.detail
+        run_into = await met(say)
+        assert run_into.proven and run_into.exercised is True
+        assert run_into.detail == "100 bytes of the system's ran into the cut, on 1 of 1 links"
+        leaked = await met(lose_the_rule)
+        assert not leaked.proven and leaked.failed == ["n1->n2 carried 100 bytes of the system's while it was cut"]
 
     with_cluster(tmp_path, scenario)
 

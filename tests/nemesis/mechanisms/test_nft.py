@@ -5,15 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemesis.mechanisms.nft import NftCuts, install_script, remove_script, replace_peers_script
+from nemesis.mechanisms.nft import (
+    COUNTERS_TABLE,
+    NftCuts,
+    counters_script,
+    install_script,
+    parse_counters,
+    remove_script,
+    replace_peers_script,
+)
 from nemesis.mechanisms.shell import ShellError
 
 HOSTS = ("a", "b", "c")
@@ -208,3 +218,67 @@ def test_the_real_nft_takes_the_scripts() -> None:
     steps = "".join(f"nft -f - <<'END' || exit 9\n{script}END\n{show}\n" for script in scripts)
     done = subprocess.run(["unshare", "--net", "sh", "-c", steps], capture_output=True, text=True)
     assert (done.stdout.split(), done.stderr) == (["0", "1", "1", "0", "0", "0"], "")
+
+
+SEND = """
+import socket, sys
+for address, port, size in zip(sys.argv[1::3], map(int, sys.argv[2::3]), map(int, sys.argv[3::3])):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.bind((address, 0))
+        sender.sendto(bytes(size), ("127.0.0.1", port))
+"""
+HEADERS_BYTES = 28
+"""IP's and UDP's."""
+
+
+@pytest.mark.root
+@pytest.mark.netns
+@pytest.mark.skipif(not CAN_NFT, reason="needs root, nft and network namespaces")
+def test_the_real_nft_counts_what_passes_and_what_does_not() -> None:
+    """Of two peers: before a cut, under it, and while the rule of the cut does not match. A third address, the port of
+    the harness and answers of the kernel ("nobody listens there") count nowhere."""
+    send = [sys.executable, "-c", SEND]
+    before = [*send, "127.0.0.2", "9", "10", "127.0.0.3", "9", "20", "127.0.0.4", "9", "40", "127.0.0.2", "7777", "80"]
+    under = [*send, "127.0.0.2", "9", "100", "127.0.0.3", "9", "200", "127.0.0.2", "7777", "400"]
+    beside = [*send, "127.0.0.2", "9", "1000"]
+    show = f"nft list table {COUNTERS_TABLE}; echo ---"
+    steps = [
+        "ip link set lo up",
+        f"nft -f - <<'END'\n{install_script()}{counters_script(['127.0.0.2', '127.0.0.3'])}END",
+        f"nft add element {COUNTERS_TABLE} own '{{ 7777 }}'",
+        show,
+        shlex.join(before),
+        show,
+        f"nft -f - <<'END'\n{replace_peers_script(['127.0.0.2'])}END",
+        shlex.join(under),
+        show,
+        f"nft -f - <<'END'\n{replace_peers_script(['127.0.0.9'])}END",
+        shlex.join(beside),
+        show,
+        f"nft -f - <<'END'\n{remove_script()}END",
+        "nft list ruleset",
+    ]
+    done = subprocess.run(["unshare", "--net", "sh", "-ec", "\n".join(steps)], capture_output=True, text=True)
+    assert done.stderr == ""
+    *listings, left = done.stdout.split("---\n")
+    assert left == ""
+    payloads = [
+        {address: tuple(size - HEADERS_BYTES * number for size, number in zip(sizes, numbers, strict=True))
+         for (address, sizes), numbers in zip(sorted(parse_counters(listing).items()), packets, strict=True)}
+        for listing, packets in zip(
+            listings,
+            ([], [(1, 1), (1, 1)], [(2, 1), (2, 2)], [(3, 2), (2, 2)]),
+            strict=True,
+        )
+    ]  # fmt: skip
+    assert payloads == [
+        {},
+        {"127.0.0.2": (10, 10), "127.0.0.3": (20, 20)},
+        {"127.0.0.2": (110, 10), "127.0.0.3": (220, 220)},
+        {"127.0.0.2": (1110, 1010), "127.0.0.3": (220, 220)},
+    ]
+
+
+def test_a_host_without_peers_counts_nothing() -> None:
+    assert "counter" not in counters_script([]).replace(COUNTERS_TABLE, "")
+    assert parse_counters("") == {}

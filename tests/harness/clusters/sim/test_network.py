@@ -12,7 +12,7 @@ from harness.clusters.sim.errors import NotSimulated
 from harness.clusters.sim.host import Incarnation
 from harness.clusters.sim.network import TraceEvent
 from harness.clusters.sim.wire import RETRANSMIT_S
-from nemesis.target import Link, LinkShape
+from nemesis.target import Link, LinkShape, LinkTraffic
 
 Simulate = Callable[..., Any]
 PORT = 80
@@ -197,6 +197,34 @@ def test_bytes_sent_into_a_cut_arrive_after_the_heal_in_order(simulate: Simulate
         return bytes(client.data)
 
     assert simulate(scenario) == b"12345"
+
+
+def test_what_programs_send_is_counted_and_probes_are_not(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> Any:
+        world.on("b", listener([]))
+        client = await dial(world, "a", "b")
+        links = Link("a", "b"), Link("b", "a")
+        client.transport.write(b"12345")
+        await world.until(lambda: len(client.data) == 5)
+        await world.network.probe(links, timeout_s=1)
+        healthy = await world.network.traffic(links)
+        await world.network.cut("f1", {"b": frozenset({"a", "c"})})
+        client.transport.write(b"678")
+        attempt = asyncio.ensure_future(dial(world, "c", "b"))
+        await asyncio.sleep(0.5)
+        await world.network.probe(links, timeout_s=1)
+        cut = await world.network.traffic((*links, Link("c", "b")))
+        await world.network.heal_all()
+        await world.until(lambda: len(client.data) == 8, within_s=30)
+        await attempt
+        return [list(of.values()) for of in (healthy, cut, await world.network.traffic(links))]
+
+    healthy, cut, healed = simulate(scenario)
+    assert healthy == [LinkTraffic(passed_bytes=5), LinkTraffic(passed_bytes=5)]
+    assert cut == [
+        LinkTraffic(passed_bytes=5, stopped_bytes=3), LinkTraffic(passed_bytes=5), LinkTraffic(stopped_connections=2)
+    ]  # fmt: skip
+    assert [counted.passed_bytes for counted in healed] == [8, 8]
 
 
 def test_a_one_way_cut_passes_the_other_way(simulate: Simulate) -> None:
