@@ -186,9 +186,8 @@ class _Driver:
         else:
             others = self._others(injection.fault_id)
             proof = _proof_of(await self._step(nemesis, nemesis.prove(self._target, injection, in_force=others)))
-            self._in_force[injection.fault_id] = replace(
-                injection, evidence={**injection.evidence, **proof.evidence}
-            )
+            proof = replace(proof, evidence={**injection.evidence, **proof.evidence})
+            self._in_force[injection.fault_id] = replace(injection, evidence=proof.evidence)
         if not proof.proven:
             self._met[injection.fault_id] = None
         self._note("info", INJECT, injection, proof)

@@ -126,10 +126,21 @@ class FormNemesis:
             value["leader"] = victims.leader
         if victims.problem is None:
             value |= self._details(self.forms[form], target, rng, victims.hosts)
-        return Injection(fault_id=fault_id, nemesis=self.name, variant=variant, value=value, problem=victims.problem)
+        return Injection(
+            fault_id=fault_id,
+            nemesis=self.name,
+            variant=variant,
+            value=value,
+            problem=victims.problem,
+            evidence=await self._seen_before(target, victims.hosts),
+        )
 
     def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
         """What else the history says about the fault, decided from `rng`; JSON data."""
+        return {}
+
+    async def _seen_before(self, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
+        """What the proof will be compared with, looked at before anything is done; JSON data."""
         return {}
 
     def _form_of(self, injection: Injection) -> str:

@@ -3,6 +3,9 @@
 A killed replica is gone: its process has ended and nobody answers on its port; when the fault is healed the
 same program is started again with the same configuration and the same files. A paused one is there and does
 nothing: the kernel holds it (state T), its connections stay open, and when it goes on it has missed the time.
+
+Both are proved on every process of the replica where its host shows them, children included, when the fault begins and
+again right before it is healed.
 """
 
 from __future__ import annotations
@@ -15,9 +18,15 @@ from typing import Any
 from nemesis.forms import Form, FormNemesis, hosts_of, split_variant
 from nemesis.impairments import Activity, hosts_kept_from
 from nemesis.protocol import Injection, Proof
-from nemesis.target import DOWN, PAUSED, RUNNING, Processes, Target
+from nemesis.target import DOWN, PAUSED, RUNNING, Processes, SeesMembers, Target
 
 __all__ = ["KILL", "PAUSE", "Kill", "Pause", "processes_of", "prove_released", "prove_running", "prove_stopped"]
+
+_ENDED_LETTERS, _STOPPED_LETTERS = frozenset("DZX"), frozenset("DZXTt")
+"""States in /proc of processes that do nothing any more: they wait in the kernel, have ended, are stopped."""
+
+_MAX_MEMBERS = 50
+"""Processes of a replica that the history names."""
 
 SILENCE_S = 0.5
 """How long a replica that should not answer is asked. One that is well answers in a few milliseconds."""
@@ -118,6 +127,9 @@ async def prove_stopped(target: Target, injection: Injection, state: str, in_for
         view = await processes.look(host)
         if view.state != state and not (host in held_by_others and view.state != RUNNING):
             return f"{host} is {view.state}, not {state}"
+        astray = await _astray(processes, host, view.state)
+        if astray:
+            return astray
         if await target.answers(host, timeout_s=SILENCE_S):
             return f"{host} still answers"
         return None
@@ -129,7 +141,9 @@ async def prove_stopped(target: Target, injection: Injection, state: str, in_for
     found = await asyncio.gather(*map(victim_problem, victims), *map(other_problem, others))
     failed = [problem for problem in found if problem is not None]
     beside = "1 other runs" if len(others) == 1 else f"{len(others)} others run"
-    detail = f"{', '.join(victims)} {state} and silent, {beside}"
+    stopped = sum(map(len, injection.evidence.get("processes", {}).values()))
+    counted = f" ({stopped} processes)" if stopped > len(victims) else ""
+    detail = f"{', '.join(victims)} {state} and silent{counted}, {beside}"
     return Proof(
         proven=not failed,
         # A replica that another fault had ended or stopped before met nothing of this one.
@@ -138,6 +152,48 @@ async def prove_stopped(target: Target, injection: Injection, state: str, in_for
         checked=len(victims) + len(others),
         failed=failed,
     )
+
+
+async def _members_seen(target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
+    """The evidence of a plan: every process of the victims, as [pid, start in ticks, name]."""
+    processes = target.processes
+    if not isinstance(processes, SeesMembers):
+        return {}
+    told = await asyncio.gather(*map(processes.members, hosts))
+    found = {
+        host: [[member.pid, member.start_ticks, member.name] for member in members[:_MAX_MEMBERS]]
+        for host, members in zip(hosts, told, strict=True)
+        if members
+    }
+    return {"processes": found} if found else {}
+
+
+async def _astray(processes: Processes, host: str, state: str) -> str | None:
+    """What is left of a replica that is DOWN, or goes on of one that is PAUSED, in words; None where nothing is. What
+    waits in the kernel (D) does nothing, and meets its signal before it does."""
+    members = await processes.members(host) if isinstance(processes, SeesMembers) else None
+    held = _STOPPED_LETTERS if state == PAUSED else _ENDED_LETTERS
+    running = [member for member in members or () if member.letter not in held]
+    if not running:
+        return None
+    more = f" and {len(running) - 1} more" if len(running) > 1 else ""
+    return f"{running[0]} of {host} runs on (state {running[0].letter}){more}"
+
+
+async def _prove_still_stopped(target: Target, injection: Injection) -> Proof:
+    """No process of the victims runs, at the end of a fault as at its begin."""
+    processes = processes_of(target)
+
+    async def problem(host: str) -> str | None:
+        state = (await processes.look(host)).state
+        if state == RUNNING:
+            return f"{host} was running again before it was healed"
+        return await _astray(processes, host, state)
+
+    hosts: Sequence[str] = injection.value["hosts"]
+    failed = [found for found in await asyncio.gather(*map(problem, hosts)) if found is not None]
+    detail = "; ".join(failed[:3]) if failed else f"nothing of {', '.join(hosts)} ran until the end"
+    return Proof(proven=not failed, detail=detail, checked=len(hosts), failed=failed)
 
 
 class Kill(FormNemesis):
@@ -172,6 +228,9 @@ class Kill(FormNemesis):
     def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
         return {"up_s": round(rng.uniform(MIN_UP_S, MAX_UP_S), 3)} if form.name == "crash-loop" else {}
 
+    async def _seen_before(self, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
+        return await _members_seen(target, hosts)
+
     async def inject(self, target: Target, injection: Injection) -> None:
         """End the planned replicas; returns once they are gone (a crash loop: once it is under way)."""
         if injection.problem is not None:
@@ -192,6 +251,12 @@ class Kill(FormNemesis):
         if split_variant(injection.variant)[0] == "crash-loop":
             return await _prove_crashing(target, injection.value["hosts"], in_force)
         return await prove_stopped(target, injection, DOWN, in_force)
+
+    async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """Nothing of the victims runs yet; of a crash loop, whose victims come and go, its first proof stands."""
+        if split_variant(injection.variant)[0] == "crash-loop":
+            return Proof(proven=True, detail="a crash loop's first proof stands")
+        return await _prove_still_stopped(target, injection)
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Start again what no other fault keeps down. Idempotent."""
@@ -232,6 +297,9 @@ class Pause(FormNemesis):
         )
     }
 
+    async def _seen_before(self, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
+        return await _members_seen(target, hosts)
+
     async def inject(self, target: Target, injection: Injection) -> None:
         """Stop the planned replicas; returns once the kernel holds them."""
         if injection.problem is None:
@@ -242,6 +310,10 @@ class Pause(FormNemesis):
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         return await prove_stopped(target, injection, PAUSED, in_force)
+
+    async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """Nothing of the victims runs yet."""
+        return await _prove_still_stopped(target, injection)
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Continue what no other fault pauses. Idempotent."""

@@ -43,9 +43,11 @@ __all__ = [
     "Operator",
     "PowerCut",
     "ProbeResult",
+    "ProcessMember",
     "ProcessView",
     "Processes",
     "ReplicaView",
+    "SeesMembers",
     "Target",
     "links_of",
 ]
@@ -190,6 +192,28 @@ class ProcessView:
     starts: int
     pid: int | None = None
     ended_by_itself: bool = False
+
+
+class ProcessMember(NamedTuple):
+    """One process of a replica, as the kernel of its host knows it: its number and the time of its start, in ticks
+    since the host's own, are nobody else's. `letter` is its state as in /proc: R, S, D, T, ..."""
+
+    pid: int
+    start_ticks: int
+    letter: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.name})"
+
+
+@runtime_checkable
+class SeesMembers(Protocol):
+    """Processes of which every single one is seen: a replica's own and all that it started."""
+
+    async def members(self, host: str) -> Sequence[ProcessMember] | None:
+        """Those of the replica of `host`, as it was last started, that have not ended; None where nobody tells."""
+        ...
 
 
 class Processes(Protocol):

@@ -14,7 +14,7 @@ from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import Program
 from harness.errors import OperatorError
 from nemesis.mechanisms.shell import ShellError
-from nemesis.target import DOWN, PAUSED, RUNNING
+from nemesis.target import DOWN, PAUSED, RUNNING, ProcessMember
 
 __all__ = ["AgentProcess", "AgentProcesses"]
 
@@ -79,7 +79,8 @@ class AgentProcess:
         return await asyncio.shield(self._exited)
 
     async def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and its group; nothing when it has ended. Raises ShellError."""
+        """Send a signal to it: to every process of it if that kills, stops or continues, otherwise to its group.
+        Nothing when it has ended. Raises ShellError."""
         if not self._exited.done():
             await self._link.request("signal", {"pid": self._host_pid, "number": int(number)})
 
@@ -104,12 +105,12 @@ class AgentProcess:
             ) from None
 
     async def pause(self) -> None:
-        """SIGSTOP to its group; returns once it has stopped, or ended. Raises ShellError."""
+        """SIGSTOP to every process of it; returns once it has stopped, or ended. Raises ShellError."""
         await self.signal(signal.SIGSTOP)
         await self._while_still(RUNNING)
 
     async def resume(self) -> None:
-        """SIGCONT to its group; returns once it runs, or has ended. Raises ShellError."""
+        """SIGCONT to every process of it; returns once it runs, or has ended. Raises ShellError."""
         await self.signal(signal.SIGCONT)
         await self._while_still(PAUSED)
 
@@ -129,6 +130,11 @@ class AgentProcess:
         if letter in ("T", "t"):
             return PAUSED
         return DOWN if letter in ("", "Z", "X") else RUNNING
+
+    async def members(self) -> list[ProcessMember]:
+        """Its own process and all that it started, as far as they have not ended. Raises ShellError."""
+        told = (await self._link.request("members", {"pid": self._host_pid}))["members"]
+        return [ProcessMember(*member) for member in told]
 
     def has_ended(self, status: int, tail: str = "") -> None:
         """Note its end, with its last output, which goes to the log on the harness's side until that is fetched."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from harness.errors import OperatorError
 from harness.outcome import CheckOutcome
-from nemesis.target import Network
+from nemesis.target import Network, ProcessMember
 
 __all__ = [
     "CLIENTS_HOST",
@@ -27,6 +27,7 @@ __all__ = [
     "HoldsFiles",
     "HostProcess",
     "KeepsLogs",
+    "ListsMembers",
     "Program",
     "RemoteHosts",
     "RunsCommands",
@@ -101,6 +102,15 @@ class EndsInParts(Protocol):
     @property
     def ended(self) -> Sequence[str]:
         """The names of those that have ended."""
+        ...
+
+
+@runtime_checkable
+class ListsMembers(Protocol):
+    """A program whose host tells every single process of it."""
+
+    async def members(self) -> Sequence[ProcessMember]:
+        """Its own process and all that it started, as far as they have not ended. Raises ShellError."""
         ...
 
 

@@ -36,7 +36,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = [
     "MAX_LINE_BYTES",
@@ -69,6 +69,15 @@ RELAY_PATIENCE_S = 3.0
 """For an agent that has just been started to listen; one that does not by then has ended."""
 KILL_TIMEOUT_S = 10.0
 NO_AGENT_STATUS = 3
+PROGRAM_VARIABLE = "SPLITBRAIN_PROGRAM"
+"""In the environment of a program and of all that it starts: which of an agent's programs it is."""
+HELPERS = "fault-"
+"""How the names of processes begin that act on a program from beside it and are none of it."""
+MAX_MEMBERS = 2000
+"""Processes of one program that are told; a system has hundreds at most."""
+HOLD_PASSES = 50
+HOLD_PAUSE_S = 0.01
+"""Looks for processes that are not stopped or killed yet, those included that were started meanwhile."""
 SOCKET = "agent.sock"
 UNDO_FILE = "undo.json"
 HELPER_POLL_S = 0.02
@@ -88,8 +97,11 @@ class _Refused(Exception):
 class _Child:
     """A process that the agent started."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], log_path: str | None) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], log_path: str | None, mark: str) -> None:
         self.popen = popen
+        self.mark = mark.encode()
+        self.known: dict[int, int] = {}
+        """Of its processes that were ever seen, when they started."""
         self.log_path = log_path
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -103,6 +115,22 @@ class _Child:
         return {"event": "exit", "pid": self.popen.pid, "status": self.status, "tail": tail}
 
 
+class _Process(NamedTuple):
+    """A process as the kernel knows it; `started` in ticks since the machine's start."""
+
+    pid: int
+    name: str
+    letter: str
+    parent: int
+    session: int
+    started: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self.letter in ("Z", "X")
+
+
 class Agent:
     """Serves requests in `directory` for one run."""
 
@@ -114,12 +142,13 @@ class Agent:
         self._remembered: OrderedDict[str, asyncio.Task[Message]] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._udp: socket.socket | None = None
+        self._programs = 0
         self._stopping = asyncio.Event()
         self._set_death_signal = death_signal_setter()
         operations: list[Callable[..., Awaitable[Message]]] = [
             self._hello, self._run, self._spawn, self._signal, self._list, self._write, self._read, self._pack,
             self._udp_open, self._udp_send, self._undo, self._ask, self._state,
-            self._enter,
+            self._enter, self._members, self._connections_of,
         ]  # fmt: skip
         self._operations = {operation.__name__[1:]: operation for operation in operations}
 
@@ -140,6 +169,8 @@ class Agent:
             server.close()
             for child in self._children.values():
                 _kill_group(child.popen.pid, signal.SIGKILL)
+                if child.log_path is not None and child.status is None:
+                    self._kill_members(child)
 
     async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections.add(writer)
@@ -200,12 +231,65 @@ class Agent:
                 del self._children[pid]
             if not ended:
                 raise _Refused(f"{MAX_CHILDREN} processes run already")
+        self._programs += 1
+        mark = f"{os.getpid()}-{self._programs}"
+        options["env"] = {**options["env"], PROGRAM_VARIABLE: mark}
         try:
             first = self._set_death_signal if log_path else None
             popen = subprocess.Popen(argv, start_new_session=True, preexec_fn=first, **options)
         except OSError as error:
             raise _Refused(f"{error.filename or argv[0]}: {error.strerror}") from None
-        child = self._children[popen.pid] = _Child(popen, log_path)
+        child = self._children[popen.pid] = _Child(popen, log_path, mark)
+        return child
+
+    def _members_of(self, child: _Child) -> list[_Process]:
+        """Every process of a program that has not ended: what it started, whatever group, session or parent that has by
+        now. Known by its parents and session, by the mark in its environment, and by having been seen before."""
+        table = {process.pid: process for process in _processes()}
+        first = child.popen.pid
+        found = {pid for pid, started in child.known.items() if pid in table and table[pid].started == started}
+        if child.status is None:
+            found.add(first)
+        found |= {pid for pid in table.keys() - found if _is_marked(pid, child.mark)}
+        while True:
+            more = {
+                process.pid
+                for process in table.values()
+                if process.parent in found or process.session in found or process.session == first
+            }
+            if more <= found:
+                break
+            found |= more
+        members = [
+            table[pid] for pid in sorted(found & table.keys()) if not table[pid].name.startswith(HELPERS)
+        ]
+        child.known = {process.pid: process.started for process in members}
+        return [process for process in members if not process.has_ended]
+
+    async def _members(self, pid: int) -> Message:
+        """The processes of a program that have not ended: [pid, start in ticks, letter of the state, name] each."""
+        members = self._members_of(self._child(pid))[:MAX_MEMBERS]
+        return {"members": [[member.pid, member.started, member.letter, member.name] for member in members]}
+
+    async def _connections_of(self, pids: list[int]) -> Message:
+        """Where the TCP connections go that programs have opened: [program's pid, pid, address, port] each."""
+        owners: dict[int, list[tuple[int, int]]] = {}
+        for pid in pids:
+            for member in self._members_of(self._child(pid)):
+                for inode in _sockets_of(member.pid):
+                    owners.setdefault(inode, []).append((pid, member.pid))
+        return {
+            "connections": [
+                [*owner, address, port]
+                for inode, address, port in _tcp_connections()
+                for owner in owners.get(inode, ())
+            ]
+        }
+
+    def _child(self, pid: int) -> _Child:
+        child = self._children.get(pid)
+        if child is None:
+            raise _Refused(f"process {pid} was not started here")
         return child
 
     def _environment(self, additions: dict[str, str] | None) -> dict[str, str]:
@@ -243,12 +327,29 @@ class Agent:
         return {"pid": child.popen.pid}
 
     async def _signal(self, pid: int, number: int) -> Message:
-        """Signal a child and its group; nothing when it has ended."""
-        child = self._children.get(pid)
-        if child is None:
-            raise _Refused(f"process {pid} was not started here")
-        if child.status is None:
-            _kill_group(pid, number)
+        """Signal a program. What kills, stops or continues goes to each of its processes, those included that are
+        started meanwhile; other signals to its first one and its group, which pass them on as they see fit."""
+        child = self._child(pid)
+        if number not in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT):
+            if child.status is None:
+                _kill_group(pid, number)
+            return {}
+        # A process that waits in the kernel (D) stops before it runs again.
+        done = {signal.SIGKILL: "", signal.SIGSTOP: "TtD", signal.SIGCONT: "RSDI"}[signal.Signals(number)]
+        signalled = set[tuple[int, int]]()
+        for _ in range(HOLD_PASSES):
+            left = [
+                member
+                for member in self._members_of(child)
+                if member.letter not in done or (member.pid, member.started) not in signalled
+            ]
+            for member in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(member.pid, number)
+                signalled.add((member.pid, member.started))
+            if not left:
+                break
+            await asyncio.sleep(HOLD_PAUSE_S)
         return {}
 
     async def _state(self, pid: int) -> Message:
@@ -277,10 +378,17 @@ class Agent:
             if child is None or child.exited.done():
                 continue
             child.popen.returncode = os.waitstatus_to_exitcode(status)
-            _kill_group(pid, signal.SIGKILL)  # what it started may have outlived it
             child.exited.set_result(child.popen.returncode)
+            _kill_group(pid, signal.SIGKILL)  # what it started may have outlived it
+            if child.log_path is not None:
+                self._kill_members(child)
             if child.log_path is not None:
                 self._tell_all(child.news())
+
+    def _kill_members(self, child: _Child) -> None:
+        for member in self._members_of(child):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(member.pid, signal.SIGKILL)
 
     # Files
 
@@ -418,6 +526,58 @@ def _pack_directory(path: str, packed: str) -> None:
     with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
         if os.path.isdir(path):
             archive.add(path, ".", filter=lambda m: None if os.path.basename(m.name).startswith(ours) else m)
+
+
+def _processes() -> Iterator[_Process]:
+    """Every process that the kernel shows here."""
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            shown = Path("/proc", name, "stat").read_bytes()
+        except OSError:
+            continue
+        before, _, after = shown.rpartition(b")")
+        fields = after.split()
+        comm = before.partition(b"(")[2].decode(errors="replace")
+        yield _Process(int(name), comm, fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def _is_marked(pid: int, mark: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return PROGRAM_VARIABLE.encode() + b"=" + mark in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def _sockets_of(pid: int) -> set[int]:
+    """The inodes of a process's sockets."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                kind, _, rest = os.readlink(f"/proc/{pid}/fd/{name}").partition(":[")
+                if kind == "socket":
+                    found.add(int(rest.rstrip("]")))
+    return found
+
+
+def _tcp_connections() -> Iterator[tuple[int, str, int]]:
+    """(inode, IPv4 address, port) of where each TCP connection goes that was opened here and not accepted; those that
+    are not established yet included."""
+    rows = list[list[str]]()
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            lines = Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:]
+            rows += [line.split() for line in lines]
+    listening = {row[1].partition(":")[2] for row in rows if row[3] == "0A"}
+    for row in rows:
+        is_open = row[3] in ("01", "02")  # ESTABLISHED, SYN_SENT
+        if is_open and row[1].partition(":")[2] not in listening:
+            address, _, port = row[2].partition(":")
+            last = bytes.fromhex(address[-8:])[:: 1 if sys.byteorder == "big" else -1]  # IPv4's, or mapped into IPv6
+            yield int(row[9]), socket.inet_ntoa(last), int(port, 16)
 
 
 def _kill_group(pid: int, number: int) -> None:

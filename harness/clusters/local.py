@@ -7,7 +7,8 @@ A run takes one of the 254 networks 127.R.0.0/16 for itself. In it
 
 A program is told the link's address in place of the host's (`address_from`), so everything that it sends goes
 through the proxy, which knows by the address which link it is. Nodes must therefore be given their peers'
-addresses one by one, as each of them sees them; nobody may hand an address on to another host.
+addresses one by one, as each of them sees them; nobody may hand an address on to another host. Where one does,
+connections go past the link that they belong to: they are found among those of the hosts' programs, and disprove a cut.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import errno
 import os
 import socket
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import permutations
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 from harness.clusters.agent_cluster import ClusterArguments
 from harness.clusters.agent_helper import START_TIMEOUT_S, AgentHelper, HelperRefused
@@ -60,8 +61,18 @@ LINKS_MISSING: Mapping[str, str] = {
 """What the links of a local cluster cannot be, and why."""
 
 
+class Bypass(NamedTuple):
+    """A connection of a process of `source` to `destination` that does not go over the link between them."""
+
+    source: str
+    destination: str
+    pid: int
+    address: str
+
+
 class LocalNetwork:
-    """The network of a `local` cluster: the gates of its link proxy. See nemesis.target.Network and LinkShaper.
+    """The network of a `local` cluster: the gates of its link proxy. See nemesis.target.Network, CountsTraffic,
+    FindsBypasses and LinkShaper.
 
     The state of all faults is kept here and sent to the proxy as a whole whenever it changes, so that
     nothing depends on what was sent before.
@@ -69,8 +80,17 @@ class LocalNetwork:
 
     mechanism = "proxies"
 
-    def __init__(self, proxy: AgentHelper, probe: LinkProbe, pairs: Collection[Link]) -> None:
+    def __init__(
+        self,
+        proxy: AgentHelper,
+        probe: LinkProbe,
+        pairs: Collection[Link],
+        *,
+        bypasses: Callable[[], Awaitable[Collection[Bypass]]],
+    ) -> None:
+        """`bypasses` looks for connections of the hosts' programs that get around the proxy."""
         self._proxy = proxy
+        self._find_bypasses = bypasses
         self._probe = probe
         self._links = frozenset(pairs) | {Link(b, a) for a, b in pairs}
         self._cuts: dict[str, frozenset[Link]] = {}
@@ -119,6 +139,16 @@ class LocalNetwork:
             for source, destination, passed_bytes, stopped_bytes, stopped_connections in answer["links"]
         }
         return {link: found.get(link, LinkTraffic()) for link in links}
+
+    async def bypasses(self, links: Collection[Link]) -> Sequence[str]:
+        """Connections between the ends of these links that the proxy does not see. Raises ShellError."""
+        ends = {frozenset(link) for link in links}
+        return [
+            f"{found.source} (process {found.pid}) reaches {found.destination} at {found.address}, past the proxy of "
+            "their link, because an address was handed on: use --cluster netns, where there is no way past"
+            for found in sorted(await self._find_bypasses())
+            if frozenset((found.source, found.destination)) in ends
+        ]
 
     def _require_known(self, links: Collection[Link]) -> None:
         unknown = sorted(set(links) - self._links)
@@ -219,7 +249,7 @@ class LocalCluster(OwnMachineCluster):
             listeners={pair: (self._link_ip(pair), min(self._ports)) for pair in self._pairs},
             announce=self._announce,
         )
-        network = self._network = LocalNetwork(proxy, probe, self._pairs)
+        network = self._network = LocalNetwork(proxy, probe, self._pairs, bypasses=self._bypasses)
         self._link_faults = LocalLinks(self._numbers, network, probe)
         await probe.keep(Link(a, b) for a, b in permutations(self._hosts, 2))
 
@@ -277,6 +307,22 @@ class LocalCluster(OwnMachineCluster):
         if host not in self._numbers:
             raise ValueError(f"this cluster has no host {host}")
         return await super().spawn(host, program)
+
+    async def _bypasses(self) -> set[Bypass]:
+        """The connections that replicas' programs have opened to another replica's host otherwise than by their own
+        link to it: at its own address, or by the link that a third host has to it. Raises ShellError."""
+        programs = {process.host_pid: process.host for process in self._processes.running}
+        astray = {self.bind_address(host): host for host in self._hosts}
+        astray |= {self._link_ip(pair): pair.destination for pair in self._pairs if pair.destination in self._hosts}
+        answer = await self.agent(self._hosts[0]).request("connections_of", {"pids": list(programs)})
+        found = set()
+        for program_pid, pid, ip, port in answer["connections"]:
+            source, destination = programs[program_pid], astray.get(ip)
+            if source not in self._hosts or destination is None or destination == source:
+                continue
+            if ip != self._link_ip(Link(source, destination)):
+                found.add(Bypass(source, destination, pid, f"{ip}:{port}"))
+        return found
 
     def _link_ip(self, pair: Link) -> str:
         return f"127.{self._net}.{self._numbers[pair.source]}.{self._numbers[pair.destination]}"

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from harness.clusters.base import EndsInParts, HostProcess
+from harness.clusters.base import EndsInParts, HostProcess, ListsMembers
 from harness.clusters.threads import all_of
-from nemesis.target import DOWN, PAUSED, RUNNING, ProcessView
+from nemesis.target import DOWN, PAUSED, RUNNING, ProcessMember, ProcessView
 
 __all__ = ["ReplicaProcesses"]
 
@@ -127,6 +127,11 @@ class ReplicaProcesses:
             pid=pid,
             ended_by_itself=process is not None and has_ended and process is not self._ended.get(host),
         )
+
+    async def members(self, host: str) -> Sequence[ProcessMember] | None:
+        """Every process of a replica that has not ended; None where its host does not tell."""
+        process = self._process(host)
+        return await process.members() if isinstance(process, ListsMembers) else None
 
     def _known(self, hosts: Collection[str]) -> frozenset[str]:
         unknown = set(hosts) - set(self._hosts)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from harness.clusters.base import HostProcess
+from harness.clusters.base import HostProcess, ListsMembers
 from harness.clusters.threads import all_of
+from nemesis.target import ProcessMember
 
 __all__ = ["HostPrograms"]
 
@@ -71,6 +72,11 @@ class HostPrograms:
         if len(set(states)) == 1:
             return states[0]
         return ", ".join(f"{name} {state}" for name, state in zip(self._programs, states, strict=True))
+
+    async def members(self) -> list[ProcessMember]:
+        """Every process of all of them, of those whose host tells. Raises ShellError."""
+        told = [await process.members() for process in self._programs.values() if isinstance(process, ListsMembers)]
+        return [member for members in told for member in members]
 
     def with_started(self, started: Mapping[str, HostProcess]) -> HostPrograms:
         """The same with some of them started again."""

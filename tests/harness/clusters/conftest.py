@@ -19,7 +19,8 @@ from harness.run_state import RunState
 
 @pytest.fixture
 def run_state(tmp_path: Path) -> Iterator[RunState]:
-    run = RunState.create(f"test-{tmp_path.name}", state_root=str(tmp_path / "states"))
+    # Tests of one name, cut short, may run beside each other, each with a first directory of its own.
+    run = RunState.create(f"test-{tmp_path.name}-{os.getpid()}", state_root=str(tmp_path / "states"))
     yield run
     run.close()
 

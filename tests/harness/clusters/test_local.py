@@ -11,8 +11,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from nemesis.driver import run_schedule
 from nemesis.mechanisms.shell import ShellError
 from nemesis.partition import PARTITION
 from nemesis.schedule import periodic
-from nemesis.target import Link, LinkShape
+from nemesis.target import Link, LinkShape, LinkTraffic
 
 Eventually = Callable[..., Any]
 PORT, OTHER_PORT = 21911, 21912
@@ -234,6 +236,57 @@ def test_a_cut_that_does_nothing_is_not_proven(
             proof = await PARTITION.prove(target, plan)
             assert not proof.proven
             assert sorted(proof.failed) == [f"{a} still passes" for a in ("n1->n2", "n2->n1", "n2->n3", "n3->n2")]
+
+    asyncio.run(main())
+
+
+DIALLER = """
+import asyncio, socket, sys
+connections = [socket.create_connection((sys.argv[1], int(sys.argv[2])))]
+print("connected", flush=True)
+while True:
+    connections[0].sendall(b"x")
+    connections[0].recv(100)
+    __import__("time").sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("way", ["its own link", "the address of the host", "the link of a third host"])
+def test_a_program_that_dials_past_its_link_is_found_out(
+    way: str, tmp_path: Path, run_state: RunState, eventually: Eventually
+) -> None:
+    """The probes find the links cut; whether the cut holds for the program is another question."""
+
+    async def main() -> None:
+        async with cluster_of(run_state, tmp_path) as cluster:
+            serve = [sys.executable, "-c", NODE, "n2", cluster.bind_address("n2"), str(PORT)]
+            server = await cluster.spawn("n2", Program(name="node", argv=serve, log_name="node.log"))
+            await eventually(lambda: "up" in Path(server.log_path).read_text())
+            address = {
+                "its own link": cluster.address_from("n1", "n2", PORT),
+                "the address of the host": f"{cluster.bind_address('n2')}:{PORT}",
+                "the link of a third host": cluster.address_from("n3", "n2", PORT),
+            }[way]
+            argv = [sys.executable, "-c", DIALLER, *address.split(":")]
+            dialler = await cluster.spawn("n1", Program(name="dialler", argv=argv, log_name="dialler.log"))
+            await eventually(lambda: "connected" in Path(dialler.log_path).read_text())
+            target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
+            planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1|n2+n3")
+            await PARTITION.inject(target, planned)
+            proof = await PARTITION.prove(target, planned)
+            if way == "its own link":
+                assert proof.proven, proof
+            else:
+                assert not proof.proven
+                [problem] = proof.failed
+                assert f"n1 (process {dialler.pid}) reaches n2 at {address}, past the proxy" in problem
+                assert "use --cluster netns" in problem
+            waiting: LinkTraffic | None = None
+            async with asyncio.timeout(10):
+                while waiting is None or (way == "its own link" and not waiting.stopped_bytes):
+                    waiting = (await cluster.network.traffic([Link("n1", "n2")]))[Link("n1", "n2")]  # type: ignore[attr-defined]
+            seen = await PARTITION.prove_met(target, replace(planned, evidence={**planned.evidence, **proof.evidence}))
+            assert (seen.proven, seen.exercised) == ((True, True) if way == "its own link" else (False, False))
 
     asyncio.run(main())
 

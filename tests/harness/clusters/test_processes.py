@@ -116,6 +116,64 @@ def test_kill_takes_the_whole_group(
     asyncio.run(main())
 
 
+FAMILY = """
+import os, sys, time
+
+def rest(name):
+    print(name, os.getpid(), flush=True)
+    while True:
+        time.sleep(0.01)
+
+if os.fork() == 0:
+    rest("child")
+if os.fork() == 0:
+    os.setsid()
+    rest("session")
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    os.execve(sys.executable, [sys.executable, "-c", sys.argv[1]], os.environ)
+rest("first")
+"""
+"""Four processes: the first one, a child, one in a session of its own, and an orphan that left every trace of where it
+came from but its environment."""
+ORPHAN = "import os, time\nprint('orphan', os.getpid(), flush=True)\nwhile True: time.sleep(0.01)"
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
+
+
+def test_every_process_of_a_program_is_seen_stopped_continued_and_killed(
+    tmp_path: Path, run_state: RunState, eventually: Eventually, own_host: OwnHost
+) -> None:
+    async def main() -> None:
+        async with own_host(run_state, tmp_path) as host:
+            other = await host.spawn("n2", SLEEP)
+            argv = [sys.executable, "-c", FAMILY, ORPHAN]
+            family = await host.spawn("n1", Program(name="child", argv=argv, log_name="child.log"))
+            await eventually(lambda: log_of(family).count("\n") == 4)
+            pids = {name: int(pid) for name, pid in (line.split() for line in log_of(family).splitlines())}
+            members = await family.members()
+            assert {member.pid for member in members} == set(pids.values())
+            assert all(member.start_ticks == process_start_ticks(member.pid) for member in members)
+            await family.pause()
+            assert [state_of(pid) for pid in pids.values()] == ["T"] * 4
+            await family.resume()
+            assert all(state_of(pid) in "RS" for pid in pids.values())
+            await family.kill()
+            await eventually(lambda: all(state_of(pid) in ("", "Z") for pid in pids.values()))
+            assert await family.members() == []
+            assert [member.pid for member in await other.members()] == [pid_of(other)]
+
+    asyncio.run(main())
+
+
 def test_what_still_runs_ends_with_the_agents(
     tmp_path: Path, run_state: RunState, eventually: Eventually, own_host: OwnHost
 ) -> None:

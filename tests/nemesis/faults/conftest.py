@@ -24,6 +24,7 @@ from nemesis.target import (
     LinkMeasure,
     LinkShape,
     PowerCut,
+    ProcessMember,
     ProcessView,
 )
 
@@ -41,6 +42,14 @@ class FakeProcesses:
         self.dead: set[str] = set()
         self.ended: set[str] = set()
         self.starts: dict[str, int] = {}
+        self.astray: set[str] = set()
+        """Hosts of which the second process of the replica is not reached by what reaches the first."""
+
+    async def members(self, host: str) -> Sequence[ProcessMember]:
+        letter = {RUNNING: "S", PAUSED: "T", DOWN: "Z"}[self.state(host)]
+        second = "S" if host in self.astray else letter
+        found = (ProcessMember(1, 100, letter, "main"), ProcessMember(2, 101, second, "io"))
+        return [member for member in found if member.letter != "Z"]
 
     async def end(self, fault_id: str, hosts: Collection[str], *, signal_name: str = "KILL") -> None:
         self.signals.append(signal_name)

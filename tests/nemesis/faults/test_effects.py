@@ -93,6 +93,32 @@ def spare(target: Any, injection: Injection) -> None:
     target.links.immune |= {Link(*name.split("->")) for name in injection.value.get("links", ())[:1]}
 
 
+@pytest.mark.parametrize("variant", ["kill=sigkill@n3", "pause=sigstop@n3"])
+def test_a_process_of_the_replica_that_goes_on_fails_the_proof(
+    variant: str, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    """Then, or later and seen in the end."""
+    name, _, form = variant.partition("=")
+    nemesis: Any = {"kill": KILL, "pause": PAUSE}[name]
+
+    async def main() -> None:
+        target = make_fault_target(3)
+        injection = await plan_fault(nemesis, target, form)
+        assert injection.evidence == {"processes": {"n3": [[1, 100, "main"], [2, 101, "io"]]}}
+        await nemesis.inject(target, injection)
+        proof = await nemesis.prove(target, injection)
+        assert proof.proven and proof.exercised is True and "silent (2 processes)" in proof.detail
+        assert (await nemesis.prove_met(target, injection)).proven
+        target.processes.astray = {"n3"}
+        for proof in (await nemesis.prove(target, injection), await nemesis.prove_met(target, injection)):
+            assert not proof.proven and proof.failed == ["process 2 (io) of n3 runs on (state S)"]
+        target.processes.astray = set()
+        target.processes.immune = {"n3"}
+        assert not (await nemesis.prove_met(target, injection)).proven
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("nemesis", ALL, ids=lambda nemesis: nemesis.name)
 def test_one_victim_that_feels_nothing_fails_the_proof(
     nemesis: Any, make_fault_target: Any, plan_fault: Any, run_virtual: Run
