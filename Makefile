@@ -39,7 +39,7 @@ $(RUNTIME): pyproject.toml
 
 $(SETUP): $(RUNTIME)
 	@echo "Installing pytest, ruff and mypy into $(VENV): half a minute."
-	@$(PIP) -e '.[test,lint]'
+	@$(PIP) -e '.[test,lint,serve]'
 	@touch $(SETUP)
 
 # Spark and a Java for it: for the tests, and for harness report. The demo does without.

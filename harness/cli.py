@@ -55,6 +55,8 @@ def _perform(arguments: argparse.Namespace) -> int:
             from harness.commands.compare import compare_command as perform
         case "runs":
             from harness.commands.runs import runs_command as perform
+        case "serve":
+            from harness.commands.serve import serve_command as perform
         case "clean":
             from harness.commands.clean import clean_command as perform
         case "cluster":

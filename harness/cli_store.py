@@ -1,7 +1,8 @@
-"""The options of the commands that show a store: `harness runs`."""
+"""The options of the commands that show a store: `harness runs` and `harness serve`."""
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 from harness.cli_options import positive_count
@@ -11,9 +12,21 @@ __all__ = ["add_store_commands"]
 DEFAULT_LIMIT = 30
 """Runs shown unless --limit says otherwise: what fits a tall terminal."""
 
+DEFAULT_PORT = 8137
+
+
+def _port(text: str) -> int:
+    try:
+        port = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}") from None
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError("must be 0 (any free one) to 65535")
+    return port
+
 
 def add_store_commands(commands: Any) -> None:
-    """`runs`."""
+    """`runs` and `serve`."""
     runs = commands.add_parser("runs", help="the runs of the store, newest first")
     runs.add_argument("--store", default="store", metavar="DIR")
     runs.add_argument(
@@ -29,3 +42,11 @@ def add_store_commands(commands: Any) -> None:
         help=f"at most so many (default: {DEFAULT_LIMIT})",
     )  # fmt: skip
     runs.add_argument("--json", action="store_true", help="print them as JSON on standard output")
+
+    serve = commands.add_parser("serve", help="the store as pages for a browser on this machine")
+    serve.add_argument("--store", default="store", metavar="DIR")
+    serve.add_argument(
+        "--port", type=_port, default=DEFAULT_PORT, metavar="N",
+        help=f"of 127.0.0.1, 0 for any free one (default: {DEFAULT_PORT})",
+    )  # fmt: skip
+    serve.add_argument("--allow-run", action="store_true", help="let the pages start runs (otherwise they only read)")

@@ -15,6 +15,7 @@ __all__ = [
     "HistoryReader",
     "HistoryWriteError",
     "HistoryWriter",
+    "event_problem",
     "read_history",
 ]
 
@@ -289,7 +290,7 @@ class HistoryReader:
                 if line.isspace():
                     continue
                 raise HistoryError(f"{self.path}:{number}: {_why(line, error)}") from None
-            problem = _problem(event)
+            problem = event_problem(event)
             if problem:
                 raise HistoryError(f"{self.path}:{number}: {problem}")
             self.events += 1
@@ -304,7 +305,8 @@ def _why(line: bytes, error: Exception) -> str:
     return f"not JSON: {error}"
 
 
-def _problem(event: Any) -> str | None:
+def event_problem(event: Any) -> str | None:
+    """Why something read from a history is no event; None where it is one."""
     if type(event) is not dict:
         return "not a JSON object"
     try:

@@ -11,7 +11,18 @@ write it; two that write at once lose nothing, because each is told what the oth
 
 from __future__ import annotations
 
-__all__ = ["MAX_RUNS", "STATES", "RunIndex", "RunSummary", "index_lock", "read_index", "replace_file", "select"]
+__all__ = [
+    "MAX_RUNS",
+    "STATES",
+    "RunIndex",
+    "RunSummary",
+    "SummaryCache",
+    "index_lock",
+    "read_index",
+    "read_summary",
+    "replace_file",
+    "select",
+]
 
 import contextlib
 import dataclasses
@@ -19,6 +30,7 @@ import fcntl
 import json
 import math
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -126,10 +138,11 @@ class RunIndex:
 _Stamp = tuple[int, int]
 """Size and time of change in ns of a results.json."""
 
-_Cache = dict[str, tuple[_Stamp, RunSummary]]
+SummaryCache = dict[str, tuple[_Stamp, RunSummary]]
+"""Summaries by the names of their runs, with what they were made from."""
 
 
-def read_index(store: Store, *, is_kept: bool = True, known: _Cache | None = None) -> RunIndex:
+def read_index(store: Store, *, is_kept: bool = True, known: SummaryCache | None = None) -> RunIndex:
     """Sum up every run of `store`; without a store there are none.
 
     With `is_kept` the summaries are left in the store for the next one, where it can be written. `known` is filled with
@@ -142,12 +155,12 @@ def read_index(store: Store, *, is_kept: bool = True, known: _Cache | None = Non
     cached = dict(before)
     names, left_out = _names(store.root)
     runs = []
-    kept: _Cache = {}
+    kept: SummaryCache = {}
     for name in names:
         stamp = _stamp(f"{store.root}/{name}")
         entry = cached.get(name)
         if stamp is None or entry is None or entry[0] != stamp:
-            summary = _summarize(store.root / name, name)
+            summary = _summarize(store.root / name, name, is_judged=stamp is not None)
             if summary is None:
                 continue
             entry = (stamp or (0, 0), summary)
@@ -232,23 +245,35 @@ def _folders(path: Path) -> list[str]:
 
 def _stamp(path: str) -> _Stamp | None:
     try:
-        found = os.stat(f"{path}/results.json")
+        found = os.lstat(f"{path}/results.json")
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    # A link is no file of ours: it may lead anywhere.
+    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
-def _summarize(path: Path, name: str) -> RunSummary | None:
+def read_summary(store: Store, name: str) -> RunSummary | None:
+    """The run "<test>/<time>" in a line; None where the store has no such run, or where it lies behind a link."""
+    parts = name.split("/")
+    if len(parts) != 2 or not all(part and part.isprintable() and not part.startswith(".") for part in parts):
+        return None
+    path = store.root / name
+    if parts[1] == LATEST or path.is_symlink() or path.parent.is_symlink() or not path.is_dir():
+        return None
+    return _summarize(path, name, is_judged=_stamp(str(path)) is not None)
+
+
+def _summarize(path: Path, name: str, *, is_judged: bool) -> RunSummary | None:
     """The run in a line, by what its files say; None for a directory that is no run's."""
     if not is_run(path):
         return None
     run_dir = RunDir(path)
     try:
-        test: Mapping[str, Any] = run_dir.read_test()
+        test: Mapping[str, Any] = {} if run_dir.test_path.is_symlink() else run_dir.read_test()
     except StoreError:
         test = {}
     results: Mapping[str, Any] = {}
-    if not run_dir.results_path.exists():
+    if not is_judged:
         is_running = _status(run_dir) is RunStatus.RUNNING
         verdict, reason = ("running", "") if is_running else ("unfinished", "it ended before it was judged")
     else:
@@ -317,7 +342,7 @@ def _settings(settings: Any) -> str:
     return clip(" ".join(f"{key}={value}" for key, value in list(settings.items())[:32]), MAX_SETTINGS)
 
 
-def _load(root: Path) -> _Cache:
+def _load(root: Path) -> SummaryCache:
     """What the file of summaries holds; nothing where it is missing, damaged, or of another version."""
     path = root / CACHE
     try:
@@ -326,7 +351,7 @@ def _load(root: Path) -> _Cache:
         data = json.loads(path.read_bytes())
         if data["format"] != _FORMAT or data["fields"] != list(_FIELDS):
             return {}
-        found: _Cache = {}
+        found: SummaryCache = {}
         for size, mtime_ns, values in data["runs"]:
             summary = RunSummary(**dict(zip(_FIELDS, values, strict=True)))
             if not (type(size) is int and type(mtime_ns) is int and _is_whole(summary)):
@@ -350,7 +375,7 @@ def _is_whole(summary: RunSummary) -> bool:
     return True
 
 
-def _save(root: Path, cache: _Cache) -> None:
+def _save(root: Path, cache: SummaryCache) -> None:
     runs = [[*stamp, [getattr(summary, name) for name in _FIELDS]] for stamp, summary in cache.values()]
     text = json.dumps({"format": _FORMAT, "fields": _FIELDS, "runs": runs}, separators=(",", ":"))
     with contextlib.suppress(OSError):  # a cache: a store that cannot be written is read the slow way

@@ -22,7 +22,7 @@ from harness.store import Store, StoreError
 logger = logging.getLogger(__name__)
 
 MAX_ROWS = 500
-"""Runs on the page: some 300 KB, which a browser opens at once. `harness runs` has them all."""
+"""Runs on the page: some 300 KB, which a browser opens at once. `harness runs` and `harness serve` have them all."""
 
 
 def operation_words(run: RunSummary) -> str:

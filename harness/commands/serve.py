@@ -1,0 +1,101 @@
+"""`harness serve`: the store as pages for a browser on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from harness.commands.report import ended_by_sigterm
+from harness.errors import OperatorError, how_to_get
+from harness.report.units import plural
+from harness.serve.guard import App
+from harness.store import Store
+
+if TYPE_CHECKING:
+    import uvicorn
+
+__all__ = ["make_server", "require_serve", "serve_command"]
+
+ADDRESS = "127.0.0.1"
+MAX_CONNECTIONS = 128
+"""Requests at work at a time, live views included; more get 503."""
+
+MAX_HEAD_BYTES = 32_768
+"""Of a request's line and headers, before anything is looked at."""
+
+GRACE_S = 5
+"""How long the end waits for answers that are under way."""
+
+
+def serve_command(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C or SIGTERM. Returns 0. Raises OperatorError: a package, the store or the port is missing."""
+    require_serve()
+    from harness.serve.app import RunList, make_app
+    from harness.serve.guard import loopback_hosts
+    from harness.serve.launch import Launcher
+
+    store = Store(arguments.store)
+    if not store.root.is_dir() and not arguments.allow_run:
+        raise OperatorError(f"there is no store at {store.root}: make a run first, or name one with --store DIR")
+    listener = _listen(arguments.port)
+    port = listener.getsockname()[1]
+    launcher = Launcher(store.root) if arguments.allow_run else None
+    with contextlib.closing(listener):
+        runs = RunList(store)
+        number = len(runs.get(is_kept=True).runs)  # read before anybody waits for a page
+        # Live views have no end of their own: they ask whether the server is to end.
+        server = make_server(
+            make_app(runs, hosts=loopback_hosts(port), launcher=launcher, is_ending=lambda: bool(server.should_exit))
+        )
+        what = "reads and starts runs" if arguments.allow_run else "only reads"
+        print(f"http://{ADDRESS}:{port}/  {plural(number, 'run')}; {what}; Ctrl-C ends it", flush=True)
+        with ended_by_sigterm():
+            try:
+                server.run(sockets=[listener])
+            except KeyboardInterrupt:
+                pass
+            finally:
+                if launcher is not None and (left := launcher.stop()) is not None:
+                    print(f"harness: {left}", file=sys.stderr)
+    return 0
+
+
+def make_server(app: App) -> uvicorn.Server:
+    """A server for an application: HTTP/1.1 only, what clients send is bounded, headers of proxies mean nothing."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app, loop="asyncio", http="h11", ws="none", lifespan="off", log_level="warning", access_log=False,
+        proxy_headers=False, server_header=False, limit_concurrency=MAX_CONNECTIONS,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES, timeout_graceful_shutdown=GRACE_S,
+    )  # fmt: skip
+    return uvicorn.Server(config)
+
+
+def require_serve() -> None:
+    """Raise OperatorError, with the mend, where the packages of the extra are missing."""
+    for name in ("starlette", "uvicorn"):
+        try:
+            __import__(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            mend = how_to_get("'splitbrain[serve]'").replace("use CPython", "install splitbrain[serve]")
+            raise OperatorError(f"harness serve needs {name}: {mend}") from None
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((ADDRESS, port))
+        listener.listen(MAX_CONNECTIONS)  # who asks between here and the server's start is answered then
+    except OSError as error:
+        listener.close()
+        reason = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
+        raise OperatorError(f"--port {port}: {reason}; choose another one, or 0 for any that is free") from None
+    return listener

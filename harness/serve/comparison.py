@@ -1,0 +1,162 @@
+"""Two runs side by side: what was asked for, what came of it, how long operations took."""
+
+from __future__ import annotations
+
+__all__ = ["MAX_HISTORY_BYTES", "Comparison", "Row", "compare_runs"]
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.report.checks import verdict_word
+from harness.report.collect import OUTCOMES, RunData, collect
+from harness.report.grid import latency_of, quantiles_of
+from harness.report.store_page import fault_words, operation_words
+from harness.report.units import clip, count, duration
+from harness.run_index import RunSummary
+from harness.serve.files import NotThere, open_beneath
+from harness.store import Store
+
+MAX_HISTORY_BYTES = 48 * 1024 * 1024
+"""The largest history whose latencies are worked out for a page: 400,000 events, some seconds."""
+
+MAX_ROWS = 60
+NONE = "–"
+_MARKS = (("median", 0.5), ("95 %", 0.95), ("99 %", 0.99), ("longest", 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing of both runs, as text."""
+
+    name: str
+    first: str
+    second: str
+
+    @property
+    def is_different(self) -> bool:
+        """Whether the two differ."""
+        return self.first != self.second
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs, thing by thing."""
+
+    asked: Sequence[Row]
+    outcome: Sequence[Row]
+    checks: Sequence[Row]
+    latency: Sequence[Row]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two runs, with what its files hold."""
+
+    summary: RunSummary
+    test: Mapping[str, Any]
+    results: Mapping[str, Any]
+
+
+def compare_runs(store: Store, first: Side, second: Side) -> Comparison:
+    """Put two runs side by side. Reads both histories: call it outside an event loop."""
+    notes: list[str] = []
+    histories = [_history(store, side.summary, notes) for side in (first, second)]
+    asked = _rows(_asked(first.test), _asked(second.test))
+    outcome = _rows(_outcome(first), _outcome(second))
+    checks = _rows(_checks(first.results), _checks(second.results))
+    latency = _rows(_latency(histories[0]), _latency(histories[1]))
+    return Comparison(asked, outcome, checks, latency, notes)
+
+
+def _rows(first: Mapping[str, str], second: Mapping[str, str]) -> list[Row]:
+    names = list(dict.fromkeys([*first, *second]))[:MAX_ROWS]
+    return [Row(name, first.get(name, NONE), second.get(name, NONE)) for name in names]
+
+
+def _asked(test: Mapping[str, Any]) -> dict[str, str]:
+    """What test.json asks for, a setting of the system as a thing of its own."""
+    found: dict[str, str] = {}
+    for name, value in test.items():
+        if name in ("settings", "cluster_options") and isinstance(value, Mapping):
+            found.update({clip(f"{name} {key}", 60): clip(inner, 120) for key, inner in value.items()})
+        elif isinstance(value, list):
+            found[clip(name, 60)] = clip(", ".join(map(_text, value)) or "none", 160)
+        else:
+            found[clip(name, 60)] = NONE if value is None else clip(value, 160)
+    return found
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _outcome(side: Side) -> dict[str, str]:
+    run, results = side.summary, side.results
+    found = {
+        "verdict": run.verdict,
+        "reason": run.reason or NONE,
+        "operations": operation_words(run),
+        "faults": fault_words(run),
+        "took": NONE if run.duration_s is None else duration(run.duration_s * 1e9),
+    }
+    by_function = results.get("ops_by_f")
+    for f, numbers in by_function.items() if isinstance(by_function, Mapping) else ():
+        if isinstance(numbers, Mapping):
+            words = (f"{count(n)} {clip(kind, 10)}" for kind, n in numbers.items() if isinstance(n, int))
+            found[clip(f, 40)] = ", ".join(words)
+    for name in ("version", "git_commit"):
+        if isinstance(results.get(name), str):
+            found[name.replace("_", " ")] = clip(results[name], 12)
+    return found
+
+
+def _checks(results: Mapping[str, Any]) -> dict[str, str]:
+    checks = results.get("checks")
+    if not isinstance(checks, Mapping):
+        return {}
+    return {
+        clip(name, 40): f"{verdict_word(check.get('valid'))}: {clip(check.get('reason') or 'no reason given', 200)}"
+        for name, check in checks.items()
+        if isinstance(check, Mapping)
+    }
+
+
+def _history(store: Store, run: RunSummary, notes: list[str]) -> RunData | None:
+    """The history of a run summed up; None where there is none, or it is too large, which `notes` then says."""
+    parts = [run.test, run.time, "history.jsonl"]
+    try:
+        fd = open_beneath(store.root, parts)
+    except NotThere:
+        notes.append(f"{run.name} has no history.jsonl: its latencies are not known")
+        return None
+    with open(fd, "rb") as file:
+        size_bytes = file.seek(0, 2)
+        if size_bytes > MAX_HISTORY_BYTES:
+            notes.append(f"the history of {run.name} is too large to work out its latencies here; its report has them")
+            return None
+        file.seek(0)
+        data = collect(f"/proc/self/fd/{file.fileno()}")
+    if data.damage is not None:
+        notes.append(f"the history of {run.name} is damaged; its latencies are those before that")
+    return data
+
+
+def _latency(data: RunData | None) -> dict[str, str]:
+    """Latency of operations that succeeded, by function and mark, and the longest time without one."""
+    if data is None:
+        return {}
+    found = {}
+    for f in data.functions:
+        steps = data.grid.windows(data.series([f], ["ok"]), 1 << 30).get(0)
+        if steps:
+            marks = quantiles_of(steps, tuple(mark for _, mark in _MARKS))
+            for (name, _), step in zip(_MARKS, marks, strict=True):
+                found[f"{clip(f, 40)}, {name}"] = duration(latency_of(step))
+    found["longest silence"] = duration(data.silence_ns[1] - data.silence_ns[0])
+    completed = sum(data.total(kind) for kind in OUTCOMES)
+    if data.end_ns:
+        found["operations per second"] = f"{completed / (data.end_ns / 1e9):,.0f}"
+    return found

@@ -1,0 +1,141 @@
+"""Files of a run, opened so that no path and no symbolic link leads out of the store.
+
+Every directory on the way is opened by itself, relative to the one before and without following links; so nothing can
+be swapped between a look and the opening.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "MAX_FILES",
+    "MAX_SHOWN_BYTES",
+    "FileEntry",
+    "NotThere",
+    "chunks",
+    "list_files",
+    "media_type",
+    "open_beneath",
+    "parts_of",
+    "read_json",
+]
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MAX_FILES = 400
+"""Files of a run that its page lists; a broker's data can be thousands."""
+
+MAX_DEPTH = 8
+MAX_SHOWN_BYTES = 8 * 1024 * 1024
+"""The longest text that is shown in the browser; a longer one is shown up to here, and can be downloaded."""
+
+MAX_READ_JSON_BYTES = 32 * 1024 * 1024
+"""The largest results.json that a page is made of: in memory it takes ten times as much."""
+
+CHUNK_BYTES = 65_536
+
+PAGES = frozenset(("report.html", "trace.html", "replay.html"))
+"""Files that the harness wrote as pages; everything else is text or is downloaded."""
+
+TEXT = (".json", ".jsonl", ".log", ".out", ".txt", ".md", ".conf", ".toml", ".properties", ".csv", ".err")
+
+
+class NotThere(Exception):
+    """There is no such file, or not one that may be shown."""
+
+
+class FileEntry(NamedTuple):
+    """A file of a run: its path in the run's directory, with slashes, and its size in bytes."""
+
+    path: str
+    size_bytes: int
+
+
+def parts_of(path: str) -> list[str]:
+    """The parts of a path from an address. Raises NotThere for one that could mean anything but a file below."""
+    parts = path.split("/")
+    if not all(part and part not in (".", "..") and part.isprintable() and "\\" not in part for part in parts):
+        raise NotThere(path)
+    return parts
+
+
+def open_beneath(root: Path, parts: Sequence[str]) -> int:
+    """Open a regular file below `root` for reading. Returns its descriptor, which is the caller's. Raises NotThere."""
+    directory = None
+    try:
+        directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for part in parts[:-1]:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            inner = os.open(part, flags, dir_fd=directory)
+            os.close(directory)
+            directory = inner
+        # Without O_NONBLOCK the opening of a named pipe would wait for somebody who writes.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(parts[-1], flags, dir_fd=directory)
+    except (OSError, ValueError, IndexError) as error:
+        raise NotThere("/".join(parts)) from error
+    finally:
+        if directory is not None:
+            os.close(directory)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotThere("/".join(parts))
+    return fd
+
+
+def chunks(fd: int, most_bytes: int | None = None) -> Iterator[bytes]:
+    """The content of a file, up to `most_bytes` of it; closes it."""
+    with os.fdopen(fd, "rb") as file:
+        left = most_bytes if most_bytes is not None else os.fstat(fd).st_size
+        while left > 0 and (data := file.read(min(CHUNK_BYTES, left))):
+            left -= len(data)
+            yield data
+
+
+def read_json(root: Path, parts: Sequence[str]) -> dict[str, Any]:
+    """A JSON object from a file below `root`; empty where there is none, or it is damaged or too large."""
+    try:
+        fd = open_beneath(root, parts)
+    except NotThere:
+        return {}
+    with os.fdopen(fd, "rb") as file:
+        if os.fstat(fd).st_size > MAX_READ_JSON_BYTES:
+            return {}
+        try:
+            data = json.loads(file.read(MAX_READ_JSON_BYTES))
+        except (ValueError, RecursionError):
+            return {}
+    return data if isinstance(data, dict) else {}
+
+
+def list_files(run: Path) -> tuple[list[FileEntry], int]:
+    """The regular files of a run, those at its top first, and how many more there are. Links are passed over."""
+    found: list[FileEntry] = []
+    more = 0
+    for folder, folders, names in os.walk(run):
+        inside = os.path.relpath(folder, run)
+        is_deep = inside.count("/") >= MAX_DEPTH
+        folders[:] = [] if is_deep else sorted(name for name in folders if name.isprintable())
+        for name in sorted(names):
+            try:
+                entry = os.lstat(os.path.join(folder, name))
+            except OSError:
+                continue
+            if not stat.S_ISREG(entry.st_mode) or not name.isprintable() or "\\" in name:
+                continue
+            if len(found) >= MAX_FILES:
+                more += 1
+                continue
+            found.append(FileEntry(name if inside == "." else f"{inside}/{name}", entry.st_size))
+    return found, more
+
+
+def media_type(parts: Sequence[str]) -> str | None:
+    """What a file is shown as: a page of ours as HTML, text as text; None for what is only downloaded."""
+    if len(parts) == 1 and parts[0] in PAGES:
+        return "text/html"
+    return "text/plain" if parts[-1].endswith(TEXT) else None

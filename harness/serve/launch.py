@@ -1,0 +1,178 @@
+"""Starting a run from a form: known names and numbers within their bounds become a list of words for a new process.
+
+No shell reads them, no option takes a path, and one run at a time is started. A run that was started here ends with the
+server as with Ctrl-C: its load ends, everything is healed, and it is judged.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Form", "Launch", "Launcher", "form_choices", "read_form"]
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import harness
+from harness import registry
+from harness.errors import OperatorError
+from harness.report.units import clip
+from harness.systems.base import setting_problems
+from harness.test import ALL, NemesisChoice, Test
+
+MAX_OUTPUT_LINES = 200
+MAX_LINE = 400
+MAX_LAUNCHES = 20
+"""Launches that the page remembers, the newest."""
+
+STOP_TIMEOUT_S = 90.0
+"""How long the end of the server waits for a run to heal and judge what it began."""
+
+NUMBERS: Mapping[str, tuple[str, str]] = {
+    "nodes": ("Nodes", "5"),
+    "time_limit": ("Load in seconds", "30"),
+    "nemesis_interval": ("Seconds of each fault", "5"),
+    "rate": ("Operations per second", "200"),
+    "concurrency": ("Clients", "10"),
+    "seed": ("Seed (empty: random)", ""),
+}
+"""Fields that are numbers: title and what they begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a form asks for, checked: the words of a command line."""
+
+    words: Sequence[str]
+
+
+@dataclass(slots=True)
+class Launch:
+    """A run that was started here."""
+
+    words: Sequence[str]
+    process: subprocess.Popen[bytes]
+    output: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_OUTPUT_LINES))
+
+    @property
+    def status(self) -> int | None:
+        """The exit status; None while it is at work."""
+        return self.process.poll()
+
+
+def form_choices() -> dict[str, list[str]]:
+    """What can be chosen by name, by field."""
+    return {
+        "system": sorted(registry.names("systems")),
+        "workload": sorted(registry.names("workloads")),
+        "cluster": ["auto", *sorted(registry.names("clusters"))],
+        "nemesis": [ALL, *sorted(registry.names("nemeses"))],
+    }
+
+
+def read_form(fields: Mapping[str, Sequence[str]]) -> Form:
+    """The command line that a form's fields ask for. Raises OperatorError with everything that is wrong with them."""
+    choices = form_choices()
+    problems = []
+    chosen: dict[str, str] = {}
+    for name in ("system", "workload", "cluster"):
+        value = _only(fields, name)
+        if value not in choices[name]:
+            problems.append(f"unknown {name}")
+        chosen[name] = value
+    nemeses = list(fields.get("nemesis", ()))
+    if any(name not in choices["nemesis"] for name in nemeses) or len(set(nemeses)) != len(nemeses):
+        problems.append("unknown nemesis")
+    numbers: dict[str, float] = {}
+    for name in NUMBERS:
+        text = _only(fields, name)
+        try:
+            if text or name != "seed":
+                numbers[name] = int(text) if name in ("nodes", "concurrency", "seed") else float(text)
+        except ValueError:
+            problems.append(f"{NUMBERS[name][0]}: not a number")
+    settings = dict(word.partition("=")[::2] for word in _only(fields, "settings").split())
+    if problems:
+        raise OperatorError("; ".join(problems))
+    problems += setting_problems(registry.load("systems", chosen["system"]).settings, settings)
+    test = Test(
+        system=chosen["system"], workload=chosen["workload"], cluster=chosen["cluster"],
+        nemesis=tuple(NemesisChoice(name) for name in nemeses), settings=settings,
+        nodes=int(numbers["nodes"]), concurrency=int(numbers["concurrency"]), rate=numbers["rate"],
+        time_limit_s=numbers["time_limit"], nemesis_interval_s=numbers["nemesis_interval"],
+        seed=int(numbers.get("seed", 0)),
+    )  # fmt: skip
+    problems += test.problems()
+    if not 0 <= test.seed < 2**63:
+        problems.append("--seed must be 0 to 2^63 - 1")
+    if problems:
+        raise OperatorError("; ".join(problems))
+    words = [f"--{name}={chosen[name]}" for name in chosen]
+    words.append(f"--nemesis={','.join(nemeses) or 'none'}")
+    words += [f"--{name.replace('_', '-')}={number:g}" for name, number in numbers.items() if name != "seed"]
+    words += [f"--seed={test.seed}"] if "seed" in numbers else []
+    words += [f"--set={key}={value}" for key, value in settings.items()]
+    return Form(words)
+
+
+def _only(fields: Mapping[str, Sequence[str]], name: str) -> str:
+    values = fields.get(name, ())
+    return values[0].strip() if len(values) == 1 else ""
+
+
+class Launcher:
+    """The runs that this server has started; one is at work at most."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self.launches: deque[Launch] = deque(maxlen=MAX_LAUNCHES)
+
+    def start(self, form: Form) -> Launch:
+        """Start a run. Raises OperatorError while another one is at work, or where no process can be made."""
+        with self._lock:
+            if self.launches and self.launches[-1].status is None:
+                raise OperatorError("a run that was started here is still at work; wait for its end")
+            words = ["run", f"--store={self._store}", *form.words]
+            package = Path(harness.__file__).resolve().parent.parent
+            search = filter(None, (str(package), os.environ.get("PYTHONPATH")))
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "harness", *words],
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    env=environment, start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                raise OperatorError(f"cannot start a run: {error.strerror}") from None
+            launch = Launch(words, process)
+            self.launches.append(launch)
+        threading.Thread(target=_keep_output, args=(launch,), name="output of a run", daemon=True).start()
+        return launch
+
+    def stop(self) -> str | None:
+        """End the run at work as Ctrl-C does, and wait. Returns what to say where it does not end in time."""
+        with self._lock:
+            launch = self.launches[-1] if self.launches else None
+        if launch is None or launch.status is not None:
+            return None
+        with contextlib.suppress(ProcessLookupError):
+            launch.process.send_signal(signal.SIGINT)
+        try:
+            launch.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return f"the run that was started here is still at work: process {launch.process.pid}"
+        return None
+
+
+def _keep_output(launch: Launch) -> None:
+    assert launch.process.stdout is not None
+    with launch.process.stdout as stream:
+        while line := stream.readline(MAX_LINE):
+            launch.output.append(clip(line.decode("utf-8", "replace").rstrip("\n"), MAX_LINE))

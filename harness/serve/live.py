@@ -1,0 +1,132 @@
+"""A run at work, followed by its history as it grows."""
+
+from __future__ import annotations
+
+__all__ = ["POLL_INTERVAL_S", "HistoryTail", "snapshot"]
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from checker.faults import NEMESIS
+from harness.history_writer import event_problem
+from harness.live_stats import LiveStats, OpenOperation
+from harness.report.units import clip
+from harness.serve.files import NotThere, open_beneath
+
+POLL_INTERVAL_S = 0.2
+"""Between two looks at the history. The harness writes twice a second at least: what is shown is 0.7 s old at most."""
+
+READ_BYTES = 1024 * 1024
+"""Read at a time: some 10,000 events, a tenth of a second of work."""
+
+MAX_LINE_BYTES = 4 * 1024 * 1024
+"""A longer line ends the view: nobody could look at what it holds."""
+
+MAX_FUNCTIONS = 64
+MAX_OPEN = 10_000
+"""Bounds of what a history can make this count apart; the harness's own lie far below."""
+
+MAX_FAULTS = 12
+RATE_SECONDS = 60
+
+
+class HistoryTail:
+    """What a growing history.jsonl comes to. `read_on` is called again and again; nothing is read twice."""
+
+    def __init__(self, root: Path, parts: list[str], *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._root = root
+        self._parts = parts
+        self._clock_s = clock_s
+        self._fd: int | None = None
+        self._rest = b""
+        self._read_at_s = clock_s()
+        self.stats = LiveStats()
+        self.last_ns = 0
+        self.damage: str | None = None
+
+    def read_on(self) -> bool:
+        """Take in up to `READ_BYTES` more. Returns whether there may be more already."""
+        if self.damage is not None:
+            return False
+        if self._fd is None:
+            try:
+                self._fd = open_beneath(self._root, self._parts)
+            except NotThere:  # it is made when the load begins
+                return False
+        data = os.read(self._fd, READ_BYTES)
+        if data:
+            self._read_at_s = self._clock_s()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._take(line)
+            if self.damage is not None:
+                return False
+        if len(self._rest) > MAX_LINE_BYTES:
+            self.damage = f"a line is longer than {MAX_LINE_BYTES} bytes"
+        return len(data) == READ_BYTES
+
+    def _take(self, line: bytes) -> None:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            self.damage = "a line is not JSON"
+            return
+        self.damage = event_problem(event)
+        if self.damage is not None:
+            return
+        stats, time_ns, kind, f = self.stats, event["time"], event["type"], event["f"]
+        self.last_ns = max(self.last_ns, min(time_ns, 2**63))
+        stats.events += 1
+        process = event["process"]
+        if process == NEMESIS:
+            stats.nemesis(kind, f, event.get("value"), time_ns)
+            return
+        if f in stats.counts or len(stats.counts) < MAX_FUNCTIONS:
+            by_type = stats.counts.setdefault(f, dict.fromkeys(("invoke", "ok", "fail", "info"), 0))
+            by_type[kind] += 1
+        if kind == "invoke":
+            if len(stats.open) < MAX_OPEN:
+                stats.open[process] = OpenOperation(f, time_ns, stats.events)
+        elif (invoked := stats.open.pop(process, None)) is not None:
+            stats.completion(kind, invoked.time_ns, time_ns)
+
+    def now_ns(self, *, is_real_time: bool) -> int:
+        """The run's time: that of the last event, and on a real clock what has passed since it was read."""
+        passed_s = self._clock_s() - self._read_at_s if is_real_time and self.stats.events else 0.0
+        return self.last_ns + int(passed_s * 1e9)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def snapshot(tail: HistoryTail, *, is_real_time: bool) -> dict[str, Any]:
+    """What a page shows of a run at work: numbers, and texts that are clipped."""
+    stats, now_ns = tail.stats, tail.now_ns(is_real_time=is_real_time)
+    marks_ns = stats.latency_quantiles_ns((0.5, 0.99))
+    return {
+        "time_s": round(now_ns / 1e9, 1),
+        "events": stats.events,
+        "rate_per_s": round(stats.rate_per_s(now_ns), 1),
+        "rates": stats.rates(now_ns, seconds=RATE_SECONDS),
+        "open": stats.open_operations,
+        **{kind: number for kind, number in stats.by_type.items() if kind != "invoke"},
+        "median_ms": round(marks_ns[0] / 1e6, 2) if marks_ns else None,
+        "p99_ms": round(marks_ns[1] / 1e6, 2) if marks_ns else None,
+        "faults": [
+            {
+                "name": clip(f"{fault.nemesis} {fault.variant}".strip(), 80),
+                "state": fault.state,
+                "for_s": round(max(0, now_ns - fault.since_ns) / 1e9, 1),
+            }
+            for fault in list(stats.faults.values())[:MAX_FAULTS]
+        ],
+        "more_faults": max(0, len(stats.faults) - MAX_FAULTS),
+        "damage": tail.damage,
+    }

@@ -1,0 +1,219 @@
+"""Values into HTML. Whatever a run, a node or an address holds appears as text: templates escape."""
+
+from __future__ import annotations
+
+__all__ = ["PAGE_ROWS", "SORTS", "Query", "environment", "list_view", "run_view"]
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import jinja2
+
+from harness.report.checks import check_sections
+from harness.report.store_page import fault_words, operation_words, started_words
+from harness.report.units import clip, count, duration, instant, plural
+from harness.run_index import STATES, RunIndex, RunSummary, select
+from harness.serve.files import FileEntry, media_type
+
+PAGE_ROWS = 50
+"""Runs of one page of the list."""
+
+MAX_CHOICES = 100
+"""Names in a list to choose from; a store has a handful of each kind."""
+
+MAX_FAULT_ROWS = 60
+MAX_CHECKS = 40
+
+SORTS: Mapping[str, str] = {
+    "time": "newest", "duration_s": "longest", "ok": "most operations", "faults": "most faults", "verdict": "verdict",
+}  # fmt: skip
+"""What the list can be sorted by, and in words."""
+
+_WORST_FIRST = ("invalid", "unknown", "unfinished", "running", "valid")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What of the list is asked for; unknown words ask for nothing special."""
+
+    words: str = ""
+    verdict: str = ""
+    test: str = ""
+    system: str = ""
+    workload: str = ""
+    nemesis: str = ""
+    cluster: str = ""
+    sort: str = "time"
+    page: int = 1
+
+    @classmethod
+    def read(cls, given: Mapping[str, str]) -> Query:
+        """From the parameters of an address."""
+        texts = {name: given.get(name, "")[:200] for name in ("words", "verdict", *_FILTERS)}
+        sort, page = given.get("sort", "time"), given.get("page", "1")
+        number = int(page) if page.isascii() and page.isdigit() and len(page) < 8 else 1
+        return cls(**texts, sort=sort if sort in SORTS else "time", page=max(1, number))
+
+    def address(self, page: int) -> str:
+        """The address of another page of the same list."""
+        given = {name: getattr(self, name) for name in ("words", "verdict", *_FILTERS, "sort")}
+        return "/?" + urlencode({**{name: text for name, text in given.items() if text}, "page": page})
+
+
+_FILTERS = ("test", "system", "workload", "nemesis", "cluster")
+
+
+def run_address(name: str, *more: str) -> str:
+    """The address of a run's page, or of something of that run."""
+    return "/runs/" + "/".join(quote(part, safe="") for part in (*name.split("/"), *more))
+
+
+def file_address(name: str, way: str, path: str) -> str:
+    """The address of a file of a run, to look at (`files`) or to keep (`download`)."""
+    return f"{run_address(name, way)}/{quote(path)}"
+
+
+def size_words(size_bytes: int) -> str:
+    """A size as people read it: "71 KB"."""
+    size, unit = float(size_bytes), "B"
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 999.5 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """The templates, with what they need."""
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("harness.serve", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters.update(
+        clip=clip, count=count, duration=duration, instant=instant, plural=plural, operation_words=operation_words,
+        fault_words=fault_words, started=started_words, size=size_words,
+    )  # fmt: skip
+    found.globals.update(run_address=run_address, file_address=file_address)
+    return found
+
+
+@cache
+def report_policy() -> str:
+    """The content policy of a page in a run's directory, whoever wrote it: an origin apart, no script but ours."""
+    scripts = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(path.read_bytes()).digest()).decode()}'"
+        for path in sorted((Path(__file__).parent.parent / "report" / "static").glob("*.js"))
+    )
+    return (
+        "sandbox allow-scripts allow-downloads allow-top-navigation-by-user-activation; default-src 'none'; "
+        f"style-src 'unsafe-inline'; img-src data:; script-src {scripts}; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def list_view(index: RunIndex, query: Query) -> dict[str, Any]:
+    """What the page of the list shows."""
+    found = select(
+        index.runs,
+        verdicts=[query.verdict] if query.verdict else (),
+        words=query.words,
+        **{name: getattr(query, name) for name in _FILTERS},
+    )
+    found = _sorted(found, query.sort)
+    pages = max(1, -(-len(found) // PAGE_ROWS))
+    page = min(query.page, pages)
+    begin = (page - 1) * PAGE_ROWS
+    return {
+        "runs": found[begin : begin + PAGE_ROWS],
+        "query": query,
+        "page": page,
+        "pages": pages,
+        "found": len(found),
+        "total": len(index.runs) + index.left_out,
+        "left_out": index.left_out,
+        "tally": [(state, number) for state in STATES if (number := sum(run.verdict == state for run in found))],
+        "states": STATES,
+        "sorts": SORTS,
+        "choices": {name: _choices(index.runs, name) for name in _FILTERS},
+    }
+
+
+def _sorted(runs: list[RunSummary], sort: str) -> list[RunSummary]:
+    if sort == "time":
+        return runs
+    if sort == "verdict":
+        return sorted(runs, key=lambda run: _WORST_FIRST.index(run.verdict))
+    return sorted(runs, key=lambda run: -(getattr(run, sort) or 0))
+
+
+def _choices(runs: Sequence[RunSummary], name: str) -> list[str]:
+    if name == "nemesis":
+        found = {one.partition("=")[0] for given in {run.nemesis for run in runs} for one in given.split(",")}
+    else:
+        found = {getattr(run, name) for run in runs}
+    return sorted(found - {""})[:MAX_CHOICES]
+
+
+def run_view(
+    run: RunSummary,
+    test: Mapping[str, Any],
+    results: Mapping[str, Any],
+    files: tuple[Sequence[FileEntry], int],
+) -> dict[str, Any]:
+    """What the page of one run shows."""
+    faults = results.get("faults")
+    faults = [fault for fault in faults if isinstance(fault, Mapping)] if isinstance(faults, list) else []
+    doubts = results.get("doubts")
+    return {
+        "run": run,
+        "reason": clip(results.get("reason") or run.reason, 1200),
+        "facts": _facts(run, test),
+        "checks": check_sections(results.get("checks"), MAX_CHECKS),
+        "faults": [_fault_row(fault) for fault in faults[:MAX_FAULT_ROWS]],
+        "more_faults": max(0, len(faults) - MAX_FAULT_ROWS),
+        "doubts": [clip(line) for line in doubts[:12]] if isinstance(doubts, list) else [],
+        "replay": clip(results.get("replay") or "", 2000),
+        "files": [(file, media_type(file.path.split("/")) is not None) for file in files[0]],
+        "more_files": files[1],
+        "has_report": any(file.path == "report.html" for file in files[0]),
+        "pages": [file.path for file in files[0] if media_type(file.path.split("/")) == "text/html"],
+        "now": datetime.now(UTC),
+    }
+
+
+def _facts(run: RunSummary, test: Mapping[str, Any]) -> list[tuple[str, str]]:
+    facts = [
+        ("System", run.system), ("Workload", run.workload), ("Nemesis", run.nemesis), ("Cluster", run.cluster),
+        ("Settings", run.settings), ("Nodes", run.nodes), ("Clients", test.get("concurrency")),
+        ("Rate per second", test.get("rate")), ("Load in seconds", test.get("time_limit_s")), ("Seed", run.seed),
+        ("Started (UTC)", started_words(run.started_at)),
+        ("Took", None if run.duration_s is None else duration(run.duration_s * 1e9)),
+        ("Operations", operation_words(run)), ("Faults", fault_words(run)),
+    ]  # fmt: skip
+    return [(name, clip(value, 200)) for name, value in facts if value not in (None, "", "–")]
+
+
+def _fault_row(fault: Mapping[str, Any]) -> dict[str, Any]:
+    start, end = fault.get("start_ns"), fault.get("end_ns")
+    hosts = fault.get("hosts")
+    return {
+        "id": clip(fault.get("id") or "", 20),
+        "name": clip(f"{fault.get('nemesis', '')} {fault.get('variant') or ''}".strip(), 80),
+        "hosts": clip(", ".join(map(str, hosts[:16])), 80) if isinstance(hosts, list) else "",
+        "start": instant(start) if isinstance(start, int) else "–",
+        "lasted": duration(end - start) if isinstance(start, int) and isinstance(end, int) else "until the end",
+        "proven": fault.get("proven") is True,
+        "unmet": fault.get("exercised") is False,
+        "healed": fault.get("healed") is True,
+    }

@@ -1,0 +1,186 @@
+"""Requests that no page of ours makes: each is answered with 4xx, and nothing in the store or beside it changes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.serve.guard import MAX_BODY_BYTES, MAX_TARGET_BYTES
+from harness.serve.launch import Launcher
+from harness.store import Store
+
+from .conftest import Client, make_run
+
+SECRET = "the secret of somebody else"
+
+
+def tree(path: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Everything below a directory: mode, time of change, content."""
+    found = {}
+    for folder, folders, names in os.walk(path):
+        for name in [*folders, *names]:
+            one = Path(folder) / name
+            entry = one.lstat()
+            content = one.read_bytes() if one.is_file() and not one.is_symlink() else b""
+            found[str(one)] = (entry.st_mode, entry.st_mtime_ns, content)
+    return found
+
+
+def request(target: str, *headers: str, method: str = "GET", host: str = "", body: bytes = b"") -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", *([host] if host else []), *headers, "Connection: close", "", ""]
+    return "\r\n".join(lines).encode("latin-1") + body
+
+
+def traversals(run: str) -> Iterator[str]:
+    outside = ("secret.txt", "other/secret.txt")
+    ups = ("..", "%2e%2e", "%2E.", ".%2e", "..%2f..", "%2e%2e%2f%2e%2e", "..%5c..", "..\\..", "%252e%252e", "....//..")
+    for way, up, name in itertools.product(("files", "download"), ups, outside):
+        yield f"{run}/{way}/{up}/{up}/{up}/{name}"
+        yield f"{run}/{way}/nodes/{up}/{up}/{up}/{up}/{name}"
+    for name in (
+        "/etc/passwd",
+        "%2fetc%2fpasswd",
+        "file:///etc/passwd",
+        "linked.txt",
+        "linked/secret.txt",
+        "pipe",
+        "nodes",
+    ):
+        yield f"{run}/files/{name}"
+        yield f"{run}/download/{name}"
+    for up in ups:
+        yield from (
+            f"/runs/{up}/{up}",
+            f"/runs/{up}/store/files/x",
+            f"/runs/x/{up}/files/secret.txt",
+            f"/static/{up}/x",
+        )
+    for place in (
+        "/runs/../x",
+        "/runs/%2e%2e/store",
+        "/runs/./.",
+        "/runs/.runs.json/x",
+        "/runs/latest/latest",
+        "//etc/passwd",
+    ):
+        yield place
+        yield f"{place}/files/results.json"
+    yield from ("/static/../app.py", "/static/%2e%2e%2fapp.py", "/static/store.js", "/static/", "/runs/linked/run")
+    yield from (
+        f"{run}/files/results.json%00.txt",
+        f"{run}/files/%0d%0aSet-Cookie:%20a=b",
+        f"{run}/files/%ff%fe",
+        "/%00",
+    )
+
+
+def others() -> Iterator[tuple[str, bytes]]:
+    """(what it is, the request), with the server's own host as HOST."""
+    for host in (
+        "evil.example", "evil.example:PORT", "127.0.0.1", "localhost", "127.0.0.1:1", "127.0.0.1.evil.example:PORT",
+        "localhost.evil.example:PORT", "127.0.0.1:PORT@evil.example", "127.1:PORT", "[::1]:PORT", "0.0.0.0:PORT",
+        "2130706433:PORT", "127.0.0.1:PORT/", " ", "<script>", "127.0.0.1:PORT, evil.example",
+    ):  # fmt: skip
+        yield f"host {host}", request("/", host=f"Host: {host}")
+    yield "no host", request("/")
+    yield "two hosts", request("/", "Host: evil.example", host="HOST")
+    for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get", "<b>", "POST"):
+        yield f"method {method}", request("/", method=method, host="HOST")
+    yield "long address", request("/?words=" + "a" * MAX_TARGET_BYTES, host="HOST")
+    yield "very long address", request("/" + "a" * 200_000, host="HOST")
+    yield "large header", request("/", "X: " + "a" * 20_000, host="HOST")
+    yield "many headers", request("/", *(f"X-{i}: {'b' * 80}" for i in range(250)), host="HOST")
+    yield "very large header", request("/", "X: " + "a" * 500_000, host="HOST")
+    yield "body of a GET", request("/", "Content-Length: 5", host="HOST", body=b"hello")
+    yield "chunks of a GET", request("/", "Transfer-Encoding: chunked", host="HOST", body=b"0\r\n\r\n")
+    yield "not HTTP", b"\x16\x03\x01\x00\x05hello\r\n\r\n"
+    yield "half a request", b"GET\r\n\r\n"
+    yield "a space in the address", request("/a b", host="HOST")
+    yield "length twice", request("/", "Content-Length: 1", "Content-Length: 2", host="HOST", body=b"ab")
+
+
+def forms() -> Iterator[tuple[str, bytes]]:
+    """POSTs to the form that starts runs, without its token or with something else wrong."""
+    kind, good = "Content-Type: application/x-www-form-urlencoded", b"token=x&system=broker"
+
+    def post(*headers: str, body: bytes = good, target: str = "/new") -> bytes:
+        length = f"Content-Length: {len(body)}"
+        return request(target, *(headers or (kind,)), length, method="POST", host="HOST", body=body)
+
+    yield "no token", post(body=b"system=broker")
+    yield "wrong token", post()
+    yield "two tokens", post(body=b"token=a&token=b")
+    yield "markup", post(body=b"token=%3Cscript%3E&system=%3Cimg%20src=x%20onerror=alert(1)%3E")
+    yield "not UTF-8", post(body=b"\xff\xfe=\xff")
+    yield "too many fields", post(body=b"&".join(b"a=1" for _ in range(500)))
+    yield "another address", post(target="/")
+    for origin in ("http://evil.example", "null", "https://127.0.0.1", "http://localhost", "http://127.0.0.1:1"):
+        yield f"origin {origin}", post(kind, f"Origin: {origin}")
+    for site in ("cross-site", "same-site", "<b>"):
+        yield f"site {site}", post(kind, f"Sec-Fetch-Site: {site}")
+    for other in ("text/plain", "application/json", "multipart/form-data; boundary=x", ""):
+        yield f"content type {other!r}", post(f"Content-Type: {other}")
+    large = b"token=" + b"a" * MAX_BODY_BYTES
+    yield "too large", post(kind, body=large)
+    yield "too large, says less", request("/new", kind, "Content-Length: 99999999999", method="POST", host="HOST")
+    yield (
+        "no length",
+        request("/new", kind, "Transfer-Encoding: chunked", method="POST", host="HOST", body=b"0\r\n\r\n"),
+    )
+    yield "negative length", request("/new", kind, "Content-Length: -1", method="POST", host="HOST")
+    yield "a length that is a word", request("/new", kind, "Content-Length: ten", method="POST", host="HOST")
+
+
+@pytest.fixture
+def place(tmp_path: Path, store: Store) -> tuple[Path, str]:
+    """A store with one run, links out of it, and something beside it that nobody may see. The run's address as well."""
+    run = make_run(store)
+    (tmp_path / "other").mkdir()
+    for path in (tmp_path / "secret.txt", tmp_path / "other" / "secret.txt"):
+        path.write_text(SECRET)
+    run.nodes_path.mkdir()
+    (run.path / "linked.txt").symlink_to(tmp_path / "secret.txt")
+    (run.path / "linked").symlink_to(tmp_path / "other")
+    os.mkfifo(run.path / "pipe")
+    (store.root / "linked").symlink_to(run.path.parent)
+    return tmp_path, f"/runs/{run.name}"
+
+
+def test_hostile_requests_get_4xx_and_change_nothing(
+    place: tuple[Path, str], store: Store, serve: Callable[..., Client]
+) -> None:
+    directory, run = place
+    launcher = Launcher(store.root)
+    client = serve(launcher)
+    before = tree(directory)
+    own = f"Host: 127.0.0.1:{client.port}".encode()
+    tried = [(target, request(target, host="HOST")) for target in traversals(run)]
+    tried += [*others(), *forms()]
+    answers = {
+        what: client.raw(data.replace(b"HOST", own).replace(b"PORT", str(client.port).encode())) for what, data in tried
+    }
+    assert len(answers) >= 200
+    assert {what: status for what, status in answers.items() if not 400 <= status < 500} == {}
+    assert tree(directory) == before
+    assert list(launcher.launches) == []
+    assert client.ask("/")[0] == 200, "and it still answers"
+
+
+def test_a_server_that_only_reads_has_no_form(place: tuple[Path, str], serve: Callable[..., Client]) -> None:
+    client = serve()
+    assert [client.ask(path)[0] for path in ("/new", "/started")] == [404, 404]
+    status, _, _ = client.ask("/new", method="POST", body=b"", Content_Type="application/x-www-form-urlencoded")
+    assert status == 404
+    assert "/new" not in client.page("/")
+
+
+def test_links_are_neither_listed_nor_opened(place: tuple[Path, str], serve: Callable[..., Client]) -> None:
+    client = serve()
+    _, run = place
+    page = client.page(run)
+    assert "linked" not in page and "pipe" not in page and "results.json" in page
+    assert SECRET not in client.ask(f"{run}/files/linked.txt")[2]

@@ -1,0 +1,144 @@
+"""Starting runs from a form: what becomes a command line, what is refused, and what the end of the server does."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from harness.cli_parser import build_parser
+from harness.errors import OperatorError
+from harness.serve import launch as module
+from harness.serve.launch import NUMBERS, Form, Launcher, read_form
+from harness.store import Store
+
+from .conftest import DEADLINE_S, Client
+
+FIELDS = {
+    "system": ["broker"], "workload": ["register"], "cluster": ["sim"], "settings": [""],
+    **{name: [standard] for name, (_, standard) in NUMBERS.items()},
+}  # fmt: skip
+KIND = "application/x-www-form-urlencoded"
+
+
+def fields(**changes: list[str]) -> dict[str, list[str]]:
+    return {**FIELDS, **changes}
+
+
+def test_a_form_becomes_words_of_a_command_line() -> None:
+    given = fields(
+        nemesis=["partition", "kill"], settings=["read_mode=unsafe timing=default"], seed=["7"], rate=["50.5"]
+    )
+    arguments = build_parser().parse_args(["run", *read_form(given).words])
+    assert (arguments.system, arguments.workload, arguments.cluster) == ("broker", "register", "sim")
+    assert arguments.nemesis == "partition,kill"
+    assert (arguments.seed, arguments.rate, arguments.nodes, arguments.time_limit) == (7, 50.5, 5, 30)
+    assert arguments.settings == [("read_mode", "unsafe"), ("timing", "default")]
+    assert build_parser().parse_args(["run", *read_form(FIELDS).words]).seed is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"system": ["brokr"]}, {"system": []}, {"system": ["broker", "broker"]}, {"workload": ["../x"]},
+        {"cluster": ["; rm -rf /"]}, {"nemesis": ["partition=leader"]}, {"nemesis": ["kill", "kill"]},
+        {"nemesis": ["all", "kill"]}, {"nodes": ["0"]}, {"nodes": ["1e3"]}, {"nodes": ["five"]}, {"nodes": [""]},
+        {"rate": ["nan"]}, {"rate": ["-1"]}, {"time_limit": ["inf"]}, {"concurrency": ["100000"]}, {"seed": ["-1"]},
+        {"seed": ["99999999999999999999"]}, {"settings": ["read_mode"]}, {"settings": ["--store=/x"]},
+        {"settings": ["read_mode=$(id)"]}, {"settings": ["unknown=1"]}, {"time_limit": ["9" * 5_000]},
+    ],
+)  # fmt: skip
+def test_what_is_not_known_or_out_of_bounds_is_refused(changes: dict[str, list[str]]) -> None:
+    with pytest.raises(OperatorError):
+        read_form(fields(**changes))
+
+
+@pytest.fixture
+def sleeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> str:
+    """A program in the place of the harness: it prints its words and sleeps until it is interrupted."""
+    path = tmp_path / "sleeper"
+    path.write_text(
+        f"#!{sys.executable}\n"
+        "import sys, time\n"
+        "print(*sys.argv[1:], flush=True)\n"
+        "try:\n"
+        "    time.sleep(600)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('healed', flush=True)\n"
+        "    sys.exit(2)\n"
+    )
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+    return str(path)
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    return found
+
+
+def test_one_run_at_a_time_and_the_end_of_the_server_ends_it_as_ctrl_c_does(store: Store, sleeper: str) -> None:
+    launcher = Launcher(store.root)
+    assert launcher.stop() is None
+    launch = launcher.start(Form(["--seed=7", "--nemesis=$(id); <b>"]))
+    wait_for(lambda: launch.output)
+    assert launch.output[0] == f"-m harness run --store={store.root} --seed=7 --nemesis=$(id); <b>"
+    with pytest.raises(OperatorError, match="still at work"):
+        launcher.start(Form([]))
+    assert launcher.stop() is None
+    assert launch.status == 2
+    wait_for(lambda: "healed" in launch.output)
+    again = launcher.start(Form([]))
+    wait_for(lambda: again.output)
+    assert launcher.stop() is None and again.status == 2
+
+
+def test_a_run_that_does_not_end_is_named(store: Store, sleeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STOP_TIMEOUT_S", 0.01)
+    launcher = Launcher(store.root)
+    launch = launcher.start(Form([]))
+    wait_for(lambda: launch.output)
+    launch.process.send_signal(19)  # SIGSTOP: it cannot end before it goes on
+    assert f"process {launch.process.pid}" in str(launcher.stop())
+    launch.process.kill()
+    launch.process.wait(DEADLINE_S)
+
+
+def test_output_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    path = tmp_path / "talker"
+    path.write_text(f"#!{sys.executable}\nprint('x' * 5000)\nfor n in range(1000): print('<b>', n)\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+    launch = Launcher(store.root).start(Form([]))
+    wait_for(lambda: launch.output and launch.output[-1] == "<b> 999")
+    assert len(launch.output) == module.MAX_OUTPUT_LINES
+    assert launch.process.wait(DEADLINE_S) == 0
+
+
+def test_a_form_of_the_page_starts_a_run(store: Store, serve: Callable[..., Client], sleeper: str) -> None:
+    launcher = Launcher(store.root)
+    client = serve(launcher)
+    token = re.search(r'name="token" value="([^"]+)"', client.page("/new"))
+    assert token is not None
+
+    def send(**changes: Any) -> tuple[int, dict[str, str], str]:
+        body = urlencode({**fields(nemesis=["kill"]), "token": token[1], **changes}, doseq=True).encode()
+        return client.ask("/new", method="POST", body=body, Content_Type=KIND)
+
+    status, _, text = send(nodes="99")
+    assert status == 422 and "--nodes must be 1 to" in text and 'value="99"' in text
+    assert list(launcher.launches) == []
+    status, headers, _ = send()
+    assert (status, headers["location"]) == (303, "/started")
+    assert "--nemesis=kill" in client.page("/started")
+    status, _, text = send()
+    assert status == 422 and "still at work" in text
+    assert launcher.stop() is None and len(launcher.launches) == 1

@@ -1,0 +1,75 @@
+"""`harness serve`: from the command line to a page and to its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from harness.commands import serve as module
+from harness.errors import OperatorError
+from harness.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 60
+
+
+def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness", "serve", *words],
+        cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_it_is_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
+    pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+    run = Store(tmp_path / "store").create("t")
+    process = start("--port", "0", cwd=tmp_path)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        address = re.match(r"(http://127\.0\.0\.1:\d+/)  1 run; only reads; Ctrl-C ends it\n", line)
+        assert address is not None, line
+        with urllib.request.urlopen(address[1], timeout=DEADLINE_S) as answer:
+            assert run.name in answer.read().decode()
+        # A live view that is open is no reason to stay.
+        with urllib.request.urlopen(f"{address[1]}runs/{run.name}/events", timeout=DEADLINE_S) as stream:
+            assert stream.readline() == b"event: state\n"
+            process.send_signal(number)
+            _, said = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+        process.wait(DEADLINE_S)
+        run.release()
+    assert process.returncode == (0 if number == signal.SIGINT else 128 + number)
+    assert "Traceback" not in said
+
+
+def test_what_an_operator_can_mend_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+    process = start("--store", "nowhere", cwd=tmp_path)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 254 and "there is no store at" in said and len(said.splitlines()) == 1
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start("--port", str(port), "--allow-run", cwd=tmp_path)
+        _, said = process.communicate(timeout=DEADLINE_S)
+    assert (
+        process.returncode == 254
+        and said == f"harness: --port {port}: it is in use; choose another one, or 0 for any that is free\n"
+    )
+
+
+def test_without_its_packages_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    with pytest.raises(OperatorError, match=r"harness serve needs starlette: .*pip install 'splitbrain\[serve\]'"):
+        module.require_serve()
