@@ -41,8 +41,8 @@ INFO = "info"
 #: Return position of an operation that never returned: later than every event of any history.
 NEVER = 1 << 62
 
-#: Types of keys that Python tells apart as JSON does.
-_PLAIN_KEYS = frozenset({int, str, float, type(None)})
+#: Types of values that Python tells apart as JSON does, and that hold no others.
+_PLAIN_TYPES = frozenset({int, str, float, type(None)})
 
 _INDEX = itemgetter("index")
 _COMPLETIONS = {OK: OK, FAIL: FAIL, INFO: INFO}
@@ -140,6 +140,7 @@ class History:
     events and lines that a lenient reader left out, and ``missing_events`` those that the numbers of the others show to
     be missing; ``problems`` says of the first of them where they stood and why.  ``booleans`` says whether a boolean
     occurs among keys, values and results, for those who compare them (see ``values``); ``None``: nobody has looked.
+    Whoever puts other values into the columns afterwards sets it to ``None``.
     """
 
     process: list[Any] = field(default_factory=list)
@@ -208,7 +209,7 @@ class History:
         if not self.keyed:
             return {None: range(len(self.f))}
         keys = self.key
-        if not _PLAIN_KEYS.issuperset(map(type, keys)):
+        if not _PLAIN_TYPES.issuperset(map(type, keys)):
             keys = list(map(exact, keys))
         groups: dict[Any, list[int]] = {}
         for row, key in enumerate(keys):
@@ -238,7 +239,7 @@ class History:
         """Pair events (``invoke`` with ``ok``, ``fail`` or ``info``) of the history format into operations."""
         builder = HistoryBuilder()
         builder.feed(events if isinstance(events, list) else list(events))
-        return builder.finish()
+        return builder.finish()._marked()
 
     @classmethod
     def from_operations(cls, operations: Iterable[Operation]) -> History:
@@ -274,7 +275,13 @@ class History:
                 history.errors[row] = operation.error
             if operation.key is not None:
                 history.keyed = True
-        return history
+        return history._marked()
+
+    def _marked(self) -> History:
+        """This history; marked where a look at the types of all values shows at once that none is a boolean."""
+        if all(_PLAIN_TYPES.issuperset(map(type, column)) for column in (self.key, self.value, self.result)):
+            self.booleans = False
+        return self
 
 
 def columns(history: History, rows: Sequence[int], *names: str) -> list[Sequence[Any]]:

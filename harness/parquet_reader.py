@@ -56,7 +56,10 @@ def read_parquet(path: str, *, lenient: bool = False, budget: Budget | None = No
         for batch in table.to_batches(max_chunksize=BATCH_ROWS):
             events.feed(_events(batch), range(first_row, first_row + batch.num_rows))
             first_row += batch.num_rows
-        return events.finish()
+        history = events.finish()
+        if not _may_hold_booleans(table):
+            history.booleans = False
+        return history
     except (pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
         raise FormatError(path, None, f"not readable as Parquet: {str(error).splitlines()[0]}") from None
 
@@ -68,6 +71,22 @@ def _check_schema(path: str, schema: Any) -> None:
     missing = [name for name in _REQUIRED if name not in schema.names]
     if missing:
         raise FormatError(path, None, f"not a history: it has no column {', '.join(missing)}")
+
+
+def _may_hold_booleans(table: Any) -> bool:
+    """Whether the text of some key or value has the word for one; asked of Arrow, which takes no object for each."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name in ("key", "value"):
+        if name not in table.column_names or pa.types.is_integer(table.schema.field(name).type):
+            continue
+        column = table.column(name)
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            return True
+        if any(pc.any(pc.match_substring(column, word)).as_py() for word in ("true", "false")):
+            return True
+    return False
 
 
 def _events(batch: Any) -> list[dict[str, Any]]:

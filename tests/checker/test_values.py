@@ -14,6 +14,7 @@ from checker import (
     CASRegister,
     FIFOQueue,
     GrowOnlySet,
+    History,
     KeyValue,
     Log,
     Model,
@@ -162,6 +163,15 @@ def test_keys_are_values_too(events) -> None:
     assert result.verdict is Verdict.VALID and result.stats["keys"] == 2
     wrong = check(events(*rows, (0, "invoke", "read", None, True), (0, "ok", "read", 6, True)), Register())
     assert wrong.to_json()["stats"]["first_invalid_keys"] == [True]
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(1, False), ("true", False), (None, False), (0.5, False), (True, None), ([1], None), ({}, None)]
+)
+def test_histories_of_plain_values_spare_a_look_for_booleans(done, value: Any, told: bool | None) -> None:
+    history = History.of(done((0, "write", value, value)))
+    assert history.booleans is told
+    assert History.of(list(history)).booleans is told
 
 
 def test_a_witness_shows_what_was_recorded(done) -> None:

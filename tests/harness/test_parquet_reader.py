@@ -57,6 +57,15 @@ def test_rows_are_taken_in_order_of_index(paths):
     assert list(read_parquet(str(parquet))) == list(read_jsonl(jsonl))
 
 
+def test_a_file_without_booleans_spares_a_look_for_them(paths):
+    _, parquet = paths
+    assert read_parquet(str(parquet)).booleans is False
+    table = pq.read_table(parquet)
+    values = ["[1, true]" if v and at == 6 else v for at, v in enumerate(table["value"].to_pylist())]
+    pq.write_table(table.set_column(table.column_names.index("value"), "value", pa.array(values)), parquet)
+    assert read_parquet(str(parquet)).booleans is None
+
+
 def test_the_command_checks_it(paths, capsys):
     _, parquet = paths
     assert main(["check", str(parquet), "--model", "register"]) == 0
