@@ -10,7 +10,7 @@ decided in linear time, and only the choice of a short cycle to show is bounded 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from checker.history import NEVER, OK
 from checker.linearizability.budget import Budget
@@ -107,9 +107,8 @@ class _Search:
 
     def follow(self, suffix: str, extra: int) -> None:
         """Look for a way back from what a transaction should have seen, before any search of the whole."""
-        layers = _Layers(self._graph, set(self.left), extra)
         for source, target in self._stale:
-            walk, _ = _path(layers, 2 * target + 1, 2 * source, None)
+            walk = _walk(self._graph, WW | WR | extra, 2 * target + 1, 2 * source)
             if walk is not None:
                 self._keep_walk([2 * source, *walk], suffix, extra)
                 return
@@ -130,11 +129,11 @@ class _Search:
                         self._stale.append((node, target))
                     self._keep(_NAME[kind], "-process" if is_same else "-realtime", [(node, kind), back])
 
-    def classes(self, nodes: Iterable[int], suffix: str, extra: int) -> None:
+    def classes(self, nodes: Collection[int], suffix: str, extra: int) -> None:
         """Look for cycles of every class among those nodes, with the edges ``extra`` beside dependencies."""
         graph = self._graph
         everything = WW | WR | RW | VIA | extra
-        whole = cyclic(graph.targets(set(nodes), everything))
+        whole = cyclic(graph.targets(set(graph.on_or_behind_cycles(nodes)), everything))
         if not whole:
             return
         members = {node for component in whole for node in component}
@@ -265,6 +264,34 @@ def _path(ways: Adjacency | _Layers, source: int, target: int, limit: int | None
                 came[after] = node
                 queue.append((after, length + 1))
     return None, len(came)
+
+
+def _walk(graph: DependencyGraph, depending: int, source: int, target: int) -> list[int] | None:
+    """The same as the first of :func:`_path` in two layers of the whole graph, in a loop of its own: of a large history
+    it sees nearly everything.
+    """
+    edges = graph.edges
+    came = [-1] * (2 * len(edges))
+    came[source] = source
+    queue = [source]
+    for place in queue:
+        to_upper = VIA if place & 1 else RW
+        for node, bits in edges[place >> 1].items():
+            if bits & depending:
+                after = 2 * node
+            elif bits & to_upper:
+                after = 2 * node + 1
+            else:
+                continue
+            if after == target:
+                walk = [place]
+                while walk[-1] != source:
+                    walk.append(came[walk[-1]])
+                return walk[::-1]
+            if came[after] < 0:
+                came[after] = place
+                queue.append(after)
+    return None
 
 
 def _without_detours(places: list[int]) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
+from operator import neg
 
 __all__ = [
     "KINDS",
@@ -91,15 +92,17 @@ class DependencyGraph:
         behind = _consumed(range(len(edges)), edges, self.count, invoked, returned)
         if not behind:
             return []
-        backward: dict[int, list[int]] = {node: [] for node in behind}
+        backward: list[list[int]] = [[] for _ in edges]
         for node in behind:
             for target in edges[node]:
                 # Whatever a node leads to is behind a cycle if the node is.
                 backward[target].append(node)
-        latest = max(max(invoked[node], returned[node]) for node in behind if node < self.count)
-        begin = {node: latest - returned[node] for node in behind if node < self.count}
-        end = {node: latest - invoked[node] for node in behind if node < self.count}
+        begin, end = list(map(neg, returned)), list(map(neg, invoked))
         return sorted(_consumed(behind, backward, self.count, begin, end))
+
+    def on_or_behind_cycles(self, nodes: Collection[int]) -> list[int]:
+        """Those of ``nodes`` that lie on a cycle of any edges, or behind one, where none that leaves them returns."""
+        return _consumed(nodes, self.edges, 0, (), (), size=len(self.edges))
 
     def targets(self, nodes: Collection[int], kinds: int) -> Adjacency:
         """The edges of those kinds among those nodes."""
@@ -150,9 +153,15 @@ def _consumed(
     count: int,
     invoked: Sequence[int] | Mapping[int, int],
     returned: Sequence[int] | Mapping[int, int],
+    *,
+    size: int | None = None,
 ) -> list[int]:
-    """The nodes that cannot be taken in an order that keeps the edges and, below ``count``, real time."""
-    size = (max(nodes) + 1) if nodes else 0
+    """The nodes that cannot be taken in an order that keeps the edges and, below ``count``, real time.
+
+    ``size`` is more than any node or target, the greatest of ``nodes`` unless given.
+    """
+    if size is None:
+        size = (max(nodes) + 1) if nodes else 0
     blockers = [0] * size
     for node in nodes:
         for target in targets[node]:
