@@ -23,7 +23,7 @@ def _received(history: History, row: int) -> list[Any]:
 def check_delay(
     events: Events, *, tolerance_ms: float = 1000.0, resolution_ms: float = 0.0, late_is_wrong: bool = True
 ) -> Result:
-    """Delayed messages arrive no earlier than due, and not much later.
+    """Check that delayed messages arrived no earlier than due, and not much later.
 
     Operations: ``send`` of ``{"message": m, "delay_ms": d}``, ``receive`` with a message or a list of them.  A delivery
     is ``early`` when its receive returned before the send was invoked plus the delay, by more than ``resolution_ms`` (a
@@ -75,7 +75,7 @@ def check_delay(
 
 
 def check_transaction_visibility(events: Events) -> Result:
-    """Transactional messages are seen if committed, and only then.
+    """Check that transactional messages were received if they were committed, and only then.
 
     Operations, each with the message as its value: ``prepare``, ``commit``, ``rollback``; and ``receive`` with a
     message or a list.  Counts ``rolled-back-seen``, ``prepared-seen`` (received before any commit was invoked, or
@@ -126,11 +126,12 @@ def check_transaction_visibility(events: Events) -> Result:
 
 
 def check_consumer_progress(events: Events) -> Result:
-    """Offsets that consumers commit or are given never go backwards.
+    """Check that the offsets that consumers commit, or are given, never go backwards.
 
     Operations with a result (or value) ``{"group", "queue", "offset"}``: ``commit`` stores an offset, ``fetch`` asks
     for the stored one.  A ``fetch`` below an offset that an acknowledged commit, or another fetch, had shown before it
-    was invoked is a ``regression``; so is a process committing less than it committed before (``backward``).
+    was invoked is a ``regression``; a process that commits less than it committed before goes ``backward``.  Both are
+    counted and invalid.  Raises TypeError for offsets that are no numbers.
     """
     history = History.of(events)
     tally = Tally("consumer-progress", history, wrong=("regression", "backward"), noted=("commits", "fetches"))
@@ -177,11 +178,11 @@ def _offset(history: History, row: int) -> Any:
 
 
 def check_replicas(logs: Mapping[str, Sequence[Any]], committed: Mapping[str, int] | None = None) -> Result:
-    """Replicas hold the same entries wherever both have committed.
+    """Check that replicas hold the same entries wherever both have committed.
 
     ``logs`` maps a node to its entries (or digests of them) from the first; ``committed`` to how many of them it knows
     to be committed (all, by default).  Counts ``diverged`` pairs, each with its first differing index, and ``missing``:
-    nodes that claim more committed entries than they hold.
+    nodes that claim more committed entries than they hold.  Either is invalid; without any log the answer is unknown.
     """
     tally = Tally("replicas", History(), wrong=("diverged", "missing"), noted=("replicas",))
     tally.counts["replicas"] = len(logs)

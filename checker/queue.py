@@ -15,7 +15,7 @@ __all__ = ["check_total_queue"]
 
 
 def check_total_queue(events: Events, *, allow_duplicates: bool = True) -> Result:
-    """Every acknowledged enqueue is dequeued; nothing is dequeued that nobody tried to enqueue.
+    """Check that every value whose enqueue was acknowledged came out, and none that nobody tried to enqueue.
 
     Operations: ``enqueue`` (or any name of :class:`FIFOQueue`), ``dequeue`` with a value or ``None``, ``drain`` with
     a list.  Counts ``lost``, ``unexpected``, ``duplicated`` and ``recovered`` (outcome unknown, but dequeued).

@@ -49,7 +49,10 @@ class _Program:
 def check_sequential(
     events: Events, model: Model, *, timeout_s: float | None = None, memory_mb: float | None = None
 ) -> Result:
-    """Whether one order of all operations, keeping each process's own, is legal for the model, key by key.
+    """Check whether a history is sequentially consistent with respect to a model.
+
+    It is if the operations of all keys can be put in one order that keeps the order of each process and that the model
+    allows, every key being an object of its own.
 
     ``timeout_s`` (seconds) and ``memory_mb`` (MiB beyond what the process holds) bound the search; past either the
     verdict is ``unknown``.  Raises :class:`HistoryError` for values that the model cannot be used with and

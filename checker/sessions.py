@@ -30,12 +30,13 @@ def check_sessions(
     writes: tuple[str, ...] = ("write", "append", "put"),
     version: Callable[[Any], Any] = version_of,
 ) -> Result:
-    """Session guarantees (Terry et al. 1994) per process and key, from the versions that results carry.
+    """Check the session guarantees (Terry et al. 1994) of every process on every key.
 
-    Results must say how new they are: a versioned register's ``[version, value]``, a log's offset and tail.  Counts
+    Results must say how new they are: a versioned register's ``[version, value]``, a log's offset and tail; ``version``
+    takes the number from a result, ``reads`` and ``writes`` name the operations.  Invalid with the counts
     ``monotonic-reads`` (a read older than an earlier read), ``read-your-writes`` (older than an earlier own write),
     ``monotonic-writes`` (a write placed before an earlier own write), ``writes-follow-reads`` (placed before what was
-    read).  A log's append at offset n is version n + 1.
+    read), else valid.  A log's append at offset n is version n + 1.  Raises TypeError for versions that are no numbers.
     """
     history = History.of(events)
     kinds = ("monotonic-reads", "read-your-writes", "monotonic-writes", "writes-follow-reads")

@@ -14,9 +14,10 @@ __all__ = ["check_set", "check_set_full"]
 
 
 def check_set(events: Events) -> Result:
-    """Adds, then a final read: counts ``lost``, ``unexpected`` and ``recovered`` (outcome unknown, but there).
+    """Check that the last read of a set shows all elements whose ``add`` was acknowledged, and no other.
 
-    Unknown when no read completed.
+    Invalid with the counts ``lost`` (acknowledged before that read, and absent) and ``unexpected`` (nobody added it);
+    ``recovered`` elements (added with an unknown outcome, and there) are only counted.  Unknown when no read completed.
     """
     history = History.of(events)
     tally = Tally("set", history, wrong=("lost", "unexpected"), noted=("recovered",))
@@ -43,13 +44,14 @@ def check_set(events: Events) -> Result:
 
 
 def check_set_full(events: Events, *, linearizable: bool = False) -> Result:
-    """Every element from its add to the end of the history, by every read of the whole set.
+    """Check by every read of the whole set that no element disappears once it is known.
 
     An element is known once its add was acknowledged or a read showed it, whoever added it.  ``lost``: a read invoked
     after that lacks it, and so does every later one.  ``stale``: some read invoked after that lacks it, but a later one
     has it; wrong only if ``linearizable``.  ``never-read``: acknowledged, but no read began afterwards.  ``visible_ms``
-    gives quantiles of the time from acknowledgement to the first read after which it was never missing.  Duplicates
-    within one read are wrong.  Keys are sets of their own.
+    gives quantiles of the time from acknowledgement to the first read after which it was never missing.  An element
+    twice in one read is ``duplicated`` and wrong.  Each key is a set.  Unknown when no read began after any
+    acknowledged add.
     """
     history = History.of(events)
     wrong = ("lost", "duplicated", *(("stale",) if linearizable else ()))

@@ -17,7 +17,10 @@ __all__ = ["check_bank", "check_counter", "check_exclusion", "check_long_fork", 
 
 
 def check_unique_ids(events: Events) -> Result:
-    """Every completed operation (``generate``) answers an id that no other does."""
+    """Check that no two completed operations (``generate``) answered the same id.
+
+    Invalid with the count ``duplicated``, else valid.
+    """
     history = History.of(events)
     tally = Tally("unique-ids", history, wrong=("duplicated",))
     seen: dict[Any, int] = {}
@@ -34,7 +37,11 @@ def check_unique_ids(events: Events) -> Result:
 
 
 def check_counter(events: Events, *, initial: int = 0) -> Result:
-    """Every read lies between the least and the greatest sum that additions allow (keys are counters of their own)."""
+    """Check that every read of a counter lies between the least and the greatest sum that additions allow.
+
+    Each key is a counter, ``initial`` its first value.  Invalid with the count ``out-of-bounds``, else valid.  Raises
+    TypeError for amounts that are no numbers.
+    """
     history = History.of(events)
     tally = Tally("counter", history, wrong=("out-of-bounds",))
     reads = 0
@@ -57,10 +64,11 @@ def _rounding(numbers: list[Any]) -> float:
 
 
 def check_exclusion(events: Events) -> Result:
-    """No two processes surely hold one lock at once: from the return of ``acquire`` to the invocation of ``release``.
+    """Check that no two processes certainly held one lock at the same time.
 
-    The key, where there is one, names the lock.  A process whose ``release`` is of unknown outcome counts as not
-    holding it from that invocation on; one whose ``release`` failed holds it still.
+    A lock is held from the return of ``acquire`` to the invocation of ``release``; the key, where there is one, names
+    it.  Invalid with the count ``overlapping``, else valid.  A process whose ``release`` is of unknown outcome counts
+    as not holding it from that invocation on; one whose ``release`` failed holds it still.
     """
     history = History.of(events)
     tally = Tally("exclusion", history, wrong=("overlapping",))
@@ -89,9 +97,11 @@ def check_exclusion(events: Events) -> Result:
 
 
 def check_bank(events: Events, *, total: int | None = None, allow_negative: bool = False) -> Result:
-    """Every read of all accounts (a map, or ``[account, balance]`` pairs) sums to one total, no balance negative.
+    """Check that every read of all accounts has the same total and shows no negative balance.
 
-    ``total`` is taken from the first read unless given.
+    A read answers a map of balances, or ``[account, balance]`` pairs.  ``total`` is taken from the first read unless
+    given.  Invalid with the counts ``wrong-total`` and ``negative`` (fine with ``allow_negative``), unknown where no
+    read completed.  Raises TypeError for balances that are no numbers.
     """
     history = History.of(events)
     total = None if total is None else number(total)
@@ -114,10 +124,11 @@ def check_bank(events: Events, *, total: int | None = None, allow_negative: bool
 
 
 def check_long_fork(events: Events) -> Result:
-    """No two reads of a group of keys, each written once, see two writes in opposite orders.
+    """Check that no two reads of the same keys, each key written once, saw two writes in opposite orders.
 
     Reads carry ``[r, key, value]`` steps, ``None`` for not yet written.  Two reads that each see a write the other
-    lacks are a fork: parallel snapshot isolation allows it, snapshot isolation does not.
+    lacks are a ``fork``, which is counted and invalid: parallel snapshot isolation allows it, snapshot isolation does
+    not.
     """
     history = History.of(events)
     tally = Tally("long-fork", history, wrong=("fork",))

@@ -35,7 +35,7 @@ def check(
     jobs: int = 1,
     first: bool = False,
 ) -> Result:
-    """Whether a history is linearizable with respect to a model.
+    """Check whether a history is linearizable with respect to a model.
 
     ``history`` is a :class:`History`, events of the history format, or :class:`Operation` objects; ``model`` a model or
     its name.  Operations with different keys are independent objects (linearizability is local).  ``timeout_s``

@@ -61,8 +61,10 @@ def read_bounds(history: History, rows: Sequence[int], initial: int) -> list[tup
 
 
 def check_counter_bounds(history: History, rows: Sequence[int], model: Counter) -> Violation | None:
-    """A read outside of its bounds.  Otherwise raises :class:`NotApplicable`: bounds alone prove nothing more,
-    except where nothing but reads was asked, or no addition ran beside a read.
+    """A violation: a read outside of the bounds that additions allow; ``None`` where the bounds leave one answer each.
+
+    That is so where no addition ran beside a read.  Raises :class:`NotApplicable` where one did or crashed, and for
+    floats: bounds alone prove nothing then.
     """
     if any(isinstance(number, float) for number in (model.initial, *(history.value[row] for row in rows))):
         raise NotApplicable("sums of floats depend on the order of what is added")

@@ -21,9 +21,10 @@ __all__ = ["check_fetch_and_add", "check_grow_only_set", "check_versions"]
 
 
 def check_versions(history: History, rows: Sequence[int], model: VersionedRegister) -> Violation | None:
-    """A versioned register is a log: version n is offset n-1, a read shows the last message and the tail.
+    """A violation, or ``None`` for a linearizable history of a :class:`VersionedRegister`.
 
-    Raises :class:`NotApplicable` for a write that was not told its version.
+    Such a register is a log: version n is offset n-1, a read shows the last message and the tail.  Raises
+    :class:`NotApplicable` for a write that was not told its version.
     """
     wrong = Violation(rows=tuple(rows), text="", minimal=False)
     log = History()
@@ -68,7 +69,11 @@ def check_versions(history: History, rows: Sequence[int], model: VersionedRegist
 
 
 def check_fetch_and_add(history: History, rows: Sequence[int], model: FetchAndAdd) -> Violation | None:
-    """Every answer is the sum so far: with positive amounts, sums order the operations."""
+    """A violation, or ``None`` for a linearizable history of a :class:`FetchAndAdd`.
+
+    Every answer is the sum so far, and with positive amounts sums order the operations.  Raises :class:`NotApplicable`
+    for other amounts, for a first sum that is no whole number, and for additions of unknown outcome.
+    """
     adds: dict[Any, tuple[Any, int, int]] = {}
     reads: list[tuple[Any, int, int]] = []
     bad = Violation(rows=tuple(rows), text="", minimal=False)
@@ -113,7 +118,11 @@ def check_fetch_and_add(history: History, rows: Sequence[int], model: FetchAndAd
 
 
 def check_grow_only_set(history: History, rows: Sequence[int], model: GrowOnlySet) -> Violation | None:
-    """Whole sets read must form a chain; each element belongs where the chain first shows it."""
+    """A violation, or ``None`` for a linearizable history of a :class:`GrowOnlySet`.
+
+    The sets that were read must form a chain, and each element belongs where the chain first shows it.  Raises
+    :class:`NotApplicable` where an element is added twice.
+    """
     adds: dict[Any, tuple[int, int]] = {}
     reads: list[tuple[frozenset[Any], int, int]] = []
     count = 0
