@@ -31,6 +31,14 @@ PROPERTY_OPTIONS: dict[str, tuple[Options, ...]] = {
 }
 """The checkers, each with the options that it is sampled with."""
 
+KEYED = frozenset({"counter-bounds", "exclusion", "set-full", "sessions"})
+"""Checkers to which every key is an object of its own."""
+
+KEYS: tuple[tuple[Any, ...], ...] = (
+    ("a", "b"), (1, True), (0, False, None), (1, "1"), ([1], [True]), ({"a": 1}, [["a", 1]]), ("x", None)
+)  # fmt: skip
+"""Keys of one history, which differ."""
+
 VALUES = (1, 2, 3, True, "1", 1.5, False, 0)
 
 
@@ -273,42 +281,49 @@ def draw_property(
     chosen = dict(rng.choice(PROPERTY_OPTIONS[name]) if options is None else options)
     if name == "log-losses":
         return Sample(name, chosen, draw_sample("log", rng).events)
-    place = _Place(rng, rng.choice((0.0, 0.15, 0.4)))
-    place.values = {"initial": chosen["initial"]} if "initial" in chosen else {}
+    keys = rng.choice(KEYS) if name in KEYED and rng.random() < 0.4 else (None,)
+    lie_rate = rng.choice((0.0, 0.15, 0.4))
+    values = {"initial": chosen["initial"]} if "initial" in chosen else {}
+    places = [_Place(rng, lie_rate, values=dict(values)) for _ in keys]
     ask, answer = CLIENTS[name]
     crash_rate, fail_rate = rng.choice((0.0, 0.1, 0.3)), rng.choice((0.0, 0.1))
     idle = list(rng.choice(PROCESSES)[: rng.randint(1, 4)])
-    running: list[tuple[Any, str, Any]] = []
+    running: list[tuple[Any, str, Any, int]] = []
     events: list[dict[str, Any]] = []
     asked, operations = 0, rng.randint(2, most_operations)
 
-    def add(process: Any, kind: str, f: str, value: Any) -> None:
-        place.time_ms += rng.choice((0.5, 3.0, 15.0))
+    def add(process: Any, kind: str, f: str, value: Any, at: int) -> None:
+        passed_ms = rng.choice((0.5, 3.0, 15.0))
+        for place in places:
+            place.time_ms += passed_ms
         event = {"process": process, "type": kind, "f": f, "value": value}
+        if keys[at] is not None:
+            event["key"] = keys[at]
         if kind in ("fail", "info") and rng.random() < 0.5:
             event["error"] = rng.choice(ERRORS)
         if name in TIMED:
-            event["time"] = int(place.time_ms * 1e6)
+            event["time"] = int(places[0].time_ms * 1e6)
         events.append(event)
 
     while running or (asked < operations and idle):
         if asked < operations and idle and (not running or rng.random() < 0.5):
             asked += 1
             process = idle.pop(rng.randrange(len(idle)))
-            f, value = ask(place, process)
-            running.append((process, f, value))
-            add(process, "invoke", f, value)
+            at = rng.randrange(len(keys)) if len(keys) > 1 else 0
+            f, value = ask(places[at], process)
+            running.append((process, f, value, at))
+            add(process, "invoke", f, value, at)
             continue
-        process, f, value = running.pop(rng.randrange(len(running)))
+        process, f, value, at = running.pop(rng.randrange(len(running)))
         draw = rng.random()
         if draw < crash_rate:
             if rng.random() < 0.5:
-                answer(place, f, value, process)
+                answer(places[at], f, value, process)
             if rng.random() < 0.3:
                 continue
-            add(process, "info", f, value)
+            add(process, "info", f, value, at)
         else:
-            told = FAILED if draw < crash_rate + fail_rate else answer(place, f, value, process)
-            add(process, "fail" if told is FAILED else "ok", f, value if told is FAILED else told)
+            told = FAILED if draw < crash_rate + fail_rate else answer(places[at], f, value, process)
+            add(process, "fail" if told is FAILED else "ok", f, value if told is FAILED else told, at)
         idle.append(process)
     return Sample(name, chosen, events)
