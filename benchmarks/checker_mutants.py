@@ -189,7 +189,7 @@ def table(results: dict[str, Any], reasons: dict[str, str]) -> str:
         "",
         f"Of {len(everything_of(sources())):,} mistakes that it can make, {len(tried)} were tried: "
         f"{len(tried) - len(alive)} killed, {len(excused)} equivalent, {len(unexcused)} alive.",
-        f"{len(hasty)} of those alive were tried only by tests that take no more than half a second while watched.",
+        *(["", f"{len(hasty)} of those alive were tried only by tests of at most half a second."] if hasty else []),
         "",
         "| file | tried | killed | equivalent | alive |",
         "|---|---|---|---|---|",
