@@ -95,6 +95,11 @@ def _add_what_runs(group: Any) -> None:
         "--system", default="broker", help=f"the system under test: {_known('systems')} (default: broker)"
     )
     add_system_settings(group)
+    group.add_argument(
+        "--client", metavar="COMMAND",
+        help="a program in any language that speaks JSON lines, in the place of the system's own client, "
+        "such as \"java -jar mine.jar\"",
+    )  # fmt: skip
     group.add_argument("--nodes", type=int, default=5, metavar="N", help="replicas (default: 5)")
     group.add_argument(
         "--cluster", default="auto", help=f"how hosts are made: auto (the best one here, default), {_known('clusters')}"

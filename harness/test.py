@@ -99,6 +99,8 @@ class Test:
     checker_memory_mb: int = 2048
     fail_fast: bool = False
     """Whether the first violation that an online checker sees ends the load."""
+    client: str | None = None
+    """The command of a client in another language, in the place of the system's own."""
 
     @property
     def name(self) -> str:
@@ -182,6 +184,8 @@ class Test:
                 words += [option, f"{getattr(self, name):g}"]
         if self.fail_fast:
             words.append("--fail-fast")
+        if self.client is not None:
+            words += ["--client", self.client]
         for key, value in sorted(self.cluster_options.items()):
             words += [f"--{key}", value]
         for key, value in sorted(self.settings.items()):

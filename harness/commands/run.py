@@ -26,7 +26,7 @@ from harness.seeded import random_seed
 from harness.store import Store
 from harness.systems.base import Fetched, extra_hosts_of, setting_problems
 from harness.test import ALL, NemesisChoice, Test
-from harness.workloads.choice import make_workload
+from harness.workloads.choice import make_workload, require_capabilities
 from nemesis.forms import expand_variant
 from nemesis.protocol import Nemesis
 
@@ -72,8 +72,10 @@ def prepare(arguments: argparse.Namespace) -> Prepared:
     test = test_from(arguments)
     system_class = registry.load("systems", test.system)
     nemeses = _nemeses(test)
+    system_class = _with_client(system_class, test)
     check_settings(test.system, system_class, test.system_settings)
     workload = make_workload(test.workload, system_class=system_class, system=test.system, settings=test.settings)
+    require_capabilities(workload, system_class)
     if test.fail_fast and workload.online() is None:
         raise OperatorError(f"--fail-fast: workload {test.workload} can only be judged at its end; leave it away")
     try:
@@ -101,6 +103,23 @@ def prepare(arguments: argparse.Namespace) -> Prepared:
         left_out=left_out(test, nemeses, cluster_class, system_class),
         in_user_namespace=choice.in_user_namespace,
     )
+
+
+def _with_client(system_class: Any, test: Test) -> Any:
+    """The system with the client that `--client` names, or its own. Raises OperatorError where it has neither."""
+    from harness.sdk.plugin import require_client
+    from harness.systems.guest import GuestSystem, with_client
+
+    is_guest = isinstance(system_class, type) and issubclass(system_class, GuestSystem)
+    if test.client is None:
+        if is_guest:
+            require_client(system_class.plugin)
+        return system_class
+    if not is_guest:
+        raise OperatorError(f"--client: system {test.system} has clients of its own; those of harness.sdk take others")
+    from harness.json_lines import client_program
+
+    return with_client(system_class, client_program(test.client))
 
 
 def enter_namespace(prepared: Prepared, arguments: argparse.Namespace) -> None:
@@ -159,6 +178,7 @@ def test_from(arguments: argparse.Namespace) -> Test:
         checker_timeout_s=arguments.checker_timeout,
         checker_memory_mb=arguments.checker_memory,
         fail_fast=arguments.fail_fast,
+        client=arguments.client,
     )
     problems = test.problems()
     if problems:

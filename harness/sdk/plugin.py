@@ -23,7 +23,17 @@ from harness.sdk.install import Recipe
 from harness.sdk.system import System
 from harness.systems.base import Setting
 
-__all__ = ["Plugin", "PluginError", "blamed", "load_file", "plugin_of", "recipes_of", "settings_of", "source_line"]
+__all__ = [
+    "Plugin",
+    "PluginError",
+    "blamed",
+    "load_file",
+    "plugin_of",
+    "recipes_of",
+    "require_client",
+    "settings_of",
+    "source_line",
+]
 
 SUFFIX = ".py"
 
@@ -130,11 +140,18 @@ def _client_of(system_class: type[System]) -> type[Client]:
     if len(clients) == 1:
         return clients[0]  # type: ignore[no-any-return]
     if not clients:
-        raise PluginError(f"{source_line(system_class)}: has no class that is a harness.sdk.Client")
+        return Client  # which can do nothing: `require_client` says so, unless the run brings a client of its own
     names = ", ".join(found.__name__ for found in clients)
     raise PluginError(
         f"{source_line(system_class)}: several clients ({names}): say which, by client = ... in the system"
     )
+
+
+def require_client(plugin: Plugin) -> None:
+    """Raise PluginError for a plug-in without clients."""
+    if plugin.client_class is Client:
+        where = source_line(plugin.system_class)
+        raise PluginError(f"{where}: has no class that is a harness.sdk.Client: write one, or give --client")
 
 
 def source_line(found: Any) -> str:

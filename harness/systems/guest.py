@@ -15,6 +15,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,7 +33,7 @@ from harness.systems.program_logs import last_lines
 from harness.workloads.base import CLIENT
 from nemesis.target import PAUSED
 
-__all__ = ["GuestSystem", "adapted"]
+__all__ = ["GuestSystem", "adapted", "with_client"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,11 @@ def adapted(plugin: Plugin) -> type[GuestSystem]:
             "client_class": plugin.client_class,
         },
     )
+
+
+def with_client(system_class: type[GuestSystem], client_class: type[Client]) -> type[GuestSystem]:
+    """The same system with other clients."""
+    return adapted(replace(system_class.plugin, client_class=client_class))
 
 
 def _file_of(cls: type[Any]) -> str:

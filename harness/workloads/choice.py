@@ -11,13 +11,13 @@ from harness.test import WORKLOAD_PREFIX, split_settings
 from harness.workloads.base import CLIENT, AlsoByCapability, ByCapability, OffersClients, Workload
 from harness.workloads.capability import missing_capabilities
 
-__all__ = ["make_workload"]
+__all__ = ["make_workload", "require_capabilities"]
 
 def make_workload(name: str, *, system_class: Any, system: str, settings: Mapping[str, str]) -> Workload:
     """The workload of a name in the form that a system can have, made with those of a test's settings that are its own.
 
-    Raises OperatorError for an unknown name, a workload that the system cannot have, methods that its clients lack,
-    and settings that the workload does not take.
+    Raises OperatorError for an unknown name, a workload that the system cannot have, and settings that it does not
+    take.
     """
     found = registry.load("workloads", name)
     offers = system_class.offers
@@ -28,12 +28,16 @@ def make_workload(name: str, *, system_class: Any, system: str, settings: Mappin
         raise OperatorError(f"workload {name} needs {needed}, which system {system} does not offer")
     given = split_settings(settings)[1]
     if isinstance(found, ByCapability):
-        if isinstance(system_class, OffersClients):
-            lacking = missing_capabilities(found, system_class.client_class)
-            if lacking is not None:
-                raise OperatorError(lacking)
         return found(given)  # type: ignore[operator, no-any-return]
     if given:
         names = ", ".join(f"{WORKLOAD_PREFIX}{setting}" for setting in given)
         raise OperatorError(f"--set {names}: workload {name} has no settings with system {system}")
     return found()  # type: ignore[no-any-return]
+
+
+def require_capabilities(workload: Workload, system_class: Any) -> None:
+    """Raises OperatorError when the clients of a system lack methods that a workload needs."""
+    if isinstance(workload, ByCapability) and isinstance(system_class, OffersClients):
+        lacking = missing_capabilities(workload, system_class.client_class)
+        if lacking is not None:
+            raise OperatorError(lacking)

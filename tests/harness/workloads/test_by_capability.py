@@ -16,7 +16,7 @@ from harness.systems.broker import BrokerSystem
 from harness.workloads.base import CLIENT, ByCapability, Workload
 from harness.workloads.capability import missing_capabilities
 from harness.workloads.cas_register import CasRegisterWorkload
-from harness.workloads.choice import make_workload
+from harness.workloads.choice import make_workload, require_capabilities
 from harness.workloads.client_register import ClientRegisterWorkload
 from tests.harness.workloads.toys import AcknowledgingClient, LostAnswer, Refused, Store, ToyClient
 
@@ -346,5 +346,6 @@ def test_what_a_systems_clients_lack_is_told_before_the_start() -> None:
         offers = frozenset({CLIENT})
         client_class = ReadsOnly
 
+    workload = make_workload("register", system_class=ReadOnlySystem, system="mine", settings={})
     with pytest.raises(OperatorError, match="workload register needs the method write, which client ReadsOnly lacks"):
-        make_workload("register", system_class=ReadOnlySystem, system="mine", settings={})
+        require_capabilities(workload, ReadOnlySystem)

@@ -1,0 +1,371 @@
+"""Clients in any language: a program for each logical client, spoken to in JSON lines over its standard streams.
+
+The harness writes one JSON object a line and waits for one line in answer, always in turn, with the same `id`:
+
+    {"id": 1, "type": "hello", "version": 1}
+        -> {"id": 1, "type": "hello", "capabilities": ["read", "write"]}
+    {"id": 2, "type": "open", "process": 3, "host": "n1", "addresses": {"client": {"n1": "10.77.0.1:7000"}}, ...}
+        -> {"id": 2, "type": "ok"}
+    {"id": 3, "type": "invoke", "f": "write", "key": 5, "value": 17}
+        -> {"id": 3, "type": "ok"}, or "fail", or "info"; with a "value", or an "error"
+    {"id": 4, "type": "close"}
+        -> {"id": 4, "type": "ok"}, and the program ends
+
+`client_program` makes of a command a class of clients as `harness.sdk` has them, with a method for each capability that
+the program named. docs/clients-in-any-language.md is the page for those who write one.
+
+A program that ends, does not answer in time, or answers what makes no sense is killed, with everything it started; the
+next operation starts another one. What it writes is bounded: a line by `MAX_LINE_BYTES`, what is kept of its standard
+error by `MAX_STDERR_BYTES`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shlex
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from harness.clusters.host_agent import death_signal_setter
+from harness.errors import OperatorError
+from harness.sdk import Client, Refused
+from harness.workloads.capability import ClientMistake
+
+__all__ = ["ARGUMENTS", "VERSION", "ProgramClient", "ProgramError", "client_program"]
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+"""Of what is spoken: a program that needs another one says so and ends."""
+
+ARGUMENTS: Mapping[str, Sequence[str]] = {
+    "read": ("key",),
+    "write": ("key", "value"),
+    "cas": ("key", "old", "new"),
+    "add": ("value",),
+    "members": (),
+    "increment": ("by",),
+    "value": (),
+    "append": ("key", "value"),
+    "poll": ("key", "offset", "max_messages"),
+    "enqueue": ("value",),
+    "dequeue": (),
+    "ack": ("value",),
+    "lock": ("name",),
+    "unlock": ("name",),
+    "transact": ("micro_operations",),
+    "generate": (),
+}
+"""Method -> the fields of its `invoke`."""
+
+MAX_LINE_BYTES = 16 << 20
+"""Of one answer: a set of a million numbers. A program that writes without end must not fill the harness's memory."""
+
+MAX_STDERR_BYTES = 4096
+"""Of what a program wrote last to its standard error that are kept for messages."""
+
+MAX_LOGGED_LINES = 200
+"""Of a program's standard error that go into the run's log."""
+
+START_TIMEOUT_S = 60.0
+"""From the start of a program to its `hello` when it is tried before a run: a JVM on a busy machine takes seconds."""
+
+END_TIMEOUT_S = 2.0
+"""For a program to end by itself after `close`."""
+
+SHARE_OF_TIME = 0.95
+"""Of an operation's time that a program has; the rest is for telling what became of it."""
+
+
+class ProgramError(Exception):
+    """A client's program ended, or did not answer; the message names it."""
+
+
+class _Program(asyncio.SubprocessProtocol):
+    """One running program: a line to it, a line from it."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._input: asyncio.WriteTransport | None = None
+        self._buffer = bytearray()
+        self._searched = 0
+        self._answer: asyncio.Future[bytes] | None = None
+        self._asked = 0
+        self._problem: Exception | None = None
+        self._last_words = b""
+        self._logged_lines = 0
+        self._is_closing = False
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+
+    # What the event loop tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+        pipe = transport.get_pipe_transport(0)
+        assert isinstance(pipe, asyncio.WriteTransport)
+        self._input = pipe
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == 2:
+            self._keep_words(data)
+            return
+        if self._problem is not None:
+            return
+        buffer = self._buffer
+        buffer += data
+        end = buffer.find(b"\n", self._searched)
+        if end < 0:
+            self._searched = len(buffer)
+            if len(buffer) > MAX_LINE_BYTES:
+                self._fail(ClientMistake(f"{self._title} wrote {len(buffer)} bytes without the end of a line"))
+            return
+        if self._answer is None or self._answer.done() or len(buffer) > end + 1:
+            self._fail(ClientMistake(f"{self._title} wrote a line that answers nothing: {_quoted(bytes(buffer))}"))
+            return
+        self._searched = 0
+        line = bytes(buffer[:end])
+        buffer.clear()
+        self._answer.set_result(line)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == 1 and not self._is_closing:
+            # Its exit status and last words come a little later, if it has ended.
+            self._loop.call_later(0.2, self._fail_as_ended)
+
+    def process_exited(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+        # What it wrote before it ended may still be in the pipes.
+        self._loop.call_later(0.05, self._fail_as_ended)
+
+    def _keep_words(self, data: bytes) -> None:
+        if self._logged_lines < MAX_LOGGED_LINES:
+            for line in data.decode("utf-8", "replace").splitlines():
+                self._logged_lines += 1
+                logger.info("%s: %s", self._title, line[:500])
+        self._last_words = (self._last_words + data)[-MAX_STDERR_BYTES:]
+
+    def _fail_as_ended(self) -> None:
+        if self._problem is None and not self._is_closing:
+            status = None if self._transport is None else self._transport.get_returncode()
+            how = "closed its standard output" if status is None else f"ended with status {status}"
+            self._fail(ProgramError(f"{self._title} {how}{self._quoted_words()}"))
+
+    def _quoted_words(self) -> str:
+        lines = self._last_words.decode("utf-8", "replace").strip().splitlines()
+        return f"; it said last: {lines[-1].strip()[:200]}" if lines else ""
+
+    def _fail(self, problem: Exception) -> None:
+        """From now on nothing can be asked any more."""
+        self._problem = problem
+        self._buffer.clear()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(problem)
+        self.kill()
+
+    # What the harness does
+
+    async def ask(self, message: Mapping[str, Any], *, what: str, timeout_s: float) -> dict[str, Any]:
+        """Write a message and return the answer. Raises ProgramError, ClientMistake."""
+        if self._problem is not None:
+            raise self._problem
+        assert self._input is not None
+        answer = self._answer = self._loop.create_future()
+        self._asked += 1
+        self._input.write(_encode({"id": self._asked, **message}))
+        timer = self._loop.call_later(timeout_s, self._time_is_up, answer, what, timeout_s)
+        try:
+            line = await answer
+        finally:
+            timer.cancel()
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not isinstance(found.get("type"), str):
+            problem = ClientMistake(
+                f"{self._title} answered {what} with {_quoted(line)}, which is no JSON object with a type"
+            )
+            self._fail(problem)
+            raise problem
+        if found.get("id") != self._asked:
+            # An answer that belongs to another question would make a right system look wrong.
+            told = f"with id {found['id']!r:.40}" if "id" in found else "without an id"
+            problem = ClientMistake(f"{self._title} answered {what} {told}: it must be {self._asked}, as it was asked")
+            self._fail(problem)
+            raise problem
+        return found
+
+    def _time_is_up(self, answer: asyncio.Future[bytes], what: str, timeout_s: float) -> None:
+        if not answer.done():
+            late = f"{self._title} did not answer {what} within {timeout_s:.1f} s"
+            self._fail(ProgramError(f"{late}{self._quoted_words()}"))
+
+    def kill(self) -> None:
+        """End the program and what it started, at once. Idempotent."""
+        if self._transport is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._transport.get_pid(), signal.SIGKILL)
+
+    async def end(self) -> None:
+        """Let the program end by itself after its `close`; kill it, and what it left running, if it does not."""
+        self._is_closing = True
+        try:
+            if self._problem is None and self._input is not None:
+                with contextlib.suppress(ProgramError, ClientMistake):
+                    await self.ask({"type": "close"}, what="close", timeout_s=END_TIMEOUT_S)
+                self._input.close()
+                await asyncio.wait([self._ended], timeout=END_TIMEOUT_S)
+        finally:
+            self.kill()
+            await asyncio.wait([self._ended], timeout=END_TIMEOUT_S)
+            if self._transport is not None:
+                self._transport.close()
+
+
+class ProgramClient(Client):
+    """One logical client that is a program. Made by `client_program`, which adds the methods."""
+
+    command: ClassVar[str]
+    words: ClassVar[Sequence[str]]
+    environment: ClassVar[Mapping[str, str]] = {}
+    """Added to the program's environment."""
+    _program: _Program | None = None
+
+    async def open(self) -> None:
+        """Start the program and have it connect. Raises ProgramError, ClientMistake, Refused."""
+        timeout_s = self.timeout_s * SHARE_OF_TIME
+        self._program = await _start(self.words, f"client program {self.command!r}", self.environment)
+        await _greet(self._program, timeout_s)
+        addresses = {name: {host.name: host.address(name) for host in self.hosts} for name in self.host.port_names}
+        message = {
+            "type": "open",
+            "process": self.process,
+            "host": self.host.name,
+            "addresses": addresses,
+            "timeout_ms": int(timeout_s * 1000),
+            "settings": dict(self.settings),
+        }
+        self._outcome("open", await self._program.ask(message, what="open", timeout_s=timeout_s))
+
+    async def invoke(self, f: str, values: tuple[Any, ...]) -> Any:
+        """Have a method called. Raises Refused, ProgramError, ClientMistake."""
+        if self._program is None:
+            raise Refused("the client was not opened")
+        message = {"type": "invoke", "f": f, **dict(zip(ARGUMENTS[f], values, strict=True))}
+        answer = await self._program.ask(message, what=f, timeout_s=self.timeout_s * SHARE_OF_TIME)
+        return self._outcome(f, answer)
+
+    def _outcome(self, what: str, answer: Mapping[str, Any]) -> Any:
+        kind = answer["type"]
+        if kind == "ok":
+            return answer.get("value")
+        error = str(answer.get("error", "it did not say why"))
+        if kind == "fail":
+            raise Refused(error)
+        if kind == "info":
+            raise ProgramError(error)
+        raise ClientMistake(
+            f"client program {self.command!r} answered {what} with type {kind[:40]!r}: it must be ok, fail or info"
+        )
+
+    async def close(self) -> None:
+        """End the program."""
+        program, self._program = self._program, None
+        if program is not None:
+            await program.end()
+
+
+def client_program(command: str, *, environment: Mapping[str, str] | None = None) -> type[ProgramClient]:
+    """The class of clients that a command is, once it was tried: it must start and name its capabilities.
+
+    Not to be called inside an event loop. Raises OperatorError, in one line that names the command.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise OperatorError(f"--client {command!r}: {error}") from None
+    if not words:
+        raise OperatorError("--client: give the command that starts a client")
+    try:
+        capabilities = asyncio.run(_try_out(words, command))
+    except (ProgramError, ClientMistake, OSError) as error:
+        raise OperatorError(f"--client: {error}") from None
+    return program_class(command, words, capabilities, environment or {})
+
+
+def program_class(
+    command: str, words: Sequence[str], capabilities: Sequence[str], environment: Mapping[str, str]
+) -> type[ProgramClient]:
+    """A class of clients with these capabilities; nothing is tried."""
+    members: dict[str, Any] = {name: _method(name) for name in capabilities}
+    members |= {"command": command, "words": tuple(words), "environment": dict(environment)}
+    return type(f"{os.path.basename(words[0])!r}", (ProgramClient,), members)
+
+
+def _method(f: str) -> Callable[..., Awaitable[Any]]:
+    async def call(self: ProgramClient, *values: Any) -> Any:
+        return await self.invoke(f, values)
+
+    call.__name__ = f
+    return call
+
+
+async def _try_out(words: Sequence[str], command: str) -> list[str]:
+    program = await _start(words, repr(command), {})
+    try:
+        return await _greet(program, START_TIMEOUT_S)
+    finally:
+        await program.end()
+
+
+async def _start(words: Sequence[str], title: str, environment: Mapping[str, str]) -> _Program:
+    """Raises ProgramError when the command cannot be run."""
+    try:
+        _, program = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Program(title),
+            *words,
+            env={**os.environ, **environment},
+            start_new_session=True,
+            preexec_fn=death_signal_setter(),
+        )
+    except OSError as error:
+        raise ProgramError(f"{title} cannot be run: {error.strerror}") from None
+    return program
+
+
+async def _greet(program: _Program, timeout_s: float) -> list[str]:
+    answer = await program.ask({"type": "hello", "version": VERSION}, what="hello", timeout_s=timeout_s)
+    capabilities = answer.get("capabilities")
+    if answer["type"] != "hello" or not isinstance(capabilities, list):
+        raise ClientMistake(
+            f"{program._title} answered hello with {json.dumps(answer)[:200]}: it must be "
+            '{"id": 1, "type": "hello", "capabilities": ["read", "write"]} with what it can do'
+        )
+    unknown = [name for name in capabilities if name not in ARGUMENTS]
+    if unknown:
+        raise ClientMistake(
+            f"{program._title} says that it can {', '.join(map(str, unknown))}; known: {', '.join(ARGUMENTS)}"
+        )
+    return capabilities
+
+
+_encoder = json.JSONEncoder(separators=(",", ":"))
+
+
+def _encode(message: Mapping[str, Any]) -> bytes:
+    return _encoder.encode(message).encode() + b"\n"
+
+
+def _quoted(line: bytes) -> str:
+    text = line[:120].decode("utf-8", "replace").strip()
+    return repr(text if len(line) <= 120 else f"{text}...")

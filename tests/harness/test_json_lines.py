@@ -1,0 +1,308 @@
+"""Clients that are programs: what they say, and everything that one can do wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import cli, json_lines
+from harness.errors import OperatorError
+from harness.in_process import InProcessRun, run_in_process
+from harness.json_lines import ProgramClient, client_program, program_class
+from harness.systems import toy_server
+from harness.workloads.client_register import ClientRegisterWorkload
+from harness.workloads.unique_ids import UniqueIdsWorkload
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "clients"
+
+LOOP = """
+import json, os, subprocess, sys, time
+def say(**words): print(json.dumps({"id": message["id"], **words}), flush=True)
+for line in sys.stdin:
+    message = json.loads(line)
+    kind = message["type"]
+    if kind == "hello":
+        say(type="hello", capabilities=["generate", "read", "write"])
+    elif kind == "invoke":
+        {invoke}
+    else:
+        say(type="ok")
+"""
+
+
+class NamedHost:
+    """What a client asks of its host."""
+
+    name = "n1"
+    port_names = ("client",)
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def address(self, port: str) -> str:
+        return self._address
+
+
+def prepared(client_class: type[ProgramClient], *, address: str = "127.0.0.1:1", timeout_s: float = 10.0) -> Any:
+    """Makes clients as a system does."""
+    numbers = iter(range(1_000_000))
+
+    def new() -> ProgramClient:
+        client = client_class()
+        host: Any = NamedHost(address)
+        client.host, client.hosts, client.process = host, [host], next(numbers)
+        client.settings, client.timeout_s = {"read": "any"}, timeout_s
+        return client
+
+    return new
+
+
+def written(folder: Path, invoke: str) -> list[str]:
+    path = folder / "client.py"
+    path.write_text(LOOP.replace("{invoke}", invoke.replace("\n", "\n        ")))
+    return [sys.executable, str(path)]
+
+
+def driven(words: list[str], *, f: str = "generate", operations: int = 3, timeout_s: float = 20.0) -> InProcessRun:
+    """The operations of one logical client."""
+    client_class = program_class(shlex.join(words), words, ["generate", "read", "write"], {})
+    workload = UniqueIdsWorkload() if f == "generate" else ClientRegisterWorkload()
+    return run_in_process(
+        workload,
+        prepared(client_class, timeout_s=timeout_s),
+        operations=operations,
+        concurrency=1,
+        operation_timeout_s=timeout_s + 10,
+    )
+
+
+def ends(done: InProcessRun) -> list[tuple[str, str]]:
+    return [(event["type"], event.get("error", "")) for event in done.events if event["type"] != "invoke"]
+
+
+def test_a_program_answers_ok_fail_and_info(tmp_path: Path) -> None:
+    in_turn = """
+kinds = globals().setdefault("kinds", ["ok", "fail", "info"])
+kind = kinds.pop(0)
+say(type=kind, value=os.getpid()) if kind == "ok" else say(type=kind, error="because of " + kind)
+"""
+    done = driven(written(tmp_path, in_turn), operations=4)
+    assert [kind for kind, _ in ends(done)] == ["ok", "fail", "info", "ok"]
+    assert [event["error"] for event in done.events if "error" in event] == [
+        "Refused: because of fail", "generate: ProgramError: because of info (json_lines.py:" + _line(done) + ")",
+    ]  # fmt: skip
+    ids = [event["value"] for event in done.events if event["type"] == "ok"]
+    assert ids[0] != ids[1]  # after `info` another logical client goes on, in a program of its own
+    assert not any(_runs(pid) for pid in ids)
+
+
+def _line(done: InProcessRun) -> str:
+    return next(e["error"] for e in done.events if e["type"] == "info").rpartition(":")[2].rstrip(")")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_what_open_says(tmp_path: Path) -> None:
+    words = written(tmp_path, 'say(type="ok", value=opened)')
+    path = Path(words[1])
+    path.write_text(path.read_text().replace("    else:\n", "    else:\n        opened = message\n"))
+    done = driven(words, operations=1)
+    assert done.events[1]["value"] == {
+        "id": 2, "type": "open", "process": 0, "host": "n1", "timeout_ms": 19000,
+        "addresses": {"client": {"n1": "127.0.0.1:1"}}, "settings": {"read": "any"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("invoke", "kind", "said"),
+    [
+        ('print("boom", file=sys.stderr); sys.exit(3)', "info", "ended with status 3; it said last: boom"),
+        ("os.close(1); time.sleep(60)", "info", "closed its standard output"),
+        ("os.kill(os.getpid(), 9)", "info", "ended with status -9"),
+    ],
+)
+def test_a_program_that_ends_leaves_a_write_open_and_fails_a_read(
+    tmp_path: Path, invoke: str, kind: str, said: str
+) -> None:
+    words = written(tmp_path, invoke)
+    done = driven(words)
+    assert all(each == kind and said in error and str(tmp_path) in error for each, error in ends(done))
+    assert done.unexpected_errors == {}
+    both = driven(words, f="register", operations=12)
+    assert {(e["f"], e["type"]) for e in both.events if e["type"] != "invoke"} == {("read", "fail"), ("write", "info")}
+
+
+@pytest.mark.parametrize(
+    ("invoke", "said"),
+    [
+        ('print("hello there", flush=True)', "answered generate with 'hello there', which is no JSON object"),
+        ('print("[1]", flush=True)', "answered generate with '[1]', which is no JSON object with a type"),
+        ('say(type="maybe")', "answered generate with type 'maybe': it must be ok, fail or info"),
+        ('sys.stdout.write("{}\\n{}\\n"); sys.stdout.flush()', "wrote a line that answers nothing: '{}\\n{}'"),
+        ('say(type="ok", value=message["id"], id=message["id"] - 1)', "answered generate with id 2: it must be 3"),
+        ('print(json.dumps({"type": "ok"}), flush=True)', "answered generate without an id: it must be 3"),
+        ('sys.stdout.write("x" * 3000000); sys.stdout.flush(); time.sleep(60)', "bytes without the end of a line"),
+        ('say(type="ok")', "generate returned None"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_a_mistake_of_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: str, said: str
+) -> None:
+    monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 1 << 20)
+    done = driven(written(tmp_path, invoke), operations=2)
+    assert any(said in text for text in done.unexpected_errors), done.unexpected_errors or ends(done)
+    assert "info" in {kind for kind, _ in ends(done)}
+
+
+def test_a_program_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    hang = f"""
+child = subprocess.Popen(["sleep", "600"])
+print(os.getpid(), child.pid, file=open({str(pids)!r}, "w"), flush=True)
+time.sleep(600)
+"""
+    done = driven(written(tmp_path, hang), operations=1, timeout_s=5.0)
+    assert [kind for kind, _ in ends(done)] == ["info"]
+    assert "did not answer generate within 4.8 s" in ends(done)[0][1] and str(tmp_path) in ends(done)[0][1]
+    started = [int(word) for word in pids.read_text().split()]
+    assert len(started) == 2
+    deadline_s = time.monotonic() + 30
+    while any(_is_alive(pid) for pid in started) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert not any(_is_alive(pid) for pid in started)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether it runs; one that only waits for its parent to look has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+# Before a run
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("print('no')", "answered hello with 'no', which is no JSON object"),
+        ("raise SystemExit('no license')", "ended with status 1; it said last: no license"),
+        ('print(\'{"type": "ok", "id": 1}\')', 'must be {"id": 1, "type": "hello", "capabilities": ["read", "write"]}'),
+        ('print(\'{"id": 1, "type": "hello", "capabilities": ["raed"]}\')', "says that it can raed; known: read,"),
+        ("import time; time.sleep(600)", "did not answer hello within 3.0 s"),
+    ],
+)
+def test_a_command_is_tried_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str
+) -> None:
+    monkeypatch.setattr(json_lines, "START_TIMEOUT_S", 3.0)
+    path = tmp_path / "client.py"
+    path.write_text(source)
+    with pytest.raises(OperatorError) as caught:
+        client_program(f"{sys.executable} {path}")
+    assert said in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_command_that_there_is_not() -> None:
+    with pytest.raises(OperatorError, match="--client: 'no-such-program -x' cannot be run: No such file or directory"):
+        client_program("no-such-program -x")
+    for command in ("", "unclosed 'quote"):
+        with pytest.raises(OperatorError, match="--client"):
+            client_program(command)
+
+
+def test_its_methods_are_what_it_said_it_can(tmp_path: Path) -> None:
+    made = client_program(shlex.join(written(tmp_path, 'say(type="ok")')))
+    assert all(hasattr(made, name) for name in ("read", "write", "generate")) and not hasattr(made, "cas")
+
+
+def test_the_command_line_blames_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = shlex.join(written(tmp_path, 'say(type="ok")'))
+    for words, said in (
+        (["--system", "broker", "--client", command], "--client: system broker has clients of its own"),
+        (["--system", "toy", "--client", command, "--workload", "set"], "workload set needs the methods add, members"),
+        (["--system", "toy", "--client", "no-such-program"], "--client: 'no-such-program' cannot be run"),
+    ):
+        assert cli.main(["run", *words, "--store", str(tmp_path / "store")]) == 254
+        error = capsys.readouterr().err
+        assert said in error and len(error.splitlines()) == 1
+    assert not (tmp_path / "store").exists()
+
+
+# The examples
+
+
+@pytest.fixture
+def toy_address() -> Iterator[str]:
+    """The toy's server on a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen([sys.executable, toy_server.__file__, "127.0.0.1", str(port)])
+    try:
+        deadline_s = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            assert time.monotonic() < deadline_s and server.poll() is None
+            time.sleep(0.02)
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def check_example(command: str, address: str) -> None:
+    made = client_program(command)
+    done = run_in_process(
+        ClientRegisterWorkload(), prepared(made, address=address, timeout_s=60.0), operations=200, concurrency=2,
+        operation_timeout_s=90.0,
+    )  # fmt: skip
+    assert done.valid, (done.unexpected_errors, done.outcomes)
+    assert {event["type"] for event in done.events} == {"invoke", "ok"}
+    assert any(event["f"] == "read" and event["type"] == "ok" and event["value"] is not None for event in done.events)
+    nowhere = run_in_process(
+        ClientRegisterWorkload(), prepared(made, timeout_s=60.0), operations=2, concurrency=1, operation_timeout_s=90.0
+    )
+    assert {event["type"] for event in nowhere.events} == {"invoke", "fail"}
+
+
+def test_the_example_in_python(toy_address: str) -> None:
+    check_example(f"{sys.executable} {EXAMPLES / 'toy_client.py'}", toy_address)
+
+
+@pytest.mark.go
+def test_the_example_in_go(toy_address: str, tmp_path: Path) -> None:
+    if shutil.which("go") is None:
+        pytest.skip("needs Go")
+    program = tmp_path / "toy_client"
+    subprocess.run(["go", "build", "-o", str(program), str(EXAMPLES / "toy_client.go")], check=True, timeout=170)
+    check_example(str(program), toy_address)
+
+
+@pytest.mark.java
+def test_the_example_in_java(toy_address: str, tmp_path: Path) -> None:
+    if shutil.which("java") is None:
+        pytest.skip("needs Java")
+    if shutil.which("javac") is None:
+        check_example(f"java {EXAMPLES / 'ToyClient.java'}", toy_address)  # compiled at each start
+        return
+    subprocess.run(["javac", "-d", str(tmp_path), str(EXAMPLES / "ToyClient.java")], check=True, timeout=170)
+    check_example(f"java -cp {tmp_path} ToyClient", toy_address)
