@@ -66,7 +66,8 @@ def operations_per_s(client_class: Callable[[], Client], *, threads: int, operat
     def make(process: int, thread: int) -> WorkerClient:
         client = client_class()
         host: Any = NoHost()
-        client.host, client.hosts, client.process, client.settings, client.timeout_s = host, [host], process, {}, 30.0
+        client.host, client.hosts, client.process, client.timeout_s = host, [host], process, 30.0
+        client.settings = client.environment = {}
         return workload.client(client)
 
     async def run(path: Path) -> tuple[float, float]:

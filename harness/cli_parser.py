@@ -95,6 +95,12 @@ def build_parser() -> argparse.ArgumentParser:
     series.add_argument(
         "--json", action="store_true", help="print results.json on standard output, and the verdict elsewhere"
     )
+    series.add_argument(
+        "--junit", metavar="FILE", help="write JUnit XML: invalid is a failure, unknown an error; a case for each run"
+    )
+    series.add_argument(
+        "--step-summary", metavar="FILE", help="append a table in Markdown, as GITHUB_STEP_SUMMARY takes it"
+    )
     add_trace_option(series)
 
     add_exploration_commands(commands)

@@ -29,7 +29,7 @@ from harness.runner import Observed, Run
 from harness.runtime import harness_runtime
 from harness.seeded import seeded
 from harness.store import RunDir, Store
-from harness.systems.base import extra_hosts_of
+from harness.systems.base import HasClientPrograms, extra_hosts_of
 from harness.test import ALL, Test
 from harness.workloads.base import Workload
 from nemesis.forms import VariantNames, is_of_all, needs_of, split_variant
@@ -256,6 +256,8 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
         operation_timeout_s=test.operation_timeout_s,
     )
     prepare(system, capabilities)
+    if isinstance(system, HasClientPrograms):
+        system.client_environment = state.environment
     title = f"{test.name}  seed {test.seed}"
     with HistoryWriter(run_dir.history_path, clock.now_ns) as writer:
         progress = LiveProgress(

@@ -237,8 +237,6 @@ class ProgramClient(Client):
 
     command: ClassVar[str]
     words: ClassVar[Sequence[str]]
-    environment: ClassVar[Mapping[str, str]] = {}
-    """Added to the program's environment."""
     _program: _Program | None = None
 
     async def open(self) -> None:
@@ -285,7 +283,7 @@ class ProgramClient(Client):
             await program.end()
 
 
-def client_program(command: str, *, environment: Mapping[str, str] | None = None) -> type[ProgramClient]:
+def client_program(command: str) -> type[ProgramClient]:
     """The class of clients that a command is, once it was tried: it must start and name its capabilities.
 
     Not to be called inside an event loop. Raises OperatorError, in one line that names the command.
@@ -300,15 +298,13 @@ def client_program(command: str, *, environment: Mapping[str, str] | None = None
         capabilities = asyncio.run(_try_out(words, command))
     except (ProgramError, ClientMistake, OSError) as error:
         raise OperatorError(f"--client: {error}") from None
-    return program_class(command, words, capabilities, environment or {})
+    return program_class(command, words, capabilities)
 
 
-def program_class(
-    command: str, words: Sequence[str], capabilities: Sequence[str], environment: Mapping[str, str]
-) -> type[ProgramClient]:
+def program_class(command: str, words: Sequence[str], capabilities: Sequence[str]) -> type[ProgramClient]:
     """A class of clients with these capabilities; nothing is tried."""
     members: dict[str, Any] = {name: _method(name) for name in capabilities}
-    members |= {"command": command, "words": tuple(words), "environment": dict(environment)}
+    members |= {"command": command, "words": tuple(words)}
     return type(f"{os.path.basename(words[0])!r}", (ProgramClient,), members)
 
 

@@ -18,22 +18,59 @@ from harness.clusters.options import require_cluster
 from harness.clusters.select import choose
 from harness.clusters.user_namespace import reexec
 from harness.descriptors import require_descriptors
-from harness.errors import OperatorError
+from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.execution import Parts, exit_status_of, left_out, perform, plan_faults
 from harness.faults.moments import not_waited_for
 from harness.report import OutputConsole, print_summary
+from harness.report.junit import Case, case_of, write_junit
+from harness.report.step_summary import append_summary
 from harness.seeded import random_seed
-from harness.store import Store
+from harness.store import RunDir, Store
 from harness.systems.base import Fetched, extra_hosts_of, setting_problems
 from harness.test import ALL, NemesisChoice, Test
 from harness.workloads.choice import make_workload, require_capabilities
 from nemesis.forms import expand_variant
 from nemesis.protocol import Nemesis
 
-__all__ = ["Prepared", "announce", "enter_namespace", "prepare", "run_command", "test_from"]
+__all__ = ["Cases", "Prepared", "announce", "enter_namespace", "prepare", "run_command", "test_from"]
 
+
+KNOWN_ERRORS = (OperatorError, SystemUnderTestError, HarnessError)
+"""Those whose text says everything."""
 
 NO_FAULTS = "no faults: this run breaks nothing; --nemesis partition cuts the network, --nemesis all does all it can"
+
+
+class Cases:
+    """What the runs of a command came to, written at its end to where `--junit` and `--step-summary` say."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._junit: str | None = arguments.junit
+        self._step_summary: str | None = arguments.step_summary
+        self._cases: list[Case] = []
+
+    def judged(self, test: Test, run_dir: RunDir, results: Mapping[str, Any], *, label: str = "") -> None:
+        """A run that has a verdict."""
+        name = f"{test.name} {label}".strip()
+        self._cases.append(case_of(results, test.to_json(), name=name, report_path=str(run_dir.report_path)))
+
+    def did_not_run(self, test: Test | None, error: BaseException, *, label: str = "") -> None:
+        """A run that has none."""
+        name = f"{'run' if test is None else test.name} {label}".strip()
+        properties = {} if test is None else {"seed": str(test.seed), "repeat": test.replay_line()}
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, KNOWN_ERRORS) else str(error)
+        self._cases.append(Case(name, "did-not-run", reason, properties=properties))
+
+    def __enter__(self) -> Cases:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception):
+            self.did_not_run(None, error)
+        if self._junit is not None:
+            write_junit(self._junit, self._cases)
+        if self._step_summary is not None:
+            append_summary(self._step_summary, self._cases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +89,14 @@ def run_command(arguments: argparse.Namespace) -> int:
 
     Several runs (--matrix, --test-count) are `harness.commands.series`.
     """
-    prepared = prepare(arguments)
-    store = Store(arguments.store)
-    enter_namespace(prepared, arguments)
-    console = OutputConsole(stderr=True)
-    announce(prepared, console)
-    run_dir, results = perform(prepared.parts, store, console)
+    with Cases(arguments) as cases:
+        prepared = prepare(arguments)
+        store = Store(arguments.store)
+        enter_namespace(prepared, arguments)
+        console = OutputConsole(stderr=True)
+        announce(prepared, console)
+        run_dir, results = perform(prepared.parts, store, console)
+        cases.judged(prepared.parts.test, run_dir, results)
     show = console if arguments.json else OutputConsole()
     print_summary(results, show, test=prepared.parts.test.to_json(), report_path=run_dir.report_path)
     if arguments.json:
@@ -69,10 +108,15 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 def prepare(arguments: argparse.Namespace) -> Prepared:
     """The test that the arguments describe, checked against what can be had here. Raises OperatorError."""
-    test = test_from(arguments)
-    system_class = registry.load("systems", test.system)
+    return prepare_test(test_from(arguments), has_trace=arguments.trace)
+
+
+def prepare_test(test: Test, *, has_trace: bool = False, system_class: Any = None) -> Prepared:
+    """A test, checked against what can be had here; `system_class` where its name is not to be looked up. Raises
+    OperatorError."""
+    if system_class is None:
+        system_class = _with_client(registry.load("systems", test.system), test)
     nemeses = _nemeses(test)
-    system_class = _with_client(system_class, test)
     check_settings(test.system, system_class, test.system_settings)
     workload = make_workload(test.workload, system_class=system_class, system=test.system, settings=test.settings)
     require_capabilities(workload, system_class)
@@ -86,7 +130,7 @@ def prepare(arguments: argparse.Namespace) -> Prepared:
     cluster_class = registry.load("clusters", test.cluster)
     cluster_class = require_cluster(cluster_class, test.cluster_options, extra_hosts=extra_hosts_of(system_class))
     require_descriptors(test)
-    if arguments.trace and not isinstance(cluster_class, Traced):
+    if has_trace and not isinstance(cluster_class, Traced):
         raise OperatorError(f"--trace: the network of cluster {test.cluster} cannot be traced; give --cluster sim")
     parts = Parts(
         test=test,
@@ -96,7 +140,7 @@ def prepare(arguments: argparse.Namespace) -> Prepared:
         workload=workload,
         nemeses=nemeses,
         schedule=plan_faults(test, nemeses, cluster_class, system_class),
-        has_trace=arguments.trace,
+        has_trace=has_trace,
     )
     return Prepared(
         parts=parts,

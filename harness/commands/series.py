@@ -27,7 +27,7 @@ from typing import Any
 from rich.table import Table
 
 from harness.cli_parser import build_parser
-from harness.commands.run import Prepared, announce, enter_namespace, prepare
+from harness.commands.run import Cases, Prepared, announce, enter_namespace, prepare
 from harness.errors import EXIT_HARNESS_FAILED, OperatorError, SystemUnderTestError, nearest
 from harness.execution import exit_status_of, perform
 from harness.report import OutputConsole
@@ -98,7 +98,8 @@ def series_command(arguments: argparse.Namespace) -> int:
     console.print(f"{plural(total, 'run')} of {plural(len(options), 'configuration')}, base seed {base_seed}")
     tally = _Tally()
     try:
-        _perform_all(plan, Store(arguments.store), console, tally)
+        with Cases(arguments) as cases:
+            _perform_all(plan, Store(arguments.store), console, tally, cases)
     finally:
         _print_summary(tally, console if arguments.json else OutputConsole())
     if arguments.json:
@@ -108,7 +109,9 @@ def series_command(arguments: argparse.Namespace) -> int:
     return tally.worst
 
 
-def _perform_all(plan: Sequence[tuple[str, Prepared]], store: Store, console: OutputConsole, tally: _Tally) -> None:
+def _perform_all(
+    plan: Sequence[tuple[str, Prepared]], store: Store, console: OutputConsole, tally: _Tally, cases: Cases
+) -> None:
     failed_starts = 0
     for number, (label, prepared) in enumerate(plan, 1):
         head = f"run {number} of {len(plan)}, {label}, seed {prepared.parts.test.seed}"
@@ -119,6 +122,7 @@ def _perform_all(plan: Sequence[tuple[str, Prepared]], store: Store, console: Ou
         except SystemUnderTestError as error:
             console.print(f"{head}: [red]did not start[/]: {error}", highlight=False, soft_wrap=True)
             tally.add(label, "not started", EXIT_HARNESS_FAILED)
+            cases.did_not_run(prepared.parts.test, error, label=label)
             failed_starts += 1
             if failed_starts == MAX_FAILED_STARTS:
                 raise SystemUnderTestError(f"{failed_starts} runs in a row did not start; the last: {error}") from None
@@ -126,6 +130,7 @@ def _perform_all(plan: Sequence[tuple[str, Prepared]], store: Store, console: Ou
         failed_starts = 0
         verdict = _VERDICTS.get(results["valid"], "unknown")
         tally.add(label, verdict, exit_status_of(results))
+        cases.judged(prepared.parts.test, run_dir, results, label=f"{label} seed {prepared.parts.test.seed}")
         tally.results.append({"run": run_dir.name, **results})
         style = {"valid": "green", "invalid": "red", "unknown": "magenta"}[verdict]
         console.print(f"{head}: [{style}]{verdict}[/]  {run_dir.name}", highlight=False, soft_wrap=True)

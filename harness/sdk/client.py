@@ -44,6 +44,8 @@ class Client:
     """The number of this logical client, never used twice in a run."""
     settings: Mapping[str, str]
     """The system's settings, defaults included."""
+    environment: Mapping[str, str]
+    """What programs that a client starts need in their environment, so that `harness clean` finds them."""
     timeout_s: float
     """How long one operation may take. The harness ends the call then, by cancelling it."""
 

@@ -94,9 +94,9 @@ def load_file(name: str) -> Plugin:
     return _checked(Plugin(stem if not class_name else f"{stem}:{class_name}", systems[0], _client_of(systems[0])))
 
 
-def plugin_of(system_class: type[System], name: str) -> Plugin:
-    """The plug-in behind an entry point that names a system. Raises PluginError."""
-    return _checked(Plugin(name, system_class, _client_of(system_class)))
+def plugin_of(system_class: type[System], name: str, client_class: type[Client] | None = None) -> Plugin:
+    """The plug-in of a system, with its own clients or those given. Raises PluginError."""
+    return _checked(Plugin(name, system_class, client_class or _client_of(system_class)))
 
 
 @cache

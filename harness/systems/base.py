@@ -20,6 +20,7 @@ from nemesis.target import Operator
 __all__ = [
     "CheckOutcome",
     "Fetched",
+    "HasClientPrograms",
     "MessagingConnection",
     "Operated",
     "QueueConnection",
@@ -260,6 +261,14 @@ class Fetched(Protocol):
     def fetch(cls, say: Callable[[str], None]) -> None:
         """Have them on this machine, saying in words what is fetched and where to. Raises OperatorError."""
         ...
+
+
+@runtime_checkable
+class HasClientPrograms(Protocol):
+    """A system whose clients may be programs of their own, on the harness's machine."""
+
+    client_environment: Mapping[str, str]
+    """What such a program has in its environment, so that it can be told as the run's."""
 
 
 @runtime_checkable

@@ -109,6 +109,7 @@ class GuestSystem:
         self._cluster = cluster
         self._log_dir = Path(log_dir)
         self._operation_timeout_s = operation_timeout_s
+        self.client_environment: Mapping[str, str] = {}
         self._values = {setting.name: setting.default for setting in self.settings} | dict(settings)
         self._roots: dict[str, list[tuple[Recipe, str]]] = {}
         """Host -> where it has what each recipe brought."""
@@ -428,6 +429,7 @@ class GuestSystem:
         client.hosts = self._system.hosts
         client.process = process
         client.settings = self._values
+        client.environment = self.client_environment
         client.timeout_s = self._operation_timeout_s
         return client
 

@@ -62,7 +62,7 @@ def prepared(client_class: type[ProgramClient], *, address: str = "127.0.0.1:1",
         client = client_class()
         host: Any = NamedHost(address)
         client.host, client.hosts, client.process = host, [host], next(numbers)
-        client.settings, client.timeout_s = {"read": "any"}, timeout_s
+        client.settings, client.timeout_s, client.environment = {"read": "any"}, timeout_s, {"MARKED": "yes"}
         return client
 
     return new
@@ -76,7 +76,7 @@ def written(folder: Path, invoke: str) -> list[str]:
 
 def driven(words: list[str], *, f: str = "generate", operations: int = 3, timeout_s: float = 20.0) -> InProcessRun:
     """The operations of one logical client."""
-    client_class = program_class(shlex.join(words), words, ["generate", "read", "write"], {})
+    client_class = program_class(shlex.join(words), words, ["generate", "read", "write"])
     workload = UniqueIdsWorkload() if f == "generate" else ClientRegisterWorkload()
     return run_in_process(
         workload,
@@ -95,14 +95,15 @@ def test_a_program_answers_ok_fail_and_info(tmp_path: Path) -> None:
     in_turn = """
 kinds = globals().setdefault("kinds", ["ok", "fail", "info"])
 kind = kinds.pop(0)
-say(type=kind, value=os.getpid()) if kind == "ok" else say(type=kind, error="because of " + kind)
+told = {"value": [os.getpid(), os.environ["MARKED"]]} if kind == "ok" else {"error": "because of " + kind}
+say(type=kind, **told)
 """
     done = driven(written(tmp_path, in_turn), operations=4)
     assert [kind for kind, _ in ends(done)] == ["ok", "fail", "info", "ok"]
     assert [event["error"] for event in done.events if "error" in event] == [
         "Refused: because of fail", "generate: ProgramError: because of info (json_lines.py:" + _line(done) + ")",
     ]  # fmt: skip
-    ids = [event["value"] for event in done.events if event["type"] == "ok"]
+    ids = [event["value"][0] for event in done.events if event["type"] == "ok"]
     assert ids[0] != ids[1]  # after `info` another logical client goes on, in a program of its own
     assert not any(_runs(pid) for pid in ids)
 

@@ -1,0 +1,193 @@
+"""Runs from within a program of somebody else: a test of pytest, a script, a notebook.
+
+`judged_run` is `harness run` as a function: it plans, performs and judges a run and leaves it in a store. It may be
+called where an event loop is running: the run has a thread and a loop of its own then, as it has everywhere but in the
+main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from harness import registry
+from harness.commands.run import Prepared, prepare_test
+from harness.errors import OperatorError, nearest
+from harness.execution import perform
+from harness.json_lines import client_program
+from harness.report import OutputConsole
+from harness.sdk import Client, System
+from harness.sdk.plugin import plugin_of, require_client
+from harness.seeded import random_seed
+from harness.store import Store
+from harness.systems.guest import GuestSystem, adapted, with_client
+from harness.test import NemesisChoice, Test
+
+__all__ = ["OPTIONS", "JudgedRun", "in_own_thread", "judged_run"]
+
+T = TypeVar("T")
+
+OPTIONS: Mapping[str, Any] = {
+    "workload": "register",
+    "nemesis": "none",
+    "cluster": "auto",
+    "nodes": 3,
+    "time_limit": 30.0,
+    "nemesis_interval": 5.0,
+    "nemesis_schedule": None,
+    "concurrency": 10,
+    "rate": 200.0,
+    "operation_timeout": 3.0,
+    "checker_timeout": 60.0,
+    "checker_memory": 2048,
+    "settings": {},
+    "cluster_options": {},
+    "fail_fast": False,
+    "seed": None,
+    "store": "store",
+}
+"""Option of a run -> its default; as those of `harness run`, times in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRun:
+    """A run that took place: its verdict and where everything is that it left."""
+
+    results: Mapping[str, Any]
+    path: str
+    report_path: str
+    seed: int
+
+
+def judged_run(system: Any, client: Any = None, **options: Any) -> JudgedRun:
+    """Perform and judge a run.
+
+    `system` is a class of `harness.sdk.System` or an object of one, or a name as `--system` takes it; `client` a class
+    of `harness.sdk.Client` or an object of one, the command of a program that speaks JSON lines, or None for the
+    system's own. Options are those of `OPTIONS`. Raises OperatorError, SystemUnderTestError, HarnessError.
+    """
+    unknown = [name for name in options if name not in OPTIONS]
+    if unknown:
+        raise OperatorError(f"no option {unknown[0]!r}{nearest(unknown[0], OPTIONS)}; known: {', '.join(OPTIONS)}")
+    given = {**OPTIONS, **options}
+    name, system_class = _system(system, client)
+    test = _test(name, client if isinstance(client, str) else None, given)
+    problems = test.problems()
+    if problems:
+        raise OperatorError("; ".join(problems))
+    return in_own_thread(lambda: _perform(test, system_class, str(given["store"])))
+
+
+def _perform(test: Test, system_class: Any, store: str) -> JudgedRun:
+    prepared = prepare_test(test, system_class=system_class)
+    if prepared.in_user_namespace:
+        if test.cluster != "auto":
+            raise OperatorError(f"cluster {test.cluster} needs root here: run as root, or take cluster='local'")
+        prepared = prepare_test(replace(test, cluster="local"), system_class=system_class)
+    return _performed(prepared, store)
+
+
+def _performed(prepared: Prepared, store: str) -> JudgedRun:
+    test = prepared.parts.test
+    fetch = prepared.parts.system_class
+    if isinstance(fetch, type) and issubclass(fetch, GuestSystem):
+        fetch.fetch(lambda line: None)
+    run_dir, results = perform(prepared.parts, Store(store), OutputConsole(file=io.StringIO()))
+    return JudgedRun(results, str(run_dir.path), str(run_dir.report_path), test.seed)
+
+
+def in_own_thread(work: Callable[[], T]) -> T:
+    """What `work` returns or raises. In the main thread without a running event loop it is called at once, so that
+    Ctrl-C ends a run in order; elsewhere in a thread of its own, which has no loop yet."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        if threading.current_thread() is threading.main_thread():
+            return work()
+    outcome: list[T] = []
+    errors: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=target, name="splitbrain-run")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return outcome[0]
+
+
+def _system(system: Any, client: Any) -> tuple[str, Any]:
+    """The name of a system, and its class as the harness takes it. Raises OperatorError."""
+    if isinstance(system, str):
+        name, found = system, registry.load("systems", system)
+    else:
+        system_class = system if isinstance(system, type) else type(system)
+        if not issubclass(system_class, System):
+            raise OperatorError(f"{system!r:.80} is no harness.sdk.System, and no name of a system")
+        name = _name_of(system_class)
+        of_its_own = None if client is None else Client if isinstance(client, str) else _client_class(client)
+        found = adapted(plugin_of(system_class, system_class.__name__.lower(), of_its_own))
+    if client is None:
+        if isinstance(found, type) and issubclass(found, GuestSystem):
+            require_client(found.plugin)
+        return name, found
+    if not (isinstance(found, type) and issubclass(found, GuestSystem)):
+        raise OperatorError(f"system {name} has clients of its own; those of harness.sdk take others")
+    if isinstance(client, str):
+        return name, with_client(found, client_program(client))
+    return name, with_client(found, _client_class(client))
+
+
+def _client_class(client: Any) -> type[Client]:
+    found = client if isinstance(client, type) else type(client)
+    if not issubclass(found, Client):
+        raise OperatorError(f"{client!r:.80} is no harness.sdk.Client, and no command of a program that is a client")
+    return found
+
+
+def _name_of(system_class: type[System]) -> str:
+    """As `harness run` would be told: FILE.py:CLASS."""
+    path = inspect.getsourcefile(system_class)
+    if path is None:
+        return system_class.__name__.lower()
+    try:
+        shown = str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        shown = path
+    return f"{shown}:{system_class.__name__}"
+
+
+def _test(name: str, command: str | None, given: Mapping[str, Any]) -> Test:
+    names = [word.strip() for word in str(given["nemesis"]).split(",") if word.strip()]
+    chosen = () if names in ([], ["none"]) else tuple(NemesisChoice.parse(word) for word in names)
+    return Test(
+        system=name,
+        cluster=str(given["cluster"]),
+        nodes=int(given["nodes"]),
+        workload=str(given["workload"]),
+        nemesis=chosen,
+        nemesis_interval_s=float(given["nemesis_interval"]),
+        nemesis_schedule=given["nemesis_schedule"],
+        time_limit_s=float(given["time_limit"]),
+        concurrency=int(given["concurrency"]),
+        rate=float(given["rate"]),
+        seed=random_seed() if given["seed"] is None else int(given["seed"]),
+        settings={str(key): str(value) for key, value in dict(given["settings"]).items()},
+        cluster_options=dict(given["cluster_options"]),
+        operation_timeout_s=float(given["operation_timeout"]),
+        checker_timeout_s=float(given["checker_timeout"]),
+        checker_memory_mb=int(given["checker_memory"]),
+        fail_fast=bool(given["fail_fast"]),
+        client=command,
+    )

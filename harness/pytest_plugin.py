@@ -1,0 +1,204 @@
+"""Runs as tests of pytest: the fixture `splitbrain` and the marker of the same name.
+
+    @pytest.mark.splitbrain(nodes=3, time_limit=40)
+    @pytest.mark.parametrize("nemesis", ["partition", "kill,pause", "all"])
+    def test_etcd(splitbrain, nemesis):
+        splitbrain.run(MyKV(), KV, workload="register", nemesis=nemesis).assert_valid()
+
+An invalid run fails its test; one that is unknown, or that did not run, is an error: pytest and its JUnit file tell the
+two apart. What a failing test prints begins with the verdict, the seed, the line that repeats it and the report. The
+directory of a run is kept where its test did not pass. docs/pytest.md is the page for users.
+
+pytest loads this module in every session where Splitbrain is installed, so it imports nothing of the harness by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from harness.embedding import JudgedRun
+
+__all__ = ["RunInvalid", "RunUndecided", "Splitbrain", "SplitbrainRun"]
+
+MAX_LINE_CHARS = 400
+"""Of the verdict's sentence in what a failing test prints; the report has all of it."""
+
+_RUNS = pytest.StashKey[list["SplitbrainRun"]]()
+_PASSED = pytest.StashKey[bool]()
+
+
+class RunInvalid(AssertionError):
+    """A run was invalid: the system under test broke its promises."""
+
+
+class RunUndecided(Exception):
+    """A run is unknown, or did not take place: nothing is known of the system under test."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("splitbrain")
+    group.addoption(
+        "--splitbrain-seed", type=int, metavar="N", help="the seed of every test's first run (default: random)"
+    )
+    group.addoption(
+        "--splitbrain-store", metavar="DIR", help="where the runs of tests that did not pass are kept "
+        "(default: splitbrain-store in the root directory)",
+    )  # fmt: skip
+    group.addoption(
+        "--splitbrain-keep", action="store_true", help="keep the runs of tests that passed as well"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "splitbrain(**options): options of the test's runs, as those of `harness run`: nodes, time_limit, cluster, "
+        "rate, concurrency, nemesis, nemesis_interval, workload, operation_timeout, settings (a dict), seed",
+    )
+
+
+class SplitbrainRun:
+    """A run that took place."""
+
+    def __init__(self, run: JudgedRun, repeat: str) -> None:
+        self.results: Mapping[str, Any] = run.results
+        """As in results.json."""
+        self.path: str = run.path
+        """The run's directory."""
+        self.report: str = run.report_path
+        self.seed: int = run.seed
+        self.repeat = repeat
+        """The command that runs the test with the same seed."""
+
+    @property
+    def valid(self) -> bool | str:
+        """True, False or "unknown"."""
+        return self.results["valid"]  # type: ignore[no-any-return]
+
+    @property
+    def verdict(self) -> str:
+        """valid, invalid or unknown."""
+        return "valid" if self.valid is True else "invalid" if self.valid is False else "unknown"
+
+    def assert_valid(self) -> None:
+        """Raises RunInvalid for an invalid run, RunUndecided for one that is unknown."""
+        if self.valid is True:
+            return
+        text = f"{self.verdict.upper()}: {_clip(str(self.results['reason']))}\n{self._lines()}"
+        raise (RunInvalid if self.valid is False else RunUndecided)(text)
+
+    def assert_invalid(self) -> None:
+        """For tests that a broken system is found out. Raises RunUndecided for an unknown run, RunInvalid for a valid
+        one."""
+        if self.valid is True:
+            raise RunInvalid(f"VALID, and it should not be: {_clip(str(self.results['reason']))}\n{self._lines()}")
+        if self.valid is not False:
+            self.assert_valid()
+
+    def _lines(self) -> str:
+        return f"seed    {self.seed}\nrepeat  {self.repeat}\nreport  {self.report}"
+
+
+class Splitbrain:
+    """The fixture: runs systems. Options of the marker are those of every run; `run` may change them."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._request = request
+        self._options: dict[str, Any] = {}
+        for mark in reversed(list(request.node.iter_markers("splitbrain"))):
+            if mark.args:
+                raise pytest.UsageError("pytest.mark.splitbrain takes options by name: nodes=3, time_limit=40")
+            self._options |= mark.kwargs
+        self._runs: list[SplitbrainRun] = []
+        request.node.stash[_RUNS] = self._runs
+        self._base_seed: int | None = request.config.getoption("--splitbrain-seed")
+
+    def run(self, system: Any, client: Any = None, **options: Any) -> SplitbrainRun:
+        """Run a system: a class of `harness.sdk.System` or an object of one, or a name that `harness run --system`
+        takes. `client` is a class of `harness.sdk.Client` where the system's module has several, or the command of a
+        program that speaks JSON lines.
+
+        Raises RunUndecided when it cannot be run.
+        """
+        from harness.embedding import judged_run
+        from harness.errors import HarnessError, OperatorError, SystemUnderTestError
+
+        seed = self._seed({**self._options, **options})
+        repeat = self._repeat_line()
+        print(f"splitbrain: seed {seed}; {repeat}")
+        given = {**self._options, **options, "seed": seed, "store": self._store()}
+        try:
+            run = SplitbrainRun(judged_run(system, client, **given), repeat)
+        except (OperatorError, SystemUnderTestError, HarnessError) as error:
+            text = f"DID NOT RUN: {error}\nseed    {seed}\nrepeat  {repeat}\nstore   {self._store()}"
+            self._note("did-not-run", seed, repeat, "")
+            raise RunUndecided(text) from None
+        self._runs.append(run)
+        self._note(run.verdict, seed, repeat, run.report)
+        if run.results.get("interrupted"):
+            raise KeyboardInterrupt
+        return run
+
+    def _seed(self, options: Mapping[str, Any]) -> int:
+        """That of the next run. The first has the one that was given, the others follow from it."""
+        from harness.commands.series import derived_seed
+        from harness.seeded import random_seed
+
+        if self._base_seed is None:
+            given = options.get("seed")
+            self._base_seed = random_seed() if given is None else int(given)
+        return derived_seed(self._base_seed, len(self._runs))
+
+    def _repeat_line(self) -> str:
+        return f"pytest {shlex.quote(self._request.node.nodeid)} --splitbrain-seed {self._base_seed}"
+
+    def _store(self) -> str:
+        given = self._request.config.getoption("--splitbrain-store")
+        return os.path.join(str(self._request.config.rootpath), given or "splitbrain-store")
+
+    def _note(self, verdict: str, seed: int, repeat: str, report: str) -> None:
+        """Properties of the test case in JUnit's file."""
+        self._request.node.user_properties += [
+            ("splitbrain.verdict", verdict), ("splitbrain.seed", str(seed)), ("splitbrain.repeat", repeat),
+            ("splitbrain.report", report),
+        ]  # fmt: skip
+
+
+@pytest.fixture
+def splitbrain(request: pytest.FixtureRequest) -> Iterator[Splitbrain]:
+    """Runs systems under faults; see `Splitbrain.run`."""
+    yield Splitbrain(request)
+    if request.node.stash.get(_PASSED, False) and not request.config.getoption("--splitbrain-keep"):
+        for run in request.node.stash.get(_RUNS, []):
+            shutil.rmtree(run.path, ignore_errors=True)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, None]:
+    """What a run that is not valid has to say goes before everything else, and what is undecided is an error."""
+    outcome = yield
+    report: pytest.TestReport = outcome.get_result()
+    if call.when == "call":
+        item.stash[_PASSED] = report.passed
+    if call.excinfo is None or not isinstance(call.excinfo.value, RunInvalid | RunUndecided):
+        return
+    frames = [entry for entry in call.excinfo.traceback if str(entry.path) == str(item.path)]
+    where = f"\nat      {item.nodeid.partition('::')[0]}:{frames[-1].lineno + 1}" if frames else ""
+    report.longrepr = f"{call.excinfo.value}{where}"
+    if isinstance(call.excinfo.value, RunUndecided):
+        # pytest calls what fails in a test's call a failure, and what fails before it an error.
+        report.when = "setup"
+
+
+def _clip(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= MAX_LINE_CHARS else f"{flat[:MAX_LINE_CHARS]}..."

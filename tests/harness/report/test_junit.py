@@ -1,0 +1,73 @@
+"""JUnit files and step summaries, read back by a parser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import cli
+from harness.errors import OperatorError
+from harness.report.junit import Case, write_junit
+from harness.report.step_summary import summary
+
+VERDICTS = {"valid": None, "invalid": "failure", "unknown": "error", "did-not-run": "error"}
+
+
+def read(path: Path) -> dict[str, ElementTree.Element]:
+    return {str(case.get("name")): case for case in ElementTree.parse(path).getroot().iter("testcase")}
+
+
+def test_a_parser_tells_verdicts_apart(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "junit.xml"
+    cases = [Case(verdict, verdict, f"because {verdict}", properties={"seed": "7"}) for verdict in VERDICTS]
+    write_junit(str(path), cases)
+    found = read(path)
+    for verdict, tag in VERDICTS.items():
+        children = [child for child in found[verdict] if child.tag != "properties"]
+        problems = [(child.tag, child.get("type"), child.get("message")) for child in children]
+        assert problems == ([] if tag is None else [(tag, verdict, f"because {verdict}")])
+        told = {each.get("name"): each.get("value") for each in found[verdict].iter("property")}
+        assert told == {"verdict": verdict, "seed": "7"}
+    root = ElementTree.parse(path).getroot()
+    assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("4", "1", "2")
+
+
+@given(text=st.text(), name=st.text())
+def test_any_text_makes_a_file_that_can_be_read(tmp_path_factory: pytest.TempPathFactory, text: str, name: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.xml"
+    write_junit(str(path), [Case(name, "invalid", text, text=text, properties={"repeat": text})])
+    case = next(iter(ElementTree.parse(path).getroot().iter("testcase")))
+    assert case.find("failure") is not None
+    table = summary([Case(name, "invalid", text, properties={"seed": "1"})])
+    assert len(table.splitlines()) == 3
+
+
+def test_a_file_that_cannot_be_written_is_the_operators(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match=r"--junit /.*: Is a directory"):
+        write_junit(str(tmp_path), [])
+
+
+@pytest.mark.cluster
+def test_harness_run_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    junit, table = tmp_path / "junit.xml", tmp_path / "summary.md"
+    table.write_text("before\n")
+    words = ["run", "--system", "toy", "--cluster", "local", "--nodes", "2", "--time-limit", "1.5", "--seed", "5"]
+    words += ["--store", str(tmp_path / "store"), "--junit", str(junit), "--step-summary", str(table)]
+    assert cli.main(words) == 0
+    (case,) = read(junit).values()
+    told = {str(each.get("name")): str(each.get("value")) for each in case.iter("property")}
+    assert told["verdict"] == "valid" and told["seed"] == "5" and "--seed 5" in told["repeat"]
+    assert Path(told["report"]).is_file() and float(str(case.get("time"))) > 0
+    assert table.read_text().startswith("before\n| run | verdict |") and "✅ valid" in table.read_text()
+    assert cli.main([*words, "--test-count", "2"]) == 0
+    assert len(read(junit)) == 2
+    assert cli.main([*words, "--workload", "set"]) == 254
+    (case,) = read(junit).values()
+    error = case.find("error")
+    assert error is not None and error.get("type") == "did-not-run"
+    assert "workload set needs the methods add, members" in str(error.get("message"))
+    capsys.readouterr()

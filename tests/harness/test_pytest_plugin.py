@@ -1,0 +1,179 @@
+"""The plug-in of pytest, used as its users do: verdicts as outcomes, what a failing test prints, JUnit, xdist."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from harness.embedding import judged_run
+from harness.errors import OperatorError
+
+HEAD = '''
+import pytest
+from harness.sdk import Client, Host, System, path
+from harness.systems.toy import Toy, ToyClient
+
+class Stale(ToyClient):
+    """Every read is of another system than every write."""
+    async def read(self, key):
+        return -7
+
+class Silent(ToyClient):
+    async def read(self, key):
+        raise ConnectionError("no")
+    async def write(self, key, value):
+        raise ConnectionError("no")
+
+class Ends(Toy):
+    """A system whose program ends at once."""
+    def command(self, host):
+        return ["false"]
+    ready_timeout_s = 5.0
+
+pytestmark = pytest.mark.splitbrain(nodes=2, time_limit=1.5, cluster="local", rate=50, concurrency=3)
+'''
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Path:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    return tmp_path
+
+
+def run_pytest(folder: Path, body: str, *words: str) -> tuple[int, str]:
+    """A session of its own."""
+    (folder / "test_kv.py").write_text(HEAD + body)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--junitxml", "junit.xml", *words, "test_kv.py"],
+        cwd=folder, capture_output=True, text=True, timeout=170, env=environment,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+def cases(folder: Path) -> dict[str, ElementTree.Element]:
+    root = ElementTree.parse(folder / "junit.xml").getroot()
+    return {str(case.get("name")): case for case in root.iter("testcase")}
+
+
+def properties(case: ElementTree.Element) -> dict[str, str]:
+    return {str(each.get("name")): str(each.get("value")) for each in case.iter("property")}
+
+
+@pytest.mark.cluster
+def test_verdicts_are_outcomes_that_junit_tells_apart(session: Path) -> None:
+    status, said = run_pytest(session, """
+def test_valid(splitbrain):
+    run = splitbrain.run(Toy(), ToyClient)
+    run.assert_valid()
+    assert run.valid is True and run.results["ops"]["ok"] > 0
+
+def test_invalid(splitbrain):
+    splitbrain.run(Toy, Stale).assert_valid()
+
+def test_unknown(splitbrain):
+    splitbrain.run(Toy, Silent).assert_valid()
+
+def test_does_not_start(splitbrain):
+    splitbrain.run(Ends, ToyClient).assert_valid()
+
+def test_cannot_be_run(splitbrain):
+    splitbrain.run(Toy, ToyClient, workload="set").assert_valid()
+
+def test_expected_to_be_found_out(splitbrain):
+    splitbrain.run(Toy, Stale, workload="register").assert_invalid()
+""")  # fmt: skip
+    assert status == 1 and "1 failed, 2 passed, 3 errors" in said, said
+    found = cases(session)
+    kinds = {name: [child.tag for child in case if child.tag in ("failure", "error")] for name, case in found.items()}
+    assert kinds == {
+        "test_valid": [], "test_invalid": ["failure"], "test_unknown": ["error"], "test_does_not_start": ["error"],
+        "test_cannot_be_run": ["error"], "test_expected_to_be_found_out": [],
+    }  # fmt: skip
+    verdicts = {name: properties(case)["splitbrain.verdict"] for name, case in found.items()}
+    assert verdicts == {
+        "test_valid": "valid", "test_invalid": "invalid", "test_unknown": "unknown",
+        "test_does_not_start": "did-not-run", "test_cannot_be_run": "did-not-run",
+        "test_expected_to_be_found_out": "invalid",
+    }  # fmt: skip
+    assert "workload set needs the methods add, members, which client ToyClient lacks" in said
+    for name in ("test_invalid", "test_unknown"):
+        report = Path(properties(found[name])["splitbrain.report"])
+        assert report.is_file() and report.is_relative_to(session / "splitbrain-store")
+    kept = {path.parent.name for path in (session / "splitbrain-store").glob("*/*/results.json")}
+    assert len(kept) == 2  # of those that passed nothing is left
+
+
+@pytest.mark.cluster
+def test_what_a_failing_test_prints_begins_with_all_that_is_needed(session: Path) -> None:
+    body = """
+def test_stale(splitbrain):
+    splitbrain.run(Toy, Stale).assert_valid()
+"""
+    _, said = run_pytest(session, body, "--splitbrain-seed", "77")
+    headline = re.search(r"^_+ test_stale _+$", said, re.MULTILINE)
+    assert headline is not None
+    lines = said[headline.end() :].strip().splitlines()
+    assert lines[0].startswith("INVALID: linearizable: ") and len(lines[0]) < 500
+    assert lines[1] == "seed    77"
+    assert lines[2] == "repeat  pytest test_kv.py::test_stale --splitbrain-seed 77"
+    assert lines[3].startswith(f"report  {session}/splitbrain-store/") and Path(lines[3].split()[1]).is_file()
+    assert re.fullmatch(r"at      test_kv\.py:\d+", lines[4])
+
+
+@pytest.mark.cluster
+def test_four_runs_at_a_time_under_xdist_and_inside_of_event_loops(session: Path) -> None:
+    status, said = run_pytest(session, """
+import asyncio
+
+@pytest.mark.parametrize("number", range(4))
+def test_kv(splitbrain, number):
+    async def within_a_loop():
+        return splitbrain.run(Toy, ToyClient, time_limit=3)
+    run = asyncio.run(within_a_loop()) if number % 2 else splitbrain.run(Toy, ToyClient, time_limit=3)
+    run.assert_valid()
+""", "-n", "4", "--splitbrain-keep")  # fmt: skip
+    assert status == 0 and "4 passed" in said, said
+    found = [properties(case) for case in cases(session).values()]
+    assert len({each["splitbrain.seed"] for each in found}) == 4
+    assert len({each["splitbrain.report"] for each in found}) == 4
+    assert all(Path(each["splitbrain.report"]).is_file() for each in found)
+
+
+def test_a_test_without_the_fixture_pays_nothing(session: Path) -> None:
+    (session / "test_plain.py").write_text(
+        "import sys\ndef test_plain():\n    assert 'harness.pytest_plugin' in sys.modules\n"
+        "    assert not [name for name in sys.modules if name.startswith(('rich', 'harness.e', 'harness.c'))]\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "test_plain.py"],
+        cwd=session, capture_output=True, text=True, timeout=170, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("system", "client", "options", "said"),
+    [
+        ("toy", None, {"nods": 3}, "no option 'nods' (did you mean nodes?)"),
+        ("toi", None, {}, "unknown system 'toi' (did you mean toy?)"),
+        (3, None, {}, "3 is no harness.sdk.System, and no name of a system"),
+        ("toy", 3, {}, "3 is no harness.sdk.Client"),
+        ("broker", "true", {}, "system broker has clients of its own"),
+        ("toy", None, {"nodes": 0}, "--nodes must be 1 to 15"),
+        ("toy", None, {"nemesis": "quake"}, "unknown nemesis 'quake'"),
+    ],
+)
+def test_what_cannot_be_run_is_said(
+    tmp_path: Path, system: object, client: object, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(OperatorError) as caught:
+        judged_run(system, client, **{"store": str(tmp_path), **options})
+    assert said in str(caught.value)
