@@ -26,6 +26,7 @@ from harness.sdk import Client, System
 from harness.sdk.plugin import plugin_of, require_client
 from harness.seeded import random_seed
 from harness.store import Store
+from harness.systems.base import Fetched
 from harness.systems.guest import GuestSystem, adapted, with_client
 from harness.test import NemesisChoice, Test
 
@@ -95,9 +96,9 @@ def _perform(test: Test, system_class: Any, store: str) -> JudgedRun:
 
 def _performed(prepared: Prepared, store: str) -> JudgedRun:
     test = prepared.parts.test
-    fetch = prepared.parts.system_class
-    if isinstance(fetch, type) and issubclass(fetch, GuestSystem):
-        fetch.fetch(lambda line: None)
+    system_class = prepared.parts.system_class
+    if isinstance(system_class, Fetched):
+        system_class.fetch(lambda line: None)
     run_dir, results = perform(prepared.parts, Store(store), OutputConsole(file=io.StringIO()))
     return JudgedRun(results, str(run_dir.path), str(run_dir.report_path), test.seed)
 

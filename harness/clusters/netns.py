@@ -45,7 +45,7 @@ from harness.clusters.netns_calls import enter_namespace, namespace_path, open_c
 from harness.clusters.netns_trial import PROGRAMS, why_no_netem
 from harness.clusters.own_machine import OwnMachineCluster
 from harness.clusters.shaped_links import NETEM, RELAY
-from harness.clusters.threads import all_of, in_thread
+from harness.clusters.threads import all_of, in_thread, renew_threads
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS
 from harness.programs import require_programs
 from harness.run_state import KIND_CGROUP, KIND_IMAGE, KIND_NETNS, Claim
@@ -248,6 +248,7 @@ class NetnsCluster(OwnMachineCluster):
             enter_namespace(clients)
         finally:
             os.close(clients)
+        renew_threads()
 
     # The end
 
@@ -266,6 +267,7 @@ class NetnsCluster(OwnMachineCluster):
                 finally:
                     os.close(self._home)
                     self._home = -1
+                renew_threads()
 
     async def _collect(self) -> list[Exception]:
         problems: list[Exception] = []

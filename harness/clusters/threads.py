@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from collections.abc import Awaitable, Callable, Iterable
 from typing import ParamSpec, TypeVar
 
-__all__ = ["all_of", "in_thread"]
+__all__ = ["all_of", "in_thread", "renew_threads"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,6 +26,16 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
         if not task.cancelled():
             task.exception()  # looked at, so that it is not reported as lost
         raise
+
+
+def renew_threads() -> None:
+    """Have the running event loop's calls in threads (asyncio.to_thread) made by new ones from now on.
+
+    A thread is in the network namespace of the one that started it, for good. What clients do in threads must be done
+    in the clients' namespace. The threads so far end once they have nothing more to do and nobody holds their pool.
+    """
+    pool = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="asyncio")
+    asyncio.get_running_loop().set_default_executor(pool)
 
 
 async def all_of(work: Iterable[Awaitable[object]]) -> None:

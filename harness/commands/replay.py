@@ -70,6 +70,7 @@ def _take_over(arguments: argparse.Namespace, given: Sequence[str]) -> None:
         "system": test.system, "nodes": test.nodes, "workload": test.workload, "time_limit": test.time_limit_s,
         "concurrency": test.concurrency, "rate": test.rate, "seed": test.seed, "settings": list(test.settings.items()),
         "operation_timeout": test.operation_timeout_s, "fail_fast": test.fail_fast,
+        "client": test.client,
     }  # fmt: skip
     for name, value in names.items():
         if name not in given:
