@@ -8,9 +8,9 @@ how to write one, `harness new system NAME` writes the first lines.
 
 from __future__ import annotations
 
-from harness.sdk.client import Client, Refused
+from harness.sdk.client import Client, Refused, Streams, connection
 from harness.sdk.host import CommandFailed, Host, Output
-from harness.sdk.http import HttpError, JsonHttp, post
+from harness.sdk.http import HttpError, JsonHttp, get, post
 from harness.sdk.install import Recipe, apt, go, maven, npm, path, pip
 from harness.sdk.system import Status, System
 
@@ -25,8 +25,11 @@ __all__ = [
     "Recipe",
     "Refused",
     "Status",
+    "Streams",
     "System",
     "apt",
+    "connection",
+    "get",
     "go",
     "maven",
     "npm",

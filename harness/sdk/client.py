@@ -20,17 +20,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from harness.sdk.host import Host
 
-__all__ = ["Client", "Refused"]
+__all__ = ["Client", "Refused", "Streams", "connection"]
 
 
 class Refused(Exception):
     """The operation certainly did not happen, and will not: the system said so, or it was never sent."""
 
     is_definite = True
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@contextlib.asynccontextmanager
+async def connection(address: str) -> AsyncIterator[Streams]:
+    """A TCP connection to "ip:port" for as long as the block lasts. Raises Refused: nothing was sent yet."""
+    streams = await _connected(address)
+    try:
+        yield streams
+    finally:
+        streams[1].close()
+
+
+async def _connected(address: str) -> Streams:
+    name, _, number = address.rpartition(":")
+    try:
+        return await asyncio.open_connection(name, int(number))
+    except OSError as error:
+        raise Refused(f"cannot connect to {address}: {error.strerror or error}") from None
 
 
 class Client:
@@ -67,15 +88,11 @@ class Client:
                     return host.address(name)
         return address
 
-    async def connect(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self, address: str) -> Streams:
         """A TCP connection to "ip:port", closed with the client. Raises Refused: nothing was sent yet."""
-        name, _, number = address.rpartition(":")
-        try:
-            reader, writer = await asyncio.open_connection(name, int(number))
-        except OSError as error:
-            raise Refused(f"cannot connect to {address}: {error.strerror or error}") from None
-        self.__dict__.setdefault("_opened", []).append(writer)
-        return reader, writer
+        streams = await _connected(address)
+        self.__dict__.setdefault("_opened", []).append(streams[1])
+        return streams
 
     async def open(self) -> None:
         """Connect. What this raises says that the operation which needed the connection was not sent."""

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from harness.sdk.client import Refused
 
-__all__ = ["HttpError", "JsonHttp", "post"]
+__all__ = ["HttpError", "JsonHttp", "get", "post"]
 
 MAX_BODY_BYTES = 16 << 20
 """Of one answer. A system that sends more has lost its way, and the harness must not run out of memory."""
@@ -107,12 +107,21 @@ class JsonHttp:
         return b"".join(pieces)
 
 
-async def post(url: str, body: Any) -> Any:
+async def get(url: str) -> Any:
     """One request over a connection of its own; the answer as `JsonHttp.request` gives it, which raises the same."""
+    return await _once("GET", url, None)
+
+
+async def post(url: str, body: Any) -> Any:
+    """As `get`, with a body in JSON."""
+    return await _once("POST", url, body)
+
+
+async def _once(method: str, url: str, body: Any) -> Any:
     parts = urlsplit(url)
     server = JsonHttp(f"http://{parts.netloc}")
     try:
-        return await server.post(parts.path, body)
+        return await server.request(method, parts._replace(scheme="", netloc="").geturl() or "/", body)
     finally:
         await server.close()
 

@@ -43,17 +43,21 @@ CAPABILITIES: Mapping[str, Sequence[str]] = {
     "read": ("key",),
     "write": ("key", "value"),
     "cas": ("key", "old", "new"),
+    "add": ("value",),
     "members": (),
     "increment": ("by",),
     "value": (),
+    "append": ("key", "value"),
+    "poll": ("key", "offset", "most"),
     "enqueue": ("value",),
     "dequeue": (),
+    "ack": ("value",),
     "lock": ("name",),
     "unlock": ("name",),
     "transact": ("micro_operations",),
     "generate": (),
 }
-"""Method of a client -> what it is called with. Those that workloads call in more than one way are not here."""
+"""Method of a client -> what it is called with."""
 
 _ASYNC = ("setup", "start_together", "ready", "status", "state")
 _PLAIN = ("command", "programs", "files", "environment")

