@@ -36,7 +36,17 @@ from nemesis.forms import VariantNames, is_of_all, needs_of, split_variant
 from nemesis.protocol import Nemesis
 from nemesis.schedule import INJECT, Schedule, ScheduleError, load_schedule, periodic, save_schedule
 
-__all__ = ["Parts", "TestClock", "exit_status_of", "judge_run", "left_out", "perform", "plan_faults", "rehearse"]
+__all__ = [
+    "Parts",
+    "TestClock",
+    "exit_status_of",
+    "judge_run",
+    "left_out",
+    "perform",
+    "plan_faults",
+    "planned_target",
+    "rehearse",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +88,8 @@ class TestClock:
         return 0 if self._zero_s is None else int((self._loop.time() - self._zero_s) * 1e9)
 
 
-def _planned(test: Test, cluster_class: Any, system_class: Any) -> PlannedTarget:
+def planned_target(test: Test, cluster_class: Any, system_class: Any) -> PlannedTarget:
+    """The hosts that a test will have, to ask what can be done to them."""
     hosts = [f"n{i}" for i in range(1, test.nodes + 1)]
     return PlannedTarget(cluster_class, hosts, system_class=system_class, settings=test.system_settings)
 
@@ -89,7 +100,7 @@ def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, 
     A variant that this cluster or this many nodes cannot have is the operator's mistake where it was named, and left
     out where the run cycles through several. Raises OperatorError.
     """
-    target = _planned(test, cluster_class, system_class)
+    target = planned_target(test, cluster_class, system_class)
     if test.nemesis_schedule is not None:
         return _load_schedule(test.nemesis_schedule, nemeses, target)
     if not test.nemesis:
@@ -130,7 +141,7 @@ def left_out(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, sys
     whole nemesis ("nemesis link") or a form of one that is had otherwise ("disk-full=fill")."""
     if not any(choice.name == ALL for choice in test.nemesis):
         return []
-    target = _planned(test, cluster_class, system_class)
+    target = planned_target(test, cluster_class, system_class)
     subjects: dict[str, list[str]] = {}
     for name, nemesis in sorted(nemeses.items()):
         if not is_of_all(nemesis):

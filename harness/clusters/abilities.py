@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["LiveLogs", "NamesLinkMechanism", "OwnWorld", "TakesOptions", "Traced"]
+__all__ = ["LiveLogs", "NamesLinkMechanism", "NamesMechanisms", "OwnWorld", "TakesOptions", "Traced"]
 
 
 @runtime_checkable
@@ -38,6 +38,16 @@ class NamesLinkMechanism(Protocol):
     @staticmethod
     def link_mechanism() -> str:
         """What shapes links on this machine, in a few words."""
+        ...
+
+
+@runtime_checkable
+class NamesMechanisms(Protocol):
+    """A class of clusters that can tell by what it carries out faults."""
+
+    @classmethod
+    def mechanism_of(cls, interface: str, ability: str) -> str:
+        """What an ability of a fault interface (nemesis.target.ABILITIES) is had by, in a few words."""
         ...
 
 

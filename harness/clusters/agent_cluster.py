@@ -163,6 +163,20 @@ class AgentCluster(ABC):
         """What shapes links on such hosts, for `harness doctor`."""
         return f"{NETEM} where every host's kernel has it, else {RELAY}"
 
+    @classmethod
+    def mechanism_of(cls, interface: str, ability: str) -> str:
+        """What carries out an ability here, in a few words."""
+        if interface == "disks" and ability in FILE_SYSTEM_KINDS:
+            return "a file system of the host's own"
+        names = {
+            "network": "nftables on every host",
+            "processes": "signals to all programs of a host",
+            "links": cls.link_mechanism(),
+            "disks": "the program's own calls",
+            "clocks": "the program's own calls",
+        }
+        return names[interface]
+
     def prepare(self, capabilities: Collection[tuple[str, str]]) -> None:
         """Be ready for the (interface, ability) pairs that the run will use; to be called before `start`."""
         self._capabilities = frozenset(capabilities)

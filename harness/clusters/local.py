@@ -223,6 +223,11 @@ class LocalCluster(OwnMachineCluster):
         return LocalNetwork.mechanism
 
     @classmethod
+    def mechanism_of(cls, interface: str, ability: str) -> str:
+        """As every cluster of agents, but that links are cut by the proxies."""
+        return LocalNetwork.mechanism if interface == "network" else super().mechanism_of(interface, ability)
+
+    @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
         """Why this cluster cannot have an ability (see nemesis.target.ABILITIES) here; None when it can."""
         if interface == "links":

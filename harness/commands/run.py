@@ -19,7 +19,8 @@ from harness.clusters.select import choose
 from harness.clusters.user_namespace import reexec
 from harness.descriptors import require_descriptors
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
-from harness.execution import Parts, exit_status_of, left_out, perform, plan_faults
+from harness.execution import Parts, exit_status_of, perform, plan_faults
+from harness.fault_table import FaultRow, fault_rows, fault_table
 from harness.faults.moments import not_waited_for
 from harness.report import OutputConsole, print_summary
 from harness.report.junit import Case, case_of, write_junit
@@ -78,8 +79,8 @@ class Prepared:
     """A test with everything that its names stand for; nothing has been started or written."""
 
     parts: Parts
-    left_out: Sequence[str]
-    """What of the nemeses cannot be had on this cluster, in words."""
+    faults: Sequence[FaultRow]
+    """What of the nemeses can be had on this cluster, how, and what cannot and why."""
     in_user_namespace: bool
     """Whether the command has to run itself again as root of a user namespace."""
 
@@ -144,7 +145,7 @@ def prepare_test(test: Test, *, has_trace: bool = False, system_class: Any = Non
     )
     return Prepared(
         parts=parts,
-        left_out=left_out(test, nemeses, cluster_class, system_class),
+        faults=fault_rows(test, nemeses, cluster_class, system_class),
         in_user_namespace=choice.in_user_namespace,
     )
 
@@ -179,7 +180,7 @@ def enter_namespace(prepared: Prepared, arguments: argparse.Namespace) -> None:
 
 
 def announce(prepared: Prepared, console: OutputConsole) -> None:
-    """Say whether anything is broken at all, which cluster it is, why, and what cannot be had on it."""
+    """Say whether anything is broken at all, which cluster it is, why, and which faults can be had on it."""
     parts = prepared.parts
     if not parts.schedule:
         console.print(NO_FAULTS, highlight=False, markup=False, soft_wrap=True)
@@ -187,8 +188,8 @@ def announce(prepared: Prepared, console: OutputConsole) -> None:
     unseen = not_waited_for(parts.schedule, parts.cluster_class, parts.system_class)
     if unseen is not None:
         console.print(f"moments: {unseen}", highlight=False, markup=False)
-    for line in prepared.left_out:
-        console.print(f"left out: {line}", highlight=False, markup=False)
+    if prepared.faults:
+        console.print(fault_table(prepared.faults))
 
 
 def settings_from(arguments: argparse.Namespace) -> dict[str, str]:
