@@ -63,6 +63,8 @@ def _perform(arguments: argparse.Namespace) -> int:
             from harness.commands.cluster import cluster_command as perform
         case "doctor":
             from harness.commands.doctor import doctor_command as perform
+        case "new":
+            from harness.commands.new import new_command as perform
         case "list":
             from harness.commands.list import list_command as perform
         case unknown:

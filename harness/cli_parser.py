@@ -137,4 +137,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_cluster_options(doctor)
 
     commands.add_parser("list", help="workloads, nemeses, systems and clusters by name")
+    new = commands.add_parser("new", help="the first lines of a system of your own, in a file NAME.py")
+    new.add_argument("what", choices=["system"], metavar="WHAT", help="system")
+    new.add_argument("name", metavar="NAME", help="of the system, and of its file NAME.py")
     return parser

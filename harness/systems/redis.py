@@ -8,10 +8,9 @@ from typing import Any
 
 from harness.sdk import Client, Host, Refused, Status, Streams, System, connection, pip
 
+SERVER = "appendonly yes\nenable-debug-command yes\nmin-replicas-to-write {}\n"
 SENTINEL = """sentinel monitor main {} 6379 2
-sentinel down-after-milliseconds main 1000
-sentinel failover-timeout main 2000
-"""
+sentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 2000\n"""
 
 
 class Redis(System):
@@ -23,14 +22,13 @@ class Redis(System):
 
     def files(self, host: Host) -> dict[str, str]:
         common, first = f"bind {host.ip}\nprotected-mode no\ndir {host.data}\n", self.hosts[0].ip
-        safe = int(self.settings["safe"] == "on")
-        server = f"appendonly yes\nenable-debug-command yes\nmin-replicas-to-write {safe}\n"
+        server = SERVER.format(int(self.settings["safe"] == "on"))
         role = "" if host.number == 1 else f"replicaof {first} 6379\n"
         return {"server.conf": common + server + role, "sentinel.conf": common + SENTINEL.format(first)}
 
     def programs(self, host: Host) -> dict[str, list[str]]:
-        sentinel = [host.path("sentinel.conf"), "--sentinel"]
-        return {"server": ["valkey-server", host.path("server.conf")], "sentinel": ["valkey-server", *sentinel]}
+        words = {"server": [host.path("server.conf")], "sentinel": [host.path("sentinel.conf"), "--sentinel"]}
+        return {name: ["valkey-server", *more] for name, more in words.items()}
 
     async def status(self, host: Host) -> Status:
         async with connection(host.address("server")) as streams:

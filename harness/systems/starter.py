@@ -1,0 +1,91 @@
+"""Starter, a system of your own: what to test, how to start it, and how its clients talk to it.
+
+    harness run starter.py --nodes 3 --nemesis partition
+
+As it stands it tests a small server that is written here: the first host is the primary, and copies what it is told to
+the others. Put your own program into `command`, your own protocol into the client; docs/your-own-system.md goes on.
+"""
+
+import json
+from typing import Any
+
+from harness.sdk import Client, Host, Status, System, connection
+
+SERVER = """
+import json, socket, socketserver, sys, threading, time
+
+data, changed = {}, threading.Condition()
+
+class Serve(socketserver.StreamRequestHandler):
+    def handle(self):                       # every line is a change, {} to read; the answer is everything there is
+        for line in self.rfile:
+            with changed:
+                data.update(json.loads(line))
+                changed.notify_all()
+                answer = json.dumps(data)
+            self.wfile.write(answer.encode() + b"\\n")
+
+def copy_to(address):                       # the primary tells each of the others what it has, again and again
+    name, port = address.split(":")
+    while True:
+        try:
+            with socket.create_connection((name, int(port)), timeout=1) as peer, peer.makefile("rw") as lines:
+                while True:
+                    with changed:
+                        text = json.dumps(data)
+                    print(text, file=lines, flush=True)
+                    if not lines.readline():
+                        break
+                    with changed:
+                        changed.wait(timeout=0.2)
+        except OSError:
+            time.sleep(0.1)
+
+for other in sys.argv[2:]:
+    threading.Thread(target=copy_to, args=[other], daemon=True).start()
+socketserver.ThreadingTCPServer.allow_reuse_address = True
+name, port = sys.argv[1].split(":")
+socketserver.ThreadingTCPServer((name, int(port)), Serve).serve_forever()
+"""
+
+
+class Starter(System):
+    """A primary that copies its registers to the other hosts, some time after it has acknowledged a write."""
+
+    # install = pip("my-package==1.0")             what it is made of: pip, apt, maven, npm, go, path
+    ports = {"client": 7000}  # every port that clients or hosts connect to, by a name of yours
+    settings = {"read": ("primary", "any")}  # --set read=any; the default comes first
+    cannot = {"power": "nothing is kept on disk"}  # faults that make no sense here, and why
+
+    def files(self, host: Host) -> dict[str, str]:  # written below host.data before the first start
+        return {"server.py": SERVER}
+
+    def command(self, host: Host) -> list[str]:  # the program that runs on a host
+        others = [other.address("client", host) for other in self.hosts if other is not host]
+        return [host.python, host.path("server.py"), host.listen("client"), *(others if host.number == 1 else [])]
+
+    async def status(self, host: Host) -> Status:  # who leads; raises where nobody answers
+        async with connection(host.address("client")) as streams:
+            await ask(streams, {})
+        return Status(leads=host.number == 1)
+
+
+class StarterClient(Client):  # the methods that are here decide which workloads can be run
+    async def open(self) -> None:
+        self.primary = await self.connect(self.address("client", self.hosts[0]))
+        self.own = await self.connect(self.address("client"))  # of self.host: clients are spread over the hosts
+
+    async def read(self, key: int) -> Any:
+        where = self.own if self.settings["read"] == "any" else self.primary
+        return (await ask(where, {})).get(str(key))
+
+    async def write(self, key: int, value: Any) -> None:
+        await ask(self.primary, {key: value})
+
+
+async def ask(streams: Any, change: dict[int, Any]) -> dict[str, Any]:
+    """A request of the server: change some registers, have all of them."""
+    reader, writer = streams
+    writer.write(json.dumps(change).encode() + b"\n")
+    answer: dict[str, Any] = json.loads(await reader.readuntil(b"\n"))
+    return answer

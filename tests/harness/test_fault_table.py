@@ -1,0 +1,77 @@
+"""The table before the start: every fault that was asked for is in it, with what it is had by, or why it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness import registry
+from harness.clusters.local import LocalCluster
+from harness.clusters.sim.cluster import SimCluster
+from harness.fault_table import BY_NAME_ONLY, FaultRow, fault_rows, fault_table
+from harness.report import OutputConsole
+from harness.test import NemesisChoice, Test
+
+
+def rows_for(nemesis: str, system: str, *, nodes: int = 3, cluster: Any = LocalCluster, **more: Any) -> list[FaultRow]:
+    names = [NemesisChoice.parse(name) for name in nemesis.split(",")]
+    test = Test(
+        system=system, cluster=cluster.name, nodes=nodes, workload="register", nemesis=tuple(names), seed=1,
+        nemesis_interval_s=1.0, time_limit_s=9.0, concurrency=1, rate=1.0, **more,
+    )  # fmt: skip
+    nemeses = registry.load_all("nemeses")
+    return list(fault_rows(test, nemeses, cluster, registry.load("systems", system)))
+
+
+def refused(rows: Sequence[FaultRow], nemesis: str) -> dict[str, str]:
+    return {form: str(row.why_not) for row in rows if row.nemesis == nemesis and row.how is None for form in row.forms}
+
+
+def test_every_fault_is_in_the_table_for_all_and_those_that_can_be_had_come_first() -> None:
+    rows = rows_for("all", "etcd")
+    assert {row.nemesis for row in rows} == set(registry.names("nemeses"))
+    can = [row.how is not None for row in rows]
+    assert can == sorted(can, reverse=True) and True in can and False in can
+    assert all(row.how is not None or row.why_not for row in rows)
+
+
+def test_what_is_had_names_its_mechanism() -> None:
+    found = {row.nemesis: (row.how, row.forms) for row in rows_for("kill,partition", "etcd") if row.how is not None}
+    assert found["kill"] == ("signals to all programs of a host", ("sigkill", "terminate", "crash-loop"))
+    assert found["partition"][0] == "proxies"
+
+
+def test_a_system_that_cannot_say_who_leads_has_no_faults_of_the_leader() -> None:
+    rows = rows_for("kill,partition,pause", "toy")
+    assert set(refused(rows, "kill")) == {"sigkill@leader", "terminate@leader", "crash-loop@leader"}
+    assert set(refused(rows, "partition")) == {"leader", "leader-minority"}
+    assert "cannot say who leads" in refused(rows, "kill")["sigkill@leader"]
+    assert refused(rows_for("kill", "etcd"), "kill") == {}
+
+
+def test_what_a_plug_in_says_it_cannot_have_is_refused_with_its_reason(tmp_path: Any) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from harness.sdk import Client, System\n"
+        "class Mine(System):\n"
+        "    cannot = {'kill': 'it holds everything in memory', 'pause=sigstop': 'it watches itself'}\n"
+        "    def command(self, host):\n        return ['x']\n"
+        "class Talk(Client):\n    pass\n"
+    )
+    rows = rows_for("all", str(tmp_path / "mine.py"))
+    assert set(refused(rows, "kill").values()) >= {"it holds everything in memory"}
+    struck = [row for row in rows if row.nemesis in ("kill", "pause")]
+    assert len(struck) >= 2 and all(row.how is None for row in struck)
+
+
+def test_faults_that_only_a_name_brings_are_told_and_had_by_name() -> None:
+    assert set(refused(rows_for("all", "broker", cluster=SimCluster), "promote").values()) == {BY_NAME_ONLY}
+    by_name = rows_for("promote", "broker", cluster=SimCluster, settings={"replication": "sync"})
+    assert all("the system itself" in str(row.how) for row in by_name) and len(by_name) > 0
+
+
+def test_a_schedule_needs_no_table_and_the_table_is_readable() -> None:
+    assert rows_for("none", "toy", nemesis_schedule="x.json") == []
+    console = OutputConsole(width=200, record=True)
+    console.print(fault_table(rows_for("kill", "toy")))
+    text = console.export_text()
+    assert "kill" in text.splitlines()[1] and "cannot be had: the system cannot say who leads" in text

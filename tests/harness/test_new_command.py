@@ -1,0 +1,47 @@
+"""`harness new system NAME`: a file that is a plug-in at once, and nothing of the user's lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+from harness.sdk.plugin import load_file
+
+
+def test_it_writes_a_plug_in_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new", "system", "my_store.py"]) == 0
+    said = capsys.readouterr().out
+    assert said == (
+        "wrote my_store.py, which can be run as it stands: "
+        "harness run my_store.py --nodes 3 --nemesis partition --time-limit 20\n"
+    )
+    plugin = load_file("my_store.py")
+    assert (plugin.name, plugin.system_class.__name__, plugin.client_class.__name__) == (
+        "my_store", "MyStore", "MyStoreClient",
+    )  # fmt: skip
+    assert "tarter" not in Path("my_store.py").read_text(encoding="utf-8")
+
+
+def test_a_file_that_is_there_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("precious")
+    assert cli.main(["new", "system", "mine"]) == 254
+    assert capsys.readouterr().err == "harness: mine.py is already there\n"
+    assert Path("mine.py").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["../mine", "my-store", "Mine", "9lives", "class", ""])
+def test_a_name_that_is_none_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new", "system", name]) == 254
+    assert f"{name!r} is no name for a module" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
