@@ -68,10 +68,12 @@ def test_runs_in_the_tutorial_look_as_runs_do_now(tmp_path: Path) -> None:
     lines = done.stderr.splitlines()
     assert tuple(line for line in lines if line in PHASES) == PHASES
     assert len(FAULT.findall(done.stderr)) == 2
+    assert "fault      how " in done.stderr
     checks = [name for name in CHECK.findall(done.stdout) if name != "invariants"]  # which only simulation has
     shown = [block for block in tutorial_blocks() if "checking the history" in block]
     assert len(shown) == 2
     for block in shown:
         assert tuple(line for line in block.splitlines() if line in PHASES) == PHASES
         assert len(FAULT.findall(block)) == 2
+        assert block.splitlines()[2].startswith("fault      how ")
         assert CHECK.findall(block.partition("checking the history")[2]) == checks
