@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from nemesis.mechanisms.launcher.control import CONTROL_BYTES, parse_clock_states, parse_process_counts
+from nemesis.mechanisms.launcher.control import CONTROL_BYTES, parse_programs
 from nemesis.mechanisms.launcher.vdso import ClockError, read_offset_ns
 from nemesis.mechanisms.shim import HostFaults
 from nemesis.target import ClockSkew
@@ -24,6 +24,7 @@ from nemesis.target import ClockSkew
 __all__ = ["launcher_archive", "launcher_command", "why_no_clock", "why_no_traps"]
 
 _TRIAL_TIMEOUT_S = 20.0
+_TRIAL_NUMBER = 1
 
 _PACKAGE = "splitbrain_launcher"
 _START = f"import sys\nfrom {_PACKAGE}.__main__ import main\nmain(sys.argv[1:])\n"
@@ -54,11 +55,15 @@ def launcher_command(
     traps: Collection[str] = (),
     undo_path: str | None = None,
     moves_clock: bool = False,
+    number: int = 0,
 ) -> list[str]:
     """The command that runs `program` under the faults of a control file. `traps` are groups of system calls (see
     launcher/filter.py) on files below `root` that can be held, delayed and refused; `undo_path` is the directory of
-    an undo log; `moves_clock`: its wall clock can be moved."""
+    an undo log; `moves_clock`: its wall clock can be moved. What it does is counted under `number`, where that is not
+    0."""
     command = [python, "-I", "-S", archive_path, "--control", control_path]
+    if number:
+        command += ["--program", str(number)]
     if traps:
         if root is None:
             raise ValueError("traps are about files below a root")
@@ -77,10 +82,10 @@ def why_no_traps() -> str | None:
 
     def judge(process: subprocess.Popen[str], control: Path) -> str | None:
         _, errors = process.communicate(timeout=_TRIAL_TIMEOUT_S)
-        counted = [each.calls for each in parse_process_counts(control.read_bytes())]
-        if process.returncode == 0 and counted == [1]:
+        counted = parse_programs(control.read_bytes()).get(_TRIAL_NUMBER)
+        if process.returncode == 0 and counted is not None and counted.syncs == 1:
             return None
-        return " ".join(errors.split())[:200] or f"a reported call was counted as {counted}"
+        return " ".join(errors.split())[:200] or "a reported call was not counted"
 
     return _trial(script, judge, traps=("sync",))
 
@@ -93,10 +98,10 @@ def why_no_clock() -> str | None:
         deadline_s = time.monotonic() + _TRIAL_TIMEOUT_S
         failed = 0
         while process.poll() is None and time.monotonic() < deadline_s:
-            for state in parse_clock_states(control.read_bytes()):
-                failed = state.failed  # may be once, while the program is executed
+            for counts in parse_programs(control.read_bytes()).values():
+                failed = counts.clock_failed  # may be once, while the program is executed
                 try:
-                    if state.reached and read_offset_ns(process.pid) == -3_600_000_000_000:
+                    if counts.clock_reached and read_offset_ns(process.pid) == -3_600_000_000_000:
                         return None
                 except (OSError, ClockError):
                     pass  # it is about to execute the program
@@ -126,8 +131,9 @@ def _trial(
         control.write_bytes(faults.pack().ljust(CONTROL_BYTES, b"\0"))
         program = [sys.executable, "-I", "-S", "-c", script, directory]
         argv = launcher_command(
-            sys.executable, str(archive), str(control), program, root=directory, traps=traps, moves_clock=moves_clock
-        )
+            *(sys.executable, str(archive), str(control), program),
+            root=directory, traps=traps, moves_clock=moves_clock, number=_TRIAL_NUMBER,
+        )  # fmt: skip
         pipe = subprocess.PIPE
         with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
             try:

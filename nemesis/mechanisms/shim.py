@@ -4,8 +4,8 @@ It is C (see the directory `shim` beside this file). A wheel has it built for x8
 machine's own compiler builds it when a run first needs it. It is loaded by LD_PRELOAD. Each host has a control file;
 the harness writes what is wrong with the host there, and the shim in every process of the host sees it at once. It
 needs no privileges and no kernel module, works for ordinary users, and reaches whatever calls the C library: Python,
-Java, most databases; not programs that make their system calls by themselves, as Go's do. So every proof looks whether
-the replica has mapped the shim.
+Java, most databases; not programs that make their system calls by themselves, as Go's do, for which there is the
+launcher (launcher_archive.py). So every proof looks whether the replica has mapped the shim, and at what it counted.
 
 This module finds or builds it, and packs the control file, whose layout is that of shim/control.h.
 """
@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nemesis.mechanisms.launcher.control import CONTROL_BYTES
 from nemesis.target import ClockSkew, DiskFault
 
 __all__ = [
@@ -68,7 +69,6 @@ _BUILD_TIMEOUT_S = 60.0
 _TRIAL_TIMEOUT_S = 20.0
 
 _MAGIC = 0x3154554146425053
-CONTROL_BYTES = 4096
 _COUNTERS_OFFSET = 2048
 CLOCK_SLOTS = 16
 """Clock faults on one host at a time; one more is refused."""
@@ -282,11 +282,18 @@ def _remove_left_behind(root: str) -> None:
 
 
 def shim_environment(
-    library_path: str, control_path: str, root: str, *, undo_path: str | None = None, preloaded: str | None = None
+    library_path: str,
+    control_path: str,
+    root: str,
+    *,
+    undo_path: str | None = None,
+    preloaded: str | None = None,
+    program: int = 0,
 ) -> dict[str, str]:
     """What to add to the environment of a program so that it has the faults of a control file, for files under
     `root`; with `undo_path`, a directory on the same file system, so that what is not synced can be taken back.
-    `preloaded` is what the program's LD_PRELOAD says without us."""
+    `preloaded` is what the program's LD_PRELOAD says without us. What it does is counted under the number `program`,
+    where that is not 0."""
     added = {
         "LD_PRELOAD": library_path if not preloaded else f"{library_path}:{preloaded}",
         "SPLITBRAIN_FAULTS": control_path,
@@ -294,6 +301,8 @@ def shim_environment(
     }
     if undo_path is not None:
         added["SPLITBRAIN_FAULTS_UNDO"] = undo_path
+    if program:
+        added["SPLITBRAIN_FAULTS_PROGRAM"] = str(program)
     return added
 
 

@@ -26,7 +26,7 @@ POWER_MODELS = ("ext4", "posix", "torn")
 """What may be lost, the default first."""
 
 _SCRIPT = r"""
-import os, random, shutil, struct, sys
+import fcntl, os, random, shutil, struct, sys, time
 undo, data, model = sys.argv[1], sys.argv[2], sys.argv[3]
 chance = random.Random(sys.argv[4])
 HEAD = struct.Struct("=2I8Q2I")
@@ -47,11 +47,24 @@ def records():
             path, other = os.fsdecode(rest[:first]), os.fsdecode(rest[first:])
             yield kind, seq, (dev, ino), own, offset, length, size, (old_at, count), path, other
 
-try:
-    total = os.path.getsize(os.path.join(undo, "log"))
-except FileNotFoundError:
-    print(0, 0, 0)
-    sys.exit()
+# Whoever keeps the log has it locked, and may still be at work for a program that was killed just now.
+deadline_s = time.monotonic() + 15
+while True:
+    try:
+        held = os.open(os.path.join(undo, "log"), os.O_RDWR)
+    except FileNotFoundError:
+        print(0, 0, 0)
+        sys.exit()
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(held), os.stat(os.path.join(undo, "log"))):
+            break
+    except (BlockingIOError, FileNotFoundError):
+        time.sleep(0.01)
+    os.close(held)
+    if time.monotonic() > deadline_s:
+        sys.exit("a program that writes there has not ended")
+total = os.path.getsize(os.path.join(undo, "log"))
 def inode(path):
     try:
         return os.lstat(path).st_ino

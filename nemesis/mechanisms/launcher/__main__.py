@@ -1,13 +1,20 @@
 """Run a program under faults of this host, whatever it is linked to.
 
-    python3 -I -S launcher.pyz --control FILE [--root DIRECTORY] [--trap GROUP]... [--undo DIRECTORY] [--clock]
-        -- PROGRAM [ARGUMENT]...
+    python3 -I -S launcher.pyz --control FILE [--program NUMBER] [--root DIRECTORY] [--trap GROUP]...
+        [--undo DIRECTORY] [--clock] -- PROGRAM [ARGUMENT]...
 
 The program replaces this process, so its process number is the one that was started. With `--trap` the kernel reports
 its file system calls to a supervisor (supervisor.py), which with `--undo` keeps track of what is not synced
 (account.py); with `--clock` a driver moves the wall clock that it reads (vdso.py). Neither takes privileges: where
 they are lacking, NO_NEW_PRIVS is set for `--trap`, and the program can gain none by set-user-ID. Both reach the
-program's children and threads.
+program's children and threads. What it does is counted under its NUMBER in the control file.
+
+    python3 -I -S launcher.pyz judge PROGRAM [ARGUMENT]...      what would have to reach it (programs.py)
+    python3 -I -S launcher.pyz look PID                         what reaches a running program and its children
+    python3 -I -S launcher.pyz clock is-moved|as-it-is APART_MS [PAUSE_S]...
+                                                                read this program's own clocks (clock_probe.py)
+
+These print JSON.
 
 Exits with 2 for wrong arguments, 126 where the faults cannot be had, 127 where the program cannot be run, each with
 one line.
@@ -17,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import platform
 import signal
@@ -25,9 +33,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from .account import Account
+from .clock_probe import read_clocks
 from .control import UNDO_OVERFLOW, Control
 from .files import Files
 from .filter import GROUPS, FilterError, Listener, install_filter
+from .programs import judge, look
 from .supervisor import Ledger, Supervisor, guard
 from .vdso import ClockDriver, ClockError
 
@@ -71,7 +81,9 @@ def _ready(channel: socket.socket, what: str) -> None:
         raise RuntimeError(said.decode(errors="replace") or f"the {what} did not start")
 
 
-def _supervise(channel: socket.socket, control: Control, files: Files, account: Account | None) -> None:
+def _supervise(
+    channel: socket.socket, control: Control, files: Files, account: Account | None, has_foreign_account: bool
+) -> None:
     _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
     if not descriptors:
         return
@@ -87,12 +99,17 @@ def _supervise(channel: socket.socket, control: Control, files: Files, account: 
     _name("fault-calls")
     channel.sendall(b"+")
     channel.close()
-    Supervisor(listener, control, files, ledger, account).serve()
+    Supervisor(listener, control, files, ledger, account, has_foreign_account).serve()
 
 
 def _trap(control: Control, root: str, groups: Sequence[str], undo: str | None) -> None:
-    files, account = Files(root), Account(undo) if undo is not None else None
-    channel = _start_helper(lambda theirs: _supervise(theirs, control, files, account))
+    files, account, has_foreign_account = Files(root), None, False
+    if undo is not None:
+        try:
+            account = Account(undo)
+        except BlockingIOError:
+            has_foreign_account = True
+    channel = _start_helper(lambda theirs: _supervise(theirs, control, files, account, has_foreign_account))
     listener = install_filter(groups)
     socket.send_fds(channel, [b"+"], [listener])
     _ready(channel, "supervisor")
@@ -117,15 +134,26 @@ def _drive_clock(control: Control, program: int) -> None:
     channel.close()
 
 
+_QUESTIONS: dict[str, Callable[[Sequence[str]], object]] = {
+    "judge": judge,
+    "look": lambda words: look(int(words[0])),
+    "clock": lambda words: read_clocks(words[0] == "is-moved", float(words[1]), [float(word) for word in words[2:]]),
+}
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Become the program."""
+    """Become the program, or answer a question about one."""
+    if arguments and arguments[0] in _QUESTIONS:
+        print(json.dumps(_QUESTIONS[arguments[0]](arguments[1:])))
+        return
     parser = argparse.ArgumentParser(prog="launcher", allow_abbrev=False)
     parser.add_argument("--control", required=True)
+    parser.add_argument("--program", type=int, default=0)
     parser.add_argument("--root")
     parser.add_argument("--trap", action="append", choices=list(GROUPS), default=[])
     parser.add_argument("--undo")
     parser.add_argument("--clock", action="store_true")
-    parser.add_argument("program", nargs="+")
+    parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     if options.trap and not options.root:
         parser.error("--trap needs --root")
@@ -133,7 +161,7 @@ def main(arguments: Sequence[str]) -> None:
         parser.error("--undo needs --trap sync and --trap write")
     try:
         control = Control(options.control)
-        control.claim(os.getpid())
+        control.claim(options.program)
         # Where only ancestors may look into a process, the helpers must be allowed to; they are not its ancestors.
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(_PR_SET_PTRACER_ANY), 0, 0, 0)
         if options.clock:
@@ -144,9 +172,9 @@ def main(arguments: Sequence[str]) -> None:
         print(f"launcher: {error}", file=sys.stderr)
         sys.exit(126)
     try:
-        os.execvp(options.program[0], options.program)
+        os.execvp(options.command[0], options.command)
     except OSError as error:
-        print(f"launcher: {options.program[0]}: {error.strerror}", file=sys.stderr)
+        print(f"launcher: {options.command[0]}: {error.strerror}", file=sys.stderr)
         sys.exit(127)
 
 

@@ -11,9 +11,11 @@ call that then fails the record restores what is there anyway.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import struct
+import time
 
 __all__ = ["Account", "AccountError"]
 
@@ -25,6 +27,9 @@ _FIRST_LIMIT_BYTES = 16 << 20
 _MAX_LOG_BYTES = 1 << 30
 """Beyond this nothing is kept track of, and the harness is told."""
 _CHUNK_BYTES = 1 << 20
+_PREDECESSOR_S = 5.0
+"""How long the log may still be locked for a program that was killed: its supervisor has some calls to finish."""
+_LOCK_POLL_S = 0.01
 
 
 class AccountError(RuntimeError):
@@ -35,10 +40,11 @@ class Account:
     """The undo log in a directory, continued where an earlier program has left it."""
 
     def __init__(self, directory: str) -> None:
-        """Raises OSError."""
+        """Raises BlockingIOError while another program keeps the account, OSError."""
         self._directory = directory
         self._path = os.path.join(directory, "log")
         self._log = open(self._path, "a+b", buffering=0)  # noqa: SIM115 (open for the program's life)
+        _lock(self._log.fileno(), patience_s=_PREDECESSOR_S)
         self._limit_bytes = _FIRST_LIMIT_BYTES
         records = self._records()
         self._next_seq = 1 + max((record[2] for record, _, _ in records), default=0)
@@ -175,9 +181,11 @@ class Account:
                     continue
                 for at in range(begin, end, _CHUNK_BYTES):
                     fresh.write(os.pread(self._log.fileno(), min(_CHUNK_BYTES, end - at), at))
+        fresh_log = open(fresh_path, "a+b", buffering=0)  # noqa: SIM115
+        _lock(fresh_log.fileno(), patience_s=0)
         os.replace(fresh_path, self._path)
         self._log.close()
-        self._log = open(self._path, "a+b", buffering=0)  # noqa: SIM115
+        self._log = fresh_log
         self._bytes = os.path.getsize(self._path)
         self._limit_bytes = max(_FIRST_LIMIT_BYTES, 2 * self._bytes)
 
@@ -186,6 +194,18 @@ class Account:
             os.unlink(os.path.join(self._directory, f"k{seq}"))
         except FileNotFoundError:
             pass
+
+
+def _lock(descriptor: int, *, patience_s: float) -> None:
+    """Say that the log is kept by this program; a power cut waits for the lock. Raises BlockingIOError."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                raise
+            time.sleep(_LOCK_POLL_S)
 
 
 def _journal_barrier(records: list[tuple[int, ...]], durable: dict[tuple[int, int], int]) -> int:

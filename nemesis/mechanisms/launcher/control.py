@@ -9,67 +9,85 @@ import struct
 from dataclasses import dataclass
 
 __all__ = [
+    "CONTROL_BYTES",
     "DELAYED",
     "FAILED",
     "HELD",
+    "PROGRAM_SLOTS",
     "REFUSED",
     "UNDO_OVERFLOW",
-    "ClockState",
     "Control",
-    "ProcessCount",
+    "ProgramCounts",
     "Settings",
-    "parse_clock_states",
-    "parse_process_counts",
+    "parse_programs",
 ]
 
 MAGIC = 0x3154554146425053
-CONTROL_BYTES = 4096
+CONTROL_BYTES = 12288
 COUNTERS_OFFSET = 2048
 HEAD = struct.Struct("=10Qq")
-PROCESSES_OFFSET = 2304
-PROCESS = struct.Struct("=3Q")
-CLOCKS_OFFSET = 3072
-CLOCK_ROW = struct.Struct("=4Q")
+PROGRAMS_OFFSET = 4096
+PROGRAM_BYTES = 128
+PROGRAM_SLOTS = 64
+"""Programs of one host that are counted at a time."""
 CLOCK_SLOTS = 16
 CLOCK_SLOT = struct.Struct("=6q")
-PROCESS_SLOTS = 32
-"""Programs of one host that are counted at a time; one that starts takes the place of one that has ended."""
 
 HELD, DELAYED, REFUSED, FAILED, UNDO_OVERFLOW = range(5)
 """Columns of `COUNTERS`."""
 
-
-@dataclass(frozen=True, slots=True)
-class ProcessCount:
-    """Calls on files under the root by one program and its children since it was started: how many were reported, and
-    how many of them were held, delayed or refused. `pid` is the program's first process."""
-
-    pid: int
-    calls: int
-    met: int
+_COLUMNS = (
+    *("id", "syncs", "writes", "grows", "reads", "held", "delayed", "refused", "failed", "recorded", "clock_reads"),
+    *("unseen", "clock_generation", "clock_reached", "clock_failed"),
+)
+_PROGRAM = struct.Struct(f"={len(_COLUMNS)}Q")
+_COLUMN_OFFSETS = {column: 8 * position for position, column in enumerate(_COLUMNS)}
+_FIRST_MET = _COLUMNS.index("held")
 
 
-def parse_process_counts(control: bytes) -> list[ProcessCount]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCounts:
+    """What one program that the harness started has done since then, its children included.
+
+    `syncs`, `writes`, `grows` (writes that need more space) and `reads` are calls on files under the root; so many of
+    them were `held`, `delayed`, `refused` (no space) and `failed` (EIO). The preloaded shim counts them while a disk
+    fault is in force or what is written is recorded, the launcher always. `recorded` changes are in the account of
+    unsynced data; `clock_reads` are of a clock that is skewed (shim only). `unseen` calls are about files that the
+    launcher may not look at. Its clock driver has brought the settings of `clock_generation` into force in
+    `clock_reached` processes and could not in `clock_failed`.
+    """
+
+    id: int
+    syncs: int = 0
+    writes: int = 0
+    grows: int = 0
+    reads: int = 0
+    held: int = 0
+    delayed: int = 0
+    refused: int = 0
+    failed: int = 0
+    recorded: int = 0
+    clock_reads: int = 0
+    unseen: int = 0
+    clock_generation: int = 0
+    clock_reached: int = 0
+    clock_failed: int = 0
+
+    @property
+    def calls(self) -> int:
+        """Calls on files under the root."""
+        return self.syncs + self.writes + self.grows + self.reads
+
+    @property
+    def met(self) -> int:
+        """How often a call met a disk fault."""
+        return self.held + self.delayed + self.refused + self.failed
+
+
+def parse_programs(control: bytes) -> dict[int, ProgramCounts]:
     """The counts by program in the bytes of a control file."""
-    rows = (PROCESS.unpack_from(control, PROCESSES_OFFSET + slot * PROCESS.size) for slot in range(PROCESS_SLOTS))
-    return [ProcessCount(*row) for row in rows if row[0]]
-
-
-@dataclass(frozen=True, slots=True)
-class ClockState:
-    """What the clock driver of a program has done: it has brought the settings of `generation` into force in `reached`
-    processes and could not in `failed`. `pid` is the program's first process."""
-
-    pid: int
-    generation: int
-    reached: int
-    failed: int
-
-
-def parse_clock_states(control: bytes) -> list[ClockState]:
-    """What the clock drivers say in the bytes of a control file."""
-    rows = (CLOCK_ROW.unpack_from(control, CLOCKS_OFFSET + slot * CLOCK_ROW.size) for slot in range(PROCESS_SLOTS))
-    return [ClockState(*row) for row in rows if row[0]]
+    rows = (_PROGRAM.unpack_from(control, PROGRAMS_OFFSET + slot * PROGRAM_BYTES) for slot in range(PROGRAM_SLOTS))
+    return {row[0]: ProgramCounts(**dict(zip(_COLUMNS, row, strict=True))) for row in rows if row[0]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +114,7 @@ class Control:
             self._map = mmap.mmap(file.fileno(), CONTROL_BYTES)
         if HEAD.unpack_from(self._map, 0)[0] != MAGIC:
             raise ValueError(f"{path} is not a control file")
-        self._slot = self._pid = 0
+        self._program = 0
         self._generation = b""
         self._settings = Settings()
 
@@ -132,36 +150,38 @@ class Control:
             if HEAD.unpack_from(raw, 0)[1] == end:
                 return raw
 
+    def claim(self, program: int) -> None:
+        """Count for the program of this number, which nobody counts for yet; 0 counts for nobody. The harness gives a
+        slot to one living program at a time."""
+        self._program = program
+        if program:
+            row = PROGRAMS_OFFSET + program % PROGRAM_SLOTS * PROGRAM_BYTES
+            self._map[row : row + PROGRAM_BYTES] = _PROGRAM.pack(program, *[0] * (len(_COLUMNS) - 1)).ljust(
+                PROGRAM_BYTES, b"\0"
+            )
+
     def applied(self, generation: int, reached: int, failed: int) -> None:
         """Say that the program's clocks are as `generation` of the settings has them."""
-        row = CLOCKS_OFFSET + self._slot * CLOCK_ROW.size
-        CLOCK_ROW.pack_into(self._map, row, self._pid, generation, reached, failed)
+        for column, value in (("clock_reached", reached), ("clock_failed", failed), ("clock_generation", generation)):
+            offset = self._offset(column)
+            if offset is not None:
+                struct.pack_into("=Q", self._map, offset, value)
 
-    def claim(self, pid: int) -> None:
-        """Take a row of the table of programs for `pid`. Raises RuntimeError when all are of living programs."""
-        fcntl.lockf(self._fd, fcntl.LOCK_EX)
-        try:
-            for slot in range(PROCESS_SLOTS):
-                offset = PROCESSES_OFFSET + slot * PROCESS.size
-                owner = PROCESS.unpack_from(self._map, offset)[0]
-                if owner in (0, pid) or not os.path.exists(f"/proc/{owner}"):
-                    PROCESS.pack_into(self._map, offset, pid, 0, 0)
-                    CLOCK_ROW.pack_into(self._map, CLOCKS_OFFSET + slot * CLOCK_ROW.size, 0, 0, 0, 0)
-                    self._slot, self._pid = slot, pid
-                    return
-        finally:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
-        raise RuntimeError(f"more than {PROCESS_SLOTS} programs run on one host")
+    def count_call(self, operation: str) -> None:
+        """Count a call on a file under the root; its operation is a column, such as "syncs"."""
+        self._add_one(operation)
 
-    def count(self, column: int | None) -> None:
-        """Count a call, and the fault that it met: a column of `COUNTERS`, None for none."""
-        self._add(calls=1)
-        if column is not None:
-            self.count_met(column)
+    def count_unseen(self) -> None:
+        """Count a call about a file that may not be looked at."""
+        self._add_one("unseen")
+
+    def count_recorded(self) -> None:
+        """Count a change that the account of unsynced data has seen."""
+        self._add_one("recorded")
 
     def count_met(self, column: int) -> None:
-        """Count that a call, which is counted already, met a fault."""
-        self._add(met=1)
+        """Count that a call, which is counted already, met a fault: a column of `COUNTERS`."""
+        self._add_one(_COLUMNS[_FIRST_MET + column])
         self.add_to_counter(column)
 
     def add_to_counter(self, column: int) -> None:
@@ -174,7 +194,14 @@ class Control:
         finally:
             fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
-    def _add(self, *, calls: int = 0, met: int = 0) -> None:
-        offset = PROCESSES_OFFSET + self._slot * PROCESS.size
-        pid, calls_before, met_before = PROCESS.unpack_from(self._map, offset)
-        PROCESS.pack_into(self._map, offset, pid, calls_before + calls, met_before + met)
+    def _offset(self, column: str) -> int | None:
+        """Where the program has a count; None where it has none, or has lost its slot to another."""
+        row = PROGRAMS_OFFSET + self._program % PROGRAM_SLOTS * PROGRAM_BYTES
+        if not self._program or struct.unpack_from("=Q", self._map, row)[0] != self._program:
+            return None
+        return row + _COLUMN_OFFSETS[column]
+
+    def _add_one(self, column: str) -> None:
+        offset = self._offset(column)
+        if offset is not None:
+            struct.pack_into("=Q", self._map, offset, struct.unpack_from("=Q", self._map, offset)[0] + 1)

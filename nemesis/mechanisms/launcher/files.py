@@ -60,7 +60,8 @@ class Files:
 
     def effect(self, call: Call, *, looks_closely: bool) -> Effect | None:
         """What the call does to a file under the root; None when it is about another file, or changes nothing, or the
-        process is gone. `looks_closely`: where a write by descriptor goes, too, which takes two more looks."""
+        process is gone. `looks_closely`: where a write by descriptor goes, too, which takes two more looks. Raises
+        PermissionError when the process may not be looked into."""
         try:
             if call.name == "msync":
                 return self._mapped(call.thread, call.arguments)
@@ -72,6 +73,8 @@ class Files:
                 return self._by_path(call)
             effect = self._by_descriptor(call, 2 if call.name == "copy_file_range" else 0, WRITE)
             return self._extent(call, effect) if effect is not None and looks_closely else effect
+        except PermissionError:
+            raise
         except (OSError, ValueError, KeyError, struct.error):
             return None
 

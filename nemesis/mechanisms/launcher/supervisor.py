@@ -31,6 +31,9 @@ _POLL_S = 0.002
 _HELD_SLOTS = 4096
 """Calls that can be held at a time: one a thread. One more is let go on and is not counted as held."""
 
+_COUNTED = {SYNC: "syncs", WRITE: "writes", GROW: "grows", READ: "reads"}
+"""What a call asks of the disk -> where it is counted (control.ProgramCounts)."""
+
 _UNKNOWN_IDS = 64
 """Calls that the guardian lets go on beyond the last one that the supervisor had noted."""
 
@@ -94,6 +97,8 @@ class Supervisor:
     ledger: Ledger
     account: Account | None = None
     """What is not synced, where a power cut may take it."""
+    has_foreign_account: bool = False
+    """Another program of the host keeps the account of these files: it is not whole once this one changes any."""
     waiting: dict[int, Pending] = field(default_factory=dict)
     """thread -> its call that waits for an answer"""
     _syncs: Syncs | None = None
@@ -130,12 +135,17 @@ class Supervisor:
             earlier.call = call
             self._decide(earlier)
             return
-        looks_closely = self.account is not None or self.control.settings().full
-        effect = self.files.effect(call, looks_closely=looks_closely)
+        keeps_account = self.account is not None or self.has_foreign_account
+        looks_closely = keeps_account or self.control.settings().full
+        try:
+            effect = self.files.effect(call, looks_closely=looks_closely)
+        except PermissionError:
+            self.control.count_unseen()
+            effect = None
         if effect is None:
             self.listener.let_go_on(call.id)
             return
-        self.control.count(None)
+        self.control.count_call(_COUNTED[effect.operation])
         self._decide(Pending(call, effect))
 
     def _decide(self, pending: Pending) -> None:
@@ -178,6 +188,9 @@ class Supervisor:
         """Let the call be made, and keep the account of it."""
         effect = pending.effect
         if self.account is None or self._syncs is None:
+            if self.has_foreign_account and effect.action:
+                self._give_up()
+                self.has_foreign_account = False
             self.listener.let_go_on(pending.call.id)
         elif effect.operation == SYNC and pending.call.name in ("fsync", "fdatasync", "msync"):
             if self.ledger.hold(pending.call.id):
@@ -186,7 +199,8 @@ class Supervisor:
                 self._give_up()
         else:
             try:
-                _record(self.account, effect)
+                if _record(self.account, effect):
+                    self.control.count_recorded()
             except (AccountError, OSError) as error:
                 # A path that is not there makes the call fail by itself.
                 if not isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -266,8 +280,8 @@ def _sync(path: str, only_data: bool) -> tuple[os.stat_result | None, int]:
         return None, error.errno or errno.EIO
 
 
-def _record(account: Account, effect: Effect) -> None:
-    """Keep what a call is about to change. Raises AccountError, OSError."""
+def _record(account: Account, effect: Effect) -> bool:
+    """Keep what a call is about to change; False when there is nothing to keep. Raises AccountError, OSError."""
     if effect.action == CHANGE and not effect.is_durable:
         account.changing(effect.path, effect.offset, effect.length)
     elif effect.action == CUT:
@@ -278,6 +292,9 @@ def _record(account: Account, effect: Effect) -> None:
         account.unlinking(effect.path)
     elif effect.action == RENAME:
         account.renaming(effect.path, effect.new_path)
+    else:
+        return False
+    return True
 
 
 def _is_stalled(call: Pending, settings: Settings) -> bool:

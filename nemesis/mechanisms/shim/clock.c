@@ -58,7 +58,10 @@ static void move(clockid_t id, struct timespec *time)
     if (!control_has_clock() || !(is_wall(id) || is_monotonic(id)))
         return;
     int64_t now_ns = (int64_t)time->tv_sec * SECOND_NS + time->tv_nsec;
-    now_ns += skew_ns(now_ns, is_monotonic(id));
+    int64_t skew = skew_ns(now_ns, is_monotonic(id));
+    if (skew)
+        COUNT_PROGRAM(clock_reads);
+    now_ns += skew;
     if (now_ns < 0)
         now_ns = 0;
     time->tv_sec = now_ns / SECOND_NS;

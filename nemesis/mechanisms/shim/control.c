@@ -12,6 +12,23 @@
 
 static volatile struct settings *shared;
 static char root[PATH_MAX];
+static struct program *program;
+static uint64_t program_id;
+
+/* The harness gives a slot to one living program at a time, whose first process comes here before it starts others. */
+static void claim_program(void *mapped)
+{
+    const char *given = getenv("SPLITBRAIN_FAULTS_PROGRAM");
+    uint64_t id = given ? strtoull(given, NULL, 10) : 0;
+    if (!id)
+        return;
+    program = (struct program *)((char *)mapped + PROGRAMS_OFFSET) + id % PROGRAM_SLOTS;
+    if (__atomic_load_n(&program->id, __ATOMIC_ACQUIRE) != id) {
+        memset(program, 0, sizeof *program);
+        __atomic_store_n(&program->id, id, __ATOMIC_RELEASE);
+    }
+    program_id = id;
+}
 
 __attribute__((constructor(101))) static void control_open(void)
 {
@@ -32,6 +49,7 @@ __attribute__((constructor(101))) static void control_open(void)
         munmap(mapped, CONTROL_BYTES);
         return;
     }
+    claim_program(mapped);
     shared = mapped;
 }
 
@@ -62,6 +80,11 @@ int control_has_disk(void)
 struct counters *control_counters(void)
 {
     return shared ? (struct counters *)((char *)shared + COUNTERS_OFFSET) : NULL;
+}
+
+struct program *control_program(void)
+{
+    return program && __atomic_load_n(&program->id, __ATOMIC_RELAXED) == program_id ? program : NULL;
 }
 
 const char *control_root(void)

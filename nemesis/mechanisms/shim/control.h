@@ -3,9 +3,11 @@
  * The file is mapped shared. The harness writes its first part, `struct settings`, in one write whenever the faults
  * of the host change; the shim reads it and never writes there. `begin` and `end` carry the same number, which
  * grows with every change: a reader that finds them different, or changing, met a write half-way and looks again.
- * The second part, at COUNTERS_OFFSET, is the shim's: how often each fault was felt.
+ * The second part, at COUNTERS_OFFSET, is the shim's: how often each fault was felt. The third, at PROGRAMS_OFFSET, has
+ * the same for each program that the harness started, its children included: SPLITBRAIN_FAULTS_PROGRAM is its number,
+ * which says its slot as well.
  *
- * nemesis/mechanisms/shim.py packs the same layout. All fields are 64 bits wide, in the machine's byte order.
+ * nemesis/mechanisms/shim.py and launcher/control.py have the same layout. All fields are 64 bits wide, in the machine's byte order.
  */
 #ifndef SPLITBRAIN_CONTROL_H
 #define SPLITBRAIN_CONTROL_H
@@ -13,8 +15,11 @@
 #include <stdint.h>
 
 #define CONTROL_MAGIC 0x3154554146425053ull
-#define CONTROL_BYTES 4096
+#define CONTROL_BYTES 12288
 #define COUNTERS_OFFSET 2048
+#define PROGRAMS_OFFSET 4096
+#define PROGRAM_SLOTS 64
+#define PROGRAM_BYTES 128
 #define CLOCK_SLOTS 16
 
 struct clock_slot {
@@ -50,6 +55,20 @@ struct counters {
     uint64_t undo_overflow;   /* what was written could not be kept track of */
 };
 
+struct program {
+    uint64_t id;              /* 0: nobody's; else its slot is the rest of a division by PROGRAM_SLOTS */
+    uint64_t syncs;           /* calls on files under the root while a disk fault is in force or changes are recorded */
+    uint64_t writes;
+    uint64_t grows;           /* writes that need more space */
+    uint64_t reads;
+    uint64_t held, delayed, refused, failed;
+    uint64_t recorded;        /* changes that the account of unsynced data has seen */
+    uint64_t clock_reads;     /* of a clock that is skewed */
+    /* launcher only: calls about files that it may not look at, and how far its clock driver is */
+    uint64_t unseen, clock_generation, clock_reached, clock_failed;
+    uint64_t spare;
+};
+
 /* The settings as they are now; returns 0 and leaves `out` alone when this program is not under control. */
 int control_read(struct settings *out);
 
@@ -59,6 +78,16 @@ int control_has_disk(void);
 
 /* The shim's own part; NULL when this program is not under control. */
 struct counters *control_counters(void);
+
+/* This program's own counts; NULL when it has none, or has lost them to another program. */
+struct program *control_program(void);
+
+#define COUNT_PROGRAM(field)                                                  \
+    do {                                                                      \
+        struct program *program_ = control_program();                         \
+        if (program_)                                                         \
+            __atomic_add_fetch(&program_->field, 1, __ATOMIC_RELAXED);        \
+    } while (0)
 
 #define COUNT(field)                                                          \
     do {                                                                      \

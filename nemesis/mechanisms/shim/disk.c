@@ -85,36 +85,55 @@ done:
     return result;
 }
 
+#define COUNT_MET(field)                                                      \
+    do {                                                                      \
+        COUNT(field);                                                         \
+        COUNT_PROGRAM(field);                                                 \
+    } while (0)
+
+static void count_call(enum operation operation)
+{
+    if (operation == SYNC)
+        COUNT_PROGRAM(syncs);
+    else if (operation == GROW)
+        COUNT_PROGRAM(grows);
+    else if (operation == WRITE)
+        COUNT_PROGRAM(writes);
+    else
+        COUNT_PROGRAM(reads);
+}
+
 /* Waits while the disk makes the operation wait. Returns 0, or -1 with errno when it refuses. */
 static int gate(enum operation operation)
 {
     struct settings settings;
     const struct timespec pause = {0, WAIT_NS};
     int was_held = 0, saved = errno;
+    count_call(operation);  /* first: whoever sees it counted may expect that it has met what was in force before */
     for (;;) {
         if (!control_has_disk() || !control_read(&settings))
             return 0;
         if (!(settings.stall_all && operation != READ) && !(settings.stall_sync && operation == SYNC))
             break;
         if (!was_held)
-            COUNT(held);
+            COUNT_MET(held);
         was_held = 1;
         syscall(SYS_nanosleep, &pause, NULL);
     }
     if (settings.delay_ns > 0 && operation != READ) {
         struct timespec delay = {settings.delay_ns / 1000000000, settings.delay_ns % 1000000000};
-        COUNT(delayed);
+        COUNT_MET(delayed);
         while (syscall(SYS_nanosleep, &delay, &delay) != 0 && errno == EINTR)
             ;
     }
     if (settings.full && operation == GROW) {
-        COUNT(refused);
+        COUNT_MET(refused);
         errno = ENOSPC;
         return -1;
     }
     if ((settings.error_write && (operation == WRITE || operation == GROW)) ||
         (settings.error_sync && operation == SYNC) || (settings.error_read && operation == READ)) {
-        COUNT(failed);
+        COUNT_MET(failed);
         errno = EIO;
         return -1;
     }

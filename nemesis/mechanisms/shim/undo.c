@@ -6,6 +6,9 @@
  * nemesis/mechanisms/undo_log.py, which also says what counts as durable). The log survives the program, so a killed and
  * restarted program's unsynced changes are still known.
  *
+ * One process keeps the log, which it has locked. Where another one of the same program writes as well, the account is
+ * not whole and the harness is told; the launcher's account has no such limit.
+ *
  * A write and a sync of one file at the same time count as write first: programs that leave their order open get less
  * than the worst case. Writes through shared mappings are not seen.
  *
@@ -23,6 +26,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -49,6 +53,7 @@ struct record {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int log_fd = -1;
+static pid_t keeper;  /* who keeps the log; 0 where that is another process */
 static char undo_path[PATH_MAX - 64];
 static uint64_t next_seq = 1, log_bytes, limit_bytes = FIRST_LIMIT_BYTES;
 
@@ -67,6 +72,12 @@ static void give_up(void)
 static void reserve(int fd)
 {
     syscall(SYS_fallocate, fd, FALLOC_FL_KEEP_SIZE, (off_t)0, (off_t)RESERVED_BYTES);
+}
+
+/* A program may go on as another user, or start one that does. Fails where it is another's, and shared then. */
+static void share(int fd)
+{
+    syscall(SYS_fchmod, fd, 0666);
 }
 
 static int read_at(int fd, void *data, size_t length, uint64_t offset)
@@ -203,6 +214,8 @@ static void compact(void)
     uint64_t kept_bytes = sizeof barrier;
     int failed = fresh < 0;
     if (!failed) {
+        share(fresh);
+        syscall(SYS_flock, fresh, LOCK_EX | LOCK_NB);
         reserve(fresh);
         failed = write_all(fresh, &barrier, sizeof barrier);
     }
@@ -230,6 +243,10 @@ static void append(struct record *record, const char *path, const char *other, i
 {
     if (log_fd < 0)
         return;
+    if (keeper != (pid_t)syscall(SYS_getpid)) {
+        give_up();
+        return;
+    }
     record->magic = RECORD_MAGIC;
     record->path_bytes = (uint32_t)strlen(path);
     record->other_bytes = (uint32_t)strlen(other);
@@ -240,6 +257,8 @@ static void append(struct record *record, const char *path, const char *other, i
         return;
     }
     log_bytes += size_of(record);
+    if (record->kind != SYNCED)
+        COUNT_PROGRAM(recorded);
     if (log_bytes > limit_bytes)
         compact();
 }
@@ -254,10 +273,14 @@ __attribute__((constructor(102))) static void undo_open(void)
         return;
     snprintf(path, sizeof path, "%s/log", undo_path);
     log_fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    share(log_fd);
     if (log_fd < 0 || fstat(log_fd, &status) != 0) {
         give_up();
         return;
     }
+    if (syscall(SYS_flock, log_fd, LOCK_EX | LOCK_NB) != 0)
+        return;
+    keeper = (pid_t)syscall(SYS_getpid);
     log_bytes = (uint64_t)status.st_size;
     uint64_t offset = 0;
     for (; record_at(offset, &record); offset += size_of(&record))

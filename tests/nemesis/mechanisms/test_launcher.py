@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nemesis.mechanisms.launcher.control import ProcessCount, parse_clock_states, parse_process_counts
+from nemesis.mechanisms.launcher.control import ProgramCounts, parse_programs
 from nemesis.mechanisms.launcher.vdso import read_offset_ns
 from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_command, why_no_clock, why_no_traps
 from nemesis.mechanisms.shim import CONTROL_BYTES, Counters, HostFaults, parse_counters
@@ -24,6 +24,7 @@ needs_clock = pytest.mark.skipif(why_no_clock() is not None, reason=str(why_no_c
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler to make a static program with")
 DEADLINE_S = 60.0
+NUMBER = 130
 
 CHILD = """
 import ctypes, os, subprocess, sys, threading, time
@@ -92,7 +93,7 @@ class Program:
         self.process = subprocess.Popen(
             launcher_command(
                 sys.executable, str(archive), str(self.control), program,
-                root=str(self.root), traps=traps, moves_clock=clock,
+                root=str(self.root), traps=traps, moves_clock=clock, number=NUMBER,
             ),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -118,7 +119,7 @@ class Program:
             self.faults.add_skew("fault", skew, wall_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
         self.apply()
         generation = self.faults.generation
-        wait_until(lambda: all(state.generation == generation for state in parse_clock_states(self.read())))
+        wait_until(lambda: self.count().clock_generation == generation)
 
     def read(self) -> bytes:
         return self.control.read_bytes()
@@ -126,9 +127,8 @@ class Program:
     def counters(self) -> Counters:
         return parse_counters(self.read())
 
-    def count(self) -> ProcessCount:
-        (found,) = (each for each in parse_process_counts(self.read()) if each.pid == self.process.pid)
-        return found
+    def count(self) -> ProgramCounts:
+        return parse_programs(self.read())[NUMBER]
 
     def ask(self, line: str) -> None:
         assert self.process.stdin is not None

@@ -1,0 +1,138 @@
+"""What reaches a program: found out from its file before it is started, and from /proc while it runs.
+
+A library that is preloaded is met by programs that are linked dynamically and call the C library. Those that are linked
+statically never load it, and those that the Go compiler has made load it and make their system calls by themselves.
+What a script or a shell will execute cannot be told beforehand.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from .vdso import ClockError, read_offset_ns
+
+__all__ = ["DYNAMIC", "GO", "OTHER", "SCRIPT", "STATIC", "judge", "look", "program_kind"]
+
+DYNAMIC, STATIC, GO, SCRIPT, OTHER = "dynamic", "static", "go", "script", "other"
+"""Kinds of programs. OTHER is no program of this machine's own kind: 32 bits, another processor, or no ELF file."""
+
+_PT_INTERP, _PT_NOTE = 3, 4
+_MACHINES = {"x86_64": 62, "aarch64": 183}
+_NOTES_BYTES = 1 << 16
+_GO_SECTIONS = (b".gopclntab", b".go.buildinfo", b".note.go.buildid")
+
+_WRAPPERS = frozenset(
+    {"env", "nice", "ionice", "taskset", "chrt", "setpriv", "runuser", "gosu", "tini", "setsid", "stdbuf", "unshare"}
+)
+"""Programs that execute the one that is named among their arguments."""
+
+_SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "busybox", "su", "sudo"})
+
+
+def program_kind(path: str) -> str:
+    """The kind of a program's file. Raises OSError."""
+    with open(path, "rb") as file:
+        head = file.read(64)
+        if head[:2] == b"#!":
+            return SCRIPT
+        if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+            return OTHER
+        if _MACHINES.get(os.uname().machine) != struct.unpack_from("=H", head, 18)[0]:
+            return OTHER
+        headers_at, sections_at = struct.unpack_from("=2Q", head, 32)
+        header_bytes, header_count, section_bytes, section_count, names_index = struct.unpack_from("=5H", head, 54)
+        interpreter = b""
+        for position in range(header_count):
+            kind, _, at, _, _, length = struct.unpack_from("=2I4Q", _at(file, headers_at + position * header_bytes, 56))
+            if kind == _PT_INTERP:
+                interpreter = _at(file, at, min(length, 4096))
+            elif kind == _PT_NOTE and b"\x04\0\0\0Go\0\0" in _at(file, at, min(length, _NOTES_BYTES)):
+                return GO
+        names = _section_names(file, sections_at, section_bytes, section_count, names_index)
+    if any(section in names for section in _GO_SECTIONS):
+        return GO
+    # The library is built for the GNU C library; another one's loader may refuse it.
+    return DYNAMIC if interpreter and b"musl" not in interpreter else STATIC
+
+
+def _at(file: Any, offset: int, length: int) -> bytes:
+    file.seek(offset)
+    content: bytes = file.read(length)
+    return content
+
+
+def _section_names(file: Any, at: int, each_bytes: int, count: int, names_index: int) -> bytes:
+    """The names of all sections, one after the other; nothing where they were stripped."""
+    if not at or names_index >= count:
+        return b""
+    _, _, _, _, names_at, length = struct.unpack_from("=2I4Q", _at(file, at + names_index * each_bytes, 64))
+    return _at(file, names_at, min(length, _NOTES_BYTES))
+
+
+def judge(argv: Sequence[str]) -> dict[str, str]:
+    """The file that a command would execute, as `path`, and its `kind`; that of the program behind a wrapper where that
+    can be told, else SCRIPT. Neither is there where the file cannot be read: `error` says why."""
+    words = list(argv)
+    path = shutil.which(words[0]) or words[0]
+    name = os.path.basename(path)
+    if name in _WRAPPERS:
+        behind = next((word for word in words[1:] if "/" in word and os.path.isfile(word)), None)
+        if behind is None:
+            return {"path": path, "kind": SCRIPT}
+        return judge(words[words.index(behind) :])
+    if name in _SHELLS:
+        return {"path": path, "kind": SCRIPT}
+    try:
+        return {"path": path, "kind": program_kind(path)}
+    except OSError as error:
+        return {"path": path, "error": error.strerror or str(error)}
+
+
+def look(pid: int) -> list[dict[str, Any]]:
+    """What reaches a process, first, and each of its descendants: its `pid`; the path of its `program` and its `kind`;
+    the paths that it has mapped (`maps`); by how many nanoseconds its `clock` is moved by its vDSO (None: not at all).
+    `problem` says what could not be found out. Nothing for processes that have ended."""
+    return [found for each in _descendants(pid) if (found := _look_at(each)) is not None]
+
+
+def _look_at(pid: int) -> dict[str, Any] | None:
+    found: dict[str, Any] = {"pid": pid, "program": "", "kind": "", "maps": [], "clock": None, "problem": ""}
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            if file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X"):
+                return None
+        found["program"] = os.readlink(f"/proc/{pid}/exe")
+        found["kind"] = program_kind(f"/proc/{pid}/exe")
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+            lines = (line.rstrip("\n").split(maxsplit=5) for line in file)
+            found["maps"] = sorted({words[5] for words in lines if len(words) == 6 and words[5].startswith("/")})
+        found["clock"] = read_offset_ns(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except (OSError, ClockError) as error:
+        found["problem"] = str(error)
+    return found
+
+
+def _descendants(pid: int) -> list[int]:
+    """A process and all that it has started and that have not been given away since."""
+    found, open_ends = [pid], [pid]
+    while open_ends:
+        parent = open_ends.pop()
+        try:
+            threads = os.listdir(f"/proc/{parent}/task")
+        except OSError:
+            continue
+        for thread in threads:
+            try:
+                with open(f"/proc/{parent}/task/{thread}/children", "rb") as file:
+                    children = [int(word) for word in file.read().split()]
+            except OSError:
+                continue
+            found += children
+            open_ends += children
+    return found
