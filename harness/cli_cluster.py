@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from nemesis.mechanisms.reach import MECHANISMS
+
 __all__ = ["add_cluster_command", "add_cluster_options", "cluster_options_of"]
 
-_OPTIONS = ("inventory", "image", "storage")
+_OPTIONS = ("inventory", "image", "storage", "mechanism")
 
 
 def add_cluster_options(parser: Any) -> None:
@@ -19,6 +21,10 @@ def add_cluster_options(parser: Any) -> None:
     parser.add_argument(
         "--storage", default=None, metavar="WHERE",
         help="netns: where hosts keep their files: image (a file system each, default for root), memory, shared",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mechanism", default=None, choices=MECHANISMS,
+        help="how replicas meet disk and clock faults: preload (a library), seccomp (any program), auto (the default)",
     )  # fmt: skip
     parser.add_argument("--image", default=None, metavar="NAME", help="the image of a docker cluster's hosts")
 

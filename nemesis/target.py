@@ -31,6 +31,7 @@ __all__ = [
     "DiskProbe",
     "DiskStep",
     "Disks",
+    "FaultMet",
     "FindsBypasses",
     "Grudge",
     "Link",
@@ -265,9 +266,9 @@ class ClockSkew:
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """What a replica itself said of its clocks. `offset_ms` is its wall clock less the harness's, where hosts
-    differ by nature less that difference too, right to `uncertainty_ms` either way; `monotonic_s` is its monotonic
-    clock at the harness's monotonic time `at_s`."""
+    """What a replica itself said of its clocks, or what is read in its place. `offset_ms` is its wall clock less the
+    true one (the harness's, where hosts differ by nature less that difference too), right to `uncertainty_ms` either
+    way; `monotonic_s` is its monotonic clock at the true monotonic time `at_s`."""
 
     offset_ms: float
     uncertainty_ms: float
@@ -275,8 +276,21 @@ class ClockReading:
     at_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class FaultMet:
+    """What the replica of one host has met of a fault since it began, its children included: how many `calls` it made
+    that the fault is about, and how many of them `met` it. None where that cannot be counted."""
+
+    calls: int | None
+    met: int | None
+
+
 class Clocks(Protocol):
     """The clocks that the replicas read. Skews of several faults add up."""
+
+    def mechanism(self, host: str) -> str:
+        """What moves the clock of a host's replica, in a word or two."""
+        ...
 
     async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
         """Skew the clocks of hosts until released; in force on return."""
@@ -289,6 +303,23 @@ class Clocks(Protocol):
 
     async def release_all(self) -> None:
         """Undo every skew. Idempotent; safe in any state."""
+        ...
+
+    async def reaches(self, host: str, pid: int | None) -> str | None:
+        """None when a skew of the wall clock that is in force is felt by the process `pid` of `host`; otherwise why
+        not, in one line."""
+        ...
+
+    async def read(
+        self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0, timeout_s: float
+    ) -> Sequence[ClockReading]:
+        """What is read in the place of the host's replica: one reading more than there are pauses (s), and none after
+        the wall clock was seen `apart_ms` (ms) apart, where that is above 0. Raises RuntimeError when nothing could be
+        read within `timeout_s` seconds."""
+        ...
+
+    async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
+        """How often the replica of each host has read a clock that a fault skews, by host."""
         ...
 
 
@@ -388,8 +419,21 @@ class Disks(Protocol):
         """Write, sync and read a small file beside the replica's data, as its process would."""
         ...
 
+    def mechanism(self, host: str) -> str:
+        """What makes the replica of a host meet the faults, in a word or two."""
+        ...
+
     async def reaches(self, host: str, pid: int | None) -> str | None:
         """None when faults here are felt by the process `pid` of `host`; otherwise why not, in one line."""
+        ...
+
+    async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
+        """What the replica of each host has met of a fault of `impair`, by host; nothing for another fault."""
+        ...
+
+    async def recorded(self, host: str) -> int | None:
+        """How many changes of the host's running replica the account of unsynced data has seen since it was started;
+        None where they are not counted."""
         ...
 
 

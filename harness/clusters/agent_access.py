@@ -69,12 +69,12 @@ class AgentAccess:
         return self._agent(host).python
 
 
-async def put_file(link: AgentLink, path: str, content: bytes) -> None:
+async def put_file(link: AgentLink, path: str, content: bytes, *, mode: int = 0o644) -> None:
     """Write a file on a host as root, creating parent directories. Raises ShellError."""
     offset = 0
     while offset == 0 or offset < len(content):
         piece = content[offset : offset + _PIECE_BYTES]
-        arguments = {"path": path, "data": base64.b64encode(piece).decode(), "offset": offset}
+        arguments = {"path": path, "data": base64.b64encode(piece).decode(), "offset": offset, "mode": mode}
         await link.request("write", arguments, timeout_s=_PIECE_TIMEOUT_S)
         offset += max(1, len(piece))
 

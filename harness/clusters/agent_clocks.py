@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from harness.clusters.agent_helper import START_TIMEOUT_S, AgentHelper
@@ -16,9 +18,11 @@ from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.clock_helper import RESTORE_SCRIPT
 from harness.clusters.threads import all_of
-from nemesis.target import Clocks, ClockSkew
+from nemesis.target import ClockReading, Clocks, ClockSkew, FaultMet
 
 __all__ = ["AgentClocks"]
+
+_BASELINE_READINGS = 3
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
@@ -26,9 +30,12 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 class AgentClocks:
     """See nemesis.target.Clocks. Made by `prepared`."""
 
-    def __init__(self, helpers: Mapping[str, AgentHelper], shim: Clocks) -> None:
+    def __init__(self, helpers: Mapping[str, AgentHelper], links: Mapping[str, AgentLink], shim: Clocks) -> None:
         self._helpers = dict(helpers)
+        self._links = dict(links)
         self._shim = shim
+        self._baseline_ms: dict[str, float] = {}
+        """By how much each machine's clock differs from the harness's by nature."""
         self._hosts: dict[str, tuple[str, ...]] = {}
         """Fault -> the hosts whose real clocks it bends."""
 
@@ -50,7 +57,48 @@ class AgentClocks:
             await helpers[host].request("open", base=base, listens_within_s=START_TIMEOUT_S)
 
         await all_of([prepare(host) for host in links])
-        return cls(helpers, shim)
+        made = cls(helpers, links, shim)
+        for host in links:
+            found = [await made._read(host) for _ in range(_BASELINE_READINGS)]
+            made._baseline_ms[host] = min(found, key=lambda reading: reading.uncertainty_ms).offset_ms
+        return made
+
+    def mechanism(self, host: str) -> str:
+        """What moves the clock of the host's replica."""
+        return "the machine's own clock" if host in self._helpers else self._shim.mechanism(host)
+
+    async def reaches(self, host: str, pid: int | None) -> str | None:
+        """None on machines whose own clock is set: whatever runs there reads it."""
+        return None if host in self._helpers else await self._shim.reaches(host, pid)
+
+    async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
+        """What replicas have read of a clock that the shim skews; who reads a machine's clock is not counted."""
+        return {**dict.fromkeys(self._hosts.get(fault_id, ()), FaultMet(None, None)), **await self._shim.met(fault_id)}
+
+    async def read(
+        self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0, timeout_s: float
+    ) -> Sequence[ClockReading]:
+        """The machine's own wall clock against the harness's, and the monotonic clock as the shim has it."""
+        if host not in self._helpers:
+            return await self._shim.read(host, pauses_s=pauses_s, apart_ms=apart_ms, timeout_s=timeout_s)
+        readings: list[ClockReading] = []
+        for pause_s in (0.0, *pauses_s):
+            offsets_ms = [reading.offset_ms for reading in readings]
+            if offsets_ms and 0 < apart_ms <= max(offsets_ms) - min(offsets_ms):
+                break
+            await asyncio.sleep(pause_s)
+            [seen] = await self._shim.read(host, timeout_s=timeout_s)
+            wall = await self._read(host)
+            offset_ms = wall.offset_ms - self._baseline_ms[host]
+            readings.append(replace(seen, offset_ms=offset_ms, uncertainty_ms=wall.uncertainty_ms))
+        return readings
+
+    async def _read(self, host: str) -> ClockReading:
+        before_ns, before_s = time.time_ns(), time.monotonic()
+        hello = await self._links[host].request("hello")
+        half_s = (time.monotonic() - before_s) / 2
+        offset_ms = int(hello["wall_ns"]) / 1e6 - (before_ns / 1e6 + half_s * 1000)
+        return ClockReading(offset_ms, half_s * 1000, int(hello["monotonic_ns"]) / 1e9, before_s + half_s)
 
     async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
         """Skew clocks. Raises ValueError for an unknown host, ShellError."""

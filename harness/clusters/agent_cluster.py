@@ -13,7 +13,6 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NotRequired, TypedDict, Unpack
 
 from harness.clusters.agent_access import AgentAccess, put_file
@@ -25,6 +24,7 @@ from harness.clusters.agent_network import AgentNetwork
 from harness.clusters.agent_processes import AgentProcess, AgentProcesses
 from harness.clusters.agent_shim import AgentShim, agent_shim_missing
 from harness.clusters.base import ClusterUnavailable, Program
+from harness.clusters.options import MECHANISM_OPTION
 from harness.clusters.shaped_links import NETEM, RELAY
 from harness.clusters.threads import all_of
 from harness.errors import HarnessError, OperatorError
@@ -32,9 +32,11 @@ from harness.faults.file_system_disks import FILE_SYSTEM_KINDS, FileSystemDisks
 from harness.run_state import RunState
 from nemesis.mechanisms.hosts import CheckedShell
 from nemesis.mechanisms.nft import NftCounters, NftCuts, remove_script
+from nemesis.mechanisms.reach import AUTO
 from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import ShimError
-from nemesis.mechanisms.shim_faults import ShimDisks, ShimPlace
+from nemesis.mechanisms.shim_controls import ShimPlace
+from nemesis.mechanisms.shim_faults import ShimDisks
 from nemesis.target import Clocks, Links, Network
 
 __all__ = ["AgentCluster", "ClusterArguments"]
@@ -43,14 +45,15 @@ logger = logging.getLogger(__name__)
 
 class ClusterArguments(TypedDict):
     """What every cluster is made from: the number of replicas, the run that owns everything, the directory that the
-    hosts' files are in on the harness's side, the ports that hosts will be reached on, and the hosts that the system
-    needs beside its replicas'."""
+    hosts' files are in on the harness's side, the ports that hosts will be reached on, the hosts that the system
+    needs beside its replicas', and the mechanism that programs are to meet faults by (nemesis.mechanisms.reach)."""
 
     node_count: int
     run: RunState
     work_dir: str
     ports: Collection[int]
     extra_hosts: NotRequired[Sequence[str]]
+    mechanism: NotRequired[str | None]
 
 
 class AgentCluster(ABC):
@@ -65,6 +68,7 @@ class AgentCluster(ABC):
     """Why such hosts cannot have a file system of the run's own; None when they can, as far as can be told."""
     max_hosts: int
     """Replicas that such a cluster has at most."""
+    options: Sequence[str] = (MECHANISM_OPTION,)
 
     def __init__(self, **given: Unpack[ClusterArguments]) -> None:
         """Raises ValueError for a number of replicas out of bounds."""
@@ -75,6 +79,7 @@ class AgentCluster(ABC):
         self._run = given["run"]
         self._work_dir = os.path.abspath(given["work_dir"])
         self._ports = frozenset(given["ports"])
+        self._mechanism = given.get("mechanism") or AUTO
         self._links: dict[str, AgentLink] = {}
         self._processes = self._new_processes()
         self._network: Network | None = None
@@ -335,7 +340,7 @@ class AgentCluster(ABC):
         self, access: AgentAccess, agents: Mapping[str, AgentLink], *, undo_inside: bool, have_library: bool = False
     ) -> AgentShim:
         places = {host: self._shim_place(host, undo_inside=undo_inside) for host in self._hosts}
-        shim = AgentShim(access, agents, places)
+        shim = AgentShim(access, agents, places, capabilities=self._capabilities, mechanism=self._mechanism)
         await shim.install(have_library=have_library)
         return shim
 
@@ -439,7 +444,16 @@ class AgentCluster(ABC):
     async def spawn(self, host: str, program: Program) -> AgentProcess:
         """Start a program on a host; returns once it is started. Raises OperatorError when it cannot be run."""
         link = self.agent(host)
-        if self._shim is not None:
-            added = self._shim.environment(host)
-            program = replace(program, environment={**program.environment, **added})
-        return await self._processes.spawn(host, self._machine(host), link, program)
+        if self._shim is None:
+            return await self._processes.spawn(host, self._machine(host), link, program)
+        try:
+            program, started = await self._shim.prepared(host, program)
+        except (ShellError, ShimError) as error:
+            raise OperatorError(f"cannot run {program.name} on {host}: {error}") from None
+        process = None
+        try:
+            process = await self._processes.spawn(host, self._machine(host), link, program)
+        finally:
+            if started is not None:
+                self._shim.note_started(started, process)
+        return process

@@ -1,21 +1,31 @@
-"""The clock and disk shim on hosts: brought there, tried there, and steered from here.
+"""What makes programs on hosts meet clock and disk faults: brought there, tried there, and steered from here.
 
-The harness's machine has or builds it. Where that does not load (another processor, an older C library), one that was
-built in advance for the host's processor is tried, and then the host's own compiler builds it from the same sources.
-In every case a Python there must have felt it before a replica is started.
+There are two mechanisms (nemesis.mechanisms.reach): a library that is preloaded, and a launcher that runs the program
+under a supervisor. Which of them a program is started under is decided by its file on its host, or by name.
+
+The library: the harness's machine has or builds it. Where that does not load (another processor, an older C library),
+one that was built in advance for the host's processor is tried, and then the host's own compiler builds it from the
+same sources. In every case a Python there must have felt it before a replica is started.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from harness.clusters.agent_access import AgentAccess, put_file
 from harness.clusters.agent_link import AgentLink
-from harness.clusters.base import ClusterUnavailable
+from harness.clusters.base import ClusterUnavailable, HostProcess, Program
 from harness.clusters.threads import all_of
+from harness.errors import OperatorError
+from nemesis.mechanisms.launcher.control import CONTROL_BYTES, parse_programs
+from nemesis.mechanisms.launcher.programs import DYNAMIC
+from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_command
+from nemesis.mechanisms.reach import AUTO, PRELOAD, SECCOMP, kind_in_words, mechanism_for, wanted_traps
 from nemesis.mechanisms.shim import (
     COMPILERS,
     TRIAL_SCRIPT,
@@ -29,7 +39,8 @@ from nemesis.mechanisms.shim import (
     trial_control,
     trial_problem,
 )
-from nemesis.mechanisms.shim_faults import ShimClocks, ShimControls, ShimDisks, ShimPlace
+from nemesis.mechanisms.shim_controls import ShimControls, ShimPlace, StartedProgram
+from nemesis.mechanisms.shim_faults import ShimClocks, ShimDisks
 
 __all__ = ["UNDO_INSIDE", "AgentShim", "agent_shim_missing"]
 
@@ -40,6 +51,21 @@ _BUILD_TIMEOUT_S = 120.0
 """For a compiler on an emulated machine; anywhere else it takes less than a second."""
 
 _TRIAL_TIMEOUT_S = 30.0
+_JUDGE_TIMEOUT_S = 10.0
+
+_TRIAL_NUMBER = 1
+_TRAP_TRIAL = "import os, sys; os.fsync(os.open(sys.argv[1], os.O_RDONLY))"
+_CLOCK_TRIAL = """
+import time
+deadline = time.monotonic() + 10
+while time.time() - TRUE > -3000 and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(time.time())
+"""
+"""Waits for a clock that is put back by an hour (`trial_control`), and prints it."""
+
+_FOR_ALL = 0o666
+"""Mode of files that programs of any user write: the control file, for its counts."""
 
 
 def agent_shim_missing() -> str | None:
@@ -55,11 +81,26 @@ class AgentShim:
     """The shim's files on all replicas' hosts, and the interfaces that act through it. `places` says where on each host
     they are; they go with the directories that they are in."""
 
-    def __init__(self, access: AgentAccess, links: Mapping[str, AgentLink], places: Mapping[str, ShimPlace]) -> None:
-        """Nothing is on the hosts before `install`."""
+    def __init__(
+        self,
+        access: AgentAccess,
+        links: Mapping[str, AgentLink],
+        places: Mapping[str, ShimPlace],
+        *,
+        capabilities: Collection[tuple[str, str]],
+        mechanism: str = AUTO,
+    ) -> None:
+        """Nothing is on the hosts before `install`. `capabilities` are what the run will use, `mechanism` one of
+        nemesis.mechanisms.reach.MECHANISMS."""
         self._access = access
         self._links = dict(links)
-        self._controls = ShimControls(access, places)
+        self._mechanism = mechanism
+        self._needs_clock = ("clocks", "wall") in capabilities
+        self._controls = ShimControls(access, places, traps=wanted_traps(capabilities))
+        self._judged: dict[tuple[str, ...], str] = {}
+        """(host, command...) -> the kind of its program; "" where its file cannot be read"""
+        self._trials: dict[str, asyncio.Task[tuple[str | None, str | None]]] = {}
+        """host -> why the launcher cannot report calls there, and why it can move no clock; None when it can"""
         self.clocks = ShimClocks(self._controls)
         self.disks = ShimDisks(self._controls)
 
@@ -75,9 +116,12 @@ class AgentShim:
         place, link = self._controls.places[host], self._links[host]
         if not have_library:
             await self._bring_library(host)
-        await put_file(link, place.control_path, self._controls.initial_content(host))
+            await put_file(link, place.launcher_path, launcher_archive())
+        await put_file(link, place.control_path, self._controls.initial_content(host), mode=_FOR_ALL)
+        # A replica may run as another user: what it writes there, and the way to it, must be open to it.
         if place.undo_path is not None:
             await link.run(["mkdir", "-p", place.undo_path])
+            await link.run(["chmod", "1777", place.undo_path])
 
     async def _bring_library(self, host: str) -> None:
         place, link = self._controls.places[host], self._links[host]
@@ -139,10 +183,101 @@ class AgentShim:
         if problem_there is not None:
             raise ClusterUnavailable(f"{host}: {problem_there}")
 
-    def environment(self, host: str) -> dict[str, str]:
-        """What to add to the environment of a program on `host`; nothing for hosts without replicas."""
+    # Programs
+
+    async def prepared(self, host: str, program: Program) -> tuple[Program, StartedProgram | None]:
+        """The program as it is to be started so that it meets the faults of its host, and what to note of it once it
+        is; programs of hosts without replicas are left as they are. Raises OperatorError where the mechanism that was
+        asked for cannot be had, ShellError."""
         place = self._controls.places.get(host)
-        return {} if place is None else place.environment()
+        if place is None:
+            return program, None
+        mechanism, problem, clock_problem = await self._choose(host, program)
+        started = self._controls.begin(host, mechanism, problem=problem, clock_problem=clock_problem)
+        if mechanism == PRELOAD:
+            environment = {**program.environment, **place.environment(started.number)}
+            return replace(program, environment=environment), started
+        traps = self._controls.traps if problem is None else frozenset[str]()
+        argv = launcher_command(
+            self._access.python(host), place.launcher_path, place.control_path, program.argv,
+            root=place.data_path, traps=traps, undo_path=place.undo_path if traps else None,
+            moves_clock=self._needs_clock and clock_problem is None, number=started.number,
+        )  # fmt: skip
+        return replace(program, argv=argv), started
+
+    @staticmethod
+    def note_started(started: StartedProgram, process: HostProcess | None) -> None:
+        """Say that a program that was `prepared` has been started; None when it could not be."""
+        if process is not None:
+            started.pid = process.host_pid
+        started.is_running = lambda: process is not None and process.exit_status() is None
+
+    async def _choose(self, host: str, program: Program) -> tuple[str, str | None, str | None]:
+        """(mechanism, why its disk faults do not reach the program after all, why those of its clock do not). Raises
+        OperatorError."""
+        if self._mechanism == PRELOAD:
+            return PRELOAD, None, None
+        kind = await self._kind(host, program) if self._mechanism == AUTO else ""
+        if self._mechanism == AUTO and (not kind or mechanism_for(kind) == PRELOAD):
+            return PRELOAD, None, None
+        why_no_traps, why_no_clock = await self._trial(host)
+        problems = {problem for problem in (why_no_traps, why_no_clock) if problem is not None}
+        if problems and self._mechanism == SECCOMP:
+            raise OperatorError(f"--mechanism seccomp cannot be had on {host}: {'; '.join(sorted(problems))}")
+        needed = bool(self._controls.traps) + self._needs_clock
+        if not needed or (why_no_traps is not None) + (why_no_clock is not None) < needed:
+            return SECCOMP, why_no_traps, why_no_clock
+        why_not = f"{program.argv[0]} is {kind_in_words(kind)}; {'; '.join(sorted(problems))}"
+        return PRELOAD, why_not, why_not
+
+    async def _kind(self, host: str, program: Program) -> str:
+        """The kind of a program's file (launcher/programs.py); "" where there is none, which its start will say."""
+        if program.argv[0] == self._access.python(host):
+            return DYNAMIC  # it has felt the library
+        key = (host, *program.argv)
+        if key not in self._judged:
+            place = self._controls.places[host]
+            argv = [self._access.python(host), "-I", "-S", place.launcher_path, "judge", *program.argv]
+            _, output, _ = await self._links[host].run(
+                argv, timeout_s=_JUDGE_TIMEOUT_S, environment=program.environment
+            )
+            try:
+                self._judged[key] = str(json.loads(output).get("kind", ""))
+            except ValueError:
+                self._judged[key] = ""
+        return self._judged[key]
+
+    async def _trial(self, host: str) -> tuple[str | None, str | None]:
+        """See `_trials`; once a host."""
+        if host not in self._trials:
+            self._trials[host] = asyncio.ensure_future(self._try_launcher(host))
+        return await asyncio.shield(self._trials[host])
+
+    async def _try_launcher(self, host: str) -> tuple[str | None, str | None]:
+        place, link, python = self._controls.places[host], self._links[host], self._access.python(host)
+        control_path = os.path.join(os.path.dirname(place.control_path), "launcher-trial.control")
+        await put_file(link, control_path, trial_control())
+
+        async def attempt(script: str, *, traps: Collection[str] = (), moves_clock: bool = False) -> tuple[str, str]:
+            argv = launcher_command(
+                python, place.launcher_path, control_path, [python, "-I", "-S", "-c", script, place.data_path],
+                root=place.data_path, traps=traps, moves_clock=moves_clock, number=_TRIAL_NUMBER,
+            )  # fmt: skip
+            _, output, errors = await link.run(argv, timeout_s=_TRIAL_TIMEOUT_S)
+            return output, " ".join(errors.split())[:200]
+
+        why_no_traps = why_no_clock = None
+        if self._controls.traps:
+            _, errors = await attempt(_TRAP_TRIAL, traps=("sync",))
+            counts = parse_programs(await self._access.read(host, control_path, CONTROL_BYTES)).get(_TRIAL_NUMBER)
+            if counts is None or counts.syncs != 1:
+                why_no_traps = errors or "a reported system call was not counted"
+        if self._needs_clock:
+            wall_ns, _ = await self._access.now(host)
+            output, errors = await attempt(f"TRUE = {wall_ns / 1e9}\n{_CLOCK_TRIAL}", moves_clock=True)
+            if not output.strip() or abs(float(output) - (wall_ns / 1e9 - 3600)) > 600:
+                why_no_clock = errors or "the clock of a program did not move"
+        return why_no_traps, why_no_clock
 
     async def release_all(self) -> None:
         """Let everything go: a replica that waits for its disk does not end in order. Raises ShellError."""

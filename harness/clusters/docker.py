@@ -22,6 +22,7 @@ from harness.clusters.agent_cluster import ClusterArguments
 from harness.clusters.agent_link import ByteStream
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.docker_engine import HOST_IMAGE, DockerEngine
+from harness.clusters.options import MECHANISM_OPTION
 from harness.clusters.remote_cluster import RemoteCluster
 from harness.clusters.threads import all_of, in_thread
 from harness.errors import OperatorError
@@ -49,7 +50,7 @@ class DockerCluster(RemoteCluster):
     name = "docker"
     description = "a container per host on a bridge of its own, cuts by nftables inside; needs a Docker engine"
     max_hosts = MAX_HOSTS
-    options: Sequence[str] = ("image",)
+    options: Sequence[str] = ("image", MECHANISM_OPTION)
     file_systems_missing = "containers may mount no file system of their own: use --cluster netns, or ssh"
 
     def __init__(self, *, image: str | None = None, **given: Unpack[ClusterArguments]) -> None:

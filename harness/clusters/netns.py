@@ -43,6 +43,7 @@ from harness.clusters.control_groups import cgroup_parents, remove_group
 from harness.clusters.loop_devices import file_id, loop_devices_of, release_device
 from harness.clusters.netns_calls import enter_namespace, namespace_path, open_current_namespace, remove_namespace
 from harness.clusters.netns_trial import PROGRAMS, why_no_netem
+from harness.clusters.options import MECHANISM_OPTION
 from harness.clusters.own_machine import OwnMachineCluster
 from harness.clusters.shaped_links import NETEM, RELAY
 from harness.clusters.threads import all_of, in_thread, renew_threads
@@ -88,7 +89,7 @@ class NetnsCluster(OwnMachineCluster):
     name = "netns"
     description = "a network namespace per host on a bridge, cuts by nftables; root or a user namespace"
     max_hosts = MAX_HOSTS
-    options: Sequence[str] = ("storage",)
+    options: Sequence[str] = ("storage", MECHANISM_OPTION)
     storage: str | None = None
     """The choice of the operator, on a class made by `configured`."""
 

@@ -8,7 +8,11 @@ from typing import Any
 from harness.clusters.base import ClusterUnavailable
 from harness.errors import OperatorError
 
-__all__ = ["require_cluster"]
+__all__ = ["MECHANISM_OPTION", "require_cluster"]
+
+MECHANISM_OPTION = "mechanism"
+"""By which mechanism programs meet faults: an option of all clusters whose hosts are real, and the business of none of
+their classes."""
 
 
 def require_cluster(cluster_class: Any, options: Mapping[str, str], *, extra_hosts: Sequence[str] = ()) -> Any:
@@ -26,9 +30,10 @@ def require_cluster(cluster_class: Any, options: Mapping[str, str], *, extra_hos
             raise OperatorError(f"--{name}: cluster {cluster_class.name} takes {takes}")
     judge: Callable[..., None] | None = getattr(cluster_class, "require", None)
     configure: Callable[..., Any] | None = getattr(cluster_class, "configured", None)
+    own = {name: value for name, value in options.items() if name != MECHANISM_OPTION}
     try:
         if judge is not None:
-            judge(**options)
-        return cluster_class if configure is None else configure(extra_hosts=extra_hosts, **options)
+            judge(**own)
+        return cluster_class if configure is None else configure(extra_hosts=extra_hosts, **own)
     except ClusterUnavailable as error:
         raise OperatorError(f"--cluster {cluster_class.name}: {error}") from None

@@ -29,8 +29,9 @@ from harness.clusters.agent_shim import UNDO_INSIDE, AgentShim
 from harness.clusters.threads import all_of, in_thread
 from harness.errors import OperatorError
 from harness.run_state import KIND_DIRECTORY, TEMP_PREFIX, RunState
+from nemesis.mechanisms.launcher_archive import launcher_archive
 from nemesis.mechanisms.shim import library_directory, place_library, why_no_shim
-from nemesis.mechanisms.shim_faults import ShimPlace
+from nemesis.mechanisms.shim_controls import ShimPlace
 
 __all__ = ["LocalAgents", "OwnMachineCluster", "SocketStream", "import_path", "short_socket_path"]
 
@@ -259,6 +260,7 @@ class OwnMachineCluster(AgentCluster):
             self._claim_directory(undo_path)
         return ShimPlace(
             library_path=self._library_path,
+            launcher_path=os.path.join(os.path.dirname(self._library_path), "launcher.pyz"),
             control_path=os.path.join(directory, "faults.control"),
             data_path=os.path.realpath(self.data_dir(host)),
             undo_path=undo_path if self._tracks_writes else None,
@@ -275,6 +277,7 @@ class OwnMachineCluster(AgentCluster):
         directory = os.path.join(library_directory(), f"{TEMP_PREFIX}{self._run.run_id}-shim")
         self._claim_directory(directory)
         self._library_path = await in_thread(place_library, directory)
+        Path(directory, "launcher.pyz").write_bytes(launcher_archive())
         return await super()._make_shim(access, agents, undo_inside=undo_inside, have_library=True)
 
     def _claim_directory(self, path: str) -> None:

@@ -18,7 +18,7 @@ from harness.clusters.agent_shim import UNDO_INSIDE
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.threads import all_of
 from harness.host_files import PROVISION, host_file
-from nemesis.mechanisms.shim_faults import ShimPlace
+from nemesis.mechanisms.shim_controls import ShimPlace
 
 __all__ = ["NEEDED_PROGRAMS", "RemoteCluster"]
 
@@ -135,6 +135,7 @@ class RemoteCluster(AgentCluster):
         undo_path = os.path.join(data_path, UNDO_INSIDE) if undo_inside else os.path.join(directory, "undo")
         return ShimPlace(
             library_path=os.path.join(directory, "faults.so"),
+            launcher_path=os.path.join(directory, "launcher.pyz"),
             control_path=os.path.join(directory, "faults.control"),
             data_path=data_path,
             undo_path=undo_path if self._tracks_writes else None,

@@ -19,6 +19,7 @@ from typing import ClassVar, Self, Unpack
 from harness.clusters.agent_cluster import ClusterArguments
 from harness.clusters.agent_link import ByteStream
 from harness.clusters.base import ClusterUnavailable
+from harness.clusters.options import MECHANISM_OPTION
 from harness.clusters.remote_cluster import RemoteCluster
 from harness.clusters.ssh_connection import (
     HostNotTaken,
@@ -49,7 +50,7 @@ class SshCluster(RemoteCluster):
     name = "ssh"
     description = "machines of an inventory, reached over SSH, cuts by nftables there; needs root or sudo on them"
     max_hosts = MAX_HOSTS
-    options: Sequence[str] = ("inventory",)
+    options: Sequence[str] = ("inventory", MECHANISM_OPTION)
     _why_no_file_systems: ClassVar[Callable[[], str | None] | None] = None
 
     def __init__(

@@ -15,6 +15,7 @@ from typing import Unpack
 
 from harness.clusters.agent_cluster import ClusterArguments
 from harness.clusters.base import ClusterUnavailable
+from harness.clusters.options import MECHANISM_OPTION
 from harness.clusters.ssh import SshCluster
 from harness.clusters.ssh_connection import require_paramiko
 from harness.clusters.ssh_inventory import ACCEPT_NEW, REAL_CLOCK, SshHost, parse_ssh_config
@@ -36,7 +37,7 @@ class VagrantCluster(SshCluster):
 
     name = "vagrant"
     description = "the virtual machines of `vagrant up`, reached over SSH as Vagrant says"
-    options: Sequence[str] = ()
+    options: Sequence[str] = (MECHANISM_OPTION,)
 
     def __init__(self, **given: Unpack[ClusterArguments]) -> None:
         """Raises ClusterUnavailable when Vagrant is missing or its machines are not up."""

@@ -14,7 +14,7 @@ from harness.clusters.threads import all_of
 from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
 from nemesis.mechanisms.hosts import HostAccess
 from nemesis.mechanisms.shim_faults import ShimDisks
-from nemesis.target import BitFlipped, DiskFault, DiskProbe, PowerCut
+from nemesis.target import BitFlipped, DiskFault, DiskProbe, FaultMet, PowerCut
 
 __all__ = ["FILE_SYSTEM_KINDS", "FileSystemDisks", "HostFileSystems"]
 
@@ -130,6 +130,19 @@ class FileSystemDisks:
         argv = [self._access.python(host), "-I", "-S", "-", self._file_systems.mount_point(host)]
         _, output, _ = await self._access.run(host, argv, stdin=PROBE_SCRIPT, timeout_s=timeout_s)
         return parse_probe(host, output, waited_s=timeout_s)
+
+    def mechanism(self, host: str) -> str:
+        """What makes the replica meet the faults that are not the whole file system's."""
+        return "the file system" if self._shim is None else self._shim.mechanism(host)
+
+    async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
+        """What the replicas have met of a fault; of a whole file system nobody counts."""
+        of_file_systems = dict.fromkeys(self._faults.get(fault_id, {}), FaultMet(None, None))
+        return of_file_systems if self._shim is None else {**of_file_systems, **await self._shim.met(fault_id)}
+
+    async def recorded(self, host: str) -> int | None:
+        """Changes of the running replica that the account has seen; None where none is kept."""
+        return None if self._shim is None else await self._shim.recorded(host)
 
     async def reaches(self, host: str, pid: int | None) -> str | None:
         """None when the process has the host's file system mounted, and the shim where the run uses it."""

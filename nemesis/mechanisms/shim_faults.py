@@ -1,89 +1,47 @@
-"""Clocks and disks of hosts, by way of the shim: see nemesis.target.Clocks and Disks, and nemesis.mechanisms.shim."""
+"""Clocks and disks of hosts, by way of the shim or the launcher: see nemesis.target.Clocks and Disks, and
+nemesis.mechanisms.reach.
+
+What a fault did to the replicas is told by the counts that the shim in them, or their supervisor, keeps in the host's
+control file: those of the programs that the harness started there, whatever else runs under the same faults.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
 
 from nemesis.mechanisms.bit_flip import FLIP_SCRIPT, flip_arguments, parse_flip, restore_arguments
 from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
-from nemesis.mechanisms.hosts import HostAccess
-from nemesis.mechanisms.shim import CONTROL_BYTES, Counters, HostFaults, parse_counters, shim_environment
+from nemesis.mechanisms.launcher.control import ProgramCounts
+from nemesis.mechanisms.reach import PRELOAD
+from nemesis.mechanisms.shim import Counters
+from nemesis.mechanisms.shim_controls import ShimControls
 from nemesis.mechanisms.undo_log import POWER_MODELS, take_back_script
-from nemesis.target import BitFlipped, ClockSkew, DiskFault, DiskProbe, PowerCut
+from nemesis.target import BitFlipped, ClockReading, ClockSkew, DiskFault, DiskProbe, FaultMet, PowerCut
 
-__all__ = ["ShimClocks", "ShimControls", "ShimDisks", "ShimPlace"]
+__all__ = ["ShimClocks", "ShimDisks"]
 
 MONOTONIC_MARGIN_NS = 200_000_000
 """How much later than planned a change may reach the host; a fast monotonic clock is released this far ahead."""
 
-REACH_TIMEOUT_S = 10.0
 UNDO_TIMEOUT_S = 25.0
 FLIP_TIMEOUT_S = 10.0
 
+CLOCK_TIMEOUT_S = 10.0
+"""For clock drivers to bring a skew into force; it takes them some milliseconds."""
+CLOCK_POLL_S = 0.02
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShimPlace:
-    """Where the shim and its files are on one host. `undo_path` is None where nothing is kept track of; `preloaded`
-    is what is preloaded into programs there anyway."""
-
-    library_path: str
-    control_path: str
-    data_path: str
-    undo_path: str | None = None
-    preloaded: str | None = None
-
-    def environment(self) -> dict[str, str]:
-        """What to add to the environment of the host's replica."""
-        return shim_environment(
-            self.library_path, self.control_path, self.data_path, undo_path=self.undo_path, preloaded=self.preloaded
-        )
-
-    def probe_environment(self) -> dict[str, str]:
-        """What to add to the environment of a probe: the same faults, nothing kept track of."""
-        return shim_environment(self.library_path, self.control_path, self.data_path, preloaded=self.preloaded)
-
-
-class ShimControls:
-    """The control files of all hosts, and what is in force on each. The files exist before replicas start."""
-
-    def __init__(self, access: HostAccess, places: Mapping[str, ShimPlace]) -> None:
-        self.access = access
-        self.places = dict(places)
-        self.faults = {host: HostFaults() for host in places}
-        self._locks = {host: asyncio.Lock() for host in places}
-
-    def initial_content(self, host: str) -> bytes:
-        """What the control file of a host begins as."""
-        return self.faults[host].pack().ljust(CONTROL_BYTES, b"\0")
-
-    def require_known(self, hosts: Collection[str]) -> None:
-        """Raises ValueError for a host that has no control file."""
-        unknown = set(hosts) - self.places.keys()
-        if unknown:
-            raise ValueError(f"no replica runs on {', '.join(sorted(unknown))}")
-
-    async def write(self, host: str) -> None:
-        """Bring what is in force to the host."""
-        async with self._locks[host]:
-            await self.access.overwrite(host, self.places[host].control_path, self.faults[host].pack())
-
-    async def counters(self, host: str) -> Counters:
-        """How often the host's processes felt disk faults so far."""
-        return parse_counters(await self.access.read(host, self.places[host].control_path, CONTROL_BYTES))
-
-    async def reaches(self, host: str, pid: int | None) -> str | None:
-        """None when process `pid` of the host has mapped the shim and its control file."""
-        if pid is None:
-            return f"the replica of {host} is down"
-        place = self.places[host]
-        status, maps, errors = await self.access.run(host, ["cat", f"/proc/{pid}/maps"], timeout_s=REACH_TIMEOUT_S)
-        if status != 0:
-            return f"the replica of {host} cannot be looked into: {errors.strip() or status}"
-        if place.library_path not in maps or place.control_path not in maps:
-            return f"the replica of {host} has not loaded the fault shim (is it statically linked?)"
-        return None
+_CALLS: Mapping[str, tuple[Sequence[str], str]] = {
+    "stall-fsync": (("syncs",), "held"),
+    "stall": (("syncs", "writes", "grows"), "held"),
+    "slow": (("syncs", "writes", "grows"), "delayed"),
+    "full": (("grows",), "refused"),
+    "error-write": (("writes", "grows"), "failed"),
+    "error-fsync": (("syncs",), "failed"),
+    "error-read": (("reads",), "failed"),
+}
+"""Kind of disk fault -> the calls that it is about and what it does to them, as ProgramCounts has them."""
 
 
 class ShimClocks:
@@ -91,17 +49,30 @@ class ShimClocks:
 
     def __init__(self, controls: ShimControls) -> None:
         self._controls = controls
-        self._hosts: dict[str, tuple[str, ...]] = {}
+        self._hosts: dict[str, dict[str, dict[int, ProgramCounts]]] = {}
+        """fault -> host -> what its programs had done when the fault began"""
+
+    def mechanism(self, host: str) -> str:
+        """What moves the clock of the host's replica."""
+        return "the preloaded shim" if self._controls.mechanism(host) == PRELOAD else "the patched vDSO"
 
     async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
-        """Skew clocks. Raises ValueError for an unknown host or an impossible skew, ShimError for too many."""
+        """Skew clocks. Raises ValueError for an unknown host or an impossible skew, ShimError for too many,
+        RuntimeError for a clock that cannot be moved."""
         self._controls.require_known(skews)
-        self._hosts[fault_id] = tuple(skews)
+        for host, skew in skews.items():
+            if skew.affects_monotonic and self._controls.mechanism(host) != PRELOAD:
+                raise RuntimeError(
+                    f"the monotonic clock of {host} cannot be moved: its replica is reached by the vDSO, which has the "
+                    "wall clock only (--mechanism preload, for programs that the shim reaches)"
+                )
+        begun = self._hosts[fault_id] = {host: {} for host in skews}
 
         async def set_one(host: str, skew: ClockSkew) -> None:
             wall_ns, monotonic_ns = await self._controls.access.now(host)
             self._controls.faults[host].add_skew(fault_id, skew, wall_ns=wall_ns, monotonic_ns=monotonic_ns)
-            await self._controls.write(host)
+            await self._apply(host)
+            begun[host] = await self._controls.counts(host)
 
         await asyncio.gather(*(set_one(host, skew) for host, skew in skews.items()))
 
@@ -111,15 +82,95 @@ class ShimClocks:
         async def release_one(host: str) -> None:
             _, monotonic_ns = await self._controls.access.now(host)
             self._controls.faults[host].remove_skew(fault_id, monotonic_ns=monotonic_ns, margin_ns=MONOTONIC_MARGIN_NS)
-            await self._controls.write(host)
+            await self._apply(host)
 
         await asyncio.gather(*(release_one(host) for host in self._hosts.get(fault_id, ())))
         self._hosts.pop(fault_id, None)
+
+    async def _apply(self, host: str) -> None:
+        """Bring the skews to the host, and wait until its clock drivers have them in force. Raises RuntimeError."""
+        await self._controls.write(host)
+        generation = self._controls.faults[host].generation
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + CLOCK_TIMEOUT_S
+        while True:
+            counts = await self._controls.counts(host)
+            driven = {
+                each.number
+                for each in self._controls.running(host)
+                if each.mechanism != PRELOAD and each.clock_problem is None
+            }
+            if all(counts[number].clock_generation >= generation for number in driven & counts.keys()):
+                return
+            if loop.time() > deadline_s:
+                raise RuntimeError(f"the clock driver of the replica of {host} does nothing")
+            await asyncio.sleep(CLOCK_POLL_S)
 
     async def release_all(self) -> None:
         """Undo every skew."""
         for fault_id in list(self._hosts):
             await self.release(fault_id)
+
+    async def reaches(self, host: str, pid: int | None) -> str | None:
+        """None when a skew of the wall clock that is in force reaches the process and its children."""
+        return await self._controls.reaches(host, pid, needs_clock=True)
+
+    async def read(
+        self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0, timeout_s: float
+    ) -> Sequence[ClockReading]:
+        """What a process under the same shim as the host's replica reads, or by what the replica's own vDSO moves its
+        clock, beside the true clocks of the host. Raises RuntimeError when nothing could be read."""
+        access, place = self._controls.access, self._controls.places[host]
+        pid, environment = 0, place.probe_environment()
+        if self._controls.mechanism(host) != PRELOAD:
+            pids = [each.pid for each in self._controls.running(host) if each.pid is not None]
+            if not pids:
+                raise RuntimeError(f"the replica of {host} is down: it reads no clock")
+            pid, environment = pids[-1], {}
+        words = [str(pid), str(apart_ms), *map(str, pauses_s)]
+        argv = [access.python(host), "-I", "-S", place.launcher_path, "clock", *words]
+        status, output, errors = await access.run(host, argv, timeout_s=timeout_s, environment=environment)
+        try:
+            readings = json.loads(output)
+        except ValueError:
+            said = (errors.strip().splitlines() or [f"status {status}"])[-1]
+            raise RuntimeError(f"the clock of {host} cannot be read in the place of its replica: {said}") from None
+        return [_reading(*each) for each in readings]
+
+    async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
+        """How often the programs of each host have read a skewed clock since a fault began. A patched vDSO counts
+        nothing."""
+
+        async def of(host: str, before: Mapping[int, ProgramCounts]) -> FaultMet:
+            if self._controls.mechanism(host) != PRELOAD:
+                return FaultMet(None, None)
+            reads = _grown(("clock_reads",), before, await self._controls.counts(host))
+            return FaultMet(None, reads)
+
+        hosts = self._hosts.get(fault_id, {})
+        found = await asyncio.gather(*(of(host, before) for host, before in hosts.items()))
+        return dict(zip(hosts, found, strict=True))
+
+
+def _reading(
+    before_ns: int, wall_ns: int, after_ns: int, steady_ns: int, monotonic_ns: int, later_ns: int
+) -> ClockReading:
+    return ClockReading(
+        offset_ms=(wall_ns - (before_ns + after_ns) / 2) / 1e6,
+        uncertainty_ms=(after_ns - before_ns) / 2e6,
+        monotonic_s=monotonic_ns / 1e9,
+        at_s=(steady_ns + later_ns) / 2e9,
+    )
+
+
+def _grown(columns: Sequence[str], before: Mapping[int, ProgramCounts], now: Mapping[int, ProgramCounts]) -> int:
+    """By how much some counts have grown, of all programs together; one that was not there before began at 0."""
+    none = ProgramCounts(id=0)
+    return sum(
+        getattr(counts, column) - getattr(before.get(number, none), column)
+        for number, counts in now.items()
+        for column in columns
+    )
 
 
 class ShimDisks:
@@ -127,7 +178,9 @@ class ShimDisks:
 
     def __init__(self, controls: ShimControls) -> None:
         self._controls = controls
-        self._hosts: dict[str, tuple[str, ...]] = {}
+        self._faults: dict[str, dict[str, DiskFault]] = {}
+        self._begun: dict[str, dict[str, dict[int, ProgramCounts]]] = {}
+        """fault -> host -> what its programs had done when the fault was in force"""
         self._lost: dict[str, dict[str, PowerCut]] = {}
         self._flipped: dict[str, dict[str, BitFlipped]] = {}
         self._forgiven: dict[str, int] = {}
@@ -138,8 +191,11 @@ class ShimDisks:
         self._controls.require_known(faults)
         for host, fault in faults.items():
             self._controls.faults[host].add_disk_fault(fault_id, fault)
-        self._hosts[fault_id] = tuple(faults)
+        self._faults[fault_id] = dict(faults)
         await asyncio.gather(*(self._controls.write(host) for host in faults))
+        # After that: a call that is counted from now on has met what is in force.
+        begun = await asyncio.gather(*(self._controls.counts(host) for host in faults))
+        self._begun[fault_id] = dict(zip(faults, begun, strict=True))
 
     async def cut_power(self, fault_id: str, host: str, *, kind: str = POWER_MODELS[0], seed: int = 0) -> PowerCut:
         """Take back what the host's replica wrote and did not sync, by a model of `POWER_MODELS`. Raises
@@ -150,7 +206,10 @@ class ShimDisks:
         if place.undo_path is None:
             raise RuntimeError(f"what the replica of {host} writes is not kept track of in this run")
         if (await self._controls.counters(host)).undo_overflow > self._forgiven.get(host, 0):
-            raise RuntimeError(f"the replica of {host} wrote more than could be kept track of")
+            raise RuntimeError(
+                f"what the replica of {host} wrote could not all be kept track of: it was too much, or several "
+                "processes wrote (--mechanism seccomp keeps track of all processes of a program)"
+            )
         access = self._controls.access
         argv = [access.python(host), "-I", "-S", "-", place.undo_path, place.data_path, kind, str(seed)]
         status, output, errors = await access.run(host, argv, stdin=take_back_script(), timeout_s=UNDO_TIMEOUT_S)
@@ -200,32 +259,51 @@ class ShimDisks:
             await self._flip(host, restore_arguments(flipped[host]))
             del flipped[host]
         self._flipped.pop(fault_id, None)
-        hosts = self._hosts.get(fault_id, ())
+        hosts = self._faults.get(fault_id, ())
         for host in hosts:
             self._controls.faults[host].remove_disk_fault(fault_id)
         await asyncio.gather(*(self._controls.write(host) for host in hosts))
-        self._hosts.pop(fault_id, None)
+        self._faults.pop(fault_id, None)
+        self._begun.pop(fault_id, None)
 
     async def release_all(self) -> None:
         """Undo every fault."""
-        for fault_id in [*self._hosts, *(each for each in self._flipped if each not in self._hosts)]:
+        for fault_id in [*self._faults, *(each for each in self._flipped if each not in self._faults)]:
             await self.release(fault_id)
 
     async def probe(self, host: str, *, timeout_s: float) -> DiskProbe:
-        """Write, sync and read a file in the data's directory, through the same shim."""
+        """Write, sync and read a file in the data's directory, by the same mechanism as the host's replica."""
         access, place = self._controls.access, self._controls.places[host]
+        argv, environment = self._controls.probe_command(host, [access.python(host), "-I", "-S", "-", place.data_path])
         _, output, _ = await access.run(
-            host,
-            [access.python(host), "-I", "-S", "-", place.data_path],
-            stdin=PROBE_SCRIPT,
-            timeout_s=timeout_s,
-            environment=place.probe_environment(),
+            host, argv, stdin=PROBE_SCRIPT, timeout_s=timeout_s, environment=environment
         )
         return parse_probe(host, output, waited_s=timeout_s)
 
+    def mechanism(self, host: str) -> str:
+        """What makes the host's replica meet faults."""
+        return "the preloaded shim" if self._controls.mechanism(host) == PRELOAD else "seccomp"
+
     async def reaches(self, host: str, pid: int | None) -> str | None:
-        """None when the process has the shim."""
+        """None when the process and its children are within reach."""
         return await self._controls.reaches(host, pid)
+
+    async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
+        """What the programs of each host have met of a fault since it began."""
+        faults, begun = self._faults.get(fault_id, {}), self._begun.get(fault_id, {})
+
+        async def of(host: str) -> FaultMet:
+            columns, effect = _CALLS[faults[host].kind]
+            counts = await self._controls.counts(host)
+            return FaultMet(_grown(columns, begun[host], counts), _grown((effect,), begun[host], counts))
+
+        found = await asyncio.gather(*map(of, begun))
+        return dict(zip(begun, found, strict=True))
+
+    async def recorded(self, host: str) -> int:
+        """Changes of the host's running programs that the account of unsynced data has seen since they were started."""
+        counts = await self._controls.counts(host)
+        return sum(counts[each.number].recorded for each in self._controls.running(host) if each.number in counts)
 
     async def felt(self, host: str) -> Counters:
         """How often the host's processes felt disk faults so far."""

@@ -14,10 +14,12 @@ from harness.clusters.sim.process_disk import Operation, ProcessDisk
 from nemesis.mechanisms.undo_log import POWER_MODELS
 from nemesis.target import (
     BitFlipped,
+    ClockReading,
     ClockSkew,
     DiskFault,
     DiskProbe,
     DiskStep,
+    FaultMet,
     Link,
     LinkMeasure,
     LinkShape,
@@ -60,6 +62,37 @@ class SimClocks:
         """Undo every skew. Idempotent."""
         for host in self._hosts.values():
             host.clock.release_all()
+
+
+    def mechanism(self, host: str) -> str:
+        """What moves the clocks."""
+        return "the simulated clock"
+
+    async def reaches(self, host: str, pid: int | None) -> str | None:
+        """None: a simulated process has no other clock than its host's."""
+        return None
+
+    async def read(
+        self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0, timeout_s: float
+    ) -> Sequence[ClockReading]:
+        """The host's clocks, which are all that a process there reads."""
+        readings = [self._read(host)]
+        for pause_s in pauses_s:
+            offsets_ms = [reading.offset_ms for reading in readings]
+            if 0 < apart_ms <= max(offsets_ms) - min(offsets_ms):
+                break
+            await asyncio.sleep(pause_s)
+            readings.append(self._read(host))
+        return readings
+
+    def _read(self, host: str) -> ClockReading:
+        clock = self._hosts[host].clock
+        now_s = asyncio.get_running_loop().time()
+        return ClockReading(clock.offset_ms, 0.0, clock.monotonic_ns() / 1e9, now_s)
+
+    async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
+        """Nobody counts what a simulated process reads."""
+        return {}
 
 
 class _ProbeDisk(ProcessDisk):
@@ -243,8 +276,20 @@ class SimDisks:
         if not task.cancelled():
             task.exception()
 
+    def mechanism(self, host: str) -> str:
+        """What makes replicas meet disk faults."""
+        return "the simulated disk"
+
     async def reaches(self, host: str, pid: int | None) -> str | None:
         """None: a simulated process has no other disk than its host's."""
+        return None
+
+    async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
+        """Nobody counts what a simulated process meets."""
+        return dict.fromkeys(self._faults.get(fault_id, {}), FaultMet(None, None))
+
+    async def recorded(self, host: str) -> int | None:
+        """Not counted."""
         return None
 
 

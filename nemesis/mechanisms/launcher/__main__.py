@@ -11,8 +11,9 @@ program's children and threads. What it does is counted under its NUMBER in the 
 
     python3 -I -S launcher.pyz judge PROGRAM [ARGUMENT]...      what would have to reach it (programs.py)
     python3 -I -S launcher.pyz look PID                         what reaches a running program and its children
-    python3 -I -S launcher.pyz clock is-moved|as-it-is APART_MS [PAUSE_S]...
-                                                                read this program's own clocks (clock_probe.py)
+    python3 -I -S launcher.pyz clock PID|0 APART_MS [PAUSE_S]...
+                                                                the clocks that it, or this program, reads
+                                                                (clock_probe.py)
 
 These print JSON.
 
@@ -93,7 +94,13 @@ def _supervise(
         os.close(held_by_supervisor)
         channel.close()
         _name("fault-guardian")
-        guard(listener, ledger, alive, lambda: control.add_to_counter(UNDO_OVERFLOW) if account is not None else None)
+
+        def note_loss() -> None:
+            control.count_loss()
+            if account is not None:
+                control.add_to_counter(UNDO_OVERFLOW)
+
+        guard(listener, ledger, alive, note_loss)
         return
     os.close(alive)
     _name("fault-calls")
@@ -137,7 +144,7 @@ def _drive_clock(control: Control, program: int) -> None:
 _QUESTIONS: dict[str, Callable[[Sequence[str]], object]] = {
     "judge": judge,
     "look": lambda words: look(int(words[0])),
-    "clock": lambda words: read_clocks(words[0] == "is-moved", float(words[1]), [float(word) for word in words[2:]]),
+    "clock": lambda words: read_clocks(int(words[0]), float(words[1]), [float(word) for word in words[2:]]),
 }
 
 

@@ -38,7 +38,7 @@ HELD, DELAYED, REFUSED, FAILED, UNDO_OVERFLOW = range(5)
 
 _COLUMNS = (
     *("id", "syncs", "writes", "grows", "reads", "held", "delayed", "refused", "failed", "recorded", "clock_reads"),
-    *("unseen", "clock_generation", "clock_reached", "clock_failed"),
+    *("unseen", "clock_generation", "clock_reached", "clock_failed", "lost"),
 )
 _PROGRAM = struct.Struct(f"={len(_COLUMNS)}Q")
 _COLUMN_OFFSETS = {column: 8 * position for position, column in enumerate(_COLUMNS)}
@@ -54,7 +54,7 @@ class ProgramCounts:
     fault is in force or what is written is recorded, the launcher always. `recorded` changes are in the account of
     unsynced data; `clock_reads` are of a clock that is skewed (shim only). `unseen` calls are about files that the
     launcher may not look at. Its clock driver has brought the settings of `clock_generation` into force in
-    `clock_reached` processes and could not in `clock_failed`.
+    `clock_reached` processes and could not in `clock_failed`. `lost`: the supervisor has ended before the program.
     """
 
     id: int
@@ -72,6 +72,7 @@ class ProgramCounts:
     clock_generation: int = 0
     clock_reached: int = 0
     clock_failed: int = 0
+    lost: int = 0
 
     @property
     def calls(self) -> int:
@@ -174,6 +175,10 @@ class Control:
     def count_unseen(self) -> None:
         """Count a call about a file that may not be looked at."""
         self._add_one("unseen")
+
+    def count_loss(self) -> None:
+        """Say that the supervisor has ended before its program."""
+        self._add_one("lost")
 
     def count_recorded(self) -> None:
         """Count a change that the account of unsynced data has seen."""

@@ -64,9 +64,9 @@ struct program {
     uint64_t held, delayed, refused, failed;
     uint64_t recorded;        /* changes that the account of unsynced data has seen */
     uint64_t clock_reads;     /* of a clock that is skewed */
-    /* launcher only: calls about files that it may not look at, and how far its clock driver is */
-    uint64_t unseen, clock_generation, clock_reached, clock_failed;
-    uint64_t spare;
+    /* launcher only: calls about files that it may not look at, and how far its clock driver is,
+     * and whether its supervisor was lost */
+    uint64_t unseen, clock_generation, clock_reached, clock_failed, lost;
 };
 
 /* The settings as they are now; returns 0 and leaves `out` alone when this program is not under control. */

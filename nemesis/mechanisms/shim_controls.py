@@ -1,0 +1,200 @@
+"""The control files of hosts, what is in force by them, and the programs that were started under them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nemesis.mechanisms.hosts import HostAccess
+from nemesis.mechanisms.launcher.control import PROGRAM_SLOTS, ProgramCounts, parse_programs
+from nemesis.mechanisms.launcher_archive import launcher_command
+from nemesis.mechanisms.reach import PRELOAD, SECCOMP, unreached
+from nemesis.mechanisms.shim import CONTROL_BYTES, Counters, HostFaults, ShimError, parse_counters, shim_environment
+
+__all__ = ["ShimControls", "ShimPlace", "StartedProgram"]
+
+REACH_TIMEOUT_S = 10.0
+_LOOKS = 3
+_LOOK_PAUSE_S = 0.1
+"""Between two looks at a program that seems to be out of reach: one of its processes may be executing another program
+at that moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShimPlace:
+    """Where the shim, the launcher and their files are on one host. `undo_path` is None where nothing is kept track of;
+    `preloaded` is what is preloaded into programs there anyway."""
+
+    library_path: str
+    launcher_path: str
+    control_path: str
+    data_path: str
+    undo_path: str | None = None
+    preloaded: str | None = None
+
+    def environment(self, number: int) -> dict[str, str]:
+        """What to add to the environment of a program of this number."""
+        return shim_environment(
+            self.library_path,
+            self.control_path,
+            self.data_path,
+            undo_path=self.undo_path,
+            preloaded=self.preloaded,
+            program=number,
+        )
+
+    def probe_environment(self) -> dict[str, str]:
+        """What to add to the environment of a probe: the same faults, nothing kept track of nor counted."""
+        return shim_environment(self.library_path, self.control_path, self.data_path, preloaded=self.preloaded)
+
+
+@dataclass(slots=True)
+class StartedProgram:
+    """A program that was started under the faults of its host. `pid` is its first process; `problem` says why no disk
+    fault reaches it, `clock_problem` why its clock cannot be moved."""
+
+    number: int
+    mechanism: str
+    problem: str | None = None
+    clock_problem: str | None = None
+    pid: int | None = None
+    is_running: Callable[[], bool] = field(default=lambda: True)
+
+
+class ShimControls:
+    """The control files of all hosts, and what is in force on each. The files exist before replicas start. `traps` are
+    the groups of calls that are reported to the launcher in this run."""
+
+    def __init__(
+        self, access: HostAccess, places: Mapping[str, ShimPlace], *, traps: Collection[str] = ()
+    ) -> None:
+        self.access = access
+        self.places = dict(places)
+        self.traps = frozenset(traps)
+        self.faults = {host: HostFaults() for host in places}
+        self._locks = {host: asyncio.Lock() for host in places}
+        self._programs: dict[str, dict[int, StartedProgram]] = {host: {} for host in places}
+        """host -> slot of the control file -> the program that has it"""
+        self._numbers = dict.fromkeys(places, 0)
+
+    def initial_content(self, host: str) -> bytes:
+        """What the control file of a host begins as."""
+        return self.faults[host].pack().ljust(CONTROL_BYTES, b"\0")
+
+    def require_known(self, hosts: Collection[str]) -> None:
+        """Raises ValueError for a host that has no control file."""
+        unknown = set(hosts) - self.places.keys()
+        if unknown:
+            raise ValueError(f"no replica runs on {', '.join(sorted(unknown))}")
+
+    async def write(self, host: str) -> None:
+        """Bring what is in force to the host."""
+        async with self._locks[host]:
+            await self.access.overwrite(host, self.places[host].control_path, self.faults[host].pack())
+
+    async def _content(self, host: str) -> bytes:
+        return await self.access.read(host, self.places[host].control_path, CONTROL_BYTES)
+
+    async def counters(self, host: str) -> Counters:
+        """How often the host's processes felt disk faults so far."""
+        return parse_counters(await self._content(host))
+
+    async def counts(self, host: str) -> dict[int, ProgramCounts]:
+        """What the programs of the host did so far, by number; those of probes and of nobody left out."""
+        numbers = {program.number for program in self._programs[host].values()}
+        found = parse_programs(await self._content(host))
+        return {number: counts for number, counts in found.items() if number in numbers}
+
+    # Programs
+
+    def begin(
+        self, host: str, mechanism: str, *, problem: str | None = None, clock_problem: str | None = None
+    ) -> StartedProgram:
+        """A number for a program that is about to be started on a host. Raises ShimError when too many run there."""
+        programs = self._programs[host]
+        taken = {slot for slot, program in programs.items() if program.is_running()}
+        free = [slot for slot in range(PROGRAM_SLOTS) if slot not in taken]
+        if not free:
+            raise ShimError(f"more than {PROGRAM_SLOTS} programs run on {host} at a time")
+        # The one that was free for longest, so that what an ended program did can be read for long.
+        self._numbers[host] += 1
+        slot = min(free, key=lambda each: programs[each].number if each in programs else 0)
+        program = programs[slot] = StartedProgram(
+            self._numbers[host] * PROGRAM_SLOTS + slot, mechanism, problem, clock_problem
+        )
+        return program
+
+    def running(self, host: str) -> list[StartedProgram]:
+        """The programs of a host that run, as far as is known; the newest last."""
+        programs = [program for program in self._programs[host].values() if program.is_running()]
+        return sorted(programs, key=lambda program: program.number)
+
+    def mechanism(self, host: str) -> str:
+        """The mechanism that the host's newest program is reached by, be it running or not."""
+        programs = self._programs[host].values()
+        return max(programs, key=lambda program: program.number).mechanism if programs else PRELOAD
+
+    def _program_of(self, host: str, pid: int) -> StartedProgram | None:
+        found = [program for program in self._programs[host].values() if program.pid == pid]
+        return max(found, key=lambda program: program.number, default=None)
+
+    async def reaches(self, host: str, pid: int | None, *, needs_clock: bool = False) -> str | None:
+        """None when the process `pid` of the host and all that it has started are within reach of its faults;
+        `needs_clock`: also of a skew of the wall clock that is in force."""
+        if pid is None:
+            return f"the replica of {host} is down"
+        program = self._program_of(host, pid)
+        why_not = None if program is None else program.clock_problem if needs_clock else program.problem
+        if why_not is not None:
+            return f"the replica of {host} is out of reach: {why_not}"
+        mechanism = PRELOAD if program is None else program.mechanism
+        if mechanism == SECCOMP and not needs_clock:
+            return await self._supervised(host, program)
+        place = self.places[host]
+        problem = None
+        for attempt in range(_LOOKS):
+            await asyncio.sleep(_LOOK_PAUSE_S if attempt else 0)
+            looked = await self._look(host, pid)
+            if isinstance(looked, str):
+                return looked
+            files = (place.library_path, place.control_path)
+            problem = unreached(mechanism, looked, needed_files=files, needs_clock=needs_clock)
+            if problem is None:
+                return None
+        return f"the replica of {host} is out of reach: {problem}"
+
+    async def _supervised(self, host: str, program: StartedProgram | None) -> str | None:
+        counts = None if program is None else (await self.counts(host)).get(program.number)
+        if counts is None:
+            return f"the replica of {host} is not counted: its supervisor has not begun"
+        if counts.lost:
+            return f"the supervisor of the replica of {host} was lost: its system calls go on unseen"
+        if counts.unseen and not counts.calls:
+            return f"the files of the replica of {host} may not be looked at: its supervisor lacks the rights"
+        return None
+
+    async def _look(self, host: str, pid: int) -> Sequence[Mapping[str, Any]] | str:
+        """What there is to be seen of a process and its descendants, or why nothing is."""
+        argv = [self.access.python(host), "-I", "-S", self.places[host].launcher_path, "look", str(pid)]
+        status, output, errors = await self.access.run(host, argv, timeout_s=REACH_TIMEOUT_S)
+        try:
+            found: Sequence[Mapping[str, Any]] = json.loads(output)
+        except ValueError:
+            said = (errors.strip().splitlines() or [f"status {status}"])[-1]
+            return f"the replica of {host} cannot be looked into: {said}"
+        return found
+
+    def probe_command(self, host: str, program: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """The command, and what to add to its environment, that runs `program` on a host in the place of its replica:
+        under the same faults, by the same mechanism."""
+        place = self.places[host]
+        if self.mechanism(host) == PRELOAD:
+            return list(program), place.probe_environment()
+        command = launcher_command(
+            self.access.python(host), place.launcher_path, place.control_path, program,
+            root=place.data_path, traps=self.traps,
+        )  # fmt: skip
+        return command, {}
