@@ -1,9 +1,11 @@
 """The nemesis `clock`: replicas whose clocks are wrong.
 
 Wall clocks jump, swing, drift or fall back by decades, each victim's by its own amount; monotonic clocks are left
-alone, as they are on hosts whose clock is set, unless a form for them is asked for. What is proved is what
-the replica itself says of its clocks when it is asked: that those of the victims are wrong as planned, that everybody
-else's are right, and that no monotonic clock noticed. Healing sets the clocks right in one step.
+alone, as they are on hosts whose clock is set, unless a form for them is asked for. What is proved is what is read in
+the place of the replica, by the mechanism that bends its clock, and that the replica is in that place with all that it
+has started: that the victims' clocks are wrong as planned, that everybody else's are right, and that no monotonic clock
+noticed. Where replicas can be asked for the time, what they say must be the same. Healing sets the clocks right in one
+step.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +46,8 @@ WATCH_S = 1.0
 
 STROBE_READINGS = 60
 READ_TIMEOUT_S = 3.0
+IN_PLACE_TIMEOUT_S = 10.0
+"""For what reads a clock to be started, on a busy machine; the pauses between its readings come on top."""
 READ_TRIES = 5
 
 
@@ -110,27 +115,47 @@ class ClockFault(FormNemesis):
             await _clocks(target).skew(injection.fault_id, _skews_of(injection))
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """Every victim says itself that its clock is wrong as planned, everybody else that theirs is right."""
+        """Every victim's clock reads wrong as planned, everybody else's right; the victims' replicas are in reach, and
+        say the same where they can be asked."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         held = hosts_kept_from(Activity.ANSWER, in_force)
-        victims = [host for host in injection.value["hosts"] if host not in held]
+        running = [host for host in target.hosts if host not in held and await _pid(target, host) is not None]
+        victims = [host for host in injection.value["hosts"] if host in running]
         if not victims:
-            return Proof(proven=False, detail="every victim is held by another fault and cannot be asked")
-        others = [host for host in target.hosts if host not in injection.value["hosts"] and host not in held]
+            return Proof(proven=False, detail="every victim is down, or held by another fault: no clock is read there")
+        others = [host for host in running if host not in injection.value["hosts"]]
         skews = _skews_of(injection)
-        found = await asyncio.gather(
-            *(_victim_problem(target, host, skews[host], in_force) for host in victims),
-            *(_offset_problem(target, host, in_force) for host in others),
+        in_place, told = _InPlace(target), _Told(target)
+        found, said, unreached = await asyncio.gather(
+            _problems(in_place, victims, others, skews, in_force),
+            _problems(told, victims, others, skews, in_force),
+            asyncio.gather(*(_unreached(target, host, skews[host]) for host in victims)),
         )
-        failed = [problem for problem in found if problem is not None]
+        failed = [problem for problem in (*unreached, *found, *said) if problem is not None]
         detail = "; ".join(f"{host} {_in_words(skews[host])}" for host in victims[:4])
+        by = " and ".join(sorted({_clocks(target).mechanism(host) for host in victims}))
+        exercised, words = await _met(target, injection)
+        if told.heard & {*victims}:
+            exercised, words = True, f"{words}; said by {', '.join(sorted(told.heard & {*victims}))}"
         return Proof(
             proven=not failed,
-            detail="; ".join(failed[:3]) if failed else detail,
+            exercised=exercised or None,  # a replica may look at its clock yet
+            detail="; ".join(failed[:3]) if failed else f"{detail} by {by}{words}",
             checked=len(found),
             failed=failed,
         )
+
+    async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The victims' replicas are still in reach; whether they have looked at their clocks, where that is counted."""
+        held = hosts_kept_from(Activity.ANSWER, in_force)
+        victims = [host for host in injection.value["hosts"] if host not in held]
+        skews = _skews_of(injection)
+        unreached = await asyncio.gather(*(_unreached(target, host, skews[host]) for host in victims))
+        failed = [problem for problem in unreached if problem is not None]
+        exercised, words = await _met(target, injection)
+        detail = "; ".join(failed[:3]) if failed else words.removeprefix("; ")
+        return Proof(proven=not failed, exercised=exercised, detail=detail, checked=len(victims), failed=failed)
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Set the clocks right. Idempotent."""
@@ -141,7 +166,12 @@ class ClockFault(FormNemesis):
         held = hosts_kept_from(Activity.ANSWER, in_force)
         victims = [host for host in injection.value["hosts"] if host not in held]
         skews = _skews_of(injection)
-        found = await asyncio.gather(*(_healed_problem(target, host, skews[host], in_force) for host in victims))
+        in_place, told = _InPlace(target), _Told(target)
+        running = [host for host in victims if await _pid(target, host) is not None]
+        found = await asyncio.gather(
+            *(_healed_problem(in_place, host, skews[host], in_force) for host in running),
+            *(_healed_problem(told, host, skews[host], in_force) for host in victims),
+        )
         failed = [problem for problem in found if problem is not None]
         detail = "; ".join(failed[:3]) if failed else f"{len(victims)} clocks are right"
         return Proof(proven=not failed, detail=detail, checked=len(found), failed=failed)
@@ -199,26 +229,135 @@ def _others_on(host: str, in_force: Sequence[Injection]) -> list[ClockSkew]:
     return [skews[host] for fault in in_force if fault.nemesis == "clock" and host in (skews := _skews_of(fault))]
 
 
-async def _read(target: Target, host: str) -> ClockReading | None:
-    """A reading; the best of a few where the first ones leave much open or are not answered."""
-    best: ClockReading | None = None
-    for _ in range(READ_TRIES):
-        reading = await target.read_clock(host, timeout_s=READ_TIMEOUT_S)
-        if reading is not None and (best is None or reading.uncertainty_ms < best.uncertainty_ms):
-            best = reading
-        if best is not None and best.uncertainty_ms <= TOLERANCE_MS:
-            return best
-        await asyncio.sleep(0.1)
-    return best
+class _Reader(ABC):
+    """A way to read the clocks of hosts."""
+
+    @abstractmethod
+    async def read(
+        self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0
+    ) -> Sequence[ClockReading]:
+        """As nemesis.target.Clocks.read; none where the clocks cannot be read."""
+
+    @abstractmethod
+    def silence(self, host: str) -> str | None:
+        """What it means that the clocks of a host could not be read, as a problem; None when it is none."""
+
+
+class _InPlace(_Reader):
+    """What is read in the place of the replica."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._silences: dict[str, str] = {}
+
+    async def read(
+        self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0
+    ) -> Sequence[ClockReading]:
+        timeout_s = IN_PLACE_TIMEOUT_S + sum(pauses_s)
+        try:
+            return await _clocks(self._target).read(host, pauses_s=pauses_s, apart_ms=apart_ms, timeout_s=timeout_s)
+        except RuntimeError as error:
+            self._silences[host] = str(error)
+            return ()
+
+    def silence(self, host: str) -> str | None:
+        """Why the clocks of a host could not be read."""
+        return self._silences.get(host, f"the clock of {host} could not be read twice")
+
+
+class _Told(_Reader):
+    """What replicas say when they are asked. That one says nothing is no problem: what is read in its place counts."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.heard: set[str] = set()
+        """Those that have answered."""
+
+    async def read(
+        self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0
+    ) -> Sequence[ClockReading]:
+        """Of a series, each reading as it comes; of others the best of a few, where the first ones leave much open or
+        are not answered."""
+        readings: list[ClockReading] = []
+        for pause_s in (None, *pauses_s):
+            offsets_ms = [reading.offset_ms for reading in readings]
+            if offsets_ms and 0 < apart_ms <= max(offsets_ms) - min(offsets_ms):
+                break
+            if pause_s is not None:
+                await asyncio.sleep(pause_s)
+            found = await self._read_once(host) if apart_ms else await self._read_well(host)
+            if found is not None:
+                readings.append(found)
+        if readings:
+            self.heard.add(host)
+        return readings
+
+    def silence(self, host: str) -> str | None:
+        """No problem."""
+        return None
+
+    async def _read_once(self, host: str) -> ClockReading | None:
+        return await self._target.read_clock(host, timeout_s=READ_TIMEOUT_S)
+
+    async def _read_well(self, host: str) -> ClockReading | None:
+        best: ClockReading | None = None
+        for _ in range(READ_TRIES):
+            reading = await self._read_once(host)
+            if reading is not None and (best is None or reading.uncertainty_ms < best.uncertainty_ms):
+                best = reading
+            if best is not None and best.uncertainty_ms <= TOLERANCE_MS:
+                return best
+            await asyncio.sleep(0.1)
+        return best
+
+
+async def _pid(target: Target, host: str) -> int | None:
+    """The process of a host's replica; 0 where nobody knows."""
+    return 0 if target.processes is None else (await target.processes.look(host)).pid
+
+
+async def _unreached(target: Target, host: str, skew: ClockSkew) -> str | None:
+    """Why the replica of a host would not feel a skew of its wall clock. One that is down feels it when it is back."""
+    pid = await _pid(target, host)
+    if not pid or skew.affects_monotonic:
+        return None
+    problem = await _clocks(target).reaches(host, pid)
+    # One that has ended meanwhile was not there to be looked at.
+    return None if problem is not None and await _pid(target, host) != pid else problem
+
+
+async def _met(target: Target, injection: Injection) -> tuple[bool | None, str]:
+    """(whether some victim's replica has read its clock since the fault began, None where that is not counted; the same
+    in words)."""
+    met = await _clocks(target).met(injection.fault_id)
+    counted = {host: seen.met for host, seen in met.items() if seen.met is not None}
+    if not counted or len(counted) < len(met):
+        return None, ""
+    words = ", ".join(f"{host} {count} times" for host, count in sorted(counted.items()) if count)
+    return (True, f"; read by {words}") if words else (False, "; no replica has read its clock")
+
+
+async def _problems(
+    reader: _Reader,
+    victims: Sequence[str],
+    others: Sequence[str],
+    skews: Mapping[str, ClockSkew],
+    in_force: Sequence[Injection],
+) -> list[str | None]:
+    return await asyncio.gather(
+        *(_victim_problem(reader, host, skews[host], in_force) for host in victims),
+        *(_offset_problem(reader, host, in_force) for host in others),
+    )
 
 
 async def _offset_problem(
-    target: Target, host: str, in_force: Sequence[Injection], skew: ClockSkew | None = None
+    reader: _Reader, host: str, in_force: Sequence[Injection], skew: ClockSkew | None = None
 ) -> str | None:
     """Whether a wall clock reads what the faults in force and `skew` make of it."""
-    reading = await _read(target, host)
-    if reading is None:
-        return f"{host} does not tell its clock"
+    readings = await reader.read(host)
+    if not readings:
+        return reader.silence(host)
+    [reading] = readings
     others = [other for other in _others_on(host, in_force) if not other.affects_monotonic]
     expected_ms = sum(other.offset_ms for other in others) + (skew.offset_ms if skew is not None else 0)
     # A clock that another fault lets swing or drift is known less well; an hour is longer than any fault lasts.
@@ -228,47 +367,47 @@ async def _offset_problem(
     return f"the clock of {host} is off by {reading.offset_ms:.0f} ms, not {expected_ms} ms"
 
 
-async def _victim_problem(target: Target, host: str, skew: ClockSkew, in_force: Sequence[Injection]) -> str | None:
+async def _victim_problem(reader: _Reader, host: str, skew: ClockSkew, in_force: Sequence[Injection]) -> str | None:
     if skew.affects_monotonic:
-        return await _rate_problem(target, host, 1 + skew.rate_ppm / 1e6)
+        return await _rate_problem(reader, host, 1 + skew.rate_ppm / 1e6)
     if skew.strobe_ms:
-        return await _strobe_problem(target, host, skew)
+        return await _strobe_problem(reader, host, skew)
     if skew.rate_ppm:
-        return await _drift_problem(target, host, skew, in_force)
-    problem = await _offset_problem(target, host, in_force, skew)
+        return await _drift_problem(reader, host, skew, in_force)
+    problem = await _offset_problem(reader, host, in_force, skew)
     if problem is None and not any(other.affects_monotonic for other in _others_on(host, in_force)):
-        problem = await _rate_problem(target, host, 1.0)
+        problem = await _rate_problem(reader, host, 1.0)
     return problem
 
 
-async def _healed_problem(target: Target, host: str, skew: ClockSkew, in_force: Sequence[Injection]) -> str | None:
+async def _healed_problem(reader: _Reader, host: str, skew: ClockSkew, in_force: Sequence[Injection]) -> str | None:
     """Whether a clock is right, and stays right for as long as what was wrong with it needs to show."""
     others = _others_on(host, in_force)
     if skew.affects_monotonic:
-        return None if any(other.affects_monotonic for other in others) else await _rate_problem(target, host, 1.0)
-    problem = await _offset_problem(target, host, in_force)
+        return None if any(other.affects_monotonic for other in others) else await _rate_problem(reader, host, 1.0)
+    problem = await _offset_problem(reader, host, in_force)
     if problem is None and skew.rate_ppm:
-        problem = await _drift_problem(target, host, ClockSkew(), in_force)
+        problem = await _drift_problem(reader, host, ClockSkew(), in_force)
     if problem is None and skew.strobe_ms and not any(other.strobe_ms for other in others):
-        swing = await _swing_ms(target, host, skew, readings=STROBE_READINGS // 4)
-        if swing is None or swing >= abs(skew.strobe_ms) / 2:
-            return f"the clock of {host} still swings" if swing else f"{host} does not tell its clock"
+        swing = await _swing_ms(reader, host, skew, readings=STROBE_READINGS // 4)
+        if swing is None:
+            return reader.silence(host)
+        if swing >= abs(skew.strobe_ms) / 2:
+            return f"the clock of {host} still swings"
     return problem
 
 
-async def _pair(target: Target, host: str) -> tuple[ClockReading, ClockReading] | None:
+async def _pair(reader: _Reader, host: str) -> tuple[ClockReading, ClockReading] | None:
     """Two readings WATCH_S apart."""
-    first = await _read(target, host)
-    await asyncio.sleep(WATCH_S)
-    second = await _read(target, host)
-    return None if first is None or second is None else (first, second)
+    readings = await reader.read(host, pauses_s=(WATCH_S,))
+    return (readings[0], readings[-1]) if len(readings) == 2 else None
 
 
-async def _rate_problem(target: Target, host: str, rate: float) -> str | None:
+async def _rate_problem(reader: _Reader, host: str, rate: float) -> str | None:
     """Whether a monotonic clock goes at `rate`."""
-    pair = await _pair(target, host)
+    pair = await _pair(reader, host)
     if pair is None:
-        return f"{host} does not tell its clock"
+        return reader.silence(host)
     first, second = pair
     true_s = second.at_s - first.at_s
     seen_s = second.monotonic_s - first.monotonic_s
@@ -279,10 +418,10 @@ async def _rate_problem(target: Target, host: str, rate: float) -> str | None:
     return f"the monotonic clock of {host} went {seen_s:.3f} s in {true_s:.3f} s, not {rate * true_s:.3f} s"
 
 
-async def _drift_problem(target: Target, host: str, skew: ClockSkew, in_force: Sequence[Injection]) -> str | None:
-    pair = await _pair(target, host)
+async def _drift_problem(reader: _Reader, host: str, skew: ClockSkew, in_force: Sequence[Injection]) -> str | None:
+    pair = await _pair(reader, host)
     if pair is None:
-        return f"{host} does not tell its clock"
+        return reader.silence(host)
     first, second = pair
     rate_ppm = skew.rate_ppm + sum(o.rate_ppm for o in _others_on(host, in_force) if not o.affects_monotonic)
     expected_ms = (second.at_s - first.at_s) * rate_ppm / 1000
@@ -295,27 +434,22 @@ async def _drift_problem(target: Target, host: str, skew: ClockSkew, in_force: S
     return f"the clock of {host} drifted by {seen_ms:.1f} ms while watched, not {expected_ms:.1f} ms"
 
 
-async def _strobe_problem(target: Target, host: str, skew: ClockSkew) -> str | None:
+async def _strobe_problem(reader: _Reader, host: str, skew: ClockSkew) -> str | None:
     """Readings must show the clock in both places."""
-    swing_ms = await _swing_ms(target, host, skew, readings=STROBE_READINGS)
+    swing_ms = await _swing_ms(reader, host, skew, readings=STROBE_READINGS)
     if swing_ms is None:
-        return f"{host} does not tell its clock"
+        return reader.silence(host)
     if swing_ms >= abs(skew.strobe_ms) / 2:
         return None
     return f"the clock of {host} swings by {swing_ms:.0f} ms, not {abs(skew.strobe_ms)} ms"
 
 
-async def _swing_ms(target: Target, host: str, skew: ClockSkew, *, readings: int) -> float | None:
+async def _swing_ms(reader: _Reader, host: str, skew: ClockSkew, *, readings: int) -> float | None:
     """How far apart readings of a clock are; as soon as they are half a strobe apart, no more are taken."""
-    seen: list[float] = []
-    for number in range(readings):
-        reading = await target.read_clock(host, timeout_s=READ_TIMEOUT_S)
-        if reading is not None:
-            seen.append(reading.offset_ms)
-            if max(seen) - min(seen) >= abs(skew.strobe_ms) / 2:
-                break
-        # Pauses of many lengths, so that they fall in with no period.
-        await asyncio.sleep(skew.strobe_period_ms / 1000 * (0.1 + number % 7 / 7))
+    # Pauses of many lengths, so that they fall in with no period.
+    pauses_s = [skew.strobe_period_ms / 1000 * (0.1 + number % 7 / 7) for number in range(readings - 1)]
+    found = await reader.read(host, pauses_s=pauses_s, apart_ms=abs(skew.strobe_ms) / 2)
+    seen = [reading.offset_ms for reading in found]
     return max(seen) - min(seen) if seen else None
 
 

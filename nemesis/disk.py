@@ -1,9 +1,10 @@
 """The nemeses `disk-stall`, `disk-slow`, `disk-full` and `disk-error`: disks that do not do their work.
 
-Each is proved by a probe that writes, syncs and reads a file beside the replica's data: on the victims it must meet
-the fault, on all other hosts it must not. A fault that a library in the replica brings about is also shown to
-be in the replica: its process must have loaded it. When a fault is healed, replicas that ended under it are started
-again, as an operator would do once the disk is mended.
+Each is proved by a probe that writes, syncs and reads a file beside the replica's data, by the mechanism that the
+replica is reached by: on the victims it must meet the fault, on all other hosts it must not. The replica itself must be
+within reach, with all that it has started. What it met is counted where it makes its calls: such calls of which none
+met the fault disprove it, and a replica that made none has not exercised it. When a fault is healed, replicas that
+ended under it are started again, as an operator would do once the disk is mended.
 
 Some forms need a file system per host and take the kernel's own ways: `freeze`, `fill`, `shutdown`. There whatever
 looks at the file system meets the fault, a killed process stays until the thaw, and the file system is mounted again
@@ -35,6 +36,12 @@ HEAL_PATIENCE_S = 8.0
 fault makes every sync. One quick one shows that it is over."""
 
 HEAL_PAUSE_S = 0.1
+
+MET_LOOKS, MET_PAUSE_S = 3, 0.1
+"""How often, and with what pause, it is looked whether a call that was made has met the fault."""
+
+FILE_SYSTEM_KINDS = ("freeze", "fill", "shutdown")
+"""The kinds that are those of a whole file system, whatever else reaches the replica."""
 
 STALLS = ("stall", "stall-fsync", "freeze")
 """The kinds under which something does not return."""
@@ -79,10 +86,29 @@ class DiskNemesis(FormNemesis):
 
         found = await asyncio.gather(*map(on_victim, victims), *(_works(target, host) for host in others))
         failed = [problem for problem in found if problem is not None]
-        detail = f"{', '.join(victims)}: {_in_words(fault)}; {len(others)} other disks work"
+        by = " and ".join(sorted({disks_of(target).mechanism(host) for host in victims}))
+        means = "" if fault.kind in FILE_SYSTEM_KINDS else f" by {by}"
+        exercised, met_words, unmet = await _met(target, injection, also_impaired)
+        failed += unmet
+        detail = f"{', '.join(victims)}: {_in_words(fault)}{means}; {len(others)} other disks work{met_words}"
         return Proof(
-            proven=not failed, detail="; ".join(failed[:3]) if failed else detail, checked=len(found), failed=failed
+            proven=not failed,
+            # None so far: one may come yet.
+            exercised=exercised or None,
+            detail="; ".join(failed[:3]) if failed else detail,
+            checked=len(found),
+            failed=failed,
         )
+
+    async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The replicas are still within reach; what they have met of the fault by now, by their own calls."""
+        victims: Sequence[str] = injection.value["hosts"]
+        unreached = await asyncio.gather(*(_unreached(target, host, in_force) for host in victims))
+        failed = [problem for problem in unreached if problem is not None]
+        exercised, met_words, unmet = await _met(target, injection, _impaired_by(in_force))
+        failed += unmet
+        detail = "; ".join(failed[:3]) if failed else met_words.removeprefix("; ")
+        return Proof(proven=not failed, exercised=exercised, detail=detail, checked=len(victims), failed=failed)
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Mend the disks, and start replicas that ended because of them. Idempotent."""
@@ -126,7 +152,37 @@ async def _unreached(target: Target, host: str, in_force: Sequence[Injection]) -
     view = await target.processes.look(host)
     if view.pid is None:
         return None
-    return await disks_of(target).reaches(host, view.pid)
+    problem = await disks_of(target).reaches(host, view.pid)
+    # One that has ended meanwhile was not there to be looked at.
+    return None if problem is not None and (await target.processes.look(host)).pid != view.pid else problem
+
+
+async def _met(
+    target: Target, injection: Injection, also_impaired: frozenset[str]
+) -> tuple[bool | None, str, list[str]]:
+    """(whether the victims' replicas have met the fault since it began, None where that cannot be told; the same in
+    words; which replicas have made such calls and met nothing)."""
+    unmet: dict[str, str] = {}
+    for attempt in range(MET_LOOKS):
+        await asyncio.sleep(MET_PAUSE_S if attempt else 0.0)  # a call is counted before it meets anything
+        met = await disks_of(target).met(injection.fault_id)
+        unmet = {
+            host: f"{host} made {_times(seen.calls)} that the fault is about, and none of them met it"
+            for host, seen in met.items()
+            if seen.calls and not seen.met and host not in also_impaired
+        }
+        if not unmet:
+            break
+    counted = {host: seen for host, seen in met.items() if seen.met is not None}
+    if not counted or len(counted) < len(met):
+        return None, "", list(unmet.values())
+    words = ", ".join(f"{host} {_times(seen.met)}" for host, seen in sorted(counted.items()) if seen.met)
+    exercised = any(seen.met for seen in counted.values())
+    return exercised, f"; met by {words}" if exercised else "; no replica has made such a call", list(unmet.values())
+
+
+def _times(count: int | None) -> str:
+    return "1 call" if count == 1 else f"{count} calls"
 
 
 async def _works(target: Target, host: str, *, patience_s: float = 0.0, slow_ms: int = 0) -> str | None:

@@ -87,15 +87,18 @@ class Power(FormNemesis):
         await asyncio.gather(*(disks.cut_power(injection.fault_id, host, kind=kind, seed=seed) for host in hosts))
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """The victims are down and silent, and what each has lost was counted."""
+        """The victims are down and silent, and what each has lost was counted. One of which the account of unsynced
+        data has never seen a change has lost nothing because it wrote nothing."""
         if injection.problem is not None:
             return Proof(proven=False, detail=injection.problem)
         stopped = await prove_stopped(target, injection, DOWN, in_force)
         lost = disks_of(target).lost(injection.fault_id)
         failed = [*stopped.failed, *(f"{host} kept its power" for host in injection.value["hosts"] if host not in lost)]
         detail = "; ".join(f"{host} lost {cut.detail}" for host, cut in sorted(lost.items()))
+        recorded = [cut.recorded for cut in lost.values()]
         return Proof(
             proven=not failed,
+            exercised=None if None in recorded else any(recorded),
             detail="; ".join(failed[:3]) if failed else detail,
             checked=stopped.checked + len(lost),
             failed=failed,

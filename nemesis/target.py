@@ -356,11 +356,13 @@ class DiskProbe:
 
 @dataclass(frozen=True, slots=True)
 class PowerCut:
-    """What a power cut took from a host's disk. None where the mechanism cannot count it."""
+    """What a power cut took from a host's disk, and how many changes the account of what is not synced had seen of its
+    replica since the cut before. None where the mechanism cannot count it."""
 
     lost_operations: int | None
     lost_bytes: int | None
     detail: str = ""
+    recorded: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,11 +431,6 @@ class Disks(Protocol):
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
         """What the replica of each host has met of a fault of `impair`, by host; nothing for another fault."""
-        ...
-
-    async def recorded(self, host: str) -> int | None:
-        """How many changes of the host's running replica the account of unsynced data has seen since it was started;
-        None where they are not counted."""
         ...
 
 

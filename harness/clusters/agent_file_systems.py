@@ -54,7 +54,7 @@ umount "$1/mounted"
 _BEGIN_UNDO = f"""
 undo="$2/{UNDO_INSIDE}"
 [ ! -e "$undo" ] || rm -rf "$undo"
-[ -z "$tracks_writes" ] || {{ mkdir "$undo" && sync "$2"; }}
+[ -z "$tracks_writes" ] || {{ mkdir -m 1777 "$undo" && sync "$2"; }}
 """
 # $1 image, $2 mount point, $3 bytes, $4 mark, $5 bytes of a file system in memory for the image, if it is to be there.
 _MAKE = f"""

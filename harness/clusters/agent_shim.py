@@ -120,8 +120,7 @@ class AgentShim:
         await put_file(link, place.control_path, self._controls.initial_content(host), mode=_FOR_ALL)
         # A replica may run as another user: what it writes there, and the way to it, must be open to it.
         if place.undo_path is not None:
-            await link.run(["mkdir", "-p", place.undo_path])
-            await link.run(["chmod", "1777", place.undo_path])
+            await link.run(["mkdir", "-p", "-m", "1777", place.undo_path])
 
     async def _bring_library(self, host: str) -> None:
         place, link = self._controls.places[host], self._links[host]

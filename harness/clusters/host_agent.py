@@ -654,7 +654,7 @@ def _require(result: int, what: str) -> None:
 
 def _start_command(base: str, run_id: str, source: str) -> int:
     """Take the host, start the daemon, print {"started": true} or {"refused": why}."""
-    os.makedirs(base, mode=0o700, exist_ok=True)
+    os.makedirs(base, mode=0o711, exist_ok=True)  # a replica may run as another user
     directory, owner = os.path.join(base, run_id), Path(base, "owner")
     try:
         with open(owner, "x", encoding="utf-8") as file:
@@ -663,7 +663,7 @@ def _start_command(base: str, run_id: str, source: str) -> int:
         why = f"the host is taken by run {owner.read_text().strip()}: if that is dead, `harness clean`"
         print(json.dumps({"refused": why, "taken": True}))
         return 0
-    os.makedirs(directory, mode=0o700, exist_ok=True)
+    os.makedirs(directory, mode=0o711, exist_ok=True)
     path, log_path = os.path.join(directory, "agent.py"), os.path.join(directory, "agent.log")
     Path(path).write_text(source, encoding="utf-8")
     with open(log_path, "wb") as log:

@@ -197,6 +197,7 @@ class OwnMachineCluster(AgentCluster):
         for host in self._all_hosts:
             os.makedirs(self.data_dir(host), exist_ok=True)
         directory = self._run.make_temp_dir("agents")
+        os.chmod(directory, 0o711)  # a replica that runs as another user has its control file in there
         self._temp_dirs.append(directory)
         log_path = os.path.join(self._work_dir, "agents.log")
         self._agents = LocalAgents(self._machines, run=self._run, directory=directory, log_path=log_path)

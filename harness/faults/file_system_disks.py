@@ -140,10 +140,6 @@ class FileSystemDisks:
         of_file_systems = dict.fromkeys(self._faults.get(fault_id, {}), FaultMet(None, None))
         return of_file_systems if self._shim is None else {**of_file_systems, **await self._shim.met(fault_id)}
 
-    async def recorded(self, host: str) -> int | None:
-        """Changes of the running replica that the account has seen; None where none is kept."""
-        return None if self._shim is None else await self._shim.recorded(host)
-
     async def reaches(self, host: str, pid: int | None) -> str | None:
         """None when the process has the host's file system mounted, and the shim where the run uses it."""
         if pid is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from nemesis.mechanisms.bit_flip import FLIP_SCRIPT, flip_arguments, parse_flip, restore_arguments
 from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
@@ -69,10 +69,10 @@ class ShimClocks:
         begun = self._hosts[fault_id] = {host: {} for host in skews}
 
         async def set_one(host: str, skew: ClockSkew) -> None:
+            begun[host] = await self._controls.counts(host)
             wall_ns, monotonic_ns = await self._controls.access.now(host)
             self._controls.faults[host].add_skew(fault_id, skew, wall_ns=wall_ns, monotonic_ns=monotonic_ns)
             await self._apply(host)
-            begun[host] = await self._controls.counts(host)
 
         await asyncio.gather(*(set_one(host, skew) for host, skew in skews.items()))
 
@@ -179,23 +179,30 @@ class ShimDisks:
     def __init__(self, controls: ShimControls) -> None:
         self._controls = controls
         self._faults: dict[str, dict[str, DiskFault]] = {}
+        self._before: dict[str, dict[str, dict[int, ProgramCounts]]] = {}
+        """fault -> host -> what its programs had done before it began: what a program meets at once may end it"""
         self._begun: dict[str, dict[str, dict[int, ProgramCounts]]] = {}
-        """fault -> host -> what its programs had done when the fault was in force"""
+        """fault -> host -> the same once the fault was in force: a call that is counted later has met it"""
         self._lost: dict[str, dict[str, PowerCut]] = {}
         self._flipped: dict[str, dict[str, BitFlipped]] = {}
+        self._at_cut: dict[str, Mapping[int, ProgramCounts]] = {}
+        """host -> what its programs had done when its power was cut last"""
         self._forgiven: dict[str, int] = {}
         """host -> how often its log had overflowed when its account began anew"""
 
     async def impair(self, fault_id: str, faults: Mapping[str, DiskFault]) -> None:
         """Impair disks. Raises ValueError for an unknown host or kind."""
         self._controls.require_known(faults)
+        self._before[fault_id] = await self._counts(faults)
         for host, fault in faults.items():
             self._controls.faults[host].add_disk_fault(fault_id, fault)
         self._faults[fault_id] = dict(faults)
         await asyncio.gather(*(self._controls.write(host) for host in faults))
-        # After that: a call that is counted from now on has met what is in force.
-        begun = await asyncio.gather(*(self._controls.counts(host) for host in faults))
-        self._begun[fault_id] = dict(zip(faults, begun, strict=True))
+        self._begun[fault_id] = await self._counts(faults)
+
+    async def _counts(self, hosts: Collection[str]) -> dict[str, dict[int, ProgramCounts]]:
+        found = await asyncio.gather(*(self._controls.counts(host) for host in hosts))
+        return dict(zip(hosts, found, strict=True))
 
     async def cut_power(self, fault_id: str, host: str, *, kind: str = POWER_MODELS[0], seed: int = 0) -> PowerCut:
         """Take back what the host's replica wrote and did not sync, by a model of `POWER_MODELS`. Raises
@@ -218,7 +225,14 @@ class ShimDisks:
             said = (errors.strip().splitlines() or [f"status {status}"])[-1]
             raise RuntimeError(f"what {host} had not synced could not be taken back: {said}")
         operations, size_bytes, files = map(int, words)
-        cut = PowerCut(operations, size_bytes, f"{operations} operations, {size_bytes:,} bytes in {files} files")
+        counts = await self._controls.counts(host)
+        recorded = _grown(("recorded",), self._at_cut.get(host, {}), counts)
+        self._at_cut[host] = counts
+        detail = (
+            f"{operations} operations, {size_bytes:,} bytes in {files} files, of {recorded:,} changes that "
+            f"{self.mechanism(host)} has seen"
+        )
+        cut = PowerCut(operations, size_bytes, detail, recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut
 
@@ -264,6 +278,7 @@ class ShimDisks:
             self._controls.faults[host].remove_disk_fault(fault_id)
         await asyncio.gather(*(self._controls.write(host) for host in hosts))
         self._faults.pop(fault_id, None)
+        self._before.pop(fault_id, None)
         self._begun.pop(fault_id, None)
 
     async def release_all(self) -> None:
@@ -290,20 +305,15 @@ class ShimDisks:
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
         """What the programs of each host have met of a fault since it began."""
-        faults, begun = self._faults.get(fault_id, {}), self._begun.get(fault_id, {})
-
-        async def of(host: str) -> FaultMet:
+        faults, before, begun = self._faults.get(fault_id, {}), self._before, self._begun
+        found = {}
+        for host, counts in (await self._counts(begun.get(fault_id, {}))).items():
             columns, effect = _CALLS[faults[host].kind]
-            counts = await self._controls.counts(host)
-            return FaultMet(_grown(columns, begun[host], counts), _grown((effect,), begun[host], counts))
-
-        found = await asyncio.gather(*map(of, begun))
-        return dict(zip(begun, found, strict=True))
-
-    async def recorded(self, host: str) -> int:
-        """Changes of the host's running programs that the account of unsynced data has seen since they were started."""
-        counts = await self._controls.counts(host)
-        return sum(counts[each.number].recorded for each in self._controls.running(host) if each.number in counts)
+            found[host] = FaultMet(
+                calls=_grown(columns, begun[fault_id][host], counts),
+                met=_grown((effect,), before[fault_id][host], counts),
+            )
+        return found
 
     async def felt(self, host: str) -> Counters:
         """How often the host's processes felt disk faults so far."""

@@ -288,10 +288,6 @@ class SimDisks:
         """Nobody counts what a simulated process meets."""
         return dict.fromkeys(self._faults.get(fault_id, {}), FaultMet(None, None))
 
-    async def recorded(self, host: str) -> int | None:
-        """Not counted."""
-        return None
-
 
 _EFFECTS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "stall-fsync": {"stall": (SYNC,)},

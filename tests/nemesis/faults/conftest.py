@@ -20,6 +20,7 @@ from nemesis.target import (
     DiskFault,
     DiskProbe,
     DiskStep,
+    FaultMet,
     Link,
     LinkMeasure,
     LinkShape,
@@ -101,6 +102,9 @@ class FakeClocks:
         self.skews: dict[str, dict[str, tuple[ClockSkew, float]]] = {}
         self.immune: set[str] = set()
         self.wrong_by_ms: dict[str, float] = {}
+        self.unreached: set[str] = set()
+        self.unreadable: set[str] = set()
+        self.reads: int | None = 3
 
     async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -112,7 +116,30 @@ class FakeClocks:
     async def release_all(self) -> None:
         self.skews.clear()
 
-    def read(self, host: str) -> ClockReading:
+    def mechanism(self, host: str) -> str:
+        return "the tests"
+
+    async def reaches(self, host: str, pid: int | None) -> str | None:
+        return f"{host} is out of reach" if host in self.unreached else None
+
+    async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
+        return {host: FaultMet(None, self.reads) for host in self.skews.get(fault_id, ())}
+
+    async def read(
+        self, host: str, *, pauses_s: Sequence[float] = (), apart_ms: float = 0.0, timeout_s: float
+    ) -> Sequence[ClockReading]:
+        if host in self.unreadable:
+            raise RuntimeError(f"the clock of {host} is out of sight")
+        readings = [self.now(host)]
+        for pause_s in pauses_s:
+            offsets_ms = [reading.offset_ms for reading in readings]
+            if 0 < apart_ms <= max(offsets_ms) - min(offsets_ms):
+                break
+            await asyncio.sleep(pause_s)
+            readings.append(self.now(host))
+        return readings
+
+    def now(self, host: str) -> ClockReading:
         now_s = asyncio.get_running_loop().time()
         offset_ms, monotonic_s = self.wrong_by_ms.get(host, 0.0), now_s
         for by_host in self.skews.values():
@@ -136,6 +163,9 @@ class FakeDisks:
         self.immune: set[str] = set()
         self.broken: set[str] = set()
         self.unreached: set[str] = set()
+        self.calls: int | None = 5
+        self.calls_that_met: int | None = 5
+        self.recorded: int | None = 7
         self.cuts: dict[str, dict[str, PowerCut]] = {}
         self.flips: dict[str, dict[str, BitFlipped]] = {}
 
@@ -143,7 +173,7 @@ class FakeDisks:
         self.faults[fault_id] = dict(faults)
 
     async def cut_power(self, fault_id: str, host: str, *, kind: str = "ext4", seed: int = 0) -> PowerCut:
-        cut = PowerCut(3, 100, "3 unsynced operations, 100 bytes")
+        cut = PowerCut(3, 100, "3 unsynced operations, 100 bytes", self.recorded)
         if kind == "crash":
             cut = PowerCut(None, None, "what the kernel had not written")
         if host not in self.immune:
@@ -192,6 +222,12 @@ class FakeDisks:
 
     async def reaches(self, host: str, pid: int | None) -> str | None:
         return f"{host} is out of reach" if host in self.unreached else None
+
+    def mechanism(self, host: str) -> str:
+        return "the tests"
+
+    async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
+        return {host: FaultMet(self.calls, self.calls_that_met) for host in self.faults.get(fault_id, ())}
 
 
 class FakeLinks:
@@ -276,7 +312,7 @@ class FaultTarget:
 
     async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
         await asyncio.sleep(0.001)
-        return None if host in self.mute else self.clocks.read(host)
+        return None if host in self.mute else self.clocks.now(host)
 
 
 @pytest.fixture

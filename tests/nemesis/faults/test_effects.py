@@ -265,6 +265,87 @@ def test_a_replica_out_of_reach_of_its_disk_fault_fails_the_proof(
     run_virtual(main())
 
 
+@pytest.mark.parametrize("nemesis", [DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR], ids=lambda nemesis: nemesis.name)
+def test_a_disk_fault_is_met_by_the_calls_of_the_replica_itself(
+    nemesis: Any, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(nemesis, target, nemesis.variants[0])
+        await nemesis.inject(target, injection)
+        for calls, met, proven, in_proof, in_the_end in (
+            (5, 5, True, True, True),
+            (0, 0, True, None, False),  # no call at all: neither proven by the replica nor disproven
+            (5, 0, False, None, False),  # calls that nothing happened to: the mechanism is without effect
+            (None, None, True, None, None),
+        ):
+            target.disks.calls, target.disks.calls_that_met = calls, met
+            proof = await nemesis.prove(target, injection)
+            assert (proof.proven, proof.exercised) == (proven, in_proof), proof
+            proof = await nemesis.prove_met(target, injection)
+            assert (proof.proven, proof.exercised) == (proven, in_the_end), proof
+        target.disks.calls, target.disks.calls_that_met = 5, 5
+        target.disks.unreached.add(injection.value["hosts"][0])
+        assert not (await nemesis.prove_met(target, injection)).proven
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("recorded", "exercised"), [(7, True), (0, False), (None, None)])
+def test_a_power_cut_of_a_replica_that_wrote_nothing_tests_nothing(
+    recorded: int | None, exercised: bool | None, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        target.disks.recorded = recorded
+        injection = await plan_fault(POWER, target, "cut@n1")
+        await POWER.inject(target, injection)
+        proof = await POWER.prove(target, injection)
+        assert proof.proven and proof.exercised is exercised
+
+    run_virtual(main())
+
+
+def test_a_clock_is_read_in_the_place_of_the_replica_and_not_only_told_of(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(CLOCK, target, "bump@n1")
+        await CLOCK.inject(target, injection)
+        assert (await CLOCK.prove(target, injection)).exercised is True
+        target.mute |= {*target.hosts}
+        proof = await CLOCK.prove(target, injection)
+        assert proof.proven and proof.exercised is True, "that no replica can be asked is no problem"
+        target.clocks.reads = 0
+        assert (await CLOCK.prove(target, injection)).exercised is None
+        assert (await CLOCK.prove_met(target, injection)).exercised is False
+        target.clocks.unreached.add("n1")
+        assert not (await CLOCK.prove(target, injection)).proven
+        assert not (await CLOCK.prove_met(target, injection)).proven
+
+    run_virtual(main())
+
+
+def test_a_replica_that_says_another_time_than_is_read_in_its_place_fails_the_proof(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(CLOCK, target, "bump@n1")
+        await CLOCK.inject(target, injection)
+        honest = target.read_clock
+
+        async def read_clock(host: str, *, timeout_s: float) -> Any:
+            return dataclasses.replace(await honest(host, timeout_s=timeout_s), offset_ms=0.0)
+
+        target.read_clock = read_clock
+        proof = await CLOCK.prove(target, injection)
+        assert not proof.proven and "the clock of n1 is off by 0 ms" in proof.detail
+
+    run_virtual(main())
+
+
 def test_power_is_not_cut_where_it_would_lose_nothing(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:

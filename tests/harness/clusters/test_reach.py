@@ -1,0 +1,300 @@
+"""Programs that no library reaches, on hosts of this machine: started by the launcher, met, counted, and let go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clusters.agent_shim import AgentShim
+from harness.clusters.base import HostProcess, Program
+from harness.clusters.local import LocalCluster
+from harness.errors import OperatorError
+from harness.run_state import RunState
+from nemesis.clock import CLOCK
+from nemesis.disk import DISK_STALL
+from nemesis.mechanisms.launcher_archive import why_no_clock, why_no_traps
+from nemesis.mechanisms.shim import why_no_shim
+from nemesis.power import POWER
+from nemesis.protocol import Injection, Proof
+from nemesis.target import DOWN, RUNNING, ClockReading, ProcessView
+
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+PROBLEMS = [why_no_shim(), why_no_traps(), why_no_clock(), None if COMPILER else "no C compiler to make programs with"]
+pytestmark = pytest.mark.skipif(any(PROBLEMS), reason=str(PROBLEMS))
+
+DEADLINE_S = 60.0
+
+SOURCE = r"""
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(int argc, char **argv)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/log", argv[1]);
+    int fd = open(path, O_RDWR | O_CREAT | O_APPEND, 0600);
+    if (fd < 0)
+        return 1;
+    for (;;) {
+        if (write(fd, "line\n", 5) == 5)
+            fsync(fd);
+        usleep(5000);
+    }
+}
+"""
+"""Appends and syncs, again and again."""
+
+
+class Target:
+    """What a nemesis sees of one program on one host."""
+
+    def __init__(self, cluster: LocalCluster, argv: Sequence[str]) -> None:
+        self._cluster = cluster
+        self._argv = argv
+        self.hosts = cluster.hosts
+        self.disks, self.clocks, self.processes = cluster.disks, cluster.clocks, self
+        self.process: HostProcess | None = None
+
+    async def start(self) -> None:
+        self.process = await self._cluster.spawn("n1", Program("writer", self._argv, "writer.log"))
+
+    async def look(self, host: str) -> ProcessView:
+        assert self.process is not None
+        state = await self.process.state()
+        return ProcessView(host, state, 1, None if state == DOWN else self.process.host_pid)
+
+    async def end(self, fault_id: str, hosts: Sequence[str], *, signal_name: str = "KILL") -> None:
+        assert self.process is not None
+        await self.process.kill()
+
+    async def release(self, fault_id: str) -> None:
+        await self.start()
+
+    async def revive(self, hosts: Sequence[str]) -> Sequence[str]:
+        return ()
+
+    async def answers(self, host: str, *, timeout_s: float) -> bool:
+        return (await self.look(host)).state == RUNNING
+
+    async def read_clock(self, host: str, *, timeout_s: float) -> ClockReading | None:
+        return None
+
+
+Scenario = Callable[[Target], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A program that is linked statically and one that is not, where any user finds them."""
+    directory = tmp_path_factory.mktemp("programs")
+    (directory / "writer.c").write_text(SOURCE)
+    built = {}
+    for name, arguments in (("static", ["-static"]), ("dynamic", [])):
+        built[name] = str(directory / name)
+        subprocess.run([str(COMPILER), *arguments, "-o", built[name], str(directory / "writer.c")], check=True)
+    return built
+
+
+def on_a_host(
+    tmp_path: Path, argv: Callable[[str], Sequence[str]], scenario: Scenario, *, mechanism: str | None = None
+) -> None:
+    """Run a program on a local cluster that is prepared for the faults here, and `scenario` on it."""
+
+    async def main() -> None:
+        run = RunState.create(f"reach-{os.getpid()}-{tmp_path.name[-20:]}", state_root=str(tmp_path / "states"))
+        cluster = LocalCluster(
+            node_count=1, run=run, work_dir=str(tmp_path / "work"), ports=[23921], mechanism=mechanism
+        )
+        cluster.prepare({("disks", "stall-fsync"), ("disks", "power"), ("clocks", "wall"), ("processes", "kill")})
+        await cluster.start()
+        try:
+            target = Target(cluster, argv(cluster.data_dir("n1")))
+            await target.start()
+            await wrote(cluster)
+            await scenario(target)
+        finally:
+            await cluster.stop()
+        assert run.close()
+
+    asyncio.run(main())
+
+
+async def wrote(cluster: LocalCluster, more_than: int = 0) -> int:
+    """Wait until the log is longer."""
+    path = Path(cluster.data_dir("n1"), "log")
+    async with asyncio.timeout(DEADLINE_S):
+        while not path.exists() or path.stat().st_size <= more_than:  # noqa: ASYNC110 - a program elsewhere
+            await asyncio.sleep(0.02)
+    return path.stat().st_size
+
+
+def fault(nemesis: Any, variant: str, **details: Any) -> Injection:
+    value = {"id": "f1", "nemesis": nemesis.name, "variant": variant, "hosts": ["n1"], **details}
+    return Injection(fault_id="f1", nemesis=nemesis.name, variant=variant, value=value)
+
+
+async def proofs(nemesis: Any, target: Target, injection: Injection) -> tuple[Proof, Proof, Proof]:
+    """Of a fault, of what was met of it, and of its healing."""
+    await nemesis.inject(target, injection)
+    proof = await nemesis.prove(target, injection)
+    async with asyncio.timeout(DEADLINE_S):
+        while (met := await nemesis.prove_met(target, injection)).exercised is False:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await nemesis.heal(target, injection)
+    return proof, met, await nemesis.prove_healed(target, injection)
+
+
+@pytest.mark.parametrize(("kind", "word"), [("static", "seccomp"), ("dynamic", "the preloaded shim")])
+def test_a_stall_is_met_by_whatever_is_linked_however(
+    tmp_path: Path, programs: dict[str, str], kind: str, word: str
+) -> None:
+    async def scenario(target: Target) -> None:
+        proof, met, healed = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
+        assert proof.proven and f"by {word}" in proof.detail, proof
+        assert met.proven and met.exercised and "n1 1 call" in met.detail, met
+        assert healed.proven, healed
+
+    on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
+
+
+@pytest.mark.parametrize(("kind", "word"), [("static", "the patched vDSO"), ("dynamic", "the preloaded shim")])
+def test_a_clock_is_moved_in_the_replica(tmp_path: Path, programs: dict[str, str], kind: str, word: str) -> None:
+    async def scenario(target: Target) -> None:
+        injection = fault(CLOCK, "bump@n1", skews={"n1": {"offset_ms": 3_600_000}})
+        await CLOCK.inject(target, injection)
+        proof = await CLOCK.prove(target, injection)
+        assert proof.proven and f"by {word}" in proof.detail, proof
+        await CLOCK.heal(target, injection)
+        assert (await CLOCK.prove_healed(target, injection)).proven
+
+    on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_power_cut_counts_what_the_replica_wrote(tmp_path: Path, programs: dict[str, str], kind: str) -> None:
+    async def scenario(target: Target) -> None:
+        injection = fault(POWER, "cut@n1", model="ext4")
+        await POWER.inject(target, injection)
+        assert target.disks is not None
+        [cut] = target.disks.lost("f1").values()
+        assert cut.recorded, cut
+
+    on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_program_that_was_started_without_its_mechanism_proves_nothing(
+    tmp_path: Path, programs: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control file says that the disk is stalled, and a probe meets that; the replica does not."""
+    real = AgentShim.prepared
+
+    async def prepared(self: AgentShim, host: str, program: Program) -> Any:
+        _, started = await real(self, host, program)
+        return program, started
+
+    monkeypatch.setattr(AgentShim, "prepared", prepared)
+
+    async def scenario(target: Target) -> None:
+        stall, bump = fault(DISK_STALL, "fsync@n1"), fault(CLOCK, "bump@n1", skews={"n1": {"offset_ms": 3_600_000}})
+        for nemesis, injection in ((DISK_STALL, stall), (CLOCK, bump)):
+            await nemesis.inject(target, injection)  # type: ignore[attr-defined]
+            proof = await nemesis.prove(target, injection)  # type: ignore[attr-defined]
+            assert not proof.proven, proof
+            await nemesis.heal(target, injection)  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError, match=r"is not counted|is out of reach"):
+            await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
+
+    on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
+
+
+def test_the_mechanism_can_be_named(tmp_path: Path, programs: dict[str, str]) -> None:
+    async def by_name(target: Target) -> None:
+        proof, met, _ = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
+        assert proof.proven and met.exercised and "by seccomp" in proof.detail
+
+    on_a_host(tmp_path / "a", lambda data: [programs["dynamic"], data], by_name, mechanism="seccomp")
+
+    async def of_no_use(target: Target) -> None:
+        injection = fault(DISK_STALL, "fsync@n1")
+        await DISK_STALL.inject(target, injection)
+        proof = await DISK_STALL.prove(target, injection)
+        assert not proof.proven and "linked statically" in proof.detail and "--mechanism seccomp" in proof.detail
+        await DISK_STALL.heal(target, injection)
+
+    on_a_host(tmp_path / "b", lambda data: [programs["static"], data], of_no_use, mechanism="preload")
+
+
+def test_a_mechanism_that_cannot_be_had_is_said_before_the_program_runs(
+    tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(self: AgentShim, host: str) -> tuple[str | None, str | None]:
+        return "the kernel reports no system calls", "the vDSO has no room"
+
+    monkeypatch.setattr(AgentShim, "_try_launcher", failing)
+
+    async def nothing(target: Target) -> None:
+        raise AssertionError("it was started")
+
+    with pytest.raises(OperatorError, match="the kernel reports no system calls"):
+        on_a_host(tmp_path / "a", lambda data: [programs["static"], data], nothing, mechanism="seccomp")
+
+    async def unproven(target: Target) -> None:
+        injection = fault(DISK_STALL, "fsync@n1")
+        await DISK_STALL.inject(target, injection)
+        proof = await DISK_STALL.prove(target, injection)
+        assert not proof.proven and "the kernel reports no system calls" in proof.detail
+        await DISK_STALL.heal(target, injection)
+
+    on_a_host(tmp_path / "b", lambda data: [programs["static"], data], unproven)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts programs as another user")
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_replica_may_run_as_another_user(tmp_path: Path, programs: dict[str, str], kind: str) -> None:
+    nobody = pwd.getpwnam("nobody")
+    for path in (tmp_path, *tmp_path.parents, Path(programs[kind]).parent):
+        if path.stat().st_uid == os.geteuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o711)
+
+    def argv(data: str) -> Sequence[str]:
+        os.chown(data, nobody.pw_uid, nobody.pw_gid)
+        return ["setpriv", f"--reuid={nobody.pw_uid}", "--clear-groups", programs[kind], data]
+
+    async def scenario(target: Target) -> None:
+        proof, met, healed = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
+        assert proof.proven and met.exercised and healed.proven, (proof, met, healed)
+        await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
+        assert target.disks is not None
+        [cut] = target.disks.lost("f1").values()
+        assert cut.recorded, cut
+
+    on_a_host(tmp_path, argv, scenario)
+
+
+def test_the_calls_of_other_programs_are_not_taken_for_the_replicas(tmp_path: Path, programs: dict[str, str]) -> None:
+    """The probe of a fault meets it as well, by the same mechanism, on a replica that makes no such call."""
+
+    async def scenario(target: Target) -> None:
+        proof = await DISK_STALL.prove(target, fault(DISK_STALL, "fsync@n1"))
+        assert not proof.proven
+        injection = fault(DISK_STALL, "fsync@n1")
+        await DISK_STALL.inject(target, injection)
+        proof, met = await DISK_STALL.prove(target, injection), await DISK_STALL.prove_met(target, injection)
+        assert proof.proven and proof.exercised is None
+        assert met.proven and met.exercised is False and "no replica has made such a call" in met.detail
+        await DISK_STALL.heal(target, injection)
+
+    script = "import sys, time; open(sys.argv[1] + '/log', 'w').write('x'); time.sleep(600)"
+    for mechanism in ("preload", "seccomp"):
+        work = tmp_path / mechanism
+        on_a_host(work, lambda data: [sys.executable, "-c", script, data], scenario, mechanism=mechanism)

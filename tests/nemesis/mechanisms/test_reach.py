@@ -1,0 +1,154 @@
+"""By which mechanism a program meets faults: its kind by its file, and what is seen of its processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemesis.mechanisms.launcher.clock_probe import read_clocks
+from nemesis.mechanisms.launcher.programs import DYNAMIC, GO, OTHER, SCRIPT, STATIC, judge, look, program_kind
+from nemesis.mechanisms.reach import PRELOAD, SECCOMP, mechanism_for, unreached, wanted_traps
+
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler to make programs with")
+MACHINES = {"x86_64": 62, "aarch64": 183}
+
+
+def elf(path: Path, *, interpreter: bytes = b"", note: bytes = b"", section: bytes = b"", machine: int = 0) -> Path:
+    """An ELF file with these parts and nothing to run."""
+    pieces = [(kind, content) for kind, content in ((3, interpreter), (4, note)) if content]
+    at = 64 + 56 * len(pieces)
+    headers, body = b"", b""
+    for kind, content in pieces:
+        headers += struct.pack("=2I6Q", kind, 4, at + len(body), 0, 0, len(content), len(content), 1)
+        body += content
+    sections_at = 0
+    if section:
+        names = b"\0" + section + b"\0"
+        sections_at = at + len(body) + len(names)
+        body += names + struct.pack("=2I4Q2I2Q", 0, 3, 0, 0, sections_at - len(names), len(names), 0, 0, 1, 0)
+    machine = machine or MACHINES[os.uname().machine]
+    head = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack(
+        "=2HI3QI6H", 2, machine, 1, 0, 64, sections_at, 0, 64, 56, len(pieces), 64, 1 if section else 0, 0
+    )
+    path.write_bytes(head + headers + body)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "mechanism", "parts"),
+    [
+        (DYNAMIC, PRELOAD, {"interpreter": b"/lib64/ld-linux-x86-64.so.2\0"}),
+        (STATIC, SECCOMP, {}),
+        (STATIC, SECCOMP, {"interpreter": b"/lib/ld-musl-x86_64.so.1\0"}),
+        (GO, SECCOMP, {"section": b".gopclntab"}),
+        (GO, SECCOMP, {"interpreter": b"/lib64/ld-linux-x86-64.so.2\0", "section": b".go.buildinfo"}),
+        (GO, SECCOMP, {"note": struct.pack("=3I", 4, 8, 4) + b"Go\0\0" + b"buildid\0"}),
+        (OTHER, SECCOMP, {"machine": 8}),
+    ],
+)
+def test_the_file_of_a_program_says_what_reaches_it(
+    tmp_path: Path, kind: str, mechanism: str, parts: dict[str, Any]
+) -> None:
+    found = program_kind(str(elf(tmp_path / "program", **parts)))
+    assert found == kind and mechanism_for(found) == mechanism
+
+
+def test_a_script_may_execute_anything(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/usr/bin/python3\n")
+    script.chmod(0o755)
+    assert judge([str(script)]) == {"path": str(script), "kind": SCRIPT}
+    assert judge(["sh", "-c", "exec something"])["kind"] == SCRIPT
+    assert judge(["env", "A=b", "something"])["kind"] == SCRIPT
+    assert mechanism_for(SCRIPT) == SECCOMP
+
+
+def test_the_program_behind_a_wrapper_counts(tmp_path: Path) -> None:
+    program = elf(tmp_path / "program", section=b".gopclntab")
+    wrapped = judge(["setpriv", "--reuid", "postgres", str(program), "-D", str(tmp_path)])
+    assert wrapped == {"path": str(program), "kind": GO}
+
+
+def test_what_is_no_program_has_no_kind(tmp_path: Path) -> None:
+    assert "error" in judge([str(tmp_path / "nothing")])
+    (tmp_path / "text").write_text("hello")
+    assert judge([str(tmp_path / "text")])["kind"] == OTHER
+
+
+@needs_compiler
+def test_what_the_compiler_makes(tmp_path: Path) -> None:
+    source = tmp_path / "program.c"
+    source.write_text("int main(void) { return 0; }\n")
+    for arguments, kind in (([], DYNAMIC), (["-static"], STATIC)):
+        program = tmp_path / kind
+        subprocess.run([str(COMPILER), *arguments, "-o", str(program), str(source)], check=True)
+        assert program_kind(str(program)) == kind
+
+
+def test_all_processes_of_a_program_are_looked_at() -> None:
+    script = "import subprocess, sys; c = subprocess.Popen(['sleep', '60']); print(c.pid, flush=True); c.wait()"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            child = int(process.stdout.readline())
+            deadline_s = time.monotonic() + 30
+            while True:  # until the child has executed its program, and that has been loaded
+                seen = look(process.pid)
+                if [os.path.basename(each["program"]) for each in seen][1:] == ["sleep"] and seen[1]["maps"]:
+                    break
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+            assert [each["pid"] for each in seen] == [process.pid, child]
+            assert all(each["kind"] == DYNAMIC and each["clock"] is None and each["maps"] for each in seen)
+        finally:
+            os.kill(child, 9)
+            process.kill()
+    assert look(process.pid) == []
+
+
+def seen(**other: Any) -> dict[str, Any]:
+    process = {"pid": 7, "program": "/p", "kind": DYNAMIC, "maps": ["/lib", "/control"], "clock": 5, "problem": ""}
+    return {**process, **other}
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "looked", "needs_clock", "said"),
+    [
+        (PRELOAD, [seen()], True, None),
+        (PRELOAD, [seen(), seen(maps=["/control"])], False, "has not loaded"),
+        (PRELOAD, [seen(), seen(kind=GO)], False, "a Go program"),
+        (PRELOAD, [seen(maps=[], problem="Permission denied")], False, "Permission denied"),
+        (PRELOAD, [], False, "has ended"),
+        (SECCOMP, [seen(kind=GO, maps=[])], True, None),
+        (SECCOMP, [seen(kind=GO), seen(kind=GO, clock=None)], True, "is not moved"),
+        (SECCOMP, [seen(kind=GO, clock=None)], False, None),
+    ],
+)
+def test_every_process_has_to_be_within_reach(
+    mechanism: str, looked: list[dict[str, Any]], needs_clock: bool, said: str | None
+) -> None:
+    problem = unreached(mechanism, looked, needed_files=["/lib", "/control"], needs_clock=needs_clock)
+    assert (problem is None) == (said is None) and (said is None or said in str(problem))
+
+
+def test_only_the_calls_of_the_faults_of_a_run_are_reported() -> None:
+    assert wanted_traps([("disks", "stall-fsync"), ("clocks", "wall"), ("disks", "freeze")]) == {"sync"}
+    assert wanted_traps([("disks", "power")]) == {"sync", "write"}
+    assert wanted_traps([("disks", "error-read")]) == {"read"}
+    assert wanted_traps([("clocks", "wall")]) == frozenset()
+
+
+def test_own_clocks_that_nothing_bends_are_true() -> None:
+    readings = read_clocks(0, 0.0, [0.01, 0.01])
+    assert len(readings) == 3
+    for before_ns, wall_ns, after_ns, earlier_ns, monotonic_ns, later_ns in readings:
+        assert before_ns <= wall_ns <= after_ns and earlier_ns <= monotonic_ns <= later_ns
