@@ -8,7 +8,8 @@ import pwd
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -258,17 +259,24 @@ def test_a_mechanism_that_cannot_be_had_is_said_before_the_program_runs(
     on_a_host(tmp_path / "b", lambda data: [programs["static"], data], unproven)
 
 
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that all users may pass through; pytest closes its own to them, whenever one begins anywhere."""
+    path = Path(tempfile.mkdtemp(prefix="reach-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts programs as another user")
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
-def test_a_replica_may_run_as_another_user(tmp_path: Path, programs: dict[str, str], kind: str) -> None:
+def test_a_replica_may_run_as_another_user(open_directory: Path, programs: dict[str, str], kind: str) -> None:
     nobody = pwd.getpwnam("nobody")
-    for path in (tmp_path, *tmp_path.parents, Path(programs[kind]).parent):
-        if path.stat().st_uid == os.geteuid() and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o711)
+    program = shutil.copy(programs[kind], open_directory)
 
     def argv(data: str) -> Sequence[str]:
         os.chown(data, nobody.pw_uid, nobody.pw_gid)
-        return ["setpriv", f"--reuid={nobody.pw_uid}", "--clear-groups", programs[kind], data]
+        return ["setpriv", f"--reuid={nobody.pw_uid}", "--clear-groups", program, data]
 
     async def scenario(target: Target) -> None:
         proof, met, healed = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
@@ -278,7 +286,7 @@ def test_a_replica_may_run_as_another_user(tmp_path: Path, programs: dict[str, s
         [cut] = target.disks.lost("f1").values()
         assert cut.recorded, cut
 
-    on_a_host(tmp_path, argv, scenario)
+    on_a_host(open_directory, argv, scenario)
 
 
 def test_the_calls_of_other_programs_are_not_taken_for_the_replicas(tmp_path: Path, programs: dict[str, str]) -> None:
