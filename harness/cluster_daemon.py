@@ -29,7 +29,6 @@ from harness.clusters.base import RemoteHosts, RunsCommands
 from harness.clusters.own_machine import short_socket_path
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.run_state import RunState
-from harness.systems.base import extra_hosts_of
 from nemesis.mechanisms.shell import ShellError
 
 __all__ = ["CONTROL", "DESCRIPTION", "MAX_MESSAGE_BYTES", "NO_SYSTEM", "ClusterDaemon", "Spec", "connect_control"]
@@ -115,7 +114,7 @@ class ClusterDaemon:
                 run=state,
                 work_dir=spec.work_dir,
                 ports=_PORTS_WITHOUT_SYSTEM if system_class is None else system_class.ports,
-                extra_hosts=extra_hosts_of(system_class),
+                extra_hosts=() if system_class is None else system_class.extra_hosts,
                 **spec.options,
             )
             try:

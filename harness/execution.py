@@ -29,7 +29,7 @@ from harness.runner import Observed, Run
 from harness.runtime import harness_runtime
 from harness.seeded import seeded
 from harness.store import RunDir, Store
-from harness.systems.base import HasClientPrograms, extra_hosts_of
+from harness.systems.base import HasClientPrograms
 from harness.test import ALL, Test
 from harness.workloads.base import Workload
 from nemesis.forms import VariantNames, is_of_all, needs_of, split_variant
@@ -251,7 +251,7 @@ async def _observe_with(state: RunState, parts: Parts, run_dir: RunDir, console:
         run=state,
         work_dir=str(work_dir),
         ports=parts.system_class.ports,
-        extra_hosts=extra_hosts_of(parts.system_class),
+        extra_hosts=parts.system_class.extra_hosts,
         **test.cluster_options,
     )
     if parts.has_trace:

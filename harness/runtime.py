@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from node.real_runtime import real_runtime
 from node.runtime import Runtime
 
-__all__ = ["harness_runtime"]
+__all__ = ["OwnRuntime", "harness_runtime"]
+
+
+@runtime_checkable
+class OwnRuntime(Protocol):
+    """A cluster with clocks, a disk and randomness of its own, for the harness and its clients as well."""
+
+    def runtime(self) -> Runtime:
+        """Those of the harness."""
+        ...
 
 
 def harness_runtime(cluster: Any) -> Runtime:
-    """This machine's, unless the cluster brings a world of its own (a method `runtime`), as simulation does."""
-    bring: Callable[[], Runtime] | None = getattr(cluster, "runtime", None)
-    return real_runtime() if bring is None else bring()
+    """This machine's, unless the cluster brings a world of its own, as simulation does."""
+    return cluster.runtime() if isinstance(cluster, OwnRuntime) else real_runtime()

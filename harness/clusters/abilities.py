@@ -8,7 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["LiveLogs", "NamesLinkMechanism", "NamesMechanisms", "OwnWorld", "TakesOptions", "Traced"]
+from nemesis.target import Clocks, Disks, Links
+
+__all__ = [
+    "BendsClocks",
+    "Configured",
+    "DamagesDisks",
+    "JudgesOptions",
+    "LiveLogs",
+    "NamesLinkMechanism",
+    "NamesMechanisms",
+    "OwnWorld",
+    "ShapesLinks",
+    "TakesOptions",
+    "Traced",
+]
 
 
 @runtime_checkable
@@ -64,3 +78,44 @@ class LiveLogs(Protocol):
     """A cluster, or a class of them, that says whether what programs log is on this machine while they run."""
 
     logs_are_live: bool
+
+
+@runtime_checkable
+class JudgesOptions(Protocol):
+    """A class of clusters that can tell from its options alone whether such a cluster can be had."""
+
+    @classmethod
+    def require(cls, **options: Any) -> None:
+        """Raises ClusterUnavailable where it cannot."""
+        ...
+
+
+@runtime_checkable
+class Configured(Protocol):
+    """A class of clusters whose options decide about what they can do."""
+
+    @classmethod
+    def configured(cls, *, extra_hosts: Sequence[str] = (), **options: Any) -> Any:
+        """The class with these options. Raises ClusterUnavailable."""
+        ...
+
+
+@runtime_checkable
+class BendsClocks(Protocol):
+    """A cluster whose hosts' clocks can be made wrong."""
+
+    clocks: Clocks | None
+
+
+@runtime_checkable
+class DamagesDisks(Protocol):
+    """A cluster whose hosts' disks can be made to fail."""
+
+    disks: Disks | None
+
+
+@runtime_checkable
+class ShapesLinks(Protocol):
+    """A cluster whose links can be made slow, lossy or narrow."""
+
+    links: Links | None

@@ -11,10 +11,11 @@ Host names: replicas are n1..nN; the system names the hosts that it needs beside
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from harness.clusters.abilities import OwnWorld
 from harness.errors import OperatorError
 from harness.outcome import CheckOutcome
 from nemesis.target import Network, ProcessMember
@@ -233,6 +234,8 @@ class Cluster(Protocol):
 
 def run_harness(cluster_class: Any, main: Coroutine[Any, Any, _T], *, seed: int) -> _T:
     """Run the coroutine that makes and uses a cluster: on an ordinary event loop, unless the class brings a world of
-    its own (a static method `run_harness`), as simulation does."""
-    run: Callable[..., _T] | None = getattr(cluster_class, "run_harness", None)
-    return asyncio.run(main) if run is None else run(main, seed=seed)
+    its own, as simulation does."""
+    if isinstance(cluster_class, OwnWorld):
+        result: _T = cluster_class.run_harness(main, seed=seed)
+        return result
+    return asyncio.run(main)

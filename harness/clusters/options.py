@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.clusters.abilities import Configured, JudgesOptions, TakesOptions
 from harness.clusters.base import ClusterUnavailable
 from harness.errors import OperatorError
 
@@ -19,21 +20,20 @@ def require_cluster(cluster_class: Any, options: Mapping[str, str], *, extra_hos
     """See, before anything is made, that a class of clusters takes these options and can be had with them; returns the
     class to be asked what such clusters miss. `extra_hosts` are those that the system has beside its replicas'.
 
-    A class says which options it takes by an attribute `options`, and judges by a class method `require`, or by one
-    that gives the class for such options, `configured`; one without them takes none and finds out when it is started.
-    Raises OperatorError.
+    A class that is no TakesOptions takes none; one that is neither JudgesOptions nor Configured finds out when it is
+    started. Raises OperatorError.
     """
-    known: Sequence[str] = getattr(cluster_class, "options", ())
+    known = cluster_class.options if isinstance(cluster_class, TakesOptions) else ()
     for name in options:
         if name not in known:
             takes = ", ".join(f"--{option}" for option in known) or "no such options"
             raise OperatorError(f"--{name}: cluster {cluster_class.name} takes {takes}")
-    judge: Callable[..., None] | None = getattr(cluster_class, "require", None)
-    configure: Callable[..., Any] | None = getattr(cluster_class, "configured", None)
     own = {name: value for name, value in options.items() if name != MECHANISM_OPTION}
     try:
-        if judge is not None:
-            judge(**own)
-        return cluster_class if configure is None else configure(extra_hosts=extra_hosts, **own)
+        if isinstance(cluster_class, JudgesOptions):
+            cluster_class.require(**own)
+        if isinstance(cluster_class, Configured):
+            return cluster_class.configured(extra_hosts=extra_hosts, **own)
+        return cluster_class
     except ClusterUnavailable as error:
         raise OperatorError(f"--cluster {cluster_class.name}: {error}") from None

@@ -33,7 +33,6 @@ from harness.errors import OperatorError, SystemUnderTestError
 from harness.faults.prove import Trial, prove_variants
 from harness.faults.target import PlannedTarget
 from harness.report import OutputConsole
-from harness.systems.base import extra_hosts_of
 from nemesis.forms import HasForms
 from nemesis.protocol import Nemesis
 
@@ -91,7 +90,7 @@ def diagnose(
     """What each form of each nemesis can do on a cluster with a system, by asking; nothing is started."""
     system_class = registry.load("systems", system)
     try:
-        cluster_class = _usable_class(name, options, extra_hosts_of(system_class))
+        cluster_class = _usable_class(name, options, system_class.extra_hosts)
     except OperatorError as error:
         return [Cell(nemesis, form, name, MISSING, str(error)) for nemesis, form, _ in _forms(nemeses)]
     hosts = [f"n{number}" for number in range(1, node_count + 1)]

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from harness.clusters.abilities import LiveLogs
 from nemesis.moments import MomentWord
 from nemesis.schedule import Schedule
 from nemesis.target import Moments
 
-__all__ = ["WatchedMoments", "count_moments", "kinds_seen", "not_waited_for"]
+__all__ = ["KnowsMoments", "TellsMoments", "WatchedMoments", "count_moments", "kinds_seen", "not_waited_for"]
+
+
+@runtime_checkable
+class KnowsMoments(Protocol):
+    """A class of clusters that see themselves what their replicas do, or of systems whose replicas log it."""
+
+    moment_kinds: Collection[str]
+    """Kinds of nemesis.moments."""
+
+
+@runtime_checkable
+class TellsMoments(Protocol):
+    """A cluster or a system that tells a nemesis of what replicas do."""
+
+    moments: Moments | None
+    """None where nothing can be told in this run."""
 
 
 @runtime_checkable
@@ -25,10 +42,10 @@ class WatchedMoments(Moments, Protocol):
 def kinds_seen(cluster_class: Any, system_class: Any) -> frozenset[str]:
     """The kinds of nemesis.moments that can be waited for: what the cluster sees itself, or else what the system logs,
     where logs can be read while the run goes on."""
-    seen: frozenset[str] = getattr(cluster_class, "moment_kinds", frozenset())
-    if getattr(cluster_class, "logs_are_live", False):
-        seen = seen | getattr(system_class, "moment_kinds", frozenset())
-    return frozenset(seen)
+    seen = frozenset(cluster_class.moment_kinds) if isinstance(cluster_class, KnowsMoments) else frozenset()
+    if isinstance(cluster_class, LiveLogs) and cluster_class.logs_are_live and isinstance(system_class, KnowsMoments):
+        seen |= frozenset(system_class.moment_kinds)
+    return seen
 
 
 def not_waited_for(schedule: Schedule, cluster_class: Any, system_class: Any) -> str | None:

@@ -14,7 +14,6 @@ from harness.errors import OperatorError
 from harness.faults.target import RunTarget, prepare
 from harness.judge import faults_of
 from harness.run_state import KIND_DIRECTORY, RunState
-from harness.systems.base import extra_hosts_of
 from nemesis.driver import run_schedule
 from nemesis.forms import needs_of
 from nemesis.protocol import Nemesis
@@ -68,7 +67,7 @@ async def prove_variants(
                 run=state,
                 work_dir=work_dir,
                 ports=system_class.ports,
-                extra_hosts=extra_hosts_of(system_class),
+                extra_hosts=system_class.extra_hosts,
                 **cluster_options,
             )
             capabilities = frozenset().union(*(needs_of(nemeses[name], [variant]) for name, variant in variants))

@@ -1,8 +1,7 @@
 """What a nemesis sees of a run, and of a run that is only planned.
 
-A cluster says what it can do by a class method `missing(interface, ability)`; one without that method has a
-network and processes and nothing else. Which of its interfaces a run has shows on the cluster itself, as
-`clocks`, `disks` and `links`.
+A cluster says what it can do by its class method `missing(interface, ability)`. Which of its interfaces a run has shows
+on the cluster itself (harness.clusters.abilities).
 """
 
 from __future__ import annotations
@@ -12,10 +11,20 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from harness.clusters.abilities import BendsClocks, DamagesDisks, ShapesLinks
 from harness.clusters.base import Cluster
+from harness.faults.moments import TellsMoments
 from harness.faults.processes import ReplicaProcesses
 from harness.runtime import harness_runtime
-from harness.systems.base import RefusesFaults, System, TellsTime
+from harness.systems.base import (
+    JudgesOperations,
+    Operated,
+    RefusesFaults,
+    StoresFiles,
+    System,
+    TellsTime,
+    UsesCapabilities,
+)
 from nemesis.forms import expand_variant, split_variant
 from nemesis.protocol import AsksForLeader, Nemesis
 from nemesis.target import ABILITIES, ClockReading, Clocks, Disks, Links, Moments, Network, Operator, Processes
@@ -35,33 +44,26 @@ def cluster_lacks(cluster: Any, interface: str, ability: str) -> str | None:
     """Why a cluster, or a class of clusters, lacks an ability; None when it has it."""
     if ability not in ABILITIES[interface]:
         raise ValueError(f"{interface} have no ability {ability!r}")
-    missing: Callable[[str, str], str | None] | None = getattr(cluster, "missing", None)
-    if missing is not None:
-        return missing(interface, ability)
-    if interface in ("network", "processes"):
-        return None
-    return f"cluster {cluster.name} has no {interface} to act on"
+    missing: str | None = cluster.missing(interface, ability)
+    return missing
 
 
 def system_lacks(system_class: Any, settings: Mapping[str, str], ability: str) -> str | None:
     """Why an operator cannot have a system with these settings do something; None when it can."""
-    missing: Callable[[str, Mapping[str, str]], str | None] | None = getattr(system_class, "operation_missing", None)
-    if missing is None:
+    if not isinstance(system_class, JudgesOperations):
         return f"the system has no {ability} that an operator could ask for"
-    return missing(ability, settings)
+    return system_class.operation_missing(ability, settings)
 
 
 def stored_files(system_class: Any, settings: Mapping[str, str], role: str) -> str | None:
     """Where a system with these settings keeps its files with a role; None where it declares none."""
-    declared: Callable[[Mapping[str, str]], Mapping[str, str]] | None = getattr(system_class, "stored_files", None)
-    return None if declared is None else declared(settings).get(role)
+    return system_class.stored_files(settings).get(role) if isinstance(system_class, StoresFiles) else None
 
 
 def prepare(part: Any, capabilities: Collection[tuple[str, str]]) -> None:
     """Tell a cluster, or a system, that was not started yet which capabilities the run will use."""
-    take: Callable[[frozenset[tuple[str, str]]], None] | None = getattr(part, "prepare", None)
-    if take is not None:
-        take(frozenset(capabilities))
+    if isinstance(part, UsesCapabilities):
+        part.prepare(frozenset(capabilities))
 
 
 class PlannedTarget:
@@ -151,35 +153,41 @@ class RunTarget:
 
     @property
     def clocks(self) -> Clocks | None:
-        return getattr(self._cluster, "clocks", None)
+        return self._cluster.clocks if isinstance(self._cluster, BendsClocks) else None
 
     @property
     def disks(self) -> Disks | None:
-        return getattr(self._cluster, "disks", None)
+        return self._cluster.disks if isinstance(self._cluster, DamagesDisks) else None
 
     @property
     def links(self) -> Links | None:
-        return getattr(self._cluster, "links", None)
+        return self._cluster.links if isinstance(self._cluster, ShapesLinks) else None
 
     @property
     def moments(self) -> Moments | None:
         """What the cluster sees of the replicas itself, or else what the system tells of them."""
-        seen: Moments | None = getattr(self._cluster, "moments", None)
-        return getattr(self._system, "moments", None) if seen is None else seen
+        for part in (self._cluster, self._system):
+            if isinstance(part, TellsMoments) and part.moments is not None:
+                return part.moments
+        return None
 
     @property
     def operator(self) -> Operator | None:
-        return getattr(self._system, "operator", None)
+        return self._system.operator if isinstance(self._system, Operated) else None
+
+    @property
+    def _given_settings(self) -> Mapping[str, str]:
+        return self._system.given_settings if isinstance(self._system, Operated) else {}
 
     def missing(self, interface: str, ability: str) -> str | None:
         """As the cluster says, or the system."""
         if interface == OPERATOR:
-            return system_lacks(self._system, getattr(self._system, "given_settings", {}), ability)
+            return system_lacks(self._system, self._given_settings, ability)
         return cluster_lacks(self._cluster, interface, ability)
 
     def stored_files(self, role: str) -> str | None:
         """As the system says."""
-        return stored_files(self._system, getattr(self._system, "given_settings", {}), role)
+        return stored_files(self._system, self._given_settings, role)
 
     async def leaders(self) -> Sequence[str]:
         """As the system says."""

@@ -8,7 +8,7 @@ kinds are `QueueConnection`, a replica's queues by offset, and `MessagingConnect
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,7 +30,6 @@ __all__ = [
     "System",
     "TellsTime",
     "ToldTime",
-    "extra_hosts_of",
     "setting_problems",
 ]
 
@@ -134,12 +133,6 @@ class MessagingConnection(Protocol):
     async def close(self) -> None: ...
 
 
-def extra_hosts_of(system_class: Any) -> Sequence[str]:
-    """The hosts that a system needs beside those of its replicas; none where it declares none."""
-    declared: Sequence[str] = getattr(system_class, "extra_hosts", ())
-    return declared
-
-
 @dataclass(frozen=True, slots=True)
 class ToldTime:
     """What a replica says that its clocks show."""
@@ -160,8 +153,8 @@ class TellsTime(Protocol):
 class System(Protocol):
     """A system under test on the hosts of one cluster.
 
-    What only some have are `TellsTime`, `Operated`, `StoresFiles`, `RefusesFaults` and `Fetched` here. One that must
-    know beforehand what the run will use has `prepare(capabilities)`, called before `start`.
+    What only some have are `TellsTime`, `Operated`, `StoresFiles`, `RefusesFaults`, `UsesCapabilities`
+    and `Fetched` here, and those of harness.faults.moments.
     """
 
     name: str
@@ -228,19 +221,33 @@ class System(Protocol):
 
 
 @runtime_checkable
-class Operated(Protocol):
-    """A system that can be operated: asked to give its lead away, to change its members, to promote a replica."""
+class UsesCapabilities(Protocol):
+    """A system, or a cluster, that must know beforehand what the run will use."""
 
-    given_settings: Mapping[str, str]
-    """Settings as they were given, without defaults; set when it is made."""
-    operator: Operator
-    """Who does it; set when it is made."""
+    def prepare(self, capabilities: Collection[tuple[str, str]]) -> None:
+        """Called before `start` with pairs of interface and ability (nemesis.target.ABILITIES)."""
+        ...
+
+
+@runtime_checkable
+class JudgesOperations(Protocol):
+    """A class of systems that can tell what an operator may ask of it."""
 
     @staticmethod
     def operation_missing(ability: str, settings: Mapping[str, str]) -> str | None:
         """Why it lacks an ability of an operator (nemesis.target.ABILITIES) with these settings, as one line; None when
         it has it."""
         ...
+
+
+@runtime_checkable
+class Operated(JudgesOperations, Protocol):
+    """A system that can be operated: asked to give its lead away, to change its members, to promote a replica."""
+
+    given_settings: Mapping[str, str]
+    """Settings as they were given, without defaults; set when it is made."""
+    operator: Operator
+    """Who does it; set when it is made."""
 
 
 @runtime_checkable
