@@ -52,6 +52,8 @@ class Cases:
 
     def judged(self, test: Test, run_dir: RunDir, results: Mapping[str, Any], *, label: str = "") -> None:
         """A run that has a verdict."""
+        if self._junit is None and self._step_summary is None:
+            return
         name = f"{test.name} {label}".strip()
         self._cases.append(case_of(results, test.to_json(), name=name, report_path=str(run_dir.report_path)))
 
