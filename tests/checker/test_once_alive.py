@@ -589,3 +589,7 @@ def die_once(folder: Path, number: int) -> int:
 def test_what_is_tried_again_ends_with_the_answer_that_was_looked_for(tmp_path: Path) -> None:
     answers = map_in_processes(partial(die_once, tmp_path), [4, 5, 6], 1, until=lambda answer: answer == 5)
     assert answers == [4, 5, None]
+
+
+def test_without_a_search_no_steps_are_counted() -> None:
+    assert check(told(*done(0, "write", 1, 1)), Register()).stats["steps"] == 0

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
+
+import pytest
 
 from checker import Operation, Result, Verdict, check_transactions
 from checker.testing.definitions.orders import pair
 from checker.testing.definitions.transactions import is_possible
+from checker.testing.large import large_history
+from checker.transactions import cycles
 
 Step = tuple[str, str, Any]
 Event = dict[str, Any]
@@ -88,6 +93,7 @@ def test_appends_that_stand_together_are_not_said_to_be_kept_apart() -> None:
         overlapping(
             (("append", "x", 1), ("append", "x", 2)),
             (("append", "x", 3),),
+            (("append", "x", 4), ("append", "x", 5)),
             (("r", "x", [3, 1, 2]),),
             (("r", "x", [1, 2]),),
         )
@@ -109,3 +115,47 @@ def test_two_writers_of_one_list_that_nobody_read_come_in_some_order_of_snapshot
     result = check_transactions(events, level="snapshot-isolation")
     assert result.verdict is Verdict.VALID
     assert result.stats["snapshot_order"] == "found for strong-snapshot-isolation"
+
+
+def test_a_register_read_before_its_only_write_is_not_taken_for_one_that_null_was_written_to() -> None:
+    result = check_transactions(overlapping((("r", "x", None),), (("w", "x", 1),)), "rw-register")
+    assert result.verdict is Verdict.VALID
+    assert result.stats["anomalies"] == {}
+
+
+def test_a_register_that_null_was_written_to_is_judged_where_nobody_read_null() -> None:
+    result = check_transactions(overlapping((("w", "x", None),), (("w", "x", 1),), (("r", "x", 1),)), "rw-register")
+    assert result.verdict is Verdict.VALID
+    assert result.stats["anomalies"] == {}
+
+
+def test_a_circle_may_lead_through_the_helper_of_many_edges() -> None:
+    # Six that read nothing of x come before six that append to it; the first of these is read by the first of those.
+    result = check_transactions(
+        overlapping(
+            (("r", "x", []), ("r", "y", [1])),
+            *((("r", "x", []),) for _ in range(5)),
+            (("append", "x", 0), ("append", "y", 1)),
+            *((("append", "x", number),) for number in range(1, 6)),
+        )
+    )
+    assert set(result.stats["anomalies"]) == {"G-single"}
+    assert {source.process for source, _, _ in edges_of(result)} == {0, 6}
+
+
+def test_of_large_histories_the_same_levels_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = set()
+    for seed in range(40):
+        rng = random.Random(seed)
+        history = large_history("list-append", 60, rng.choice((3, 8)), seed=seed)
+        reads = [step for steps in history.result for step in steps if step[0] == "r" and step[2]]
+        shown = rng.choice(reads)[2]
+        del shown[-rng.randint(1, 2) :]
+        levels = []
+        for most in (cycles.MAX_LISTED, 0):
+            with monkeypatch.context() as patched:
+                patched.setattr(cycles, "MAX_LISTED", most)
+                levels.append(check_transactions(history).stats["levels"])
+        assert levels[0] == levels[1], seed
+        left.add(tuple(levels[0]))
+    assert len(left) > 2
