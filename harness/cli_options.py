@@ -7,6 +7,7 @@ from typing import Any
 
 from harness import registry
 from harness.cli_cluster import add_cluster_options
+from harness.errors import OperatorError
 
 __all__ = [
     "add_exploration_commands",
@@ -58,6 +59,18 @@ class _NamesSystem(argparse.Action):
             namespace.file = values
             if registry.is_file(values):
                 namespace.system = values
+                parser.epilog = _settings_in(values)
+
+
+def _settings_in(name: str) -> str | None:
+    """What --help says of the settings of a system in a file; None when it has none, or cannot be loaded: that is told
+    when the command is carried out."""
+    try:
+        settings = registry.load("systems", name).settings
+    except OperatorError:
+        return None
+    words = [f"--set {each.name}={'|'.join(each.choices) or each.default}" for each in settings]
+    return f"settings of {name}, the default first: {', '.join(words)}" if words else None
 
 
 def add_plugin_argument(parser: argparse.ArgumentParser) -> None:

@@ -136,7 +136,8 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print the cells as JSON on standard output")
     add_cluster_options(doctor)
 
-    commands.add_parser("list", help="workloads, nemeses, systems and clusters by name")
+    listing = commands.add_parser("list", help="workloads, nemeses, systems and clusters by name")
+    listing.add_argument("system", nargs="?", metavar="FILE.py", help="only the system in this file")
     new = commands.add_parser("new", help="the first lines of a system of your own, in a file NAME.py")
     new.add_argument("what", choices=["system"], metavar="WHAT", help="system")
     new.add_argument("name", metavar="NAME", help="of the system, and of its file NAME.py")

@@ -40,7 +40,8 @@ def judge(
     if observed.recovery is not None:
         checks[RECOVERS] = judge_recovery(observed.recovery, faults, observed.trouble)
     ops = Counter(event["type"] for event in clients)
-    doubts = [*_doubts(test, ops, faults, observed)]
+    errors = dict(Counter(_error_class(e["error"]) for e in clients if "error" in e).most_common(20))
+    doubts = [*_doubts(test, ops, faults, observed, errors)]
     if history_note is not None:
         doubts.append(history_note)
     stopped = observed.stopped_at_first_violation
@@ -56,7 +57,7 @@ def judge(
         "reason": reason,
         "ops": {kind: ops.get(kind, 0) for kind in ("invoke", "ok", "fail", "info")},
         "ops_by_f": _by_f(clients),
-        "errors": dict(Counter(_error_class(e["error"]) for e in clients if "error" in e).most_common(20)),
+        "errors": errors,
         "faults": faults,
         "checks": {name: outcome.to_json() for name, outcome in checks.items()},
         "doubts": doubts,
@@ -88,12 +89,16 @@ def _verdict(
 
 
 def _doubts(
-    test: Test, ops: Mapping[str, int], faults: Sequence[Mapping[str, Any]], observed: Observed
+    test: Test,
+    ops: Mapping[str, int],
+    faults: Sequence[Mapping[str, Any]],
+    observed: Observed,
+    errors: Mapping[str, int],
 ) -> Iterable[str]:
     if observed.interrupted is not None:
         yield f"interrupted: {observed.interrupted}; {ops.get('ok', 0)} operations had succeeded by then"
     if ops.get("ok", 0) == 0:
-        yield "no operation succeeded, so nothing was tested"
+        yield f"no operation succeeded, so nothing was tested{_most_frequent(errors)}"
     if (test.nemesis or test.nemesis_schedule is not None or observed.faults_planned) and not faults:
         yield (
             f"no fault was injected: the load ended before the first one was due "
@@ -116,6 +121,10 @@ def _doubts(
         text, count = next(iter(observed.unexpected_errors.items()))
         yield f"clients failed in a way they should not ({count} times: {text})"
     yield from observed.trouble
+
+
+def _most_frequent(errors: Mapping[str, int]) -> str:
+    return "".join(f" ({count} times: {text})" for text, count in list(errors.items())[:1])
 
 
 def _detail(proof: Any) -> str:

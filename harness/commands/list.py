@@ -20,13 +20,19 @@ __all__ = ["list_command"]
 
 def list_command(arguments: argparse.Namespace) -> int:
     """Print every workload, nemesis, system and cluster with its description and options, those of other distributions
-    as well; one that cannot be used is there with its reason. Returns 0."""
+    as well; one that cannot be used is there with its reason. For a system by its name or file, that one alone. Returns
+    0; raises OperatorError for one that cannot be used."""
     console = OutputConsole()
-    for kind in registry.KINDS:
+    if arguments.system is None:
+        surveys = {kind: registry.survey(kind) for kind in registry.KINDS}
+    else:
+        found = registry.load("systems", arguments.system)
+        surveys = {"systems": {found.name: found}}
+    for kind, survey in surveys.items():
         table = Table(title=kind, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
-        for name, found in registry.survey(kind).items():
+        for name, found in survey.items():
             try:
                 lines = list(_lines(kind, found))
             except Exception as error:  # what somebody else's plug-in has in the place of variants or settings
@@ -58,5 +64,6 @@ def _lines(kind: str, found: Any) -> Iterator[str]:
 
 def _settings(settings: Iterable[Setting], prefix: str) -> Iterator[str]:
     for setting in settings:
-        choices = f" ({', '.join(setting.choices)})" if setting.choices else ""
-        yield f"--set {prefix}{setting.name}={setting.default}: {setting.description}{choices}"
+        choices = f"({', '.join(setting.choices)})" if setting.choices else ""
+        words = " ".join(filter(None, (setting.description, choices)))
+        yield f"--set {prefix}{setting.name}={setting.default}: {words}"

@@ -45,3 +45,20 @@ def test_a_name_that_is_none_is_refused(
     assert cli.main(["new", "system", name]) == 254
     assert f"{name!r} is no name for a module" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_of_a_file_are_in_its_help_and_in_its_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cli.main(["new", "system", "mine"])
+    with pytest.raises(SystemExit):
+        cli.main(["run", "mine.py", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.endswith("settings of mine.py, the default first: --set read=primary|any")
+    assert cli.main(["list", "mine.py"]) == 0
+    said = capsys.readouterr().out
+    assert said.split()[:2] == ["systems", "mine"] and "--set read=primary: (primary, any)" in said
+    assert "broker" not in said
+    assert cli.main(["run", "mine.py", "--set", "read=anny"]) == 254
+    assert "read must be one of primary, any, not 'anny' (did you mean any?)" in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""What goes wrong in a user's client while a run goes on: a verdict that says whose doing it is, with file and line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PLUGIN = """
+import asyncio
+from harness.sdk import Client, Refused, System
+
+SERVE = '''
+import socket, sys, time
+server = socket.socket()
+server.bind((sys.argv[1], 27050))
+server.listen()
+time.sleep(600)
+'''
+
+class Mine(System):
+    ports = {"client": 27050}
+    def command(self, host):
+        return [host.python, "-c", SERVE, host.ip]
+
+class Talk(Client):
+    registers = {}
+    async def read(self, key):
+        return self.registers.get(key)
+    async def write(self, key, value):
+        self.registers[key] = value
+"""
+
+
+def run(tmp_path: Path, client: str, *words: str) -> tuple[int, dict[str, Any], str]:
+    """(exit status, results.json, everything printed) of a short run with more methods in the client."""
+    (tmp_path / "mine.py").write_text(PLUGIN.lstrip() + client)
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "run", "mine.py", "--cluster", "local", "--nodes", "1", "--concurrency", "2",
+         "--time-limit", "2", "--rate", "50", "--operation-timeout", "0.5", *words],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"}, timeout=120,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    found = sorted((tmp_path / "store").glob("*/2*/results.json"))
+    return done.returncode, json.loads(found[-1].read_text()) if found else {}, done.stdout
+
+
+@pytest.mark.cluster
+def test_a_client_without_mistakes_gets_its_verdict(tmp_path: Path) -> None:
+    status, results, printed = run(tmp_path, "")
+    assert (status, results["valid"]) == (0, True), printed
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("client", "expected"),
+    [
+        ("    async def open(self):\n        raise KeyError('token')\n", "open: KeyError: 'token' (mine.py:24)"),
+        ("    async def read(self, key):\n        return key + None\n", "read: TypeError: unsupported operand"),
+        ("    async def read(self, key):\n        return {1, 2}\n", "read returned {1, 2}, which JSON cannot hold"),
+        ("    async def read(self, key):\n        await asyncio.sleep(600)\n", "timeout"),
+    ],
+)
+def test_a_mistake_of_a_client_is_in_the_results(tmp_path: Path, client: str, expected: str) -> None:
+    status, results, printed = run(tmp_path, client)
+    told = json.dumps([results["reason"], results["errors"], results["unexpected_errors"]])
+    assert expected in told.replace('\\"', '"'), printed
+    assert results["valid"] == "unknown" or expected == "timeout"
+    if expected.startswith("open"):  # nothing could be done at all: the verdict itself says why
+        assert expected in results["reason"]
+    assert status == (0 if results["valid"] is True else 2), printed
+
+
+@pytest.mark.cluster
+def test_a_workload_that_the_client_cannot_do_is_refused_before_the_start(tmp_path: Path) -> None:
+    status, results, printed = run(tmp_path, "", "--workload", "cas-register")
+    assert (status, results) == (254, {})
+    assert printed.startswith("harness: workload cas-register needs the method cas, which client Talk lacks")
+    assert printed.count("\n") == 1
