@@ -10,7 +10,7 @@ import pytest
 
 from harness import registry
 from harness.errors import OperatorError
-from harness.sdk.plugin import PluginError, load_file, settings_of
+from harness.sdk.plugin import PluginError, load_file, require_client, settings_of
 
 Write = Callable[[str], str]
 
@@ -76,7 +76,6 @@ def test_what_a_system_is_made_from_is_not_taken_for_another_one(write: Write) -
         ("x = 1\ny = x / 0\n", "^mine.py:3: its import raised ZeroDivisionError: division by zero$"),
         ("import sys\nsys.exit(3)\n", "^mine.py:3: its import raised SystemExit: 3$"),
         (GOOD_CLIENT, "^.*mine.py:1: has no class that is a harness.sdk.System$"),
-        (GOOD_SYSTEM, "^mine.py:3: has no class that is a harness.sdk.Client$"),
         (GOOD_SYSTEM + GOOD_CLIENT + GOOD_CLIENT.replace("Talk", "Chat"), "^mine.py:3: several clients .Talk, Chat."),
         ("class Mine(System):\n    pass\n" + GOOD_CLIENT, r"^mine.py:2: system Mine has no command\(host\)$"),
         (GOOD_SYSTEM.replace("self, host", "self") + GOOD_CLIENT, r"^mine.py:5: Mine.command must take \(self, host\)"),
@@ -97,6 +96,13 @@ def test_each_mistake_is_told_with_its_line(write: Write, source: str, expected:
     with pytest.raises(PluginError, match=expected) as caught:
         load_file(write(source))
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_a_client_is_for_runs_that_bring_one(write: Write) -> None:
+    plugin = load_file(write(GOOD_SYSTEM))
+    with pytest.raises(PluginError, match=r"^mine.py:3: has no class that is a harness.sdk.Client: write one, or give"):
+        require_client(plugin)
+    require_client(load_file(write(GOOD_SYSTEM + GOOD_CLIENT)))
 
 
 def test_all_mistakes_are_told_at_once(write: Write) -> None:
