@@ -165,6 +165,8 @@ class Files:
         if name in _MAKING:
             return Effect(GROW, CREATE, path)
         is_directory = name == "rmdir" or (name == "unlinkat" and arguments[2] & _UNLINK_DIRECTORY)
+        if not is_directory and stat.S_ISDIR(os.lstat(path).st_mode):
+            is_directory = True  # which fails: Go asks so before it removes a directory as one
         return Effect(WRITE, "" if is_directory else UNLINK, path)
 
     def _opening(self, call: Call, path: str) -> Effect | None:

@@ -395,7 +395,8 @@ void undo_before_unlink(const char *path)
 {
     struct stat own, parent;
     int saved = errno;
-    if (undo_is_on() && lstat(path, &own) == 0 && parent_of(path, &parent) == 0) {
+    /* Of a directory it fails; some programs try that before they remove it as one. */
+    if (undo_is_on() && lstat(path, &own) == 0 && !S_ISDIR(own.st_mode) && parent_of(path, &parent) == 0) {
         struct record record = {
             .kind = UNLINKED, .dev = parent.st_dev, .ino = parent.st_ino, .own_ino = own.st_ino};
         pthread_mutex_lock(&lock);

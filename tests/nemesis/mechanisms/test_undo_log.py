@@ -345,6 +345,49 @@ def test_a_long_log_is_compacted_and_forgets_nothing(keeper: str, tmp_path: Path
 
 
 @every_keeper
+def test_an_attempt_to_unlink_a_directory_does_not_end_the_account(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {"a": b"1"}, keeper)
+    script = (
+        "import os, sys\n"
+        "directory = os.path.join(sys.argv[1], 'directory')\n"
+        "os.mkdir(directory)\n"
+        "try:\n"
+        "    os.unlink(directory)\n"
+        "except OSError:\n"
+        "    os.rmdir(directory)\n"
+        "open(os.path.join(sys.argv[1], 'a'), 'a').write('2')\n"
+    )
+    host.start(script, host.data).check_returncode()
+    assert parse_counters(Path(host.control).read_bytes()).undo_overflow == 0
+    host.take_back("ext4")
+    assert host.files() == {"a": b"1"}
+
+
+@every_keeper
+def test_a_process_that_writes_beside_the_keeper_makes_the_account_void_or_is_in_it(
+    keeper: str, tmp_path: Path
+) -> None:
+    """The shim keeps the account of one process, the launcher that of all."""
+    host = Host(str(tmp_path), {"a": b"1", "b": b"1"}, keeper)
+    script = (
+        "import os, sys\n"
+        "open(os.path.join(sys.argv[1], 'a'), 'a').write('2')\n"
+        "if os.fork() == 0:\n"
+        "    open(os.path.join(sys.argv[1], 'b'), 'a').write('2')\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+    )
+    host.start(script, host.data).check_returncode()
+    overflow = parse_counters(Path(host.control).read_bytes()).undo_overflow
+    if keeper == "shim":
+        assert overflow == 1
+    else:
+        assert overflow == 0
+        host.take_back("ext4")
+        assert host.files() == {"a": b"1", "b": b"1"}
+
+
+@every_keeper
 def test_files_elsewhere_are_left_alone(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"1"}, keeper)
     outside = tmp_path / "outside"
