@@ -25,15 +25,17 @@ from harness import registry
 from harness.cli_cluster import cluster_options_of
 from harness.clusters.abilities import NamesLinkMechanism, TakesOptions
 from harness.clusters.base import ClusterUnavailable
-from harness.clusters.options import require_cluster
+from harness.clusters.options import MECHANISM_OPTION, require_cluster
 from harness.clusters.select import choose
 from harness.clusters.user_namespace import reexec
+from harness.commands.doctor_programs import mechanism_lines
 from harness.commands.run import check_settings, settings_from
 from harness.errors import OperatorError, SystemUnderTestError
 from harness.faults.prove import Trial, prove_variants
 from harness.faults.target import PlannedTarget
 from harness.report import OutputConsole
 from nemesis.forms import HasForms
+from nemesis.mechanisms.reach import AUTO
 from nemesis.protocol import Nemesis
 
 __all__ = ["Cell", "diagnose", "doctor_command"]
@@ -75,6 +77,7 @@ def doctor_command(arguments: argparse.Namespace) -> int:
         _print(cells, names, OutputConsole())
         if LINK_NEMESIS in nemeses:
             _tell_what_shapes_links(names, OutputConsole())
+        _tell_mechanisms(arguments, options, OutputConsole())
     return 255 if any(cell.state == FAILED for cell in cells) else 0
 
 
@@ -120,6 +123,14 @@ def _tell_what_shapes_links(names: Sequence[str], console: OutputConsole) -> Non
             told.append(f"{name}: {cluster_class.link_mechanism()}")
     if told:
         console.print(f"links are shaped by: {'; '.join(told)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _tell_mechanisms(arguments: argparse.Namespace, options: Mapping[str, str], console: OutputConsole) -> None:
+    """By which mechanism disk, power and clock faults reach what the system's replicas run."""
+    system_class = registry.load("systems", arguments.system)
+    asked = options.get(MECHANISM_OPTION, AUTO)
+    for line in mechanism_lines(system_class, settings_from(arguments), asked):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _usable_class(name: str, options: Mapping[str, str], extra_hosts: Sequence[str]) -> Any:

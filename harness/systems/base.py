@@ -22,6 +22,7 @@ __all__ = [
     "Fetched",
     "HasClientPrograms",
     "MessagingConnection",
+    "NamesPrograms",
     "Operated",
     "QueueConnection",
     "RefusesFaults",
@@ -147,6 +148,18 @@ class TellsTime(Protocol):
 
     async def tell_time(self, host: str, *, timeout_s: float) -> ToldTime | None:
         """The clocks of the replica of a host, by its own word; None when it does not answer in time."""
+        ...
+
+
+@runtime_checkable
+class NamesPrograms(Protocol):
+    """A class of systems that can say before the start what its replicas run, so that `harness doctor` can tell what
+    would have faults reach it."""
+
+    @classmethod
+    def program_commands(cls, settings: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
+        """Name -> the command of each program of a host, as on this machine; none that cannot be told yet. Raises
+        OperatorError, SystemUnderTestError."""
         ...
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,6 +98,11 @@ class BrokerSystem:
     """An election takes up to 10 s with RocketMQ's timings, and may have to be repeated; a start takes seconds."""
     extra_hosts: Sequence[str] = (NAME_SERVER_HOST,)
     ports: Sequence[int] = (BROKER_PORT, HA_PORT, DLEDGER_PORT, NAME_SERVER_PORT)
+
+    @classmethod
+    def program_commands(cls, settings: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
+        """The interpreter that runs it."""
+        return {"broker": (sys.executable, "-m", "node")}
 
     def __init__(
         self, *, cluster: Cluster, settings: Mapping[str, str], keys: int, log_dir: str, operation_timeout_s: float

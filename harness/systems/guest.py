@@ -29,6 +29,7 @@ from harness.sdk.install import cache_directory, fetched, find_file, is_fetched
 from harness.sdk.plugin import Plugin, PluginError, blamed, recipes_of, settings_of, source_line
 from harness.systems.base import CheckOutcome, Setting
 from harness.systems.host_programs import HostPrograms
+from harness.systems.planned_hosts import PlannedHosts
 from harness.systems.program_logs import last_lines
 from harness.workloads.base import CLIENT
 from nemesis.target import PAUSED
@@ -138,6 +139,19 @@ class GuestSystem:
         system.others = {name: hosts[name] for name in self._cluster.extra_hosts}
         self._hosts = hosts
         return system
+
+    @classmethod
+    def program_commands(cls, settings: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
+        """What a host would run, where everything that is to be installed has been fetched; else nothing. Raises
+        PluginError, OperatorError."""
+        recipes = recipes_of(cls.plugin.system_class)
+        if not all(map(is_fetched, recipes)):
+            return {}
+        hosts: Any = PlannedHosts(cls.extra_hosts)
+        planned = cls(cluster=hosts, settings=settings, keys=1, log_dir="", operation_timeout_s=1.0)
+        host = planned._system.hosts[0]
+        planned._roots[host.name] = [(recipe, fetched(recipe)) for recipe in recipes]
+        return {name: program.argv for name, program in planned._programs_of(host).items()}
 
     # Starting
 

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from harness import registry
-from harness.commands import doctor
+from harness.commands import doctor, doctor_programs
 from harness.faults.prove import prove_variants
+from harness.sdk.install import fetched
+from harness.sdk.plugin import recipes_of
 from nemesis.mechanisms.shim import why_no_shim
 from nemesis.partition import PARTITION
 from nemesis.process import KILL
@@ -49,6 +51,51 @@ def test_every_form_has_a_cell_and_says_what_it_lacks(lame: None) -> None:
     power = by_form["power", "cut"]
     assert power.state == doctor.MISSING and power.reason == "power: disks cannot power here: buy some"
     assert by_form["pause", "sigstop"].state == doctor.MISSING
+
+
+class Runs:
+    """A system that names its programs."""
+
+    name = "runs"
+    commands: Mapping[str, Sequence[str]] = {}
+
+    @classmethod
+    def program_commands(cls, settings: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
+        return cls.commands
+
+
+def test_it_says_which_mechanism_reaches_a_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "server"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    for name in ("why_no_shim", "why_no_traps", "why_no_clock"):
+        monkeypatch.setattr(doctor_programs, name, lambda: None)
+    monkeypatch.setattr(Runs, "commands", {"a": [sys.executable, "-c", ""], "b": [str(script)], "c": ["/no/such"]})
+    dynamic, wrapper, nothing = doctor_programs.mechanism_lines(Runs, {})
+    assert dynamic.startswith(f"a: {sys.executable} is linked dynamically") and "by the preloaded shim" in dynamic
+    assert "disk and power faults by seccomp; wall clocks by the vDSO" in wrapper
+    assert nothing == "c: /no/such: No such file or directory"
+    assert "by seccomp" in doctor_programs.mechanism_lines(Runs, {}, "seccomp")[0]
+    assert "does not reach it for certain" in doctor_programs.mechanism_lines(Runs, {}, "preload")[1]
+    monkeypatch.setattr(doctor_programs, "why_no_traps", lambda: "the kernel is too old")
+    assert "seccomp, which cannot be had here: the kernel is too old" in doctor_programs.mechanism_lines(Runs, {})[1]
+
+
+def test_it_says_when_the_programs_of_a_system_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "shows once they are started" in doctor_programs.mechanism_lines(Lame, {})[0]
+    assert "a first run fetches it" in doctor_programs.mechanism_lines(Runs, {})[0]
+    broker = doctor_programs.mechanism_lines(registry.load("systems", "broker"), {})
+    assert len(broker) == 1 and broker[0].startswith(f"broker: {sys.executable} is ")
+
+
+def test_a_plug_in_names_its_programs_once_they_are_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPLITBRAIN_CACHE", str(tmp_path))
+    toy = registry.load("systems", "toy")
+    assert doctor_programs.mechanism_lines(toy, {})[0].endswith("a first run fetches it")
+    for recipe in recipes_of(toy.plugin.system_class):
+        fetched(recipe)
+    [line] = doctor_programs.mechanism_lines(toy, {})
+    assert line.startswith("toy: ") and "python" in line
 
 
 def test_a_cluster_that_cannot_be_had_has_a_column_of_reasons() -> None:

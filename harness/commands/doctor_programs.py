@@ -1,0 +1,49 @@
+"""By which mechanism faults reach a system's programs on this machine, for `harness doctor --system NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.errors import HarnessError
+from harness.systems.base import NamesPrograms
+from nemesis.mechanisms.launcher.programs import judge
+from nemesis.mechanisms.launcher_archive import why_no_clock, why_no_traps
+from nemesis.mechanisms.reach import AUTO, PRELOAD, kind_in_words, mechanism_for
+from nemesis.mechanisms.shim import why_no_shim
+
+__all__ = ["mechanism_lines"]
+
+
+def mechanism_lines(system_class: Any, settings: Mapping[str, str], mechanism: str = AUTO) -> list[str]:
+    """A line for each program of the system; `mechanism` is what was asked for by name."""
+    name = system_class.name
+    if not isinstance(system_class, NamesPrograms):
+        return [f"{name}: what its replicas run shows once they are started; every proof names the mechanism"]
+    try:
+        commands = system_class.program_commands(settings)
+    except HarnessError as error:
+        return [f"{name}: what its replicas run cannot be told: {error}"]
+    if not commands:
+        return [f"{name}: what its replicas run is not on this machine yet: a first run fetches it"]
+    return [_line(program, argv, mechanism) for program, argv in commands.items()]
+
+
+def _line(program: str, argv: Sequence[str], asked: str) -> str:
+    found = judge(argv)
+    if "kind" not in found:
+        return f"{program}: {found['path']}: {found['error']}"
+    mechanism = mechanism_for(found["kind"]) if asked == AUTO else asked
+    what = f"{program}: {found['path']} is {kind_in_words(found['kind'])}"
+    if mechanism == PRELOAD:
+        if mechanism_for(found["kind"]) != PRELOAD:
+            return f"{what}: the preloaded shim, which was asked for, does not reach it for certain"
+        return f"{what}: disk, power and clock faults by {_if_possible('the preloaded shim', why_no_shim())}"
+    return (
+        f"{what}: disk and power faults by {_if_possible('seccomp', why_no_traps())}; "
+        f"wall clocks by {_if_possible('the vDSO', why_no_clock())}"
+    )
+
+
+def _if_possible(mechanism: str, why_not: str | None) -> str:
+    return mechanism if why_not is None else f"{mechanism}, which cannot be had here: {why_not}"

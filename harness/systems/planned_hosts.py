@@ -1,0 +1,29 @@
+"""Hosts that nobody has made: enough of a cluster to ask a system for its commands before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["PlannedHosts"]
+
+
+class PlannedHosts:
+    """Three replicas' hosts, and those that the system adds. Addresses and paths are such as a cluster would say."""
+
+    name = "planned"
+
+    def __init__(self, extra_hosts: Sequence[str]) -> None:
+        self.hosts = ("n1", "n2", "n3")
+        self.extra_hosts = tuple(extra_hosts)
+
+    def bind_address(self, host: str) -> str:
+        """An address, another one for each host."""
+        return f"127.0.0.{1 + (*self.hosts, *self.extra_hosts).index(host)}"
+
+    def address_from(self, source: str, destination: str, port: int) -> str:
+        """The same with a port, whoever asks."""
+        return f"{self.bind_address(destination)}:{port}"
+
+    def data_dir(self, host: str) -> str:
+        """A path that there is not."""
+        return f"/nonexistent/{host}/data"
