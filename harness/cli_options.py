@@ -175,13 +175,16 @@ def add_trace_command(commands: Any) -> None:
     trace.add_argument("run", metavar="RUN", help="a run's directory, TEST/TIME in the store, or latest")
     trace.add_argument("--store", default="store", metavar="DIR")
     trace.add_argument(
-        "--from", dest="from_s", type=float, required=True, metavar="SECONDS",
+        "--from", dest="from_s", type=float, metavar="SECONDS",
         help="since the load began; negative for what was before",
     )  # fmt: skip
-    trace.add_argument("--to", dest="to_s", type=float, required=True, metavar="SECONDS")
+    trace.add_argument("--to", dest="to_s", type=float, metavar="SECONDS")
+    trace.add_argument(
+        "--replay", action="store_true", help="a page to play and step through; without --from and --to the whole run"
+    )
     trace.add_argument("--hosts", default="", metavar="NAME[,...]", help="only these (default: all that spoke)")
     trace.add_argument(
-        "--out", metavar="FILE", help="an .html or .svg file (default: trace.html in the run's directory)"
+        "--out", metavar="FILE", help="an .html or .svg file (default: trace.html or replay.html of the run)"
     )
 
 

@@ -273,8 +273,11 @@ def _summarize(path: Path, name: str, *, is_judged: bool) -> RunSummary | None:
     except StoreError:
         test = {}
     results: Mapping[str, Any] = {}
+    is_running = not is_judged and _status(run_dir) is RunStatus.RUNNING
+    # It may have been judged between the two looks.
+    if not is_judged and not is_running:
+        is_judged = _stamp(str(path)) is not None
     if not is_judged:
-        is_running = _status(run_dir) is RunStatus.RUNNING
         verdict, reason = ("running", "") if is_running else ("unfinished", "it ended before it was judged")
     else:
         try:

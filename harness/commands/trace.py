@@ -1,4 +1,7 @@
-"""`harness trace RUN`: a window of a simulated run's network as a message sequence diagram."""
+"""`harness trace RUN`: a window of a simulated run's network as a message sequence diagram.
+
+With --replay: the run, or a part of it, as a page to play and step through.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from rich.console import Console
 from checker.faults import faults_of
 from harness.errors import OperatorError
 from harness.history_writer import read_history
+from harness.report.replay import EVER_NS, collect_replay, replay_page
 from harness.report.sequence import MAX_ARROWS, Leadership, sequence_page, sequence_svg
 from harness.report.trace_window import Window, choose, read_window
 from harness.store import RunDir, Store
@@ -25,6 +29,10 @@ MAX_HOSTS_DRAWN = 17
 
 def trace_command(arguments: argparse.Namespace) -> int:
     """Draw the window and say where. Returns 0; raises OperatorError for what cannot be drawn."""
+    if arguments.replay:
+        return _replay(arguments)
+    if arguments.from_s is None or arguments.to_s is None:
+        raise OperatorError("--from and --to say what to draw; or --replay, for a page of the whole run")
     if not (math.isfinite(arguments.from_s) and math.isfinite(arguments.to_s) and arguments.from_s < arguments.to_s):
         raise OperatorError(f"--from {arguments.from_s:g} must lie before --to {arguments.to_s:g}")
     run_dir = Store(arguments.store).find(arguments.run)
@@ -50,6 +58,31 @@ def trace_command(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True)
     left_out = f", {drawn.left_out.total():,} left out" if drawn.left_out else ""
     console.print(f"{len(drawn.messages)} messages between {len(hosts)} hosts{left_out}", highlight=False)
+    print(path)
+    return 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from_ns, to_ns = (
+        default if given is None else round(given * 1e9) if math.isfinite(given) else None
+        for given, default in ((arguments.from_s, -EVER_NS), (arguments.to_s, EVER_NS))
+    )
+    if from_ns is None or to_ns is None or from_ns >= to_ns:
+        raise OperatorError("--from must lie before --to")
+    if arguments.hosts:
+        raise OperatorError("--hosts: a replay shows all hosts")
+    run_dir = Store(arguments.store).find(arguments.run)
+    path = Path(arguments.out) if arguments.out else run_dir.path / "replay.html"
+    if path.suffix != ".html":
+        raise OperatorError(f"--out {path}: a replay is an .html file")
+    replay = collect_replay(run_dir, from_ns=from_ns, to_ns=to_ns)
+    try:
+        path.write_text(replay_page(replay), encoding="utf-8")
+    except OSError as error:
+        raise OperatorError(f"--out {path}: {error.strerror}") from None
+    console = Console(stderr=True)
+    words = f"{len(replay.messages):,} messages, {len(replay.operations):,} operations, {len(replay.faults)} faults"
+    console.print("; ".join([words, *replay.notes]), highlight=False, markup=False, soft_wrap=True)
     print(path)
     return 0
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import harness.run_index as module
-from harness.run_index import STATES, RunSummary, index_lock, read_index, select
-from harness.store import RunDir, Store
+from harness.run_index import STATES, RunSummary, index_lock, read_index, read_summary, select
+from harness.store import RunDir, RunStatus, Store
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 TEST = {
@@ -82,6 +82,35 @@ def test_a_run_at_work_and_one_that_died(store: Store) -> None:
     running.write_results(RESULTS)
     running.finish()
     assert [run.verdict for run in read_index(store).runs] == ["unfinished", "valid"]
+
+
+def test_a_run_that_is_judged_between_two_looks_is_not_unfinished(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = store.create("t", now=NOON)
+    run.write_test(TEST)
+
+    def finish(run_dir: RunDir) -> RunStatus:
+        run.write_results(RESULTS)
+        run.finish()
+        return run_dir.status
+
+    monkeypatch.setattr(module, "_status", finish)
+    assert [one.verdict for one in read_index(store).runs] == ["valid"]
+
+
+def test_results_behind_a_link_are_not_read(store: Store, tmp_path: Path) -> None:
+    run = make(store)
+    run.results_path.rename(tmp_path / "elsewhere.json")
+    run.results_path.symlink_to(tmp_path / "elsewhere.json")
+    assert [one.verdict for one in read_index(store).runs] == ["unfinished"]
+    assert read_summary(store, run.name) == read_index(store).runs[0]
+
+
+@pytest.mark.parametrize("name", ["t", "t/", "/t", "../t", "t/..", "t/latest", "a/b/c", "t/20260131T120000Z\n", ""])
+def test_names_that_are_no_runs(store: Store, name: str) -> None:
+    make(store, name="t")
+    assert read_summary(store, name) is None
 
 
 def test_damaged_results_are_unknown_and_say_why(store: Store) -> None:

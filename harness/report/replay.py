@@ -1,0 +1,347 @@
+"""A run as one page to play, stop and step through: replicas in a ring, messages in flight, faults, operations.
+
+Messages are those of the network's trace, so only a simulated run has them; a page without any says so. Roles and terms
+are what the replicas logged, placed on the history's clock by the elections that the run's check of leaders found.
+"""
+
+from __future__ import annotations
+
+__all__ = ["EVER_NS", "MAX_MESSAGES", "MAX_REPLAY_BYTES", "Replay", "collect_replay", "replay_page"]
+
+import base64
+import contextlib
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from checker.faults import NEMESIS, faults_of
+from harness.history_writer import HistoryError, read_history
+from harness.report.checks import terms_of, verdict_word
+from harness.report.trace_window import Message, TraceError, Window, choose, read_window
+from harness.report.units import clip, operation_text, plural
+from harness.report.witness import witness_from
+from harness.store import RunDir
+
+MAX_REPLAY_BYTES = 5_000_000
+"""No page is larger: a minute of five replicas at the default rate takes half of it."""
+
+MAX_MESSAGES = 200_000
+"""Messages of a page; of more, the least telling kinds are left out, and the page says how many."""
+
+MAX_OPERATIONS = 60_000
+MAX_FAULTS = 400
+MAX_VIOLATIONS = 20
+MAX_ROLES = 20_000
+MAX_TEXT = 60
+MAX_VIOLATION_TEXT = 700
+EVER_NS = 10**18
+"""Longer than any run, in either direction: the whole of it."""
+
+ROLE = re.compile(r"^(\S+) .*\brole_change self=(\S+) role=(\w+) term=(\d+)")
+LIFE = re.compile(r"^(\S+) .*\bnode (READY|stopped)\b")
+
+
+@dataclass(slots=True)
+class Replay:
+    """What a page shows; times are µs on the history's clock."""
+
+    title: str
+    verdict: str
+    reason: str
+    replicas: list[str]
+    others: list[str]
+    messages: list[Message] = field(default_factory=list)
+    operations: list[tuple[int, int, int | None, str, str]] = field(default_factory=list)
+    """process, start, end or None, outcome, text"""
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    roles: list[tuple[int, str, str, int]] = field(default_factory=list)
+    """time, host, role, term"""
+    violations: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def collect_replay(run_dir: RunDir, *, from_ns: int = -EVER_NS, to_ns: int = EVER_NS) -> Replay:
+    """Everything that a page of this run shows, between two moments. Raises StoreError and TraceError for files that
+    are damaged."""
+    test = run_dir.read_test()
+    results: Mapping[str, Any] = run_dir.read_results() if run_dir.results_path.exists() else {}
+    nodes = test.get("nodes")
+    replicas = [f"n{number}" for number in range(1, nodes + 1)] if isinstance(nodes, int) and 0 < nodes < 64 else []
+    replay = Replay(
+        title=run_dir.name,
+        verdict=verdict_word(results.get("valid")),
+        reason=clip(results.get("reason") or "the run was not judged", 600),
+        replicas=replicas,
+        others=["clients"],
+    )
+    _take_messages(replay, run_dir, from_ns, to_ns)
+    _take_history(replay, run_dir, from_ns, to_ns)
+    _take_roles(replay, run_dir, results, from_ns, to_ns)
+    _take_violations(replay, results)
+    return replay
+
+
+def _take_messages(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> None:
+    if not run_dir.trace_path.exists():
+        replay.notes.append("no messages: the run was made without --cluster sim --trace")
+        return
+    window: Window = choose(read_window(run_dir.trace_path, from_ns=from_ns, to_ns=to_ns), MAX_MESSAGES)
+    replay.messages = window.messages
+    replay.others += sorted(window.spoke - {*replay.replicas, *replay.others})
+    replay.notes += [f"{plural(number, 'message')} left out: {kind}" for kind, number in window.left_out.items()]
+
+
+def _take_history(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> None:
+    nemesis: list[dict[str, Any]] = []
+    opened: dict[Any, dict[str, Any]] = {}
+    left_out = 0
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            for event in read_history(run_dir.history_path):
+                process = event["process"]
+                if process == NEMESIS:
+                    nemesis.append(event)
+                elif event["type"] == "invoke":
+                    opened[process] = event
+                elif process in opened:
+                    left_out += not _take_operation(replay, opened.pop(process), event, from_ns, to_ns)
+        except HistoryError as error:
+            replay.notes.append(f"the history is not whole: {clip(str(error), 200)}")
+    for invoked in opened.values():
+        left_out += not _take_operation(replay, invoked, None, from_ns, to_ns)
+    if left_out:
+        replay.notes.append(f"{plural(left_out, 'operation')} left out")
+    replay.operations.sort(key=lambda operation: operation[1])
+    replay.faults = [_fault(fault) for fault in faults_of(nemesis)[:MAX_FAULTS] if isinstance(fault["start_ns"], int)]
+
+
+def _take_operation(
+    replay: Replay, invoked: Mapping[str, Any], completed: Mapping[str, Any] | None, from_ns: int, to_ns: int
+) -> bool:
+    """Keep an operation that lies in the window. Returns False for one that there is no room for."""
+    end_ns = None if completed is None else completed["time"]
+    if invoked["time"] > to_ns or (end_ns is not None and end_ns < from_ns):
+        return True
+    if len(replay.operations) >= MAX_OPERATIONS:
+        return False
+    outcome = "info" if completed is None else completed["type"]
+    whole = {
+        "f": invoked["f"], "value": invoked.get("value"), "type": outcome,
+        "result": None if completed is None else completed.get("value"),
+    }  # fmt: skip
+    key = f"key {clip(invoked['key'], 20)}: " if invoked.get("key") is not None else ""
+    node = f" on {clip(completed['node'], 12)}" if completed is not None and completed.get("node") else ""
+    text = f"{key}{operation_text(whole, MAX_TEXT)}{node}"
+    end_us = None if end_ns is None else end_ns // 1000
+    replay.operations.append((invoked["process"], invoked["time"] // 1000, end_us, outcome, text))
+    return True
+
+
+def _fault(fault: Mapping[str, Any]) -> dict[str, Any]:
+    grudge = fault.get("grudge")
+    cuts = [
+        [str(source), str(to)]
+        for to, sources in (grudge.items() if isinstance(grudge, Mapping) else ())
+        for source in (sources if isinstance(sources, list) else ())
+    ]
+    hosts = fault.get("hosts")
+    end = fault.get("end_ns")
+    return {
+        "name": clip(f"{fault.get('id', '')} {fault.get('nemesis', 'fault')} {fault.get('variant') or ''}".strip(), 60),
+        "kind": clip(fault.get("nemesis") or "fault", 30),
+        "start": fault["start_ns"] // 1000,
+        "end": end // 1000 if isinstance(end, int) else None,
+        "proven": fault.get("proven") is True,
+        "hosts": [str(host) for host in hosts] if isinstance(hosts, list) else [],
+        "cuts": cuts,
+    }
+
+
+def _take_roles(replay: Replay, run_dir: RunDir, results: Mapping[str, Any], from_ns: int, to_ns: int) -> None:
+    lines = [change for host in replay.replicas for change in _role_lines(run_dir.nodes_path / host)]
+    zero_us = _zero_us(lines, terms_of(results.get("checks")))
+    if zero_us is None:
+        replay.notes.append("no roles: no log says when a leader was elected")
+        return
+    placed = sorted((time_us - zero_us, host, role, term) for time_us, host, role, term in lines)
+    placed = [change for change in placed if change[0] * 1000 <= to_ns]
+    if len(placed) > MAX_ROLES:
+        replay.notes.append(f"{plural(len(placed) - MAX_ROLES, 'change')} of roles left out, the last ones")
+    replay.roles = placed[:MAX_ROLES]
+    if any(fault["kind"] == "clock" for fault in replay.faults):
+        replay.notes.append("roles change at the times of the replicas' own clocks, which faults moved")
+
+
+def _role_lines(directory: Path) -> Iterator[tuple[int, str, str, int]]:
+    """(wall time in µs, host, role, term) of every change of a role that a replica logged."""
+    for path in sorted(directory.glob("*.log")) if directory.is_dir() else ():
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                match = ROLE.match(line)
+                life = None if match else LIFE.match(line)
+                if match and (time_us := _wall_us(match[1])) is not None:
+                    yield time_us, directory.name, clip(match[3].lower(), 20), int(match[4])
+                elif life and (time_us := _wall_us(life[1])) is not None:
+                    # Who was killed has logged no end: what it was before is over when it starts again.
+                    yield time_us, directory.name, "stopped" if life[2] == "stopped" else "started", 0
+
+
+def _wall_us(text: str) -> int | None:
+    try:
+        return round(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1_000_000)
+    except ValueError:
+        return None
+
+
+def _zero_us(lines: Sequence[tuple[int, str, str, int]], terms: Sequence[Mapping[str, Any]]) -> int | None:
+    """The wall time at which the history's clock was 0: from an election that both the log and the check have."""
+    logged = {(host, term): time_us for time_us, host, role, term in reversed(lines) if role == "leader"}
+    for term in terms:
+        key = (term.get("leader"), term.get("term"))
+        start_ns = term.get("start_ns")
+        if key in logged and isinstance(start_ns, int):
+            return logged[key] - start_ns // 1000
+    return None
+
+
+def _take_violations(replay: Replay, results: Mapping[str, Any]) -> None:
+    """The moments at which a violation was decided: the last answer of a witness, or what a check says with a time."""
+    checks = results.get("checks")
+    found: list[dict[str, Any]] = []
+    for name, check in checks.items() if isinstance(checks, Mapping) else ():
+        if not isinstance(check, Mapping) or check.get("valid") is not False:
+            continue
+        found += _timed_violations(name, check.get("violations"))
+        witness = witness_from(check)
+        if witness is None:
+            continue
+        moment_ns = max(op["start_ns"] if op["end_ns"] is None else op["end_ns"] for op in witness.operations)
+        found.append(
+            {
+                "at": moment_ns // 1000,
+                "text": clip(f"{name}: {witness.text or check.get('reason') or ''}", MAX_VIOLATION_TEXT),
+                "operations": [[op["process"], op["start_ns"] // 1000] for op in witness.operations],
+            }
+        )
+    replay.violations = sorted(found, key=lambda one: one["at"])[:MAX_VIOLATIONS]
+
+
+def _timed_violations(name: Any, violations: Any) -> Iterator[dict[str, Any]]:
+    for one in violations if isinstance(violations, list) else ():
+        time_s = one.get("time_s") if isinstance(one, Mapping) else None
+        if isinstance(time_s, int | float) and math.isfinite(time_s):
+            text = clip(f"{name}: {one.get('rule', '')}: {one.get('text', '')}", MAX_VIOLATION_TEXT)
+            yield {"at": round(time_s * 1e6), "text": text, "operations": []}
+
+
+class _Words:
+    """Texts by number, each kept once."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        return self.texts.setdefault(text, len(self.texts))
+
+
+def _packed(replay: Replay, messages: Sequence[Message]) -> dict[str, Any]:
+    """The page's data: columns of whole numbers, times as differences, texts by number."""
+    hosts = [*replay.replicas, *replay.others]
+    number = {host: place for place, host in enumerate(hosts)}
+    kinds, details, texts = _Words(), _Words(), _Words()
+    columns: dict[str, list[int]] = {name: [] for name in ("sent", "flight", "pair", "kind", "detail", "losses")}
+    before_us = 0
+    for place, message in enumerate(messages):
+        sent_us = message.sent_ns // 1000
+        flight_us = -1 if message.arrived_ns is None else max(1, message.arrived_ns // 1000 - sent_us)
+        rpc: Mapping[str, Any] = message.rpcs[0] if message.rpcs else {}
+        is_reply = bool(rpc.get("reply"))
+        columns["sent"].append(sent_us - before_us)
+        columns["flight"].append(flight_us)
+        columns["pair"].append(number[message.source] * len(hosts) + number[message.destination])
+        columns["kind"].append(2 * kinds(clip(rpc.get("rpc") or "part", 30)) + is_reply)
+        more = f" +{len(message.rpcs) - 1}" if len(message.rpcs) > 1 else ""
+        columns["detail"].append(details(clip(rpc.get("detail") or "", 40) + more))
+        if message.losses:
+            columns["losses"] += [place, message.losses]
+        before_us = sent_us
+    before_us = 0
+    operations: dict[str, list[int]] = {name: [] for name in ("process", "start", "length", "outcome", "text")}
+    for process, start_us, end_us, outcome, text in replay.operations:
+        operations["process"].append(process)
+        operations["start"].append(start_us - before_us)
+        operations["length"].append(-1 if end_us is None else end_us - start_us)
+        operations["outcome"].append(("ok", "fail", "info").index(outcome))
+        operations["text"].append(texts(text))
+        before_us = start_us
+    return {
+        "title": replay.title, "hosts": hosts, "replicas": len(replay.replicas), "messages": columns,
+        "kinds": list(kinds.texts), "details": list(details.texts), "operations": operations,
+        "texts": list(texts.texts), "roles": replay.roles, "faults": replay.faults, "violations": replay.violations,
+    }  # fmt: skip
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("harness.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["clip"] = clip
+    return environment
+
+
+@cache
+def _static(name: str) -> str:
+    return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
+
+
+def replay_page(replay: Replay) -> str:
+    """The page as one self-contained HTML text of at most `MAX_REPLAY_BYTES`. Raises TraceError where even without
+    messages it would be larger."""
+    messages: Sequence[Message] = replay.messages
+    notes = list(replay.notes)
+    while True:
+        html = _render(replay, messages, notes)
+        if len(html.encode()) <= MAX_REPLAY_BYTES:
+            return html
+        if not messages:
+            raise TraceError("the run is too long for one page: choose a part of it with --from and --to")
+        window = Window(0, 0, messages=list(messages))
+        messages = choose(window, len(messages) // 2).messages if len(messages) > 1000 else []
+        left_out = plural(len(replay.messages) - len(messages), "message")
+        notes = [*replay.notes, f"{left_out} left out, of the least telling kinds: choose a part with --from and --to"]
+
+
+def _render(replay: Replay, messages: Sequence[Message], notes: Sequence[str]) -> str:
+    script = _static("replay.js")
+    data = json.dumps(_packed(replay, messages), separators=(",", ":"), ensure_ascii=True)
+    return (
+        _environment()
+        .get_template("replay.html")
+        .render(
+            css=Markup(_static("report.css") + _static("replay.css")),
+            script=Markup(script),
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            # No text of the run can end the element that holds it.
+            data=Markup(data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")),
+            title=replay.title,
+            verdict=replay.verdict,
+            reason=replay.reason,
+            notes=[clip(note, 300) for note in notes],
+            violations=replay.violations,
+        )
+    )

@@ -1,0 +1,245 @@
+"""The replay of a run as data and as a page: what it takes from the run's files, how large it gets, what it escapes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness.report.replay as module
+from harness.report.replay import collect_replay, replay_page
+from harness.report.trace_window import TraceError
+from harness.store import RunDir, Store
+
+ROOT = Path(__file__).resolve().parents[3]
+MARKUP = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+MS = 1_000_000
+
+
+def harness(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *words],
+        cwd=cwd, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def data_of(html: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert found is not None
+    return dict(json.loads(found[1]))
+
+
+def lines(*events: dict[str, Any]) -> str:
+    return "".join(json.dumps(event) + "\n" for event in events)
+
+
+def message(time_ns: int, kind: str, source: str, to: str, number: int, **more: Any) -> dict[str, Any]:
+    return {"time": time_ns, "kind": kind, "from": source, "to": to, "connection": 1, "number": number, **more}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Two replicas, an election, an append that arrives and one that is lost, a cut, an operation, a violation."""
+    run = Store(tmp_path / "store").create("t", now=datetime(2026, 1, 1, tzinfo=UTC))
+    run.write_test({"nodes": 2, "cluster": "sim"})
+    read = {"process": 3, "f": "read", "key": 7, "value": None, "result": 91, "type": "ok", "node": "n1"}
+    read |= {"invoked_ns": 30 * MS, "returned_ns": 42 * MS}
+    run.write_results(
+        {
+            "valid": False,
+            "reason": "stale",
+            "checks": {
+                "leaders": {"valid": True, "terms": [{"term": 1, "leader": "n1", "start_ns": 10 * MS}]},
+                "linearizable": {
+                    "valid": False,
+                    "witness": {"text": "91 was stale", "operations": [read]},
+                },
+            },
+        }
+    )  # fmt: skip
+    append = {"rpc": "append", "detail": "480"}
+    run.trace_path.write_text(
+        lines(
+            message(20 * MS, "send", "n1", "n2", 1, size=9, rpcs=[append]),
+            message(21 * MS, "arrive", "n1", "n2", 1),
+            message(21 * MS, "send", "n2", "n1", 1, size=9, rpcs=[{**append, "reply": True, "detail": "ok 480"}]),
+            message(22 * MS, "lost", "n2", "n1", 1),
+            message(50 * MS, "send", "clients", "n1", 2, size=9, rpcs=[{"rpc": "pull", "detail": ""}]),
+            message(51 * MS, "arrive", "clients", "n1", 2),
+        )
+    )
+    fault = {"id": "f1", "nemesis": "partition", "variant": "leader", "grudge": {"n2": ["n1"]}, "hosts": ["n1"]}
+    proven = {**fault, "proof": {"proven": True}}
+    run.history_path.write_text(
+        lines(
+            {"time": 5 * MS, "process": "nemesis", "type": "invoke", "f": "inject", "value": fault},
+            {"time": 6 * MS, "process": "nemesis", "type": "info", "f": "inject", "value": proven},
+            {"time": 30 * MS, "process": 3, "type": "invoke", "f": "read", "key": 7, "value": None},
+            {"time": 35 * MS, "process": 4, "type": "invoke", "f": "write", "key": 7, "value": 92},
+            {"time": 42 * MS, "process": 3, "type": "ok", "f": "read", "key": 7, "value": 91, "node": "n1"},
+            {"time": 60 * MS, "process": "nemesis", "type": "info", "f": "heal", "value": proven},
+        )
+    )  # fmt: skip
+    log = run.nodes_path / "n1" / "broker.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(
+        "2026-01-01T00:00:00.113Z INFO node.dledger.role role_change self=n1 role=LEADER term=1\n"
+        "2026-01-01T00:00:00.163Z INFO node.dledger.role role_change self=n1 role=CANDIDATE term=1\n"
+        "not a line of a log\n2026-01-01T00:00:00.203Z INFO node stopped\n"
+        "2026-01-01T00:00:00.213Z INFO node READY broker self_id=n1\n"
+    )
+    run.finish()
+    return run
+
+
+def test_what_is_taken_from_the_files_of_a_run(run: RunDir) -> None:
+    replay = collect_replay(run)
+    assert (replay.verdict, replay.replicas, replay.others) == ("invalid", ["n1", "n2"], ["clients"])
+    assert [(m.source, m.destination, m.sent_ns, m.arrived_ns, m.losses) for m in replay.messages] == [
+        ("n1", "n2", 20 * MS, 21 * MS, 0), ("n2", "n1", 21 * MS, None, 1), ("clients", "n1", 50 * MS, 51 * MS, 0),
+    ]  # fmt: skip
+    assert replay.operations == [
+        (3, 30_000, 42_000, "ok", "key 7: read → 91 on n1"), (4, 35_000, None, "info", "key 7: write 92 → ?"),
+    ]  # fmt: skip
+    assert replay.roles == [
+        (10_000, "n1", "leader", 1),
+        (60_000, "n1", "candidate", 1),
+        (100_000, "n1", "stopped", 0),
+        (110_000, "n1", "started", 0),
+    ]
+    (fault,) = replay.faults
+    assert (fault["start"], fault["cuts"], fault["hosts"], fault["proven"]) == (5_000, [["n1", "n2"]], ["n1"], True)
+    (violation,) = replay.violations
+    assert violation == {"at": 42_000, "text": "linearizable: 91 was stale", "operations": [[3, 30_000]]}
+    assert replay.notes == []
+
+
+def test_violations_are_those_that_have_a_moment(run: RunDir) -> None:
+    invariants = {
+        "valid": False,
+        "violations": [{"rule": "log", "time_s": 0.041, "text": "lost 7"}, {"rule": "x", "time_s": "soon"}, "odd"],
+    }
+    held = {**invariants, "valid": True}
+    run.write_results(
+        {"valid": False, "checks": {"invariants": invariants, "held": held, "replicas": {"valid": False}}}
+    )
+    replay = collect_replay(run)
+    assert replay.violations == [{"at": 41_000, "text": "invariants: log: lost 7", "operations": []}]
+
+
+def test_the_page_holds_the_same_as_columns(run: RunDir) -> None:
+    data = data_of(replay_page(collect_replay(run)))
+    columns = data["messages"]
+    assert (columns["sent"], columns["flight"]) == ([20_000, 1_000, 29_000], [1_000, -1, 1_000])
+    hosts = data["hosts"]
+    pairs = [(hosts[pair // len(hosts)], hosts[pair % len(hosts)]) for pair in columns["pair"]]
+    assert pairs == [("n1", "n2"), ("n2", "n1"), ("clients", "n1")]
+    assert [(data["kinds"][kind // 2], kind % 2) for kind in columns["kind"]] == [
+        ("append", 0),
+        ("append", 1),
+        ("pull", 0),
+    ]
+    assert [data["details"][detail] for detail in columns["detail"]] == ["480", "ok 480", ""]
+    assert columns["losses"] == [1, 1]
+    assert (data["operations"]["start"], data["operations"]["length"]) == ([30_000, 5_000], [12_000, -1])
+
+
+def test_a_part_of_a_run(run: RunDir) -> None:
+    replay = collect_replay(run, from_ns=45 * MS, to_ns=70 * MS)
+    assert [m.source for m in replay.messages] == ["clients"]
+    assert [operation[0] for operation in replay.operations] == [4]
+
+
+def test_a_run_without_a_trace_says_so(run: RunDir) -> None:
+    run.trace_path.unlink()
+    html = replay_page(collect_replay(run))
+    assert "no messages: the run was made without --cluster sim --trace" in html
+    assert data_of(html)["messages"]["sent"] == [] and data_of(html)["operations"]["start"]
+
+
+def test_logs_that_cannot_be_placed_give_no_roles(run: RunDir) -> None:
+    run.write_results({"valid": True, "checks": {}})
+    replay = collect_replay(run)
+    assert replay.roles == [] and replay.notes == ["no roles: no log says when a leader was elected"]
+
+
+def test_what_a_run_holds_is_text(run: RunDir) -> None:
+    run.write_results(
+        {"valid": False, "reason": MARKUP, "checks": {MARKUP: {"valid": False, "witness": [{"f": MARKUP}]}}}
+    )
+    run.trace_path.write_text(
+        lines(message(1, "send", MARKUP, "n1", 1, size=1, rpcs=[{"rpc": MARKUP, "detail": MARKUP}]))
+    )
+    event = {"time": 0, "process": 0, "type": "invoke", "f": MARKUP, "key": MARKUP, "value": MARKUP}
+    run.history_path.write_text(lines(event))
+    html = replay_page(collect_replay(run))
+    assert html.count("<script") == html.count("</script>") == 2
+    assert "<img" not in html
+    assert MARKUP in data_of(html)["hosts"]
+
+
+def test_the_page_is_bounded_and_leaves_out_what_tells_least(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = []
+    for number in range(4000):
+        rpc = {"rpc": "vote" if number % 10 == 0 else "route", "detail": f"number {number}"}
+        events.append(message(number * MS, "send", "n1", "n2", number, size=1, rpcs=[rpc]))
+    run.trace_path.write_text(lines(*events))
+    size_bytes = len(replay_page(collect_replay(run)).encode())
+    monkeypatch.setattr(module, "MAX_REPLAY_BYTES", size_bytes - 1)
+    html = replay_page(collect_replay(run))
+    data = data_of(html)
+    kinds = [data["kinds"][kind // 2] for kind in data["messages"]["kind"]]
+    assert len(html.encode()) < size_bytes
+    assert kinds.count("vote") == 400 and len(kinds) == 2000
+    assert "2,000 messages left out" in html
+    monkeypatch.setattr(module, "MAX_REPLAY_BYTES", 1_000)
+    with pytest.raises(TraceError, match="choose a part of it with --from and --to"):
+        replay_page(collect_replay(run))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--replay", "--from", "2", "--to", "1"], "--from must lie before --to"),
+        (["--replay", "--from", "nan"], "--from must lie before --to"),
+        (["--replay", "--hosts", "n1,n2"], "a replay shows all hosts"),
+        (["--replay", "--out", "x.svg"], "a replay is an .html file"),
+        (["--replay", "--out", "nowhere/x.html"], "--out nowhere/x.html: No such file or directory"),
+        ([], "--from and --to say what to draw; or --replay"),
+    ],
+)
+def test_what_an_operator_can_mend_is_one_line(run: RunDir, words: list[str], expected: str) -> None:
+    done = harness("trace", "latest", *words, cwd=run.path.parents[2])
+    assert done.returncode == 254 and expected in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_simulated_run_from_the_command_line(tmp_path: Path) -> None:
+    words = (
+        "--nodes",
+        "3",
+        "--nemesis",
+        "partition=leader",
+        "--nemesis-interval",
+        "2",
+        "--time-limit",
+        "6",
+        "--seed",
+        "4",
+    )
+    done = harness("run", "--cluster", "sim", *words, "--rate", "20", "--trace", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    drawn = harness("trace", "latest", "--replay", cwd=tmp_path)
+    assert drawn.returncode == 0, drawn.stderr
+    data = data_of(Path(drawn.stdout.strip()).read_text())
+    (results,) = tmp_path.glob("store/*/2*/results.json")
+    terms = json.loads(results.read_text())["checks"]["leaders"]["terms"]
+    elected = [[time, host, term] for time, host, role, term in data["roles"] if role == "leader"]
+    assert elected == [[term["start_ns"] // 1000, term["leader"], term["term"]] for term in terms]
+    assert data["hosts"][:4] == ["n1", "n2", "n3", "clients"] and len(data["faults"]) == 1
+    assert {"append", "vote", "heartbeat", "send"} <= set(data["kinds"])

@@ -1,0 +1,137 @@
+"""The pages in headless Chromium: they open without an error, nothing is out of reach at 400 pixels, the replay plays.
+
+Needs the distribution's Chromium and `pip install playwright`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.report.replay import collect_replay, replay_page
+from harness.report.store_page import update_store_page
+from harness.store import Store
+
+from .report.test_replay import run as run
+from .serve.conftest import Client, make_run
+from .serve.conftest import serve as serve
+from .serve.conftest import store as store
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+WIDTHS = (400, 1280)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium (apt-get install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def look(browser: Any) -> Iterator[Callable[..., Any]]:
+    """A function that opens an address at a width; what the browser complains of fails the test."""
+    contexts = []
+    complaints: list[str] = []
+
+    def open_page(address: str, width: int = 1280, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def overflow_px(page: Any) -> int:
+    return int(page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_pages_of_a_store(store: Store, serve: Callable[..., Client], look: Callable[..., Any], width: int) -> None:
+    runs = [
+        make_run(store, minutes, name="broker-register-" + "x" * 40, valid=False, reason="y" * 200)
+        for minutes in (0, 1)
+    ]
+    update_store_page(store)
+    client = serve()
+    home = f"http://127.0.0.1:{client.port}"
+    compare = f"/compare?first={runs[0].name}&second={runs[1].name}"
+    for path in ("/", f"/runs/{runs[0].name}", compare, f"/runs/{runs[0].name}/live"):
+        assert overflow_px(look(home + path, width)) <= 0, path
+    page = look(f"file://{store.root}/index.html", width, "dark")
+    assert overflow_px(page) <= 0
+    page.fill("#words", "120100")
+    assert page.locator("#runs tr:visible").count() == 1
+
+
+def test_a_live_page_comes_to_the_verdict(store: Store, serve: Callable[..., Client], look: Callable[..., Any]) -> None:
+    at_work = store.create("t")
+    at_work.write_test({"cluster": "sim"})
+    client = serve()
+    page = look(f"http://127.0.0.1:{client.port}/runs/{at_work.name}/live")
+    page.wait_for_function("document.getElementById('time').textContent === '0.0 s'")
+    at_work.write_results({"valid": "unknown", "reason": "<b>who knows</b>"})
+    at_work.finish()
+    page.wait_for_selector("#verdict.unknown")
+    assert page.inner_text("#reason") == "<b>who knows</b>"
+
+
+@pytest.fixture
+def replay_path(run: Any, tmp_path: Path) -> Path:
+    path = tmp_path / "replay.html"
+    path.write_text(replay_page(collect_replay(run)))
+    return path
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_replay_opens_at_the_violation(replay_path: Path, look: Callable[..., Any], width: int) -> None:
+    page = look(f"file://{replay_path}", width)
+    page.wait_for_function("document.getElementById('clock').textContent !== ''")
+    assert page.inner_text("#clock") == "0.042000 s"
+    assert "91 was stale" in page.inner_text("#content")
+    assert "in force: f1 partition leader" in page.inner_text("#content")
+    assert overflow_px(page) <= 0
+
+
+def test_a_replay_is_stepped_through_searched_and_played(replay_path: Path, look: Callable[..., Any]) -> None:
+    page = look(f"file://{replay_path}")
+
+    def wait_for(clock: str, text: str) -> None:
+        page.wait_for_function("wanted => document.getElementById('clock').textContent === wanted", arg=f"{clock} s")
+        assert text in page.inner_text("#content")
+
+    wait_for("0.042000", "stale")
+    page.keyboard.press("ArrowRight")
+    wait_for("0.050000", "clients sends n1 pull")
+    page.keyboard.press("ArrowRight")
+    wait_for("0.051000", "n1 receives from clients pull")
+    for _ in range(2):
+        page.keyboard.press("ArrowLeft")
+    wait_for("0.042000", "violation")
+    page.evaluate("scrub.value = 0; scrub.dispatchEvent(new Event('input'))")
+    wait_for("0.005000", "in force")
+    page.fill("#find", "n2 append")
+    page.fill("#after", "n1 becomes leader")
+    page.click("#search")
+    wait_for("0.020000", "n1 sends n2 append 480")
+    page.select_option("#jump", label="0.010 s n1 leads term 1")
+    wait_for("0.010000", "in force")
+    page.select_option("#speed", "5")
+    page.click("#play")
+    page.wait_for_function("document.getElementById('play').textContent === 'Play'")
+    page.wait_for_function("parseFloat(document.getElementById('clock').textContent) > 0.05")
