@@ -50,6 +50,14 @@ QUESTION_TIMEOUT_S = 10.0
 MAX_STATE_CHARS = 300
 """Of a replica's state that is quoted where replicas differ."""
 
+_UNPACK = """
+import os, sys, tarfile
+with tarfile.open(sys.argv[1]) as archive:
+    archive.extractall(sys.argv[2])
+os.unlink(sys.argv[1])
+"""
+"""What a host does with an archive. Its tar may have no gzip, its Python always has."""
+
 COPY_TIMEOUT_S = 600.0
 """For a recipe's command on a host, or for unpacking what was copied there."""
 
@@ -192,9 +200,7 @@ class GuestSystem:
         source = await in_thread(fetched, recipe)
         target = os.path.join(os.path.dirname(host.data), "installed", recipe.key)
         await self._cluster.put_file(host.name, f"{target}.tar.gz", await in_thread(_packed, source))
-        await host.run("mkdir", "-p", target)
-        await host.run("tar", "-xzf", f"{target}.tar.gz", "-C", target, timeout_s=COPY_TIMEOUT_S)
-        await host.run("rm", f"{target}.tar.gz")
+        await host.run(host.python, "-c", _UNPACK, f"{target}.tar.gz", target, timeout_s=COPY_TIMEOUT_S)
         return target
 
     def _find_installed(self, host: str, name: str) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -18,6 +21,7 @@ from harness.errors import OperatorError
 from harness.run_state import RunState
 from harness.sdk.host import listening_ports
 from harness.sdk.plugin import PluginError
+from harness.systems import guest
 from nemesis.target import DOWN, PAUSED, RUNNING
 
 pytestmark = pytest.mark.cluster
@@ -250,3 +254,15 @@ def test_listening_ports_are_those_of_the_host_or_of_every_address() -> None:
         "   5: 0000000000000000FFFF00000100007F:1F92 0:0 0A 0",  # IPv4 in IPv6: 8082
     ]
     assert listening_ports("\n".join(lines), "127.0.0.1") == {8080, 80, 443, 8082}
+
+
+def test_what_is_copied_to_a_host_is_there_as_it_was(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "bin").mkdir(parents=True)
+    (source / "bin" / "kv").write_bytes(b"\x7fELF")
+    (source / "bin" / "kv").chmod(0o755)
+    (source / "bin" / "kv-alias").symlink_to("kv")
+    (tmp_path / "x.tar.gz").write_bytes(guest._packed(str(source)))
+    subprocess.run([sys.executable, "-c", guest._UNPACK, str(tmp_path / "x.tar.gz"), str(target)], check=True)
+    assert (target / "bin" / "kv-alias").read_bytes() == b"\x7fELF"
+    assert os.access(target / "bin" / "kv", os.X_OK) and not (tmp_path / "x.tar.gz").exists()
