@@ -2,15 +2,18 @@
 
 The methods that a client has decide which workloads it fits:
 
-    read(key), write(key, value)               registers
-    cas(key, old, new) -> bool                 registers with compare-and-set
-    add(value), members()                      a set
-    increment(by), value()                     a counter
-    append(key, value), poll(key, offset)      a log
-    enqueue(value), dequeue(), ack             a queue
-    lock(name), unlock(name)                   mutexes
-    transact(micro_operations)                 transactions
-    generate()                                 unique ids
+    read(key), write(key, value)        registers
+    cas(key, old, new) -> bool          registers with compare-and-set
+    add(value), members()               a set
+    increment(by), value()              a counter
+    append(key, value) -> offset,
+        poll(key, offset, most)         a log: the values from an offset on, fewer than `most` only at its end
+    enqueue(value), dequeue()           a queue; with ack(value), where it shows a value until then
+    lock(name), unlock(name)            mutexes
+    transact(micro_operations)          transactions
+    generate()                          unique ids
+
+docs/workloads says what each workload asks of them.
 
 How a call ends says what is known of the operation. It returned: it happened. It raised `Refused`: it certainly did not
 happen, nor will it. It raised anything else: a call that only reads failed, of one that writes nobody knows.
