@@ -77,6 +77,11 @@ def series_command(arguments: argparse.Namespace) -> int:
     Everything is checked before the first run starts. An error of the operator's in a run ends the series with a
     line that says which; a system that does not come up is counted, and ends it when that keeps happening.
     """
+    with Cases(arguments) as cases:
+        return _series(arguments, cases)
+
+
+def _series(arguments: argparse.Namespace, cases: Cases) -> int:
     base_seed = random_seed() if arguments.seed is None else arguments.seed
     options = [[]] if arguments.matrix is None else combinations(arguments.matrix)
     total = len(options) * arguments.test_count
@@ -98,8 +103,7 @@ def series_command(arguments: argparse.Namespace) -> int:
     console.print(f"{plural(total, 'run')} of {plural(len(options), 'configuration')}, base seed {base_seed}")
     tally = _Tally()
     try:
-        with Cases(arguments) as cases:
-            _perform_all(plan, Store(arguments.store), console, tally, cases)
+        _perform_all(plan, Store(arguments.store), console, tally, cases)
     finally:
         _print_summary(tally, console if arguments.json else OutputConsole())
     if arguments.json:

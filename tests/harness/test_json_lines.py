@@ -190,6 +190,31 @@ time.sleep(600)
     assert not any(_is_alive(pid) for pid in started)
 
 
+HARNESS = """
+import asyncio, sys, time
+from harness.json_lines import _greet, _start
+async def main():
+    program = await _start(sys.argv[1:], "a client", {})
+    await _greet(program, 60.0)
+    print(program._transport.get_pid(), flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+def test_programs_die_with_a_harness_that_is_killed(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", HARNESS, *written(tmp_path, 'say(type="ok")')]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as harness:
+        assert harness.stdout is not None
+        pid = int(harness.stdout.readline())
+        assert _is_alive(pid)
+        harness.kill()
+    deadline_s = time.monotonic() + 30
+    while _is_alive(pid) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert not _is_alive(pid)
+
+
 def _is_alive(pid: int) -> bool:
     """Whether it runs; one that only waits for its parent to look has ended."""
     with contextlib.suppress(OSError):

@@ -70,4 +70,7 @@ def test_harness_run_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[s
     error = case.find("error")
     assert error is not None and error.get("type") == "did-not-run"
     assert "workload set needs the methods add, members" in str(error.get("message"))
+    junit.unlink()
+    assert cli.main([*words, "--workload", "set", "--test-count", "2"]) == 254  # nor do series go without a file
+    assert [case.find("error") is not None for case in read(junit).values()] == [True]
     capsys.readouterr()
