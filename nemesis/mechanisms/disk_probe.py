@@ -11,7 +11,8 @@ from nemesis.target import DiskProbe, DiskStep
 __all__ = ["PROBE_SCRIPT", "parse_probe"]
 
 PROBE_SCRIPT = '''
-import errno, os, sys, time
+import ctypes, errno, os, sys, time
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: on a stalled disk that nobody heals it would wait for ever
 path = os.path.join(sys.argv[1], ".splitbrain-probe-%d" % os.getpid())
 made = []
 def step(name, work):

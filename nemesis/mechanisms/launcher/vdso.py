@@ -7,8 +7,10 @@ of its last page. Those make the real system call and add a number of nanosecond
 the wall clocks only (CLOCK_REALTIME, its coarse twin, CLOCK_TAI). So a jump of the clock is one write of eight bytes.
 This reaches static programs and Go as well as those with a C library; not programs that make the raw system call.
 
-Nothing is patched before a fault asks for it. A child inherits its parent's patched copy; a program that is executed
-has a new one. So the driver looks at all processes of the program every few milliseconds while a fault is in force.
+Nothing is patched before a fault asks for it, and what was there comes back when none does: the real system call costs
+several times what the kernel's code does, and some programs read the clock at every turn. A child inherits its parent's
+patched copy; a program that is executed has a new one. So the driver looks at all processes of the program every few
+milliseconds while a fault is in force.
 """
 
 from __future__ import annotations
@@ -237,6 +239,17 @@ def patch(pid: int, image: Image) -> None:
     raise ClockError("a thread of the program does not leave the clock function")
 
 
+def restore(pid: int, image: Image) -> None:
+    """Give the clock functions of a process back what the kernel had there; a thread that is in the replacement goes
+    on in it, with an offset of nothing. This process has the same image, and nobody has patched it. Raises ClockError,
+    OSError."""
+    own_base = _base_of(os.getpid())
+    _write(pid, image.stub, struct.pack("=q", 0))
+    with _Stopped(pid):
+        for entry in image.entries:
+            _write(pid, entry, _read(os.getpid(), own_base + entry - image.base, _JUMP_BYTES))
+
+
 class ClockDriver:
     """Keeps the clocks of one program and its children as the control file says, until all of them have ended."""
 
@@ -296,9 +309,12 @@ class ClockDriver:
         image = self._images.get(pid)
         if image is None or _base_of(pid) != image.base:
             image = self._images[pid] = locate(pid)
-        if not _is_patched(pid, image):
-            if not slots:
-                return
+        is_patched = _is_patched(pid, image)
+        if not slots:
+            if is_patched:
+                restore(pid, image)
+            return
+        if not is_patched:
             patch(pid, image)
         offset_ns = sum(_slot_offset_ns(slot, time.time_ns()) for slot in slots)
         _write(pid, image.stub, struct.pack("=q", offset_ns))
