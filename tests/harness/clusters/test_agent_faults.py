@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import runpy
+import shlex
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -222,8 +223,45 @@ async def relay_that_ends(cluster: Any) -> None:
     await shaping.release_all()
 
 
+LOOP = """
+import os, sys, time
+descriptor = os.open(os.path.join(sys.argv[1], "loop"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+while True:
+    os.write(descriptor, b"line")
+    os.fsync(descriptor)
+    time.sleep(0.01)
+"""
+
+
+async def launched(cluster: Any) -> None:
+    """A program behind a shell, which might execute anything, meets the same by the launcher."""
+    python, data = cluster.python("n1"), cluster.data_dir("n1")
+    argv = ["sh", "-c", f"exec {shlex.join([python, '-c', LOOP, data])}"]
+    process = await cluster.spawn("n1", Program(name="l", argv=argv, log_name="l.log"))
+    assert cluster.disks.mechanism("n1") == "seccomp" and cluster.clocks.mechanism("n1") == "the patched vDSO"
+    async with asyncio.timeout(60):
+        status, _, _ = await cluster.run("n1", ["sh", "-c", f"until [ -s {data}/loop ]; do :; done"], timeout_s=60)
+        assert status == 0 and await cluster.disks.reaches("n1", process.host_pid) is None
+        await cluster.disks.impair("l1", {"n1": DiskFault(kind="stall-fsync")})
+        while not (await cluster.disks.met("l1"))["n1"].met:  # noqa: ASYNC110 - a program elsewhere
+            await asyncio.sleep(0.05)
+        assert (await cluster.disks.probe("n1", timeout_s=5.0)).sync.outcome == "no answer"
+        await cluster.disks.release("l1")
+        await cluster.clocks.skew("l2", {"n1": ClockSkew(offset_ms=3_600_000)})
+        assert await cluster.clocks.reaches("n1", process.host_pid) is None
+        [reading] = await cluster.clocks.read("n1", timeout_s=30.0)
+        assert abs(reading.offset_ms - 3_600_000) < 60_000
+        with pytest.raises(RuntimeError, match="the wall clock only"):
+            await cluster.clocks.skew("l3", {"n1": ClockSkew(rate_ppm=-500_000, affects_monotonic=True)})
+        await cluster.clocks.release("l2")
+        [reading] = await cluster.clocks.read("n1", timeout_s=30.0)
+        assert abs(reading.offset_ms) < 60_000
+    await process.kill()
+    assert (await cluster.disks.cut_power("l4", "n1")).recorded
+
+
 async def everything(cluster: Any) -> None:
-    for part in (clocks, disks, links, relay_that_ends):
+    for part in (clocks, disks, links, relay_that_ends, launched):
         await part(cluster)
 
 
