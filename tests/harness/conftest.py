@@ -79,6 +79,7 @@ class MemorySystem:
     offers = frozenset({"queue"})
     settings: Sequence[Setting] = ()
     ports: Sequence[int] = ()
+    extra_hosts: Sequence[str] = ()
     recovery_timeout_s = 1.0
     made: list[MemorySystem] = []  # noqa: RUF012
 
