@@ -88,7 +88,8 @@ class System:
         """What has to be done on a host before its first start, such as making a database."""
 
     async def start_together(self) -> None:
-        """What has to be done once all hosts are ready, such as making a group of them."""
+        """What has to be done once all hosts are ready, such as making a group of them. Called again, until it succeeds
+        or `ready_timeout_s` have passed: members may refuse until they know of each other."""
 
     async def ready(self, host: Host) -> bool:
         """Whether the host serves. Asked until it does, and again when faults are over."""

@@ -174,7 +174,7 @@ class GuestSystem:
         await all_of(map(self._prepare_host, self._hosts.values()))
         await all_of(map(self.restart, self._commands))
         await self._wait_until_ready()
-        await self._call("start_together", self._system.start_together())
+        await self._start_together()
 
     async def _install(self, host: Host) -> None:
         roots = self._roots[host.name] = []
@@ -250,6 +250,28 @@ class GuestSystem:
         for path, content in self._words_of("files", host).items():
             await host.put(path, content)
         await self._call(f"setup({host.name})", self._system.setup(host))
+
+    async def _start_together(self) -> None:
+        """Call the plug-in's `start_together` until it succeeds: members that have just begun to serve may not know of
+        each other yet, and then refuse or do not answer. A mistake in the plug-in is told at once."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._system.ready_timeout_s
+        while True:
+            try:
+                async with asyncio.timeout(QUESTION_TIMEOUT_S) as limit:
+                    return await self._system.start_together()
+            except OperatorError:
+                raise
+            except (TypeError, AttributeError, NameError) as error:
+                raise self._blame(error, "start_together") from None
+            except Exception as error:
+                if loop.time() > deadline_s:
+                    if limit.expired():
+                        said = f"start_together() did not end within {QUESTION_TIMEOUT_S:g} s"
+                        raise self._wrong("start_together", said) from None
+                    raise self._blame(error, "start_together") from None
+                logger.debug("start_together: %s: %s", type(error).__name__, error)
+            await asyncio.sleep(POLL_S)
 
     async def _wait_until_ready(self) -> None:
         loop = asyncio.get_running_loop()
@@ -497,11 +519,15 @@ class GuestSystem:
     # Blaming the plug-in
 
     async def _call(self, what: str, work: Awaitable[Any]) -> Any:
+        timeout_s = self._system.ready_timeout_s
         try:
-            return await work
+            async with asyncio.timeout(timeout_s) as limit:
+                return await work
         except OperatorError:
             raise
         except Exception as error:
+            if limit.expired():
+                raise self._wrong(what.partition("(")[0], f"{what} took more than {timeout_s:g} s") from None
             raise self._blame(error, what) from None
 
     def _call_plainly(self, method: str, host: Host) -> Any:

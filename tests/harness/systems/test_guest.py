@@ -220,7 +220,11 @@ def test_who_leads_is_what_the_plug_in_says(write: Write, run_state: RunState, t
         ("def files(self, host):\n    return {'x': 3}", r"files\(n1\) returned {'x': 3} and no mapping"),
         ("async def setup(self, host):\n    await host.run('false')", r"setup\(n1\) raised CommandFailed: n1: false"),
         ("async def ready(self, host):\n    return host.lisens()", r"^mine.py:\d+: ready\(n1\) raised AttributeError"),
-        ("async def start_together(self):\n    raise OSError('no')", r"^mine.py:\d+: start_together raised OSError"),
+        (
+            "ready_timeout_s = 5.0\nasync def start_together(self):\n    raise OSError('no')",
+            r"^mine.py:\d+: start_together raised OSError: no$",
+        ),
+        ("async def start_together(self):\n    self.nothing()", r"^mine.py:\d+: start_together raised AttributeError"),
     ],
 )
 def test_what_goes_wrong_at_the_start_is_the_plug_ins(
@@ -228,6 +232,22 @@ def test_what_goes_wrong_at_the_start_is_the_plug_ins(
 ) -> None:
     said = blamed(write(more), run_state, tmp_path)
     assert re.search(expected, said), said
+
+
+def test_members_that_refuse_at_first_are_asked_again(write: Write, run_state: RunState, tmp_path: Path) -> None:
+    more = (
+        "calls = 0\n"
+        "async def start_together(self):\n"
+        "    type(self).calls += 1\n"
+        "    if self.calls < 3:\n"
+        "        raise OSError('no peers yet')"
+    )
+
+    async def main() -> None:
+        async with system_of(write(more), run_state, tmp_path, 1) as system:
+            assert type(system._system).calls == 3  # type: ignore[attr-defined]
+
+    asyncio.run(main())
 
 
 def test_a_client_that_cannot_be_made_is_blamed(write: Write, run_state: RunState, tmp_path: Path) -> None:
