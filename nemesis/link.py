@@ -2,7 +2,8 @@
 
 The links are those between a victim and every other replica host, in both directions or in one. What is proved is what
 probe packets of the harness meet on them, while on all other links they meet nothing of the kind. Client traffic is
-not touched.
+not touched. Where the network counts what the system sends (CountsTraffic), the fault was exercised if something of that
+went over the bad links after the proof.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from nemesis.forms import Form, FormNemesis, split_variant
 from nemesis.protocol import Injection, Proof
-from nemesis.target import Link, LinkMeasure, Links, LinkShape, Target
+from nemesis.target import CountsTraffic, Link, LinkMeasure, Links, LinkShape, Target
 
 __all__ = ["LINK", "LinkNemesis"]
 
@@ -106,9 +107,25 @@ class LinkNemesis(FormNemesis):
         ]
         mechanism = _links(target).mechanism
         detail = f"{len(shaped)} links by {mechanism}: {_seen(measures[shaped[0]])}; {len(others)} others are well"
+        carried = await _carried(target, shaped)
         return Proof(
-            proven=not failed, detail="; ".join(failed[:3]) if failed else detail, checked=len(measures), failed=failed
+            proven=not failed,
+            detail="; ".join(failed[:3]) if failed else detail,
+            checked=len(measures),
+            failed=failed,
+            evidence={} if carried is None else {"carried_bytes": carried},
         )
+
+    async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """How much of the system's own went over the bad links since the proof."""
+        links = [Link(*name.split("->")) for name in injection.evidence.get("carried_bytes", ())]
+        carried = await _carried(target, links)
+        if not links or carried is None:
+            return Proof(proven=True, detail="this network does not count what the system sends")
+        before = injection.evidence["carried_bytes"]
+        used = {name: size_bytes - before[name] for name, size_bytes in carried.items() if size_bytes > before[name]}
+        detail = f"{sum(used.values())} bytes of the system's went over {len(used)} of {len(links)} bad links"
+        return Proof(proven=True, exercised=bool(used), detail=detail, checked=len(links))
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Undo the shaping. Idempotent."""
@@ -135,6 +152,15 @@ class LinkNemesis(FormNemesis):
             await asyncio.sleep(0.2)
         detail = "; ".join(failed[:3]) if failed else f"{len(mended)} links are well"
         return Proof(proven=not failed, detail=detail, checked=len(mended), failed=failed)
+
+
+async def _carried(target: Target, links: Collection[Link]) -> dict[str, int] | None:
+    """Bytes that the system has sent over each link so far, by its name; None where nobody counts them."""
+    network = target.network
+    if not isinstance(network, CountsTraffic):
+        return None
+    traffic = await network.traffic(sorted(links))
+    return {_name(link): counted.passed_bytes + counted.stopped_bytes for link, counted in traffic.items()}
 
 
 def _shape(form: str, rng: random.Random) -> dict[str, float]:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.faults.processes import ReplicaProcesses
 from harness.systems.host_programs import HostPrograms
-from nemesis.target import DOWN, PAUSED, RUNNING
+from nemesis.target import DOWN, PAUSED, RUNNING, ProcessMember
 
 
 class Fake:
@@ -109,3 +109,15 @@ def test_a_program_that_ended_by_itself_is_started_when_faults_are_over_and_told
         assert await current["n1"].state() == RUNNING and not (await faults.look("n1")).ended_by_itself
 
     asyncio.run(main())
+
+
+class Family(Fake):
+    """One whose host tells its processes."""
+
+    async def members(self) -> list[ProcessMember]:
+        return [ProcessMember(self.host_pid, 7, "S", "kv"), ProcessMember(self.host_pid + 100, 8, "S", "io")]
+
+
+def test_the_processes_of_a_host_are_those_of_all_its_programs() -> None:
+    process = HostPrograms("n1", {"kv": Family(1), "sentinel": Family(2), "quiet": Fake(3)})
+    assert [member.pid for member in asyncio.run(process.members())] == [1, 101, 2, 102]

@@ -16,7 +16,7 @@ from nemesis.link import LINK
 from nemesis.power import POWER
 from nemesis.process import BACK_TIMEOUT_S, KILL, PAUSE
 from nemesis.protocol import Injection
-from nemesis.target import Link, LinkShape
+from nemesis.target import Link, LinkShape, LinkTraffic
 
 ALL = [KILL, PAUSE, CLOCK, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, POWER, LINK, BIT_FLIP]
 CASES = [(nemesis, variant) for nemesis in ALL for variant in nemesis.variants]
@@ -81,6 +81,35 @@ def test_a_delay_is_proved_on_links_that_another_fault_reorders(
         await LINK.heal(target, delay)
         await LINK.heal(target, reorder)
         assert (await LINK.prove_healed(target, delay)).proven
+
+    run_virtual(main())
+
+
+class Counting:
+    """A network that counts; `sent` is what the system has sent over every link so far."""
+
+    sent = 0
+
+    async def traffic(self, links: Any) -> dict[Link, LinkTraffic]:
+        return {link: LinkTraffic(passed_bytes=self.sent) for link in links}
+
+
+@pytest.mark.parametrize(("more", "exercised"), [(70, True), (0, False)])
+def test_bad_links_were_exercised_if_the_system_used_them(
+    more: int, exercised: bool, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        target.network = network = Counting()
+        network.sent = 1000
+        injection = await plan_fault(LINK, target, "delay@n1")
+        await LINK.inject(target, injection)
+        proof = await LINK.prove(target, injection)
+        lasting = dataclasses.replace(injection, evidence=proof.evidence)
+        network.sent += more
+        met = await LINK.prove_met(target, lasting)
+        assert met.proven and met.exercised is exercised, met
+        assert f"{4 * more} bytes" in met.detail
 
     run_virtual(main())
 
