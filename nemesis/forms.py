@@ -132,14 +132,14 @@ class FormNemesis:
             variant=variant,
             value=value,
             problem=victims.problem,
-            evidence=await self._seen_before(target, victims.hosts),
+            evidence=await self._seen_before(self.forms[form], target, victims.hosts),
         )
 
     def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
         """What else the history says about the fault, decided from `rng`; JSON data."""
         return {}
 
-    async def _seen_before(self, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
+    async def _seen_before(self, form: Form, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
         """What the proof will be compared with, looked at before anything is done; JSON data."""
         return {}
 

@@ -38,6 +38,8 @@ IMPAIRMENTS: Mapping[str, frozenset[Activity]] = {
     "disk-slow": frozenset({Activity.USE_DISK}),
     "disk-full": frozenset({Activity.USE_DISK, Activity.START}),
     "disk-error": frozenset({Activity.USE_DISK, Activity.START}),
+    # Slow enough to be silent for long, and killed for want of memory; a start needs all that is limited.
+    "resources": frozenset({Activity.RUN, Activity.ANSWER, Activity.START, Activity.USE_DISK}),
     "clock": frozenset({Activity.TELL_TIME}),
     "partition": frozenset({Activity.BE_REACHED}),
 }

@@ -2,8 +2,8 @@
 
 The links are those between a victim and every other replica host, in both directions or in one. What is proved is what
 probe packets of the harness meet on them, while on all other links they meet nothing of the kind. Client traffic is
-not touched. Where the network counts what the system sends (CountsTraffic), the fault was exercised if something of that
-went over the bad links after the proof.
+not touched. Where the network counts what the system sends (CountsTraffic), the fault was exercised if something of
+that went over the bad links after the proof.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ class Kill(FormNemesis):
     def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
         return {"up_s": round(rng.uniform(MIN_UP_S, MAX_UP_S), 3)} if form.name == "crash-loop" else {}
 
-    async def _seen_before(self, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
+    async def _seen_before(self, form: Form, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
         return await _members_seen(target, hosts)
 
     async def inject(self, target: Target, injection: Injection) -> None:
@@ -297,7 +297,7 @@ class Pause(FormNemesis):
         )
     }
 
-    async def _seen_before(self, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
+    async def _seen_before(self, form: Form, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
         return await _members_seen(target, hosts)
 
     async def inject(self, target: Target, injection: Injection) -> None:

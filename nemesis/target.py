@@ -48,6 +48,9 @@ __all__ = [
     "ProcessView",
     "Processes",
     "ReplicaView",
+    "ResourceLimit",
+    "ResourceUse",
+    "Resources",
     "SeesMembers",
     "Target",
     "links_of",
@@ -62,6 +65,7 @@ ABILITIES: Mapping[str, Sequence[str]] = {
         *("freeze", "fill", "shutdown", "crash"),
     ),
     "links": ("delay", "loss", "duplicate", "reorder", "rate"),
+    "resources": ("cpu", "memory", "processes", "descriptors"),
     "operator": ("transfer", "members", "promote"),
 }
 """Interface -> what it may be able to do. A cluster can have an interface and lack some of its abilities; `operator` is
@@ -248,6 +252,49 @@ class Processes(Protocol):
 
     async def look(self, host: str) -> ProcessView:
         """The state of the process itself, asked of its host."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceLimit:
+    """How little a replica may use; `kind` is an ability of resources. `percent` of one processor for "cpu";
+    `spare_mib` for "memory", beyond the data that its processes hold at that moment, and no more than they use then; of
+    "processes" and "descriptors" there are to be no more than there are."""
+
+    kind: str
+    percent: int = 0
+    spare_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceUse:
+    """What the kernel says of one kind of limit on one replica. `met` counts how often the limit kept it from something
+    since the cluster was started, None where the kernel does not count; `astray` are its processes that the limit does
+    not reach, by name; `detail` has limit and use in words."""
+
+    is_limited: bool
+    met: int | None
+    astray: Sequence[str] = ()
+    detail: str = ""
+
+
+class Resources(Protocol):
+    """What replicas may use of their hosts. Of several limits of one kind on a host the lowest counts."""
+
+    async def limit(self, fault_id: str, limits: Mapping[str, ResourceLimit]) -> None:
+        """Limit the processes that the replicas of hosts have now, and what these start, until released."""
+        ...
+
+    async def usage(self, host: str, kind: str) -> ResourceUse:
+        """What the kernel says of one kind of limit on the replica of `host`, whether or not there is one."""
+        ...
+
+    async def release(self, fault_id: str) -> None:
+        """Undo one fault. Idempotent; safe after half a `limit`."""
+        ...
+
+    async def release_all(self) -> None:
+        """Undo every limit. Idempotent; safe in any state."""
         ...
 
 
@@ -592,6 +639,9 @@ class Target(Protocol):
 
     @property
     def links(self) -> Links | None: ...
+
+    @property
+    def resources(self) -> Resources | None: ...
 
     @property
     def operator(self) -> Operator | None: ...

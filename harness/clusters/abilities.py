@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from nemesis.target import Clocks, Disks, Links
+from nemesis.target import Clocks, Disks, Links, Resources
 
 __all__ = [
     "BendsClocks",
     "Configured",
     "DamagesDisks",
     "JudgesOptions",
+    "LimitsResources",
     "LiveLogs",
     "NamesLinkMechanism",
     "NamesMechanisms",
@@ -112,6 +113,16 @@ class DamagesDisks(Protocol):
     """A cluster whose hosts' disks can be made to fail."""
 
     disks: Disks | None
+
+
+@runtime_checkable
+class LimitsResources(Protocol):
+    """A cluster that limits what replicas may use of their hosts."""
+
+    @property
+    def resources(self) -> Resources | None:
+        """None unless the run was prepared for them."""
+        ...
 
 
 @runtime_checkable

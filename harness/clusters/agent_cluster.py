@@ -161,6 +161,8 @@ class AgentCluster(ABC):
         be told without its hosts: what one of them lacks is named when the cluster is started."""
         if interface == "disks" and ability in FILE_SYSTEM_KINDS:
             return cls.file_systems_missing
+        if interface == "resources":
+            return f"what programs use is not limited on {cls.name}: use --cluster netns as root"
         return agent_shim_missing() if interface in ("clocks", "disks") else None
 
     @staticmethod

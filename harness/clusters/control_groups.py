@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
-__all__ = ["cgroup_parents", "remove_group"]
+__all__ = ["cgroup_parents", "limiting_controllers", "remove_group"]
 
 _CONTROLLERS = frozenset({"cgroup2", "cpu", "memory", "blkio", "pids"})
 """The hierarchies in which hosts get groups: those that account for and limit what a host uses."""
@@ -19,12 +22,29 @@ def cgroup_parents() -> list[str]:
     Hosts' groups lie inside it, so that limits on the harness hold for its hosts too. A hierarchy that is mounted more
     than once, as for a chroot, counts once.
     """
+    return [path for path, _ in _parents()]
+
+
+def limiting_controllers() -> frozenset[str]:
+    """The controllers (cpu, memory, pids, ...) that limit what is in the groups that this process may make."""
+    found: set[str] = set()
+    for path, names in _parents():
+        if "cgroup2" in names:
+            # Those that the parent hands on to its groups.
+            with contextlib.suppress(OSError):
+                found |= set(Path(path, "cgroup.subtree_control").read_text(encoding="ascii").split())
+        else:
+            found |= set(names)
+    return frozenset(found)
+
+
+def _parents() -> list[tuple[str, Sequence[str]]]:
     own: dict[str, str] = {}
     with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             _, controllers, path = line.rstrip("\n").split(":", 2)
             own |= dict.fromkeys(controllers.split(",") if controllers else ["cgroup2"], path)
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, Sequence[str]]] = {}
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             before, _, after = line.partition(" - ")
@@ -35,7 +55,7 @@ def cgroup_parents() -> list[str]:
             if inside is not None and not inside.startswith("..") and _CONTROLLERS & set(names):
                 path = os.path.normpath(os.path.join(point, inside))
                 if os.access(path, os.W_OK):
-                    found.setdefault(device, path)
+                    found.setdefault(device, (path, names))
     return list(found.values())
 
 

@@ -39,12 +39,13 @@ from harness.clusters.agent_cluster import ClusterArguments
 from harness.clusters.agent_file_systems import AgentFileSystems, FileSystemPlace, why_no_file_systems
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable
-from harness.clusters.control_groups import cgroup_parents, remove_group
+from harness.clusters.control_groups import cgroup_parents, limiting_controllers, remove_group
 from harness.clusters.loop_devices import file_id, loop_devices_of, release_device
 from harness.clusters.netns_calls import enter_namespace, namespace_path, open_current_namespace, remove_namespace
 from harness.clusters.netns_trial import PROGRAMS, why_no_netem
 from harness.clusters.options import MECHANISM_OPTION
 from harness.clusters.own_machine import OwnMachineCluster
+from harness.clusters.own_resources import GROUP_KINDS, group_names
 from harness.clusters.shaped_links import NETEM, RELAY
 from harness.clusters.threads import all_of, in_thread, renew_threads
 from harness.faults.file_system_disks import FILE_SYSTEM_KINDS
@@ -68,6 +69,8 @@ _SUBNET = "10.77.0"
 _PREFIX_BITS = 24
 _BRIDGE_HOST = "net"
 """The namespace of the bridge; no program runs there."""
+
+_CONTROLLER_OF = {"cpu": "cpu", "memory": "memory", "processes": "pids"}
 
 _COMMAND_TIMEOUT_S = 20.0
 _BUSY_TIMEOUT_S = 10.0
@@ -103,6 +106,8 @@ class NetnsCluster(OwnMachineCluster):
         self._home = -1
         self._storage = storage_for(storage or self.storage)
         self._cgroups: dict[str, list[str]] = {}
+        self._program_groups: dict[str, list[str]] = {}
+        """Those within, for the programs without the agent, where the run limits what they use."""
         self._pids: dict[str, int] = {}
         """The agents, by host."""
         self._image_ids: dict[str, list[int]] = {}
@@ -117,6 +122,13 @@ class NetnsCluster(OwnMachineCluster):
     @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
         """Why this cluster cannot have an ability (see nemesis.target.ABILITIES) here; None when it can."""
+        if interface == "resources" and ability in GROUP_KINDS:
+            why_not = "--storage shared" if cls.storage == SHARED else why_no_file_systems()
+            if why_not is not None:
+                return f"hosts without disks of their own have no control groups either ({why_not})"
+            if _CONTROLLER_OF[ability] not in limiting_controllers():
+                return f"this machine has no control groups for {ability} that the harness may make: run it as root"
+            return None
         if interface == "disks" and ability in FILE_SYSTEM_KINDS:
             if cls.storage == SHARED and why_no_file_systems() is None:
                 return "--storage shared: hosts have no file systems of their own"
@@ -193,11 +205,18 @@ class NetnsCluster(OwnMachineCluster):
     def _make_groups(self) -> None:
         parents = cgroup_parents()
         for host in self._hosts:
-            self._cgroups[host] = [os.path.join(parent, f"splitbrain-{self._run.run_id}-{host}") for parent in parents]
-        paths = [path for paths in self._cgroups.values() for path in paths]
+            name = f"splitbrain-{self._run.run_id}-{host}"
+            self._cgroups[host] = [os.path.join(parent, name) for parent in parents]
+            if any(interface == "resources" for interface, _ in self._capabilities):
+                self._program_groups[host] = [os.path.join(group, f"{name}-programs") for group in self._cgroups[host]]
+        made = (*self._cgroups.values(), *self._program_groups.values())
+        paths = [path for paths in made for path in paths]
         self._run.claim_all(Claim(KIND_CGROUP, path, {}) for path in paths)
         for path in paths:
             os.mkdir(path)
+
+    def _limit_groups(self) -> Mapping[str, Mapping[str, str]]:
+        return {host: group_names(groups) for host, groups in self._program_groups.items()}
 
     async def _batch(self, ip: Sequence[str], lines: Sequence[str]) -> None:
         """Many `ip` commands in one process. Raises ShellError."""
@@ -298,7 +317,8 @@ class NetnsCluster(OwnMachineCluster):
                 await self._remove_image(host, place, is_claimed=(KIND_IMAGE, place.image) in claimed)
             except (OSError, subprocess.SubprocessError) as error:
                 problems.append(error)
-        for path in (path for paths in self._cgroups.values() for path in paths if (KIND_CGROUP, path) in claimed):
+        inner_first = (*self._program_groups.values(), *self._cgroups.values())
+        for path in (path for paths in inner_first for path in paths if (KIND_CGROUP, path) in claimed):
             try:
                 await asyncio.to_thread(remove_group, path, timeout_s=_BUSY_TIMEOUT_S)
                 self._run.release(KIND_CGROUP, path)

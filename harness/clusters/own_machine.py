@@ -24,14 +24,17 @@ from harness.clusters.agent_access import AgentAccess
 from harness.clusters.agent_cluster import AgentCluster, ClusterArguments
 from harness.clusters.agent_file_systems import FileSystemPlace
 from harness.clusters.agent_link import AgentLink, ConnectFailure
-from harness.clusters.agent_processes import AgentProcesses
+from harness.clusters.agent_processes import AgentProcess, AgentProcesses
 from harness.clusters.agent_shim import UNDO_INSIDE, AgentShim
+from harness.clusters.base import Program
+from harness.clusters.own_resources import GROUP_KINDS, OwnResources
 from harness.clusters.threads import all_of, in_thread
 from harness.errors import OperatorError
 from harness.run_state import KIND_DIRECTORY, TEMP_PREFIX, RunState
 from nemesis.mechanisms.launcher_archive import launcher_archive
 from nemesis.mechanisms.shim import library_directory, place_library, why_no_shim
 from nemesis.mechanisms.shim_controls import ShimPlace
+from nemesis.target import ProcessMember, Resources
 
 __all__ = ["LocalAgents", "OwnMachineCluster", "SocketStream", "import_path", "short_socket_path"]
 
@@ -185,12 +188,57 @@ class OwnMachineCluster(AgentCluster):
         self._temp_dirs: list[str] = []
         """Those that go with the run, beside the hosts' data and logs."""
         self._library_path = ""
+        self._resources: OwnResources | None = None
 
     @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
         """Why this cluster cannot have an ability (see nemesis.target.ABILITIES) here; None when it can."""
+        if interface == "resources":
+            return cls._why_no_limit(ability)
         problem = super().missing(interface, ability)
         return why_no_shim() if problem is None and interface in ("clocks", "disks") else problem
+
+    @classmethod
+    def _why_no_limit(cls, kind: str) -> str | None:
+        """Why what programs use cannot be limited here; None when it can."""
+        if kind in GROUP_KINDS:
+            return f"hosts of the {cls.name} cluster have no control groups: use --cluster netns as root"
+        return None
+
+    @property
+    def resources(self) -> Resources | None:
+        """What the hosts' programs may use; None unless `prepare` was told of it."""
+        return self._resources
+
+    def _limit_groups(self) -> Mapping[str, Mapping[str, str]]:
+        """The control groups of each host's programs, by controller."""
+        return {}
+
+    async def _prepare_faults(self) -> None:
+        await super()._prepare_faults()
+        if any(interface == "resources" for interface, _ in self._capabilities):
+            self._resources = OwnResources(self._limit_groups(), members=self._members_of)
+
+    async def _members_of(self, host: str) -> list[ProcessMember]:
+        """Every process of the programs of a host. Raises ShellError."""
+        running = [process for process in self._processes.running if process.host == host]
+        return [member for process in running for member in await process.members()]
+
+    async def spawn(self, host: str, program: Program) -> AgentProcess:
+        """Start a program on a host; returns once it is started. Raises OperatorError when it cannot be run."""
+        process = await super().spawn(host, program)
+        if self._resources is not None:
+            self._resources.adopt(host, process.host_pid)
+        return process
+
+    async def stop(self) -> None:
+        """Lift every limit and take the cluster down. Idempotent. Raises HarnessError."""
+        held, self._resources = self._resources, None
+        try:
+            if held is not None:
+                await held.release_all()
+        finally:
+            await super().stop()
 
     def _start_agents(self) -> None:
         """Make the hosts' directories and start what will fork their agents. Raises OperatorError, OSError."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from harness.clusters.abilities import BendsClocks, DamagesDisks, ShapesLinks
+from harness.clusters.abilities import BendsClocks, DamagesDisks, LimitsResources, ShapesLinks
 from harness.clusters.base import Cluster
 from harness.faults.moments import TellsMoments
 from harness.faults.processes import ReplicaProcesses
@@ -27,7 +27,18 @@ from harness.systems.base import (
 )
 from nemesis.forms import expand_variant, split_variant
 from nemesis.protocol import AsksForLeader, Nemesis
-from nemesis.target import ABILITIES, ClockReading, Clocks, Disks, Links, Moments, Network, Operator, Processes
+from nemesis.target import (
+    ABILITIES,
+    ClockReading,
+    Clocks,
+    Disks,
+    Links,
+    Moments,
+    Network,
+    Operator,
+    Processes,
+    Resources,
+)
 
 __all__ = ["PlannedTarget", "RunTarget", "cluster_lacks", "prepare", "system_lacks"]
 
@@ -81,6 +92,7 @@ class PlannedTarget:
         self.clocks: Clocks | None = None
         self.disks: Disks | None = None
         self.links: Links | None = None
+        self.resources: Resources | None = None
         self.moments: Moments | None = None
         self.operator: Operator | None = None
 
@@ -164,6 +176,10 @@ class RunTarget:
         return self._cluster.links if isinstance(self._cluster, ShapesLinks) else None
 
     @property
+    def resources(self) -> Resources | None:
+        return self._cluster.resources if isinstance(self._cluster, LimitsResources) else None
+
+    @property
     def moments(self) -> Moments | None:
         """What the cluster sees of the replicas itself, or else what the system tells of them."""
         for part in (self._cluster, self._system):
@@ -231,8 +247,9 @@ class RunTarget:
         Disks come first: a replica on a frozen one can be neither ended nor started. Who was taken out of the group
         comes last: only a group that is well lets anybody in.
         """
+        held = (self.disks, self.resources, self.clocks, self.links)
         steps: list[Callable[[], Awaitable[None]]] = [
-            interface.release_all for interface in (self.disks, self.clocks, self.links) if interface is not None
+            interface.release_all for interface in held if interface is not None
         ]
         steps += [self.network.heal_all, self._processes.release_all]
         if self.operator is not None:

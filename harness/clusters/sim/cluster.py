@@ -151,6 +151,8 @@ class SimCluster:
         """Why there is no such ability here; None when there is. Raises KeyError for what nothing has."""
         if ability not in ABILITIES[interface]:
             raise KeyError(ability)
+        if interface == "resources":
+            return f"simulated hosts have no {ability} to run out of: use --cluster netns"
         if interface == "disks" and ability not in DISK_ABILITIES:
             return f"simulated hosts have disks but no file systems of their own: {ability} needs --cluster netns"
         return None

@@ -27,6 +27,8 @@ from nemesis.target import (
     PowerCut,
     ProcessMember,
     ProcessView,
+    ResourceLimit,
+    ResourceUse,
 )
 
 
@@ -230,6 +232,34 @@ class FakeDisks:
         return {host: FaultMet(self.calls, self.calls_that_met) for host in self.faults.get(fault_id, ())}
 
 
+class FakeResources:
+    """Limits that are met once by every look at them; `immune` replicas are not limited, `astray` ones not wholly."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, Mapping[str, ResourceLimit]] = {}
+        self.immune: set[str] = set()
+        self.astray: set[str] = set()
+        self.counts: dict[str, int] = {}
+        self.is_met = True
+
+    async def limit(self, fault_id: str, limits: Mapping[str, ResourceLimit]) -> None:
+        self.faults[fault_id] = limits
+
+    async def usage(self, host: str, kind: str) -> ResourceUse:
+        limits = [of[host] for of in self.faults.values() if host in of and of[host].kind == kind]
+        is_limited = bool(limits) and host not in self.immune
+        self.counts[host] = self.counts.get(host, 0) + (is_limited and self.is_met)
+        met = None if kind == "descriptors" else self.counts[host]
+        astray = ["process 7 (io)"] if host in self.astray else []
+        return ResourceUse(is_limited=is_limited, met=met, astray=astray, detail="little" if is_limited else "plenty")
+
+    async def release(self, fault_id: str) -> None:
+        self.faults.pop(fault_id, None)
+
+    async def release_all(self) -> None:
+        self.faults.clear()
+
+
 class FakeLinks:
     """Links that do to a hundred packets exactly what their shape says."""
 
@@ -288,6 +318,7 @@ class FaultTarget:
         self.clocks = FakeClocks()
         self.disks = FakeDisks()
         self.links = FakeLinks()
+        self.resources = FakeResources()
         self.moments = None
         self.operator: Any = None
         self.leader = leader

@@ -16,9 +16,10 @@ from nemesis.link import LINK
 from nemesis.power import POWER
 from nemesis.process import BACK_TIMEOUT_S, KILL, PAUSE
 from nemesis.protocol import Injection
+from nemesis.resources import RESOURCES
 from nemesis.target import Link, LinkShape, LinkTraffic
 
-ALL = [KILL, PAUSE, CLOCK, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, POWER, LINK, BIT_FLIP]
+ALL = [KILL, PAUSE, CLOCK, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, POWER, LINK, BIT_FLIP, RESOURCES]
 CASES = [(nemesis, variant) for nemesis in ALL for variant in nemesis.variants]
 Run = Callable[[Any], Any]
 
@@ -85,6 +86,46 @@ def test_a_delay_is_proved_on_links_that_another_fault_reorders(
     run_virtual(main())
 
 
+@pytest.mark.parametrize(
+    ("form", "is_met", "exercised"),
+    [("cpu", True, True), ("memory", False, False), ("processes", True, True), ("descriptors", True, None)],
+)
+def test_a_limit_was_exercised_if_the_kernel_counted_it(
+    form: str, is_met: bool, exercised: bool | None, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        target.resources.is_met = is_met
+        injection = await plan_fault(RESOURCES, target, f"{form}@n2")
+        await RESOURCES.inject(target, injection)
+        proof = await RESOURCES.prove(target, injection)
+        assert proof.proven, proof
+        lasting = dataclasses.replace(injection, evidence={**injection.evidence, **proof.evidence})
+        met = await RESOURCES.prove_met(target, lasting)
+        assert met.proven and met.exercised is exercised, met
+        target.resources.immune = {"n2"}
+        lapsed = await RESOURCES.prove_met(target, lasting)
+        assert not lapsed.proven and "n2 is no longer limited" in lapsed.detail
+        target.processes.starts["n2"] = 2
+        assert (await RESOURCES.prove_met(target, lasting)).proven, "another fault has ended what was limited"
+
+    run_virtual(main())
+
+
+def test_a_process_that_is_not_under_the_limit_fails_the_proof(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        injection = await plan_fault(RESOURCES, target, "cpu@n2")
+        await RESOURCES.inject(target, injection)
+        target.resources.astray = {"n2"}
+        proof = await RESOURCES.prove(target, injection)
+        assert not proof.proven and proof.failed == ["process 7 (io) of n2 is not under the limit"]
+
+    run_virtual(main())
+
+
 class Counting:
     """A network that counts; `sent` is what the system has sent over every link so far."""
 
@@ -117,7 +158,7 @@ def test_bad_links_were_exercised_if_the_system_used_them(
 def spare(target: Any, injection: Injection) -> None:
     """Make one victim feel nothing."""
     host = injection.value["hosts"][0]
-    for interface in (target.processes, target.clocks, target.disks):
+    for interface in (target.processes, target.clocks, target.disks, target.resources):
         interface.immune.add(host)
     target.links.immune |= {Link(*name.split("->")) for name in injection.value.get("links", ())[:1]}
 

@@ -14,8 +14,11 @@ from nemesis.impairments import IMPAIRMENTS, Activity, faults_that_impair, hosts
 from nemesis.partition import PARTITION
 from nemesis.power import POWER
 from nemesis.process import KILL, PAUSE
+from nemesis.resources import RESOURCES
 
-IMPAIRING = [KILL, PAUSE, POWER, BIT_FLIP, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, CLOCK, PARTITION]
+IMPAIRING = [
+    *(KILL, PAUSE, POWER, BIT_FLIP, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, CLOCK, PARTITION, RESOURCES),
+]
 
 
 def test_the_table_knows_nemeses_by_their_names() -> None:

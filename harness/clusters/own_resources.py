@@ -1,0 +1,281 @@
+"""What replicas on the harness's own machine may use: control groups of both versions, and limits of running processes.
+
+Every program of a host is put into a control group of its own as soon as it is started, beside the host's agent, which
+no limit may reach. A limit is one value of that group. Descriptors are limited process by process (prlimit): each may
+have no number above its lowest free one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemesis.target import ProcessMember, ResourceLimit, ResourceUse
+
+__all__ = ["GROUP_KINDS", "OwnResources", "group_names"]
+
+GROUP_KINDS = ("cpu", "memory", "processes")
+"""What is limited by control groups."""
+
+DESCRIPTORS = "descriptors"
+
+_CONTROLLERS = {"cpu": "cpu", "memory": "memory", "processes": "pids"}
+_PERIOD_US = 100_000
+"""In which a group gets its share of a processor; the kernel's default."""
+_MIN_QUOTA_US = 1000
+"""The kernel's least."""
+_MIB = 1 << 20
+_SQUEEZE_TRIES = 20
+"""Each with 1 MiB more."""
+_NONE_V1 = 1 << 60
+"""Above this, version 1 means no limit of memory."""
+
+
+@dataclass(slots=True)
+class _Lowered:
+    """A process that may have no more descriptors, and what it might have before."""
+
+    was: int
+    now: int
+
+
+class OwnResources:
+    """See nemesis.target.Resources. `groups` are the control groups of each host's programs, by controller (cpu,
+    memory, pids); empty where there are none. `members` tells every process of a host's programs."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, Mapping[str, str]],
+        *,
+        members: Callable[[str], Awaitable[Sequence[ProcessMember]]],
+    ) -> None:
+        self._groups = {host: dict(by_controller) for host, by_controller in groups.items()}
+        self._members = members
+        self._faults: dict[str, Mapping[str, ResourceLimit]] = {}
+        self._lowered: dict[str, dict[tuple[int, int], _Lowered]] = {}
+        self._lock = asyncio.Lock()
+
+    def adopt(self, host: str, pid: int) -> None:
+        """Put a process that was just started, and what it starts from now on, into its host's groups."""
+        for path in self._groups.get(host, {}).values():
+            with contextlib.suppress(ProcessLookupError):
+                Path(path, "cgroup.procs").write_text(str(pid), encoding="ascii")
+
+    async def limit(self, fault_id: str, limits: Mapping[str, ResourceLimit]) -> None:
+        """Limit what hosts' programs may use until released. Raises OSError, KeyError where no group is."""
+        async with self._lock:
+            self._faults[fault_id] = dict(limits)
+            for host, limit in limits.items():
+                if limit.kind == DESCRIPTORS:
+                    await self._lower_descriptors(host)
+                else:
+                    for member in await self._members(host):  # whatever was started before its parent was put there
+                        self.adopt(host, member.pid)
+                    self._set_group(host, limit.kind)
+
+    async def release(self, fault_id: str) -> None:
+        """Undo one fault; what others limit stays limited. Idempotent."""
+        async with self._lock:
+            for host, limit in self._faults.pop(fault_id, {}).items():
+                if limit.kind != DESCRIPTORS:
+                    self._set_group(host, limit.kind)
+                elif not self._limits(host, DESCRIPTORS):
+                    await self._raise_descriptors(host)
+
+    async def release_all(self) -> None:
+        """Undo every limit. Idempotent."""
+        for fault_id in list(self._faults):
+            await self.release(fault_id)
+
+    async def usage(self, host: str, kind: str) -> ResourceUse:
+        """What the kernel says; see nemesis.target.Resources. Raises OSError."""
+        members = await self._members(host)
+        if kind == DESCRIPTORS:
+            return self._descriptor_usage(host, members)
+        path = self._group(host, kind)
+        inside = set(Path(path, "cgroup.procs").read_text(encoding="ascii").split())
+        outside = {member[:2]: member for member in members if str(member.pid) not in inside}
+        if outside:  # unless they have ended in between
+            outside = {member[:2]: member for member in await self._members(host) if member[:2] in outside}
+        astray = list(map(str, outside.values()))
+        limit, words = _read_limit(path, kind)
+        return ResourceUse(is_limited=limit is not None, met=_times_met(path, kind), astray=astray, detail=words)
+
+    def _limits(self, host: str, kind: str) -> list[ResourceLimit]:
+        return [
+            limit
+            for limits in self._faults.values()
+            for of_host, limit in limits.items()
+            if of_host == host and limit.kind == kind
+        ]
+
+    def _group(self, host: str, kind: str) -> str:
+        return self._groups[host][_CONTROLLERS[kind]]
+
+    def _set_group(self, host: str, kind: str) -> None:
+        """Bring a host's group to what the faults make of it, the lowest limit of all."""
+        path, limits = self._group(host, kind), self._limits(host, kind)
+        if kind == "cpu":
+            quota_us = None
+            if limits:
+                quota_us = max(_MIN_QUOTA_US, min(limit.percent for limit in limits) * _PERIOD_US // 100)
+            _write_cpu(path, quota_us)
+        elif kind == "memory":
+            if limits:
+                _squeeze(path, min(limit.spare_mib for limit in limits))
+            else:
+                _write_memory(path, None)
+        else:
+            count = _read_text(path, "pids.current") if limits else "max"
+            _write_text(path, "pids.max", count)
+
+    async def _lower_descriptors(self, host: str) -> None:
+        lowered = self._lowered.setdefault(host, {})
+        for member in await self._members(host):
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                soft, hard = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
+                number = min(_lowest_free(member.pid), soft)
+                was = lowered.get((member.pid, member.start_ticks), _Lowered(soft, soft)).was
+                resource.prlimit(member.pid, resource.RLIMIT_NOFILE, (number, hard))
+                lowered[member.pid, member.start_ticks] = _Lowered(was, number)
+
+    async def _raise_descriptors(self, host: str) -> None:
+        """For those as well that were started meanwhile, and have it from their parents."""
+        lowered = self._lowered.pop(host, {})
+        if not lowered:
+            return
+        highest = max(one.now for one in lowered.values())
+        anyone = next(iter(lowered.values()))
+        for member in await self._members(host):
+            with contextlib.suppress(ProcessLookupError):
+                soft, hard = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)
+                if soft <= highest:
+                    was = lowered.get((member.pid, member.start_ticks), anyone).was
+                    resource.prlimit(member.pid, resource.RLIMIT_NOFILE, (was, hard))
+
+    def _descriptor_usage(self, host: str, members: Sequence[ProcessMember]) -> ResourceUse:
+        lowered = self._lowered.get(host, {})
+        highest = max((one.now for one in lowered.values()), default=-1)
+        limits: dict[ProcessMember, int] = {}
+        for member in members:
+            with contextlib.suppress(ProcessLookupError):
+                limits[member] = resource.prlimit(member.pid, resource.RLIMIT_NOFILE)[0]
+        astray = [str(member) for member, soft in limits.items() if soft > highest] if lowered else []
+        words = ", ".join(f"{member} may have {soft} descriptors" for member, soft in list(limits.items())[:3])
+        is_limited = any(soft <= highest for soft in limits.values())
+        return ResourceUse(is_limited=is_limited, met=None, astray=astray, detail=words or "nothing of it runs")
+
+
+def _write_cpu(path: str, quota_us: int | None) -> None:
+    if os.path.exists(os.path.join(path, "cpu.max")):
+        _write_text(path, "cpu.max", f"{'max' if quota_us is None else quota_us} {_PERIOD_US}")
+        return
+    _write_text(path, "cpu.cfs_period_us", str(_PERIOD_US))
+    _write_text(path, "cpu.cfs_quota_us", str(-1 if quota_us is None else quota_us))
+
+
+def _squeeze(path: str, spare_mib: int) -> None:
+    """Leave a group's processes what they hold and `spare_mib` more, or as little above that as the kernel can bring
+    them to. Raises OSError."""
+    for more_mib in range(_SQUEEZE_TRIES):
+        try:
+            limit_bytes = min(_used_bytes(path), _held_bytes(path) + spare_mib * _MIB) + more_mib * _MIB
+            _write_memory(path, limit_bytes)
+            return
+        except OSError as error:
+            # Not enough can be taken back, and they may hold more by now.
+            if error.errno != errno.EBUSY or more_mib == _SQUEEZE_TRIES - 1:
+                raise
+
+
+def _write_memory(path: str, limit_bytes: int | None) -> None:
+    name = "memory.max" if os.path.exists(os.path.join(path, "memory.max")) else "memory.limit_in_bytes"
+    if limit_bytes is not None:
+        _write_text(path, name, str(limit_bytes))
+    else:
+        _write_text(path, name, "max" if name == "memory.max" else "-1")
+
+
+def _read_limit(path: str, kind: str) -> tuple[int | None, str]:
+    """(the limit in force, or None; limit and use in words)."""
+    if kind == "cpu":
+        if os.path.exists(os.path.join(path, "cpu.max")):
+            quota, period = _read_text(path, "cpu.max").split()
+        else:
+            quota, period = _read_text(path, "cpu.cfs_quota_us"), _read_text(path, "cpu.cfs_period_us")
+        if quota in ("max", "-1"):
+            return None, "as much processor time as there is"
+        return int(quota), f"{int(quota) / 1000:g} ms of a processor every {int(period) / 1000:g} ms"
+    if kind == "memory":
+        is_v2 = os.path.exists(os.path.join(path, "memory.max"))
+        told = _read_text(path, "memory.max" if is_v2 else "memory.limit_in_bytes")
+        used_mib = _used_bytes(path) / _MIB
+        if told == "max" or int(told) >= _NONE_V1:
+            return None, f"{used_mib:.1f} MiB and no limit"
+        return int(told), f"{used_mib:.1f} of {int(told) / _MIB:.1f} MiB"
+    told, used = _read_text(path, "pids.max"), _read_text(path, "pids.current")
+    return (None, f"{used} threads and no limit") if told == "max" else (int(told), f"{used} of {told} threads")
+
+
+def _times_met(path: str, kind: str) -> int:
+    """How often the kernel held something back because of this limit."""
+    if kind == "cpu":
+        return _field(path, "cpu.stat", "nr_throttled")
+    if kind == "processes":
+        return _field(path, "pids.events", "max")
+    if os.path.exists(os.path.join(path, "memory.events")):
+        return _field(path, "memory.events", "max")
+    return int(_read_text(path, "memory.failcnt"))
+
+
+def _used_bytes(path: str) -> int:
+    """The memory that is charged to a group, files that it has read or written included."""
+    is_v2 = os.path.exists(os.path.join(path, "memory.max"))
+    return int(_read_text(path, "memory.current" if is_v2 else "memory.usage_in_bytes"))
+
+
+def _held_bytes(path: str) -> int:
+    """The memory that a group's processes hold and that cannot be written back to files."""
+    is_v2 = os.path.exists(os.path.join(path, "memory.max"))
+    return sum(_field(path, "memory.stat", name) for name in (("anon", "kernel") if is_v2 else ("total_rss",)))
+
+
+def _field(path: str, name: str, wanted: str) -> int:
+    for line in _read_text(path, name).splitlines():
+        key, _, value = line.partition(" ")
+        if key == wanted:
+            return int(value)
+    return 0
+
+
+def _lowest_free(pid: int) -> int:
+    taken = set(map(int, os.listdir(f"/proc/{pid}/fd")))
+    return next(number for number in range(len(taken) + 1) if number not in taken)
+
+
+def _read_text(path: str, name: str) -> str:
+    return Path(path, name).read_text(encoding="ascii").strip()
+
+
+def _write_text(path: str, name: str, text: str) -> None:
+    Path(path, name).write_text(text, encoding="ascii")
+
+
+def group_names(groups: Collection[str]) -> dict[str, str]:
+    """Which of these control groups limits what, by controller, as their files tell."""
+    found: dict[str, str] = {}
+    for path in groups:
+        for controller, names in (
+            ("cpu", ("cpu.max", "cpu.cfs_quota_us")),
+            ("memory", ("memory.max", "memory.limit_in_bytes")),
+            ("pids", ("pids.max",)),
+        ):
+            if any(os.path.exists(os.path.join(path, name)) for name in names):
+                found[controller] = path
+    return found

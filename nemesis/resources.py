@@ -1,0 +1,187 @@
+"""The nemesis `resources`: replicas that run out of processor time, memory, processes or descriptors.
+
+The limits are the kernel's own, put on every process of a replica while it runs. What is proved is that the kernel has
+the limit in force on each of them, and on nobody else's; where the kernel counts how often a limit was met (processor
+time, memory, processes) the fault was exercised if it counted any since it began. It does not count the calls that
+fail for want of a descriptor: whether one did cannot be told. When the fault is healed, replicas that ended under it
+are started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nemesis.forms import Form, FormNemesis
+from nemesis.impairments import Activity, hosts_kept_from
+from nemesis.process import prove_released
+from nemesis.protocol import Injection, Proof
+from nemesis.target import DOWN, ResourceLimit, Resources, ResourceUse, Target
+
+__all__ = ["RESOURCES", "ResourcesNemesis"]
+
+MIN_CPU_PERCENT, MAX_CPU_PERCENT = 2, 10
+"""Of one processor: a replica goes on, ten times too slow and more."""
+
+MIN_SPARE_MIB, MAX_SPARE_MIB = 1, 4
+"""Memory beyond what a replica's own data takes at that moment: next to nothing for files that it reads and writes."""
+
+
+class ResourcesNemesis(FormNemesis):
+    """Limits what replicas may use. See the module's text."""
+
+    name = "resources"
+    description = "replicas run out of processor time, memory, processes or descriptors"
+    forms: Mapping[str, Form] = {
+        form.name: form
+        for form in (
+            Form(
+                name="cpu",
+                description="2 to 10 % of one processor for all processes of a replica together",
+                needs=(("resources", "cpu"),),
+                targets=("leader", "one", "minority"),
+            ),
+            Form(
+                name="memory",
+                description="1 to 4 MiB beyond the data that it holds, and no more than it uses: the kernel takes back "
+                "what it can, and kills when there is nothing left to take",
+                needs=(("resources", "memory"),),
+                targets=("leader", "one"),
+            ),
+            Form(
+                name="processes",
+                description="no process and no thread more than there are: fork and clone fail with EAGAIN",
+                needs=(("resources", "processes"),),
+                targets=("leader", "one"),
+                is_cycled=False,  # most systems start all that they need when they are started
+            ),
+            Form(
+                name="descriptors",
+                description="no descriptor beyond those in use: open, accept and connect fail with EMFILE",
+                needs=(("resources", "descriptors"),),
+                targets=("leader", "one", "minority"),
+            ),
+        )
+    }
+
+    def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
+        if form.name == "cpu":
+            return {"percent": rng.randint(MIN_CPU_PERCENT, MAX_CPU_PERCENT)}
+        return {"spare_mib": rng.randint(MIN_SPARE_MIB, MAX_SPARE_MIB)} if form.name == "memory" else {}
+
+    async def _seen_before(self, form: Form, target: Target, hosts: Sequence[str]) -> Mapping[str, Any]:
+        """How often such a limit was met on each victim before this one."""
+        if target.resources is None or not hosts:
+            return {}
+        used = await self._uses(target, form.name, hosts)
+        return {"met": {host: use.met for host, use in used.items()}}
+
+    async def inject(self, target: Target, injection: Injection) -> None:
+        """Put the limits in force on the victims' processes. Those that are down are not limited once they are back."""
+        if injection.problem is None:
+            limit = ResourceLimit(
+                kind=self._form_of(injection),
+                percent=injection.value.get("percent", 0),
+                spare_mib=injection.value.get("spare_mib", 0),
+            )
+            await _resources(target).limit(injection.fault_id, dict.fromkeys(injection.value["hosts"], limit))
+
+    async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The kernel has the limit on every process of the victims, and none on those of others."""
+        if injection.problem is not None:
+            return Proof(proven=False, detail=injection.problem)
+        kind, down = self._form_of(injection), hosts_kept_from(Activity.RUN, in_force)
+        victims = [host for host in injection.value["hosts"] if host not in down]
+        if not victims:
+            return Proof(proven=False, detail="every victim is held by another fault")
+        limited = {host for fault in in_force if self._is_like(fault, kind) for host in fault.value["hosts"]}
+        others = [host for host in target.hosts if host not in {*injection.value["hosts"], *down, *limited}]
+        used = await self._uses(target, kind, [*victims, *others])
+        failed = [problem for host in victims if (problem := _not_limited(host, used[host])) is not None]
+        failed += [f"{host} is limited too: {used[host].detail}" for host in others if used[host].is_limited]
+        detail = "; ".join(f"{host}: {used[host].detail}" for host in victims[:4])
+        return Proof(
+            proven=not failed,
+            detail="; ".join(failed[:3]) if failed else detail,
+            checked=len(used),
+            failed=failed,
+            evidence={"starts": await _starts(target, victims)},
+        )
+
+    async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The limits are still there, on replicas that were neither ended nor started again under them; and how often
+        they were met."""
+        starts, before = injection.evidence.get("starts", {}), injection.evidence.get("met", {})
+        same = [host for host, number in (await _starts(target, list(starts))).items() if number == starts[host]]
+        used = await self._uses(target, self._form_of(injection), list(before))
+        failed = [f"{host} is no longer limited: {used[host].detail}" for host in same if not used[host].is_limited]
+        counts = [
+            now_met - then_met
+            for host, then_met in before.items()
+            if (now_met := used[host].met) is not None and then_met is not None
+        ]
+        if not counts:
+            detail, exercised = "the kernel does not count how often this limit is met", None
+        else:
+            detail, exercised = f"met {sum(counts)} times on {len(counts)} replicas", any(count > 0 for count in counts)
+        return Proof(
+            proven=not failed,
+            exercised=exercised,
+            detail="; ".join(failed[:3]) if failed else detail,
+            checked=len(before),
+            failed=failed,
+        )
+
+    async def heal(self, target: Target, injection: Injection) -> None:
+        """Lift the limits, and start replicas that ended under them. Idempotent."""
+        await _resources(target).release(injection.fault_id)
+        if target.processes is not None:
+            await target.processes.revive(injection.value.get("hosts", ()))
+
+    async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """No limit of this kind is left on the victims, but for those of other faults, and their replicas run and
+        answer."""
+        kind = self._form_of(injection)
+        limited = {host for fault in in_force if self._is_like(fault, kind) for host in fault.value["hosts"]}
+        freed = [host for host in injection.value["hosts"] if host not in limited]
+        running = await prove_released(target, injection.value["hosts"], in_force=in_force)
+        used = await self._uses(target, kind, freed)
+        failed = [f"{host} is still limited: {use.detail}" for host, use in used.items() if use.is_limited]
+        failed += running.failed
+        detail = "; ".join(failed[:3]) if failed else f"{len(freed)} replicas are limited no more; {running.detail}"
+        return Proof(proven=not failed, detail=detail, checked=len(freed) + running.checked, failed=failed)
+
+    def _is_like(self, fault: Injection, kind: str) -> bool:
+        return fault.nemesis == self.name and self._form_of(fault) == kind
+
+    async def _uses(self, target: Target, kind: str, hosts: Sequence[str]) -> dict[str, ResourceUse]:
+        resources = _resources(target)
+        return dict(
+            zip(hosts, await asyncio.gather(*(resources.usage(host, kind) for host in hosts)), strict=True)
+        )
+
+
+def _not_limited(host: str, use: ResourceUse) -> str | None:
+    if use.astray:
+        return f"{use.astray[0]} of {host} is not under the limit"
+    return None if use.is_limited else f"{host} is not limited: {use.detail}"
+
+
+async def _starts(target: Target, hosts: Sequence[str]) -> dict[str, int]:
+    """How often each of these replicas was started; those that do not run are left out."""
+    if target.processes is None:
+        return {}
+    views = await asyncio.gather(*map(target.processes.look, hosts))
+    return {view.host: view.starts for view in views if view.state != DOWN}
+
+
+def _resources(target: Target) -> Resources:
+    if target.resources is None:
+        raise ValueError("this cluster has no resources to act on")
+    return target.resources
+
+
+RESOURCES = ResourcesNemesis()
+"""The one instance that the registry hands out; it holds no state."""

@@ -1,0 +1,153 @@
+"""Limits on what programs may use, by the kernel's own word: in force, met, and gone; and the agents untouched."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.clusters.agent_processes import AgentProcess
+from harness.clusters.base import Program
+from harness.clusters.local import LocalCluster
+from harness.clusters.netns import NetnsCluster
+from harness.clusters.own_resources import OwnResources
+from harness.faults.processes import ReplicaProcesses
+from harness.run_state import RunState
+from nemesis.resources import RESOURCES
+from nemesis.target import ABILITIES, ResourceLimit
+
+Eventually = Callable[..., Any]
+KINDS = ABILITIES["resources"]
+WHY_NOT = {kind: "needs root" if os.geteuid() != 0 else NetnsCluster.missing("resources", kind) for kind in KINDS}
+
+USE = {
+    "cpu": "while True: pass",
+    "memory": "piece = bytes(1 << 16)\nwhile True:\n    open(sys.argv[1], 'wb').write(piece); time.sleep(0.002)",
+    "processes": "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True:\n"
+    "    try: pid = os.fork()\n    except OSError as error: print(error.strerror, flush=True); pid = 1\n"
+    "    if pid == 0: time.sleep(0.5); os._exit(0)\n    time.sleep(0.02)",
+    "descriptors": "while True:\n"
+    "    try: open('/dev/null').close()\n"
+    "    except OSError as error: print(error.strerror, flush=True)\n    time.sleep(0.02)",
+}
+"""Programs that never have enough of something."""
+SAYS = {"processes": "Resource temporarily unavailable", "descriptors": "Too many open files"}
+
+
+async def start(cluster: Any, host: str, kind: str, eventually: Eventually, tmp_path: Path) -> AgentProcess:
+    code = "import os, sys, time\nprint('up', flush=True)\n" + USE[kind]
+    argv = [sys.executable, "-c", code, str(tmp_path / f"{host}.bytes")]
+    child: AgentProcess = await cluster.spawn(host, Program(name="greedy", argv=argv, log_name="greedy.log"))
+    await eventually(lambda: "up" in Path(child.log_path).read_text())
+    return child
+
+
+async def with_cluster(made: Any, kind: str, scenario: Callable[[Any], Awaitable[None]]) -> None:
+    made.prepare({("resources", kind)})
+    await made.start()
+    try:
+        await scenario(made)
+    finally:
+        await made.stop()
+
+
+def target_of(cluster: Any, children: dict[str, AgentProcess], again: Callable[[str], Awaitable[AgentProcess]]) -> Any:
+    async def restart(host: str) -> None:
+        children[host] = await again(host)  # one that was killed for want of memory
+
+    processes = ReplicaProcesses(cluster.hosts, process=lambda host: children[host], restart=restart)
+
+    async def answers(host: str, *, timeout_s: float) -> bool:
+        return True
+
+    return SimpleNamespace(hosts=cluster.hosts, processes=processes, resources=cluster.resources, answers=answers)
+
+
+async def met(target: Any, host: str, kind: str) -> int:
+    use = await target.resources.usage(host, kind)
+    assert use.met is not None
+    return int(use.met)
+
+
+@pytest.mark.root
+@pytest.mark.netns
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_limit_is_met_by_the_program_and_by_nobody_else(
+    kind: str, tmp_path: Path, run_state: RunState, eventually: Eventually
+) -> None:
+    if WHY_NOT[kind] is not None:
+        pytest.skip(f"{WHY_NOT[kind]}")
+
+    async def scenario(cluster: Any) -> None:
+        def start_on(host: str) -> Awaitable[AgentProcess]:
+            return start(cluster, host, kind, eventually, tmp_path)
+
+        children = {host: await start_on(host) for host in cluster.hosts}
+        target = target_of(cluster, children, start_on)
+        planned = await RESOURCES.plan(target, _Rng(), fault_id="f1", variant=f"{kind}@n1")  # type: ignore[arg-type]
+        assert not (await RESOURCES.prove(target, planned)).proven
+        await RESOURCES.inject(target, planned)
+        proof = await RESOURCES.prove(target, planned)
+        assert proof.proven, proof
+        assert not (await RESOURCES.prove_healed(target, planned)).proven
+        if kind in SAYS:
+            await eventually(lambda: SAYS[kind] in Path(children["n1"].log_path).read_text())
+        if kind != "descriptors":
+            before = planned.evidence["met"]["n1"]
+            async with asyncio.timeout(20):
+                while await met(target, "n1", kind) <= before:  # noqa: ASYNC110 - the kernel tells nobody
+                    await asyncio.sleep(0.05)
+        await RESOURCES.heal(target, planned)
+        await RESOURCES.heal(target, planned)
+        healed = await RESOURCES.prove_healed(target, planned)
+        assert healed.proven, healed
+        for host in ("n2", "n3"):
+            assert SAYS.get(kind, "?") not in Path(children[host].log_path).read_text()
+
+    cluster = NetnsCluster(node_count=3, run=run_state, work_dir=str(tmp_path), ports=[7000])
+    asyncio.run(with_cluster(cluster, kind, scenario))
+    assert run_state.claims == ()
+
+
+class _Rng:
+    """The least of everything."""
+
+    def randint(self, low: int, high: int) -> int:
+        return low
+
+
+def test_a_limit_of_two_faults_goes_with_the_second(
+    tmp_path: Path, run_state: RunState, eventually: Eventually
+) -> None:
+    """On the cluster that needs no privileges; what a child has it has from its parent, and it is given that back."""
+
+    async def scenario(cluster: Any) -> None:
+        child = await start(cluster, "n1", "descriptors", eventually, tmp_path)
+        resources: OwnResources = cluster.resources
+
+        def limit() -> str:
+            lines = Path(f"/proc/{child.pid}/limits").read_text().splitlines()
+            return next(line for line in lines if line.startswith("Max open files"))
+
+        at_first = limit()
+        for fault in ("f1", "f2"):
+            await resources.limit(fault, {"n1": ResourceLimit(kind="descriptors")})
+        await resources.release("f1")
+        assert (await resources.usage("n1", "descriptors")).is_limited and limit() != at_first
+        await resources.release("f2")
+        assert not (await resources.usage("n1", "descriptors")).is_limited and limit() == at_first
+
+    cluster = LocalCluster(node_count=2, run=run_state, work_dir=str(tmp_path), ports=[21931])
+    asyncio.run(with_cluster(cluster, "descriptors", scenario))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "memory", "processes"])
+def test_what_needs_control_groups_is_left_to_clusters_that_have_them(kind: str) -> None:
+    assert "use --cluster netns as root" in str(LocalCluster.missing("resources", kind))
+    assert LocalCluster.missing("resources", "descriptors") is None
