@@ -17,6 +17,7 @@ __all__ = [
     "JudgesOptions",
     "LimitsResources",
     "LiveLogs",
+    "NamesHosts",
     "NamesLinkMechanism",
     "NamesMechanisms",
     "OwnWorld",
@@ -63,6 +64,16 @@ class NamesMechanisms(Protocol):
     @classmethod
     def mechanism_of(cls, interface: str, ability: str) -> str:
         """What an ability of a fault interface (nemesis.target.ABILITIES) is had by, in a few words."""
+        ...
+
+
+@runtime_checkable
+class NamesHosts(Protocol):
+    """A cluster whose hosts know each other by names as well."""
+
+    def names_of(self, host: str) -> Sequence[str]:
+        """The names by which programs on the other hosts find a host, as each of them is to reach it; none where there
+        are none. Known from `start` on."""
         ...
 
 

@@ -446,16 +446,21 @@ class AgentCluster(ABC):
     async def spawn(self, host: str, program: Program) -> AgentProcess:
         """Start a program on a host; returns once it is started. Raises OperatorError when it cannot be run."""
         link = self.agent(host)
+        machine, mounts = self._machine(host), self._mounts(host)
         if self._shim is None:
-            return await self._processes.spawn(host, self._machine(host), link, program)
+            return await self._processes.spawn(host, machine, link, program, mounts=mounts)
         try:
             program, started = await self._shim.prepared(host, program)
         except (ShellError, ShimError) as error:
             raise OperatorError(f"cannot run {program.name} on {host}: {error}") from None
         process = None
         try:
-            process = await self._processes.spawn(host, self._machine(host), link, program)
+            process = await self._processes.spawn(host, machine, link, program, mounts=mounts)
         finally:
             if started is not None:
                 self._shim.note_started(started, process)
         return process
+
+    def _mounts(self, host: str) -> Sequence[tuple[str, str]]:
+        """(file, place): what the programs of a host alone see of it in that place."""
+        return ()

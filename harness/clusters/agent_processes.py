@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.clusters.agent_link import AgentLink
@@ -171,8 +171,11 @@ class AgentProcesses:
         """Those that have not ended, oldest first."""
         return [process for process in self._processes.values() if process.exit_status() is None]
 
-    async def spawn(self, host: str, machine: str, link: AgentLink, program: Program) -> AgentProcess:
-        """Start a program on a host; returns once it is started. Raises OperatorError when it cannot be run."""
+    async def spawn(
+        self, host: str, machine: str, link: AgentLink, program: Program, *, mounts: Sequence[tuple[str, str]] = ()
+    ) -> AgentProcess:
+        """Start a program on a host; returns once it is started. Of `mounts`, (file, place) each, it alone sees the
+        file in that place. Raises OperatorError when it cannot be run."""
         try:
             answer = await link.request(
                 "spawn",
@@ -180,6 +183,7 @@ class AgentProcesses:
                     "argv": list(program.argv),
                     "environment": dict(program.environment),
                     "log": self._remote_log_path(host, program.log_name),
+                    "mounts": [list(mount) for mount in mounts],
                 },
             )
         except ShellError as error:

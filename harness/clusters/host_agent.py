@@ -83,7 +83,7 @@ UNDO_FILE = "undo.json"
 HELPER_POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000
-_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _IFF_UP = 0x8914, 0x8916, 0x891C, 1
 _ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 
@@ -222,7 +222,9 @@ class Agent:
 
     # Processes
 
-    def _start(self, argv: list[str], log_path: str | None, **options: Any) -> _Child:
+    def _start(
+        self, argv: list[str], log_path: str | None, mounts: list[list[str]] | None = None, **options: Any
+    ) -> _Child:
         """A process in a session of its own. A program, which has a log, dies with the agent; a short command ends by
         itself, and starts in half the time without that wish."""
         if len(self._children) >= MAX_CHILDREN:
@@ -236,9 +238,13 @@ class Agent:
         options["env"] = {**options["env"], PROGRAM_VARIABLE: mark}
         try:
             first = self._set_death_signal if log_path else None
+            if mounts:
+                first = _mounts_setter(mounts, self._set_death_signal)
             popen = subprocess.Popen(argv, start_new_session=True, preexec_fn=first, **options)
         except OSError as error:
             raise _Refused(f"{error.filename or argv[0]}: {error.strerror}") from None
+        except subprocess.SubprocessError:  # what a new process does first says no more
+            raise _Refused(f"{argv[0]}: it cannot have mounts of its own") from None
         child = self._children[popen.pid] = _Child(popen, log_path, mark)
         return child
 
@@ -316,12 +322,15 @@ class Agent:
         self._children.pop(child.popen.pid, None)
         return {"status": status, "stdout": texts[0], "stderr": texts[1]}
 
-    async def _spawn(self, argv: list[str], environment: dict[str, str], log: str) -> Message:
-        """A program that lasts; its output is appended to the file `log`."""
+    async def _spawn(
+        self, argv: list[str], environment: dict[str, str], log: str, mounts: list[list[str]] | None = None
+    ) -> Message:
+        """A program that lasts; its output is appended to the file `log`. Of `mounts`, [file, place] each, it sees the
+        file in that place, and nobody else does."""
         os.makedirs(os.path.dirname(log), exist_ok=True)
         with open(log, "ab") as output:
             child = self._start(
-                argv, log, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                argv, log, mounts, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 env=self._environment(environment), cwd="/",
             )  # fmt: skip
         return {"pid": child.popen.pid}
@@ -605,6 +614,22 @@ def death_signal_setter() -> Callable[[], None]:
             os._exit(1)
 
     return set_death_signal
+
+
+def _mounts_setter(mounts: Sequence[Sequence[str]], first: Callable[[], None]) -> Callable[[], None]:
+    """What a child of this process runs to see each file of [file, place] in its place, after it ran `first`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    pairs = [(os.fsencode(file), os.fsencode(place)) for file, place in mounts]
+    every, bind = ctypes.c_ulong(_MS_REC | _MS_PRIVATE), ctypes.c_ulong(_MS_BIND)
+
+    def set_mounts() -> None:
+        first()
+        _require(libc.unshare(_CLONE_NEWNS), "a mount namespace")
+        _require(libc.mount(b"none", b"/", None, every, None), "a mount namespace")
+        for file, place in pairs:
+            _require(libc.mount(file, place, None, bind, None), "a mount")
+
+    return set_mounts
 
 
 def _fork_command(run_id: str, *arguments: str) -> int:

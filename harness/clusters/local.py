@@ -9,6 +9,9 @@ A program is told the link's address in place of the host's (`address_from`), so
 through the proxy, which knows by the address which link it is. Nodes must therefore be given their peers'
 addresses one by one, as each of them sees them; nobody may hand an address on to another host. Where one does,
 connections go past the link that they belong to: they are found among those of the hosts' programs, and disprove a cut.
+
+Names may be handed on where the harness may make mount namespaces (as root): every host's programs have an /etc/hosts
+of their own, in which the name of another host stands for their own link to it.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ import socket
 import zlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import permutations
+from pathlib import Path
 from typing import NamedTuple, Unpack
 
+from harness.clusters.agent_access import put_file
 from harness.clusters.agent_cluster import ClusterArguments
 from harness.clusters.agent_helper import START_TIMEOUT_S, AgentHelper, HelperRefused
 from harness.clusters.agent_link import AgentLink
@@ -48,6 +53,8 @@ RESERVATION_PORT = 2127
 
 _CLIENTS_NUMBER = 251
 _FIRST_EXTRA_NUMBER = 240
+
+_HOSTS_FILE = "/etc/hosts"
 
 _MACHINE = "here"
 """The one agent serves all hosts."""
@@ -214,6 +221,8 @@ class LocalCluster(OwnMachineCluster):
         self._pairs += [Link(CLIENTS_HOST, host) for host in self._all_hosts]
         self._proxy: AgentHelper | None = None
         self._proxy_probe: LinkProbe | None = None
+        self._hosts_files: dict[str, str] = {}
+        """Where the names that a host's programs know are written, by host."""
         self._reservation: socket.socket | None = None
         self._net = 0
 
@@ -257,6 +266,34 @@ class LocalCluster(OwnMachineCluster):
         network = self._network = LocalNetwork(proxy, probe, self._pairs, bypasses=self._bypasses)
         self._link_faults = LocalLinks(self._numbers, network, probe)
         await probe.keep(Link(a, b) for a, b in permutations(self._hosts, 2))
+        await self._name_hosts()
+
+    async def _name_hosts(self) -> None:
+        """Write the file of names for each host, if its programs can be shown one. Raises ShellError."""
+        agent = self.agent(self._hosts[0])
+        status, _, _ = await agent.run(["unshare", "--mount", "true"])
+        if os.geteuid() != 0 or status != 0:
+            return
+        with contextlib.suppress(OSError):
+            own_names = Path(_HOSTS_FILE).read_text(encoding="utf-8", errors="replace")
+            for host in self._all_hosts:
+                lines = [f"{self._address_by_name(host, peer)}\t{peer}" for peer in self._reached_from(host)]
+                path = os.path.join(agent.directory, f"{host}.hosts")
+                await put_file(agent, path, (own_names.rstrip("\n") + "\n" + "\n".join(lines) + "\n").encode())
+                self._hosts_files[host] = path
+
+    def _reached_from(self, host: str) -> list[str]:
+        return [host, *(pair.destination for pair in self._pairs if pair.source == host)]
+
+    def _address_by_name(self, source: str, destination: str) -> str:
+        return self._address(source) if source == destination else self._link_ip(Link(source, destination))
+
+    def names_of(self, host: str) -> Sequence[str]:
+        """Its own name, where programs have a file of names."""
+        return (host,) if host in self._hosts_files else ()
+
+    def _mounts(self, host: str) -> Sequence[tuple[str, str]]:
+        return [(self._hosts_files[host], _HOSTS_FILE)] if host in self._hosts_files else []
 
     async def _prepare_links(self, agents: Mapping[str, AgentLink]) -> None:
         """They are part of the network."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from harness.clusters.abilities import NamesHosts
 from harness.clusters.base import CLIENTS_HOST, Cluster, RemoteHosts, RunsCommands
 from harness.errors import SystemUnderTestError
 from nemesis.mechanisms.shell import ShellError
@@ -46,8 +47,11 @@ class Host:
     find_installed: Callable[[str, str], str] = field(repr=False)
     environment: Mapping[str, str] = field(repr=False, default_factory=dict)
     """What programs from the install recipes need, PATH among it."""
-    names: Sequence[str] = ()
-    """Names by which other hosts of the run know this one, beside its address."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names by which programs on the other hosts find this one, beside its address: such as may be handed on."""
+        return self.cluster.names_of(self.name) if isinstance(self.cluster, NamesHosts) else ()
 
     @property
     def data(self) -> str:

@@ -291,6 +291,51 @@ def test_a_program_that_dials_past_its_link_is_found_out(
     asyncio.run(main())
 
 
+NAMES = """
+import socket, sys, time
+print(*(socket.gethostbyname(name) for name in sys.argv[1:3]), flush=True)
+connection = socket.create_connection((sys.argv[1], int(sys.argv[3])))
+print("connected", flush=True)
+while True:
+    connection.sendall(b"x")
+    connection.recv(100)
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as mount namespaces do")
+def test_names_that_are_handed_on_lead_through_the_proxies(
+    tmp_path: Path, run_state: RunState, eventually: Eventually
+) -> None:
+    """One name is another address on every host, and the machine's own file is what it was."""
+
+    async def main() -> None:
+        before = Path("/etc/hosts").read_bytes()
+        async with cluster_of(run_state, tmp_path) as cluster:
+            assert cluster.names_of("n2") == ("n2",)
+            serve = [sys.executable, "-c", NODE, "n2", "n2", str(PORT)]
+            server = await cluster.spawn("n2", Program(name="node", argv=serve, log_name="node.log"))
+            await eventually(lambda: "up" in Path(server.log_path).read_text())
+            diallers = {}
+            for host in ("n1", "n3"):
+                argv = [sys.executable, "-c", NAMES, "n2", host, str(PORT)]
+                diallers[host] = await cluster.spawn(host, Program(name="dialler", argv=argv, log_name="dialler.log"))
+            for host, dialler in diallers.items():
+                await eventually(lambda log=dialler.log_path: "connected" in Path(log).read_text())
+                link = cluster.address_from(host, "n2", PORT).partition(":")[0]
+                own = cluster.bind_address(host)
+                assert Path(dialler.log_path).read_text().splitlines()[0].split() == [link, own]
+            assert Path("/etc/hosts").read_bytes() == before
+            target: Any = SimpleNamespace(hosts=cluster.hosts, network=cluster.network)
+            planned = await PARTITION.plan(target, random.Random(0), fault_id="f1", variant="n1|n2+n3")
+            await PARTITION.inject(target, planned)
+            proof = await PARTITION.prove(target, planned)
+            assert proof.proven, proof
+
+    asyncio.run(main())
+
+
 def test_a_cut_that_forgets_new_connections_is_found_out(tmp_path: Path, run_state: RunState) -> None:
     """Existing connections stall, new ones are established all the same: neither cut nor whole."""
 
