@@ -181,6 +181,7 @@ class AgentCluster(ABC):
             "links": cls.link_mechanism(),
             "disks": "the program's own calls",
             "clocks": "the program's own calls",
+            "resources": "prlimit on every process" if ability == "descriptors" else "a control group of the host's own",
         }
         return names[interface]
 

@@ -151,3 +151,10 @@ def test_a_limit_of_two_faults_goes_with_the_second(
 def test_what_needs_control_groups_is_left_to_clusters_that_have_them(kind: str) -> None:
     assert "use --cluster netns as root" in str(LocalCluster.missing("resources", kind))
     assert LocalCluster.missing("resources", "descriptors") is None
+
+
+@pytest.mark.parametrize("cluster", [LocalCluster, NetnsCluster])
+def test_what_carries_out_an_ability_is_known_for_each(cluster: Any) -> None:
+    abilities = [(interface, ability) for interface, of in ABILITIES.items() if interface != "operator" for ability in of]
+    assert all(cluster.mechanism_of(interface, ability) for interface, ability in abilities)
+    assert cluster.mechanism_of("resources", "cpu") != cluster.mechanism_of("resources", "descriptors")
