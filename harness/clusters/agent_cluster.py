@@ -181,7 +181,7 @@ class AgentCluster(ABC):
             "links": cls.link_mechanism(),
             "disks": "the program's own calls",
             "clocks": "the program's own calls",
-            "resources": "prlimit on every process" if ability == "descriptors" else "a control group of the host's own",
+            "resources": "prlimit on every process" if ability == "descriptors" else "a control group of a host",
         }
         return names[interface]
 

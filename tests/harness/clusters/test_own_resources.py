@@ -155,6 +155,6 @@ def test_what_needs_control_groups_is_left_to_clusters_that_have_them(kind: str)
 
 @pytest.mark.parametrize("cluster", [LocalCluster, NetnsCluster])
 def test_what_carries_out_an_ability_is_known_for_each(cluster: Any) -> None:
-    abilities = [(interface, ability) for interface, of in ABILITIES.items() if interface != "operator" for ability in of]
-    assert all(cluster.mechanism_of(interface, ability) for interface, ability in abilities)
+    of_clusters = {interface: abilities for interface, abilities in ABILITIES.items() if interface != "operator"}
+    assert all(cluster.mechanism_of(interface, ability) for interface, of in of_clusters.items() for ability in of)
     assert cluster.mechanism_of("resources", "cpu") != cluster.mechanism_of("resources", "descriptors")
