@@ -58,6 +58,7 @@ def _start_helper(serve: Callable[[socket.socket], None]) -> socket.socket:
     first = os.fork()
     if first == 0:
         try:
+            _name("fault-helper")  # before it has a child, see vdso.py
             ours.close()
             if os.fork() == 0:
                 os.setsid()

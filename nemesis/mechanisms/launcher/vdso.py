@@ -56,6 +56,9 @@ _ENTRIES = {"__vdso_clock_gettime": 0x08, "__vdso_gettimeofday": 0x48, "__vdso_t
 """Function of the image -> where its replacement begins in the stub."""
 
 _JUMP_BYTES = 5
+_HELPERS = b"fault-"
+"""How the names of the launcher's own processes begin."""
+
 _WATCH_S = 0.005
 """How often processes are looked at while a clock fault is in force: a program that is executed meanwhile reads the
 true time for that long, and a drift moves in steps of this."""
@@ -280,7 +283,7 @@ class ClockDriver:
     def _look_for_children(self) -> None:
         for pid, start in list(self._processes.items()):
             try:
-                if _start_of(pid) != start:
+                if _start_of(pid) != start or (pid != self._program and _is_helper(pid)):
                     raise ProcessLookupError
                 threads = os.listdir(f"/proc/{pid}/task")
             except OSError:
@@ -290,7 +293,7 @@ class ClockDriver:
             for thread in threads:
                 with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                     for child in map(int, file.read().split()):
-                        if child not in self._processes:
+                        if child not in self._processes and not _is_helper(child):
                             self._processes[child] = _start_of(child)
 
     def _apply(self, slots: list[tuple[int, ...]], generation: int) -> None:
@@ -327,6 +330,16 @@ def _slot_offset_ns(slot: tuple[int, ...], now_ns: int) -> int:
     if period_ns > 0 and (now_ns - since_ns) // (period_ns // 2 + 1) % 2:
         total_ns += strobe_ns
     return total_ns
+
+
+def _is_helper(pid: int) -> bool:
+    """Whether a process is one of the launcher's own, which are the program's children for a moment: who watches one
+    of them waits for what waits for itself. Raises ProcessLookupError when it is gone."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().startswith(_HELPERS)
+    except OSError:
+        raise ProcessLookupError(errno.ESRCH, "gone") from None
 
 
 def _start_of(pid: int) -> int:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from nemesis.mechanisms.launcher.control import ProgramCounts, parse_programs
-from nemesis.mechanisms.launcher.vdso import read_offset_ns
+from nemesis.mechanisms.launcher.control import Control, ProgramCounts, parse_programs
+from nemesis.mechanisms.launcher.vdso import ClockDriver, read_offset_ns
 from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_command, why_no_clock, why_no_traps
-from nemesis.mechanisms.shim import CONTROL_BYTES, Counters, HostFaults, parse_counters
+from nemesis.mechanisms.shim import CONTROL_BYTES, Counters, HostFaults, parse_counters, trial_control
 from nemesis.target import ClockSkew, DiskFault
 
 needs_traps = pytest.mark.skipif(why_no_traps() is not None, reason=str(why_no_traps()))
@@ -388,6 +388,41 @@ def test_a_drift_adds_up_and_a_strobe_comes_and_goes(clocked: Program) -> None:
     clocked.skew(ClockSkew(strobe_ms=3_600_000, strobe_period_ms=400))
     wait_until(lambda: offset_s(clocked) > 3000)
     wait_until(lambda: offset_s(clocked) < 600)
+
+
+WITH_A_HELPER = """
+import ctypes, os, time
+def child(name):
+    ready, done = os.pipe()
+    pid = os.fork()
+    if not pid:
+        ctypes.CDLL(None).prctl(15, name, 0, 0, 0)
+        os.write(done, b"+")
+        time.sleep(600)
+    os.read(ready, 1)
+    return pid
+print(child(b"fault-calls"), child(b"ordinary"), flush=True)
+time.sleep(600)
+"""
+
+
+@needs_clock
+def test_a_driver_waits_for_the_program_and_not_for_the_launcher_s_own_processes(tmp_path: Path) -> None:
+    """They are the program's children until who forked them has ended, which takes long on a busy machine. One that
+    watched itself never ended."""
+    control_path = tmp_path / "control"
+    control_path.write_bytes(trial_control())
+    running = subprocess.Popen([sys.executable, "-c", WITH_A_HELPER], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert running.stdout is not None
+        helper, ordinary = map(int, running.stdout.readline().split())
+        driver = ClockDriver(Control(str(control_path)), running.pid)
+        for _ in range(2):
+            driver._look_for_children()
+        assert ordinary in driver._processes and helper not in driver._processes
+    finally:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
 
 
 @needs_clock
