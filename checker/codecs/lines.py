@@ -13,6 +13,8 @@ from checker.history import History
 __all__ = ["read_jepsen_log_text", "read_limo_text"]
 
 _LOG_LINE = re.compile(r"(?:^|\s)(-?\d+|:?[a-z][\w-]*)\s+:(invoke|ok|fail|info)\s+:([\w-]+)\s+(.*?)\s*$")
+#: In a comment of such a log: an event of its own without a process before it, or one of another format.
+_LOG_EVENT = re.compile(r":(invoke|ok|fail|info)\s+:[\w-]|:type\s+:(invoke|ok|fail|info)\b|\"type\"\s*:")
 #: What stands before every event in the logs of Porcupine's etcd tests.
 _ETCD_LOG = re.compile(r"INFO\s+jepsen\.util\s+-\s")
 _LIMO_VALUE = r"(?:\?<[^<>\s]*>|[^\s,<>\[\]()]+)"
@@ -70,7 +72,7 @@ def read_jepsen_log_text(text: str, file: FileEvents) -> History:
     def parse(line: str) -> dict[str, Any] | None:
         match = _LOG_LINE.search(line)
         if line[0] in "#;":
-            if match is not None:
+            if match is not None or _LOG_EVENT.search(line):
                 raise ValueError(EVENT_IN_COMMENT)
             return None
         if match is None:

@@ -43,6 +43,10 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "two-in-one.log": (b"x 0 :invoke :read nil 1 :invoke :read nil\n", ":1: one value belongs behind invoke read"),
     "other-line.log": (b"x 0 :invoke :read nil\nx 0 :ok :rea", ":2: not a line of the form"),
     "two-in-one.limo": (b"[1] call add(1)[2] call add(2)\n", ":1: neither '[thread] call method(value)' nor"),
+    "swallowed.log": (
+        b"INFO  jepsen.util - 0\t:invoke\t:write\t10\n#jepsen.history.Op{:process 0, :type :ok, :f :write}\n",
+        ":2: an event within a comment",
+    ),
     "swallowed.limo": (b"# @object atomic-queue[1] call add(2)\n[2] call remove\n", ":1: an event within a comment"),
     "bare-tag.edn": (
         b"{:process 0 :type :invoke :f :read}\n#jepsen.history.Op\n", ":2: nothing stands behind '#jepsen.history.Op'"

@@ -160,13 +160,13 @@ def test_what_a_run_may_open_is_raised_where_it_may_be(monkeypatch: pytest.Monke
 
 def test_a_reader_that_goes_away_is_no_verdict_and_the_run_is_judged_all_the_same(tmp_path: Path) -> None:
     words = "run --cluster local --nodes 3 --time-limit 3 --nemesis partition=one --nemesis-interval 0.7"
-    pipe = f"{sys.executable} -m harness {words} 2>&1 | head -n 2; echo ${{PIPESTATUS[0]}}"
+    pipe = f"{sys.executable} -m harness {words} 2>&1 | head -n 4; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", pipe], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         timeout=180,
     )  # fmt: skip
     lines = done.stdout.splitlines()
-    assert lines[-1] == "255" and lines[1] == "starting the cluster", done.stdout
+    assert lines[-1] == "255" and lines[3] == "starting the cluster", done.stdout
     (run_dir,) = Store(tmp_path / "store").runs()
     assert run_dir.status is RunStatus.FINISHED
     results = run_dir.read_results()

@@ -148,7 +148,7 @@ class Keeper:
 def test_monotonic_clocks_and_hosts_without_a_clock_of_their_own_are_the_shims() -> None:
     async def body() -> None:
         shim, helpers = Shim(), {"n1": Keeper(), "n2": Keeper()}
-        clocks = AgentClocks(helpers, shim)  # type: ignore[arg-type]
+        clocks = AgentClocks(helpers, {}, shim)  # type: ignore[arg-type]
         wall, monotonic = ClockSkew(offset_ms=5), ClockSkew(rate_ppm=5, affects_monotonic=True)
         await clocks.skew("f", {"n1": wall, "n2": monotonic, "n3": wall})
         assert shim.skewed == {"f": {"n2": monotonic, "n3": wall}}

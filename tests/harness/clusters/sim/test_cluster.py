@@ -247,9 +247,9 @@ async def _too_many(tmp_path: Path) -> None:
     SimCluster(node_count=1000, run=None, work_dir=str(tmp_path), ports=[1])
 
 
-def test_it_has_every_ability_but_a_file_systems() -> None:
+def test_it_has_every_ability_but_those_of_a_file_system_and_a_kernel() -> None:
     lacking = [ability for kind, names in ABILITIES.items() for ability in names if SimCluster.missing(kind, ability)]
-    assert lacking == ["freeze", "fill", "shutdown", "crash"]  # a file system's, and there is none
+    assert lacking == ["freeze", "fill", "shutdown", "crash", *ABILITIES["resources"]]  # no file system, and no kernel
     with pytest.raises(KeyError):
         SimCluster.missing("links", "colour")
 
