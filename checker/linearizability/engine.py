@@ -95,13 +95,17 @@ def decide(
         )
     outcomes: list[KeyOutcome] = []
     undecided: list[KeyOutcome] = []
+    asked = model
     if not general_only:
         history, groups, model = decompose(history, groups, model)
     engine = None if general_only else SPECIAL_ENGINES.get(type(model))
     for key, rows in groups.items():
         outcome = KeyOutcome(key=key, rows=rows, verdict=Verdict.UNKNOWN, engine=GENERAL)
         outcomes.append(outcome)
-        if engine is None or not _try_special(history, outcome, *engine, model, budget, frozen):
+        is_decided = engine is not None and _try_special(history, outcome, *engine, model, budget, frozen)
+        if model is not asked:
+            outcome.special = None  # it reads operations of another model than those that are explained
+        if not is_decided:
             undecided.append(outcome)
         elif first and outcome.verdict is Verdict.INVALID:
             return _decided(outcomes)

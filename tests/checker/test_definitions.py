@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from checker import Result, Verdict
+from checker import Result, Topic, Verdict, check
 from checker.testing import comparison, definitions
 from checker.testing.comparison import PARTS, Row, compare, rows
 from checker.testing.definitions.objects import OBJECTS, make_object
@@ -333,3 +333,30 @@ def test_the_samples_make_the_trouble_that_they_promise() -> None:
             for sample in samples
         )
         assert count > len(samples) / 200, what
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        told(
+            (1, "invoke", "send", 2),
+            (0, "invoke", "read", {"offset": 0, "max": 2, "queue": 0}),
+            (0, "ok", "read", {"queue": 0, "offset": 0, "messages": [2], "tail": 1}),
+            (0, "invoke", "send", 0),
+            (0, "ok", "send", [0, 0]),
+        ),
+        told(
+            ("c", "invoke", "tail", {"queue": 0}),
+            ("c", "ok", "tail", [0.0, 1]),
+            ("b", "invoke", "send", "v1"),
+            ("a", "invoke", "read", {"offset": 3, "queue": 0}),
+            ("a", "ok", "read", {"queue": 0, "offset": 3, "messages": [], "tail": 1}),
+        ),
+    ],
+    ids=["a place with two messages", "a tail before any message"],
+)
+def test_what_is_shown_of_a_topic_is_wrong_by_itself(events: list[Event]) -> None:
+    """Two of three histories, of 100,000, whose smallest part was looked for by the engine of another model."""
+    result = check(events, Topic(queues=2))
+    assert result.verdict is Verdict.INVALID and result.witness is not None
+    assert check(result.witness.operations, Topic(queues=2)).verdict is Verdict.INVALID
