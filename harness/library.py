@@ -86,10 +86,10 @@ class ClusterSession:
                 raise OperatorError("cluster netns needs root here: run as root, or take cluster('local')")
             choice = choose("local")
         self.name = choice.name
-        self.directory = directory or tempfile.mkdtemp(prefix="splitbrain-cluster-")
         self._class = require_cluster(registry.load("clusters", choice.name), options)
         if isinstance(self._class, OwnWorld):
             raise OperatorError("cluster sim lasts only as long as its run: take local or netns")
+        self.directory = directory or tempfile.mkdtemp(prefix="splitbrain-cluster-")
         self._given = {"node_count": hosts, "ports": tuple(ports), "extra_hosts": (), **options}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import socket
 import threading
 import time
@@ -149,10 +150,12 @@ def test_it_may_be_started_and_stopped_by_hand_and_cancelled(tmp_path: Path) -> 
     asyncio.run(main())
 
 
-def test_what_cannot_be_had_is_said() -> None:
+def test_what_cannot_be_had_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name, said in (("nets", "unknown cluster 'nets'"), ("sim", "cluster sim lasts only as long as its run")):
         with pytest.raises(OperatorError, match=said):
             cluster(name)
+    assert not list(tmp_path.iterdir())
 
 
 PLUGIN = """
