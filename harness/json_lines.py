@@ -34,34 +34,15 @@ from typing import Any, ClassVar
 from harness.clusters.host_agent import death_signal_setter
 from harness.errors import OperatorError
 from harness.sdk import Client, Refused
+from harness.sdk.client import CAPABILITIES
 from harness.workloads.capability import ClientMistake
 
-__all__ = ["ARGUMENTS", "VERSION", "ProgramClient", "ProgramError", "client_program"]
+__all__ = ["VERSION", "ProgramClient", "ProgramError", "client_program"]
 
 logger = logging.getLogger(__name__)
 
 VERSION = 1
 """Of what is spoken: a program that needs another one says so and ends."""
-
-ARGUMENTS: Mapping[str, Sequence[str]] = {
-    "read": ("key",),
-    "write": ("key", "value"),
-    "cas": ("key", "old", "new"),
-    "add": ("value",),
-    "members": (),
-    "increment": ("by",),
-    "value": (),
-    "append": ("key", "value"),
-    "poll": ("key", "offset", "max_messages"),
-    "enqueue": ("value",),
-    "dequeue": (),
-    "ack": ("value",),
-    "lock": ("name",),
-    "unlock": ("name",),
-    "transact": ("micro_operations",),
-    "generate": (),
-}
-"""Method -> the fields of its `invoke`."""
 
 MAX_LINE_BYTES = 16 << 20
 """Of one answer: a set of a million numbers. A program that writes without end must not fill the harness's memory."""
@@ -259,7 +240,7 @@ class ProgramClient(Client):
         """Have a method called. Raises Refused, ProgramError, ClientMistake."""
         if self._program is None:
             raise Refused("the client was not opened")
-        message = {"type": "invoke", "f": f, **dict(zip(ARGUMENTS[f], values, strict=True))}
+        message = {"type": "invoke", "f": f, **dict(zip(CAPABILITIES[f], values, strict=True))}
         answer = await self._program.ask(message, what=f, timeout_s=self.timeout_s * SHARE_OF_TIME)
         return self._outcome(f, answer)
 
@@ -347,10 +328,10 @@ async def _greet(program: _Program, timeout_s: float) -> list[str]:
             f"{program._title} answered hello with {json.dumps(answer)[:200]}: it must be "
             '{"id": 1, "type": "hello", "capabilities": ["read", "write"]} with what it can do'
         )
-    unknown = [name for name in capabilities if name not in ARGUMENTS]
+    unknown = [name for name in capabilities if name not in CAPABILITIES]
     if unknown:
         raise ClientMistake(
-            f"{program._title} says that it can {', '.join(map(str, unknown))}; known: {', '.join(ARGUMENTS)}"
+            f"{program._title} says that it can {', '.join(map(str, unknown))}; known: {', '.join(CAPABILITIES)}"
         )
     return capabilities
 

@@ -20,6 +20,7 @@ import jinja2
 from markupsafe import Markup
 
 from harness.report.svg import element, percent
+from harness.report.templating import template_environment
 from harness.report.units import clip, count, duration, plural
 
 Row = Mapping[str, Any]
@@ -363,12 +364,12 @@ def _checks(data: FleetData) -> dict[str, Any] | None:
 
 @cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("harness.report", "templates"), autoescape=True,
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters.update(clip=clip, count=count, duration=duration, plural=plural)
-    return environment
+    return template_environment(
+        clip=clip,
+        count=count,
+        duration=duration,
+        plural=plural,
+    )
 
 
 def _unbroken(text: str) -> str:

@@ -31,6 +31,7 @@ from harness.report.checks import check_sections, terms_of, verdict_word
 from harness.report.collect import OUTCOMES, RunData, collect
 from harness.report.faults import fault_rows
 from harness.report.grid import latency_of, quantiles_of
+from harness.report.templating import template_environment
 from harness.report.timeline import arrowhead, timeline
 from harness.report.units import clip, count, duration, instant, operation_text, plural, share
 from harness.report.witness import Witness, witness_from
@@ -113,17 +114,14 @@ def _witnesses(results: Mapping[str, Any]) -> list[tuple[str, Witness]]:
 
 @cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("harness.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    return template_environment(
+        clip=clip,
+        count=count,
+        duration=duration,
+        instant=instant,
+        operation=operation_text,
+        plural=plural,
     )
-    environment.filters.update(
-        clip=clip, count=count, duration=duration, instant=instant, operation=operation_text, plural=plural
-    )
-    return environment
 
 
 @cache

@@ -27,6 +27,7 @@ from markupsafe import Markup
 from checker.faults import NEMESIS, faults_of
 from harness.history_writer import HistoryError, read_history
 from harness.report.checks import terms_of, verdict_word
+from harness.report.templating import template_environment
 from harness.report.trace_window import Message, TraceError, Window, choose, read_window
 from harness.report.units import clip, operation_text, plural
 from harness.report.witness import witness_from
@@ -293,15 +294,9 @@ def _packed(replay: Replay, messages: Sequence[Message]) -> dict[str, Any]:
 
 @cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("harness.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    return template_environment(
+        clip=clip,
     )
-    environment.filters["clip"] = clip
-    return environment
 
 
 @cache

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
+from harness.report.templating import template_environment
 from harness.report.units import clip, count, duration, plural
 from harness.run_index import STATES, RunIndex, RunSummary, index_lock, read_index, replace_file
 from harness.store import Store, StoreError
@@ -45,18 +46,16 @@ def fault_words(run: RunSummary) -> str:
 
 @cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("harness.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    return template_environment(
+        clip=clip,
+        count=count,
+        duration=duration,
+        plural=plural,
+        quote=quote,
+        operation_words=operation_words,
+        fault_words=fault_words,
+        started=started_words,
     )
-    environment.filters.update(
-        clip=clip, count=count, duration=duration, plural=plural, quote=quote,
-        operation_words=operation_words, fault_words=fault_words, started=started_words,
-    )  # fmt: skip
-    return environment
 
 
 @cache

@@ -7,7 +7,7 @@ The methods that a client has decide which workloads it fits:
     add(value), members()               a set
     increment(by), value()              a counter
     append(key, value) -> offset,
-        poll(key, offset, most)         a log: the values from an offset on, fewer than `most` only at its end
+        poll(key, offset, max_messages)    a log: the values from an offset on, fewer only at its end
     enqueue(value), dequeue()           a queue; with ack(value), where it shows a value until then
     lock(name), unlock(name)            mutexes
     transact(micro_operations)          transactions
@@ -27,7 +27,27 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from harness.sdk.host import Host
 
-__all__ = ["Client", "Refused", "Streams", "connection"]
+__all__ = ["CAPABILITIES", "Client", "Refused", "Streams", "connection"]
+
+CAPABILITIES: Mapping[str, Sequence[str]] = {
+    "read": ("key",),
+    "write": ("key", "value"),
+    "cas": ("key", "old", "new"),
+    "add": ("value",),
+    "members": (),
+    "increment": ("by",),
+    "value": (),
+    "append": ("key", "value"),
+    "poll": ("key", "offset", "max_messages"),
+    "enqueue": ("value",),
+    "dequeue": (),
+    "ack": ("value",),
+    "lock": ("name",),
+    "unlock": ("name",),
+    "transact": ("micro_operations",),
+    "generate": (),
+}
+"""What a client may be able to do: method -> what it is called with, and the fields of an `invoke` in JSON lines."""
 
 
 class Refused(Exception):

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from harness.errors import OperatorError
-from harness.sdk.client import Client
+from harness.sdk.client import CAPABILITIES, Client
 from harness.sdk.install import Recipe
 from harness.sdk.system import System
 from harness.systems.base import Setting
@@ -37,27 +37,7 @@ __all__ = [
 
 SUFFIX = ".py"
 
-CAPABILITIES: Mapping[str, Sequence[str]] = {
-    "open": (),
-    "close": (),
-    "read": ("key",),
-    "write": ("key", "value"),
-    "cas": ("key", "old", "new"),
-    "add": ("value",),
-    "members": (),
-    "increment": ("by",),
-    "value": (),
-    "append": ("key", "value"),
-    "poll": ("key", "offset", "most"),
-    "enqueue": ("value",),
-    "dequeue": (),
-    "ack": ("value",),
-    "lock": ("name",),
-    "unlock": ("name",),
-    "transact": ("micro_operations",),
-    "generate": (),
-}
-"""Method of a client -> what it is called with."""
+_METHODS: Mapping[str, Sequence[str]] = {"open": (), "close": (), **CAPABILITIES}
 
 _ASYNC = ("setup", "start_together", "ready", "status", "state")
 _PLAIN = ("command", "programs", "files", "environment")
@@ -220,7 +200,7 @@ def _pairs(cls: type[System], name: str) -> list[tuple[Any, Any]]:
 
 
 def _client_problems(cls: type[Client]) -> Iterator[str]:
-    for name, words in CAPABILITIES.items():
+    for name, words in _METHODS.items():
         if hasattr(cls, name):
             yield from _method_problems(cls, name, words, is_async=True)
     yield from _constructor_problems(cls)

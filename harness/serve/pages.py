@@ -18,6 +18,7 @@ import jinja2
 
 from harness.report.checks import check_sections
 from harness.report.store_page import fault_words, operation_words, started_words
+from harness.report.templating import template_environment
 from harness.report.units import clip, count, duration, instant, plural
 from harness.run_index import STATES, RunIndex, RunSummary, select
 from harness.serve.files import FileEntry, media_type
@@ -93,17 +94,18 @@ def size_words(size_bytes: int) -> str:
 @cache
 def environment() -> jinja2.Environment:
     """The templates, with what they need."""
-    found = jinja2.Environment(
-        loader=jinja2.PackageLoader("harness.serve", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    found = template_environment(
+        "harness.serve",
+        clip=clip,
+        count=count,
+        duration=duration,
+        instant=instant,
+        plural=plural,
+        operation_words=operation_words,
+        fault_words=fault_words,
+        started=started_words,
+        size=size_words,
     )
-    found.filters.update(
-        clip=clip, count=count, duration=duration, instant=instant, plural=plural, operation_words=operation_words,
-        fault_words=fault_words, started=started_words, size=size_words,
-    )  # fmt: skip
     found.globals.update(run_address=run_address, file_address=file_address)
     return found
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import socket
+import tempfile
 import threading
 import time
 from pathlib import Path
