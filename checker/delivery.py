@@ -99,9 +99,9 @@ def check_transaction_visibility(events: Events) -> Result:
                 (commits if f == "commit" else rollbacks).setdefault(message, row)
     seen: set[Any] = set()
     last_start = -1
-    for row, f in enumerate(history.f):
-        if f != "receive" or history.status[row] != OK:
-            continue
+    received = [row for row, f in enumerate(history.f) if f == "receive" and history.status[row] == OK]
+    # The receive that returned first is the one that may have been too early.
+    for row in sorted(received, key=history.returned.__getitem__):
         last_start = max(last_start, history.invoked[row])
         for message in _received(history, row):
             if message in seen or message not in known:

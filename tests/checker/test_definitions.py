@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from checker import Result, Topic, Verdict, check
+from checker import Result, Topic, Verdict, check, check_transaction_visibility
 from checker.testing import comparison, definitions
 from checker.testing.comparison import PARTS, Row, compare, rows
 from checker.testing.definitions.objects import OBJECTS, make_object
@@ -360,3 +360,11 @@ def test_what_is_shown_of_a_topic_is_wrong_by_itself(events: list[Event]) -> Non
     result = check(events, Topic(queues=2))
     assert result.verdict is Verdict.INVALID and result.witness is not None
     assert check(result.witness.operations, Topic(queues=2)).verdict is Verdict.INVALID
+
+
+@pytest.mark.parametrize("also_invoked", [False, True])
+def test_a_message_that_was_seen_too_early_is_wrong_whoever_began_to_receive_first(also_invoked: bool) -> None:
+    early = told((2, "invoke", "receive", None), (2, "ok", "receive", [1]), (3, "invoke", "commit", 1))
+    late = (told((1, "invoke", "receive", None)), told((1, "ok", "receive", [1]))) if also_invoked else ([], [])
+    result = check_transaction_visibility([*late[0], *early, *late[1]])
+    assert result.verdict is Verdict.INVALID and "prepared but not committed" in result.reason
