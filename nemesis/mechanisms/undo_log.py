@@ -127,6 +127,12 @@ def tear(own, file, offset, length, old, size):
         at = end
     file.truncate(max(size, reach.get(own, 0)))
     return lost
+def give_back(name, path):
+    # The directory may have been removed after the file was: what came later than a change that is not on disk is not
+    # there either.
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.rename(name, path)
+    remember(path)
 operations = size_bytes = 0
 files = set()
 log = open(os.path.join(undo, "log"), "rb")
@@ -161,16 +167,13 @@ for kind, seq, key, own, offset, length, size, (old_at, count), path, other in r
     elif kind == UNLINKED:
         if inode(path) is not None or inode(kept(seq)) is None:
             continue
-        os.rename(kept(seq), path)
-        remember(path)
+        give_back(kept(seq), path)
     elif kind == RENAMED:
         if inode(other) != own:
             continue
-        os.rename(other, path)
-        remember(path)
+        give_back(other, path)
         if inode(kept(seq)) is not None:
-            os.rename(kept(seq), other)
-            remember(other)
+            give_back(kept(seq), other)
     operations += 1
     if kind != CHANGED:
         files.add(path)

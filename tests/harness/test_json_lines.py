@@ -240,7 +240,7 @@ def test_a_command_is_tried_before_a_run(
 ) -> None:
     monkeypatch.setattr(json_lines, "START_TIMEOUT_S", 3.0)
     path = tmp_path / "client.py"
-    path.write_text(source)
+    path.write_text(f"input()\n{source}")  # what comes before the question answers none
     with pytest.raises(OperatorError) as caught:
         client_program(f"{sys.executable} {path}")
     assert said in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)

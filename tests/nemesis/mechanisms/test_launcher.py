@@ -270,7 +270,7 @@ def test_a_killed_supervisor_holds_nobody_up(program: Program) -> None:
 @needs_traps
 def test_a_killed_program_leaves_no_helper_behind(program: Program) -> None:
     assert program.do("sync") == "ok"
-    assert {"fault-calls", "fault-guardian"} <= program.helpers().keys()
+    wait_until(lambda: {"fault-calls", "fault-guardian"} <= program.helpers().keys())
     program.impair("stall-fsync")
     program.ask("sync")
     wait_until(lambda: program.counters().held == 1)

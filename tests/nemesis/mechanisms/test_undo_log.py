@@ -345,6 +345,24 @@ def test_a_long_log_is_compacted_and_forgets_nothing(keeper: str, tmp_path: Path
 
 
 @every_keeper
+def test_a_directory_that_was_removed_with_its_files_is_back_with_them(keeper: str, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {}, keeper)
+    directory = Path(host.data, "stream")
+    directory.mkdir()
+    (directory / "1.blk").write_bytes(b"messages")
+    (directory / "index").write_bytes(b"index")
+    script = (
+        "import os, shutil, sys\n"
+        "directory = os.path.join(sys.argv[1], 'stream')\n"
+        "os.rename(os.path.join(directory, 'index'), os.path.join(sys.argv[1], 'old'))\n"
+        "shutil.rmtree(directory)\n"
+    )
+    host.start(script, host.data).check_returncode()
+    host.take_back("ext4")
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == {"1.blk": b"messages", "index": b"index"}
+
+
+@every_keeper
 def test_an_attempt_to_unlink_a_directory_does_not_end_the_account(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"1"}, keeper)
     script = (
