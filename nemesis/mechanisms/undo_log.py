@@ -97,14 +97,16 @@ if model == "posix":
     barrier = 0
 where = {}
 def remember(path):
+    # Where a file is now, or every file of a directory.
     try:
         where[os.lstat(path).st_ino] = path
     except FileNotFoundError:
-        pass
-for top in (undo, data):
-    for directory, _, names in os.walk(top):
+        return
+    for directory, _, names in os.walk(path):
         for name in names:
             remember(os.path.join(directory, name))
+remember(undo)
+remember(data)
 def kept(seq):
     return os.path.join(undo, "k%d" % seq)
 # Torn files: the sectors that survived, and how far the last of them reaches.

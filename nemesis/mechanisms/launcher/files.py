@@ -163,7 +163,8 @@ class Files:
             operation = GROW if arguments[1] > os.stat(path).st_size else WRITE
             return Effect(operation, CUT, path, arguments[1])
         if name in _MAKING:
-            return Effect(GROW, CREATE, path)
+            # Over what is there already it fails and makes nothing: so programs make sure of their directories.
+            return Effect(GROW, "" if os.path.lexists(path) else CREATE, path)
         is_directory = name == "rmdir" or (name == "unlinkat" and arguments[2] & _UNLINK_DIRECTORY)
         if not is_directory and stat.S_ISDIR(os.lstat(path).st_mode):
             is_directory = True  # which fails: Go asks so before it removes a directory as one

@@ -363,6 +363,29 @@ def test_a_directory_that_was_removed_with_its_files_is_back_with_them(keeper: s
 
 
 @every_keeper
+@pytest.mark.parametrize("is_new", [False, True])
+def test_files_of_a_directory_that_was_renamed_are_found(keeper: str, is_new: bool, tmp_path: Path) -> None:
+    host = Host(str(tmp_path), {}, keeper)
+    directory = Path(host.data, "stream")
+    if not is_new:
+        directory.mkdir()
+        (directory / "1.blk").write_bytes(b"messages")
+    script = (
+        "import os, sys\n"
+        "directory = os.path.join(sys.argv[1], 'stream')\n"
+        "os.makedirs(directory, exist_ok=True)\n"
+        "with open(os.path.join(directory, '1.blk'), 'ab') as file:\n"
+        "    file.write(b' and more')\n"
+        "os.rename(directory, directory + '-purge')\n"
+    )
+    host.start(script, host.data).check_returncode()
+    host.take_back("ext4")
+    files = [path for path in Path(host.data).rglob("*") if path.is_file()]
+    left = {str(path.relative_to(host.data)): path.read_bytes() for path in files}
+    assert left == ({} if is_new else {"stream/1.blk": b"messages"})
+
+
+@every_keeper
 def test_an_attempt_to_unlink_a_directory_does_not_end_the_account(keeper: str, tmp_path: Path) -> None:
     host = Host(str(tmp_path), {"a": b"1"}, keeper)
     script = (
