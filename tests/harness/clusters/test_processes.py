@@ -120,7 +120,7 @@ FAMILY = """
 import os, sys, time
 
 def rest(name):
-    print(name, os.getpid(), flush=True)
+    os.write(1, f"{name} {os.getpid()}\\n".encode())  # in one piece, whatever Python buffers
     while True:
         time.sleep(0.01)
 
@@ -139,7 +139,7 @@ rest("first")
 """
 """Four processes: the first one, a child, one in a session of its own, and an orphan that left every trace of where it
 came from but its environment."""
-ORPHAN = "import os, time\nprint('orphan', os.getpid(), flush=True)\nwhile True: time.sleep(0.01)"
+ORPHAN = "import os, time\nos.write(1, b'orphan %d\\n' % os.getpid())\nwhile True: time.sleep(0.01)"
 
 
 def state_of(pid: int) -> str:
