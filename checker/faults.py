@@ -3,7 +3,7 @@
 A fault has up to four events with the same `id` in their value: `inject` and then `heal` (any other function than
 inject counts as that), each invoked and completed. The proof of a step lies in the value of its completion; what the
 system met while the fault lasted (`met`) in the values of its healing. Histories of earlier versions have no `met`, and
-no word of `exercised` in their proofs: there it cannot be told.
+no `exercised` in their proofs: there it is not known.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def exercised_by(proof: Any, met: Any = None) -> bool | None:
     """Whether the system under test met a fault, by its proof and by what was seen of it in the end: True when either
     says so, otherwise what the later of them says; None where neither can tell."""
     words = [word.get("exercised") for word in (proof, met) if isinstance(word, Mapping)]
-    told = [word for word in words if isinstance(word, bool)]
-    if True in told:
+    known = [word for word in words if isinstance(word, bool)]
+    if True in known:
         return True
     return False if words and words[-1] is False else None
 
@@ -81,7 +81,7 @@ class FaultPairing:
     def faults(self) -> list[dict[str, Any]]:
         """The faults in order of their first events: what was recorded of each (the last value counts), with `start_ns`
         and `end_ns` (None where it never began, or was never healed), `proof`, `met`, `proven` (by both of them, where
-        there are both), `exercised` (None where it cannot be told), `heal_proof`, `healed`."""
+        there are both), `exercised` (None where it is not known), `heal_proof`, `healed`."""
         return list(self._faults.values())
 
 
