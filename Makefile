@@ -11,13 +11,15 @@ SPARK := $(VENV)/.spark-done
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NODE_SOURCES := $(shell find node -name '*.py' 2>/dev/null)
 
-.PHONY: help setup host demo demo-plan test lint bench node shim spark wheel release-check clean
+.PHONY: help setup host demo demo-plan test test-systems gallery lint bench node shim spark wheel release-check clean
 # The targets of `demo` and `test` are steps, one after the other; pytest and pip use the cores by themselves.
 .NOTPARALLEL:
 
 help:
 	@echo "make demo    break a cluster and see two verdicts and reports (sets everything up)"
 	@echo "make test    run the tests (sets everything up)"
+	@echo "make test-systems   whole runs of etcd, NATS, Redis, RocketMQ, Kafka (fetches them: 300 MB; half an hour)"
+	@echo "make gallery   every known finding and its control five times, and the page of them (two hours)"
 	@echo "make setup   the harness and the tools of its development into .venv"
 	@echo "make spark   what harness report needs: PySpark, pandas and a Java"
 	@echo "make lint    ruff and mypy --strict"
@@ -79,9 +81,18 @@ test: $(SETUP) $(SPARK) host
 	stage() { name=$$1; shift; echo "== $$name"; $(BIN)/python -m pytest -q "$$@" || failed="$$failed $$name"; }; \
 	stage many-at-a-time -n 4 -m "not serial and not spark"; \
 	stage spark -n 2 --dist loadfile --no-loadscope-reorder -m spark; \
-	stage whole-runs -n 2 --dist loadgroup -m serial; \
+	stage whole-runs -n 2 --dist loadgroup -m "serial and not systems"; \
 	if [ -n "$$failed" ]; then echo "make test: failed stages:$$failed" >&2; exit 1; fi; \
 	echo "make test: every stage passed"
+
+# One at a time: some of them are three Java programs. What is fetched is said as it is; what could not be, at the end.
+test-systems: $(SETUP) host
+	$(BIN)/python -m pytest -q -rs -m systems
+
+# Whatever its exit status is, the page says what was found.
+gallery: $(SETUP) host
+	@status=0; $(BIN)/harness gallery run --all --times 5 --results docs/gallery.json || status=$$?; \
+	$(BIN)/harness gallery page --results docs/gallery.json; exit $$status
 
 lint: $(SETUP)
 	$(BIN)/ruff check .

@@ -141,9 +141,9 @@ class Runner:
             sys.settrace(None)
             threading.settrace(None)
             cpu_s[item.nodeid] = round(time.process_time() - began_s, 3)
-            touched[item.nodeid] = sorted(
-                named(code, self.root) for code in seen.values() if code.co_filename.startswith(here)
-            )
+            # A thread of the test that has not ended yet may still be watched.
+            codes = [code for code in list(seen.values()) if code.co_filename.startswith(here)]
+            touched[item.nodeid] = sorted(named(code, self.root) for code in codes)
             failed += [item.nodeid for report in reports if report.failed]
         return {"touched": touched, "cpu_s": cpu_s, "failed": failed}
 
@@ -196,8 +196,8 @@ class Runner:
             os.close(reading)
             self._be_the_child(items, changed, functions, writing)
         os.close(writing)
-        with os.fdopen(reading, "rb") as told:
-            lines = told.read().decode().split("\n")
+        with os.fdopen(reading, "rb") as reports:
+            lines = reports.read().decode().split("\n")
         status = os.waitpid(child, 0)[1]
         try:
             os.killpg(child, signal.SIGKILL)
@@ -216,7 +216,7 @@ class Runner:
         items: Sequence[pytest.Item],
         changed: Sequence[tuple[types.CodeType, types.CodeType]] | None,
         functions: dict[str, list[types.FunctionType]],
-        told: int,
+        report_fd: int,
     ) -> None:
         """Run the tests with the changed code, naming each before it begins; never returns."""
         status = 1
@@ -228,18 +228,18 @@ class Runner:
             for kind in (signal.SIGPROF, signal.SIGALRM):
                 signal.signal(kind, signal.SIG_DFL)
             if changed is None:
-                self._anew(items, told)
+                self._anew(items, report_fd)
             for old, new in changed or ():
                 for function in functions.get(named(old, self.root), ()):
                     function.__code__ = new
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-            status = int(self._fails(items, told))
+            status = int(self._fails(items, report_fd))
         finally:
             os._exit(status)
 
-    def _fails(self, items: Sequence[pytest.Item], told: int) -> bool:
+    def _fails(self, items: Sequence[pytest.Item], report_fd: int) -> bool:
         for item, following in zip_longest(items, items[1:]):
-            os.write(told, f"{item.nodeid}\n".encode())
+            os.write(report_fd, f"{item.nodeid}\n".encode())
             cpu_s = self.cpu_s.get(item.nodeid, 0.0)
             signal.setitimer(signal.ITIMER_PROF, LEAST_CPU_S + PATIENCE * cpu_s)
             signal.setitimer(signal.ITIMER_REAL, LEAST_WALL_S + PATIENCE * PATIENCE * cpu_s)
@@ -247,12 +247,12 @@ class Runner:
                 return True
         return False
 
-    def _anew(self, items: Sequence[pytest.Item], told: int) -> None:
+    def _anew(self, items: Sequence[pytest.Item], report_fd: int) -> None:
         """Become another pytest that imports the changed file, and runs the same tests in the same order."""
         orders = self.root / "anew.json"
         names = [item.nodeid for item in items]
-        os.set_inheritable(told, True)
-        orders.write_text(json.dumps({"only": names, "cpu_s": self.cpu_s, "told_fd": told}), encoding="utf-8")
+        os.set_inheritable(report_fd, True)
+        orders.write_text(json.dumps({"only": names, "cpu_s": self.cpu_s, "report_fd": report_fd}), encoding="utf-8")
         files = sorted({name.partition("::")[0] for name in names}) or ["tests/checker"]
         environment = {**os.environ, "SPLITBRAIN_MUTANT_ORDERS": str(orders)}
         os.execve(sys.executable, [sys.executable, *arguments(files)], environment)
@@ -267,13 +267,13 @@ class RunnerAnew(Runner):
         items = {item.nodeid: item for item in session.items}
         self.cpu_s = self.orders["cpu_s"]
         if session.testsfailed or not set(self.orders["only"]) <= items.keys():
-            os.write(self.orders["told_fd"], b"collection\n")
+            os.write(self.orders["report_fd"], b"collection\n")
             os._exit(1)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
         chosen = [items[name] for name in self.orders["only"]]
         status = 1
         try:
-            status = int(self._fails(chosen, self.orders["told_fd"]))
+            status = int(self._fails(chosen, self.orders["report_fd"]))
         finally:
             os._exit(status)
 

@@ -11,22 +11,24 @@ from typing import Any
 
 from benchmarks._guests import GUESTS
 
-__all__ = ["write_page"]
+__all__ = ["write_costs", "write_page"]
 
 _HEAD = """# Which faults reach which programs
 
-Made by `python -m benchmarks.fault_reach`, which runs every cell: the program on a host of its own beside one that is
-spared, a client that writes to it all the time, and one fault after the other, injected, proven, looked at again right
-before it is healed, and healed. No cell is filled in by hand; what was not run is not there.
+Made by `python -m benchmarks.fault_reach`, which runs every cell: a system on hosts of its own, a client that writes
+to the first of them all the time, and one fault after the other that strikes this host alone: injected, proven, looked
+at again right before it is healed, and healed. A partition is between it and the others. No cell is filled in by hand;
+what was not run is not there.
 
-- **met**: the fault was in force, and the program itself met it, by the count of its own calls.
-- **in force**: it was in force in the program, and whether the program noticed cannot be told (a patched vDSO counts no
-  readings of the clock).
+- **met**: the fault was in force, and the program itself met it, by the count of its own calls; of a partition,
+  something that the system sent ran into the cut.
+- **in force**: it was in force in the program, and whether the program noticed is unknown (a vDSO to which the program
+  may not write counts no readings of the clock).
 - **not met**: it was in force, and the program made no such call while it lasted.
 - **not proven**: the run would be `unknown`.
 
-*Control* is the same with the mechanism sabotaged: the program is started without it, everything else is as ever. There
-nothing may be proven; a cell that is says **FALSE**.
+*Control* is the same with the mechanism sabotaged: the program is started without it, a cut cuts nothing, everything
+else is as ever. There nothing may be proven; a cell that is says **FALSE**.
 """
 
 _WORDS = {"proven, met": "met", "proven": "in force", "met by nobody": "not met"}
@@ -40,7 +42,24 @@ def write_page(path: str, cells: Sequence[Mapping[str, Any]]) -> None:
     by_key = {tuple(cell[name] for name in key): _without_directories(cell) for cell in (*kept, *cells)}
     found = sorted(by_key.values(), key=lambda cell: [str(cell[name]) for name in key])
     kept_path.write_text(json.dumps(found, indent=1) + "\n")
-    Path(path).write_text(_page(found))
+    Path(path).write_text(_page(found, _kept_costs(path)))
+
+
+def write_costs(path: str, costs: Sequence[Mapping[str, Any]]) -> None:
+    """Keep what it costs to be within reach beside the page, in the place of the same figures, and write the page."""
+    figures = {cost["figure"] for cost in costs}
+    kept = [*(cost for cost in _kept_costs(path) if cost["figure"] not in figures), *costs]
+    _costs_path(path).write_text(json.dumps(kept, indent=1) + "\n")
+    write_page(path, [])
+
+
+def _costs_path(path: str) -> Path:
+    return Path(os.path.dirname(path), "fault-cost.json")
+
+
+def _kept_costs(path: str) -> list[Mapping[str, Any]]:
+    kept = _costs_path(path)
+    return list(json.loads(kept.read_text())) if kept.exists() else []
 
 
 def _without_directories(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,23 +67,52 @@ def _without_directories(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {**cell, "detail": re.sub(r"(?<![\w/])/(?:[^\s/()]+/)+", "", cell["detail"])}
 
 
-def _page(cells: Sequence[Mapping[str, Any]]) -> str:
-    lines = [_HEAD]
-    columns = list(dict.fromkeys((cell["guest"], cell["cluster"]) for cell in cells))
+def _page(cells: Sequence[Mapping[str, Any]], costs: Sequence[Mapping[str, Any]]) -> str:
     words = {(cell["guest"], cell["cluster"], cell["fault"], cell["sabotaged"]): cell for cell in cells}
-    titles = [f"{guest} on {cluster}" for guest, cluster in columns]
-    lines.append("| fault | " + " | ".join(f"{title} | control" for title in titles) + " |")
-    lines.append("|---" * (1 + 2 * len(columns)) + "|")
-    for fault in dict.fromkeys(cell["fault"] for cell in cells):
-        row = [f"`{fault}`"]
-        for guest, cluster in columns:
-            for is_sabotaged in (False, True):
-                row.append(_shown(words.get((guest, cluster, fault, is_sabotaged)), is_sabotaged))
-        lines.append("| " + " | ".join(row) + " |")
-    lines.append("\nThe programs:\n")
-    for name in dict.fromkeys(guest for guest, _ in columns):
-        lines.append(f"- {name}: {GUESTS[name].description}")
+    faults = list(dict.fromkeys(cell["fault"] for cell in cells))
+    lines = [_HEAD]
+    for cluster in dict.fromkeys(cell["cluster"] for cell in cells):
+        guests = [name for name in GUESTS if any(key[:2] == (name, cluster) for key in words)]
+        lines.append(f"## {cluster}\n")
+        lines.append("| fault | " + " | ".join(f"{guest} | control" for guest in guests) + " |")
+        lines.append("|---" * (1 + 2 * len(guests)) + "|")
+        for fault in faults:
+            shown = (
+                _shown(words.get((guest, cluster, fault, is_sabotaged)), is_sabotaged)
+                for guest in guests
+                for is_sabotaged in (False, True)
+            )
+            lines.append(f"| `{fault}` | {' | '.join(shown)} |")
+        lines.append("")
+    lines.append("## The systems\n")
+    for name, guest in GUESTS.items():
+        lines.append(f"- {name}: {guest.description}")
+    if costs:
+        lines += _cost_lines(costs)
     return "\n".join(lines) + "\n"
+
+
+_FORMS = {"plain": "as it is", "sync": "syncs reported to a supervisor", "clock": "clock moved, and healed again"}
+
+
+def _cost_lines(costs: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        "\n## What it costs to be within reach\n",
+        "Made by `python -m benchmarks.fault_cost fsync clock etcd --page docs/fault-reach.md`, without a fault in",
+        "force: all forms one after the other in every round, on a machine of two processors that others use as well.",
+        "More, and the change, are medians of the differences within a round, the change with its middle half.",
+        "The load is what else wanted the processors.\n",
+        "| figure | form | median | more | change | middle half | rounds | load |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for cost in costs:
+        low, high = cost["middle_half"]
+        change = ("", "", "")
+        if cost["form"] != "plain":
+            change = (f"{cost['more']:+,}", f"{cost['percent']:+,} %", f"{low:+,} to {high:+,} %")
+        words = (cost["figure"], _FORMS[cost["form"]], f"{cost['median']:,}", *change, cost["rounds"], cost["load"])
+        lines.append(f"| {' | '.join(map(str, words))} |")
+    return lines
 
 
 def _shown(cell: Mapping[str, Any] | None, is_sabotaged: bool) -> str:

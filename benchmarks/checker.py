@@ -59,7 +59,7 @@ MODELS: dict[str, Model] = {
     "stack": Stack(),
     "priority-queue": PriorityQueue(),
 }
-#: What is told of a row, what was seen, the bar, and whether it holds.
+#: What a row says, what was seen, the bar, and whether it holds.
 Row = tuple[str, str, str, bool]
 #: Seeds of the row that depends most on luck.
 SEEDS = range(1, 61)
@@ -149,8 +149,8 @@ def first_rows(corpora: Path) -> Iterator[Row]:
             result = check(history, KeyValue(), explained=False, first=True)
             times.append(time.process_time() - begun)
         took = min(times) * 1000
-        told = f"{took:.2f} ms, {result.verdict}, {result.stats['keys']} keys decided"
-        yield title, told, f"{bar_ms:.2f} ms", result.valid is False and took <= bar_ms
+        shown = f"{took:.2f} ms, {result.verdict}, {result.stats['keys']} keys decided"
+        yield title, shown, f"{bar_ms:.2f} ms", result.valid is False and took <= bar_ms
 
 
 def _large(kind: str, operations: int, clients: int) -> dict[str, Any]:
@@ -296,11 +296,11 @@ def anomaly_rows(scale: int) -> Iterator[Row]:
         wanted = kind if PLANTED[kind] else "G-single"
         is_found = out["verdict"] == "invalid" and any(name.startswith(wanted) for name in out["found"])
         ratio = out["s"] / out["valid_s"]
-        told = f"{out['s'] * 1000:.0f} ms, valid {out['valid_s'] * 1000:.0f}, {ratio:.2f} times, "
-        told += ", ".join(out["found"])
+        shown = f"{out['s'] * 1000:.0f} ms, valid {out['valid_s'] * 1000:.0f}, {ratio:.2f} times, "
+        shown += ", ".join(out["found"])
         fine = is_found and ratio <= 2 and out["valid_s"] <= bar_s
         bar = f"2 times, valid {bar_s * 1000:.0f} ms"
-        yield f"list-append, {operations:,} transactions, one {kind}", told, bar, fine
+        yield f"list-append, {operations:,} transactions, one {kind}", shown, bar, fine
 
 
 def _all_open(operations: int) -> dict[str, Any]:
@@ -344,13 +344,13 @@ def large_rows(scale: int) -> Iterator[Row]:
         out = alone(_large, kind, size, clients)
         bar = None if bar_s is None else bar_s / (scale if big else 1)
         fine = out["verdict"] == "valid" and (bar is None or out["s"] <= bar) and out["peak_mib"] <= 1024
-        told = f"{out['s'] * 1000:.0f} ms, {out['verdict']}, peak {out['peak_mib']:.0f} MiB, {out['engine']}"
+        shown = f"{out['s'] * 1000:.0f} ms, {out['verdict']}, peak {out['peak_mib']:.0f} MiB, {out['engine']}"
         limit = "- " if bar is None else f"{bar * 1000:.0f} ms"
-        yield f"{kind}, {size:,} operations, {clients} clients", told, f"{limit}, 1024 MiB", fine
+        yield f"{kind}, {size:,} operations, {clients} clients", shown, f"{limit}, 1024 MiB", fine
     times = alone(_seeds, 1_000, 50)
     middle, most = times[len(times) // 2], times[len(times) * 9 // 10]
-    told = f"median {middle:.1f} ms, nine of ten {most:.1f}, worst {times[-1]:.0f} of {len(times)} seeds"
-    yield "cas-register, 1,000 operations, 50 clients", told, "30 ms, nine of ten", most <= 30
+    shown = f"median {middle:.1f} ms, nine of ten {most:.1f}, worst {times[-1]:.0f} of {len(times)} seeds"
+    yield "cas-register, 1,000 operations, 50 clients", shown, "30 ms, nine of ten", most <= 30
     for what, how, seeds in (
         ("a read of what nobody wrote", "unwritten", 4),
         ("a stale read at the end", "stale", 4),
@@ -359,13 +359,13 @@ def large_rows(scale: int) -> Iterator[Row]:
         out = alone(_crashes, how, seeds, 4.0)
         decided = sum(verdict != "unknown" for verdict in out["verdicts"])
         fine = out["took"][-1] <= 5 and out["peak_mib"] <= 1024 and (how == "flipped" or decided == seeds)
-        told = f"{decided} of {seeds} decided, median {out['took'][seeds // 2]:.2f} s, longest {out['took'][-1]:.2f} s"
-        told += f", peak {out['peak_mib']:.0f} MiB"
-        yield f"CAS, 10,000 operations, 10 clients, 1 % crashed, {what}", told, "4 s and 900 MiB kept", fine
+        shown = f"{decided} of {seeds} decided, median {out['took'][seeds // 2]:.2f} s, longest {out['took'][-1]:.2f} s"
+        shown += f", peak {out['peak_mib']:.0f} MiB"
+        yield f"CAS, 10,000 operations, 10 clients, 1 % crashed, {what}", shown, "4 s and 900 MiB kept", fine
     out = alone(_all_open, 20_000)
-    told = f"{out['verdict']} after {out['s']:.1f} s, {out['grown_mib']:.0f} MiB more"
+    shown = f"{out['verdict']} after {out['s']:.1f} s, {out['grown_mib']:.0f} MiB more"
     fine = out["s"] <= 6 and out["grown_mib"] <= 200
-    yield "register, 20,000 operations all open at once", told, "5 s and 200 MiB kept", fine
+    yield "register, 20,000 operations all open at once", shown, "5 s and 200 MiB kept", fine
 
 
 def _write_jsonl(path: str, operations: int) -> None:
@@ -401,9 +401,9 @@ def end_to_end_rows(scale: int, corpora: Path) -> Iterator[Row]:
         operations = 1_000_000 // scale
         alone(_write_jsonl, path, operations)
         took, wall, peak, status = alone(_command, path)
-        told = f"{wall:.2f} s by the clock, {took:.2f} s of processor, peak {peak:.0f} MiB, status {status}"
+        shown = f"{wall:.2f} s by the clock, {took:.2f} s of processor, peak {peak:.0f} MiB, status {status}"
         fine = wall <= 6 and peak <= 1536 and status == 0
-        yield f"harness check, register, {operations:,} operations of JSONL", told, "6 s, 1536 MiB", fine
+        yield f"harness check, register, {operations:,} operations of JSONL", shown, "6 s, 1536 MiB", fine
         speed = max(alone(_parse, path) for _ in range(2))
         yield "parsing JSONL", f"{speed:,.0f} events/s", "400,000 events/s", speed >= 400_000
     if corpora.is_dir():
@@ -428,8 +428,8 @@ def main() -> int:
     rows = list(calibrated(chain.from_iterable(parts)))
     width = max(len(row[0]) for row, _, _ in rows)
     for (what, seen, bar, fine), before, after in rows:
-        told = f"calibration {before:.0f}, {after:.0f} ms"
-        print(f"{'ok  ' if fine else 'MISS'}  {what:<{width}}  {seen}  (bar: {bar}; {told})")
+        shown = f"calibration {before:.0f}, {after:.0f} ms"
+        print(f"{'ok  ' if fine else 'MISS'}  {what:<{width}}  {seen}  (bar: {bar}; {shown})")
     return 0 if all(row[3] for row, _, _ in rows) else 1
 
 

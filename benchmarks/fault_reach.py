@@ -1,10 +1,11 @@
 """Which faults reach which programs, by running them: what docs/fault-reach.md shows.
 
-    python -m benchmarks.fault_reach [etcd] [nats] [python] [--cluster netns] [--page docs/fault-reach.md]
+    python -m benchmarks.fault_reach [etcd] [nats] [zookeeper] [postgres] [python] [--cluster netns]
+        [--page docs/fault-reach.md]
 
-For each program and each fault: the program runs on a host of its own beside one that is spared, somebody writes to it
-all the time, the fault is injected, proven, looked at again before it is healed, and healed. Then the same with the
-mechanism sabotaged: the program is started without it. No fault may be proven and met then.
+For each system and each fault: the system runs on hosts of its own, somebody writes to the first of them all the time,
+the fault strikes that one alone, is proven, looked at again before it is healed, and healed. Then the same with the
+mechanism sabotaged: the program is started without it, and a cut cuts nothing. No fault may be proven and met then.
 
 With `--page` what was seen is kept in a JSON file beside the page, in the place of what was seen before of the same
 cells, and the page is written anew from all of it.
@@ -17,22 +18,24 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import pwd
 import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from benchmarks._fault_reach_page import write_page
 from benchmarks._guests import GUESTS, Guest
 from checker.faults import faults_of
 from harness import registry
 from harness.clusters.agent_shim import AgentShim
-from harness.clusters.base import HostProcess, Program, run_harness
+from harness.clusters.base import Program, run_harness
 from harness.faults.target import RunTarget
 from harness.run_state import RunState
+from harness.sdk import Refused
 from nemesis.driver import run_schedule
 from nemesis.forms import needs_of
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
@@ -50,8 +53,11 @@ FAULTS: Sequence[tuple[str, str]] = (
     ("clock", "bump"),
     ("clock", "drift"),
     ("clock", "strobe"),
+    ("partition", "partition"),
 )
 VICTIM = "n1"
+VALUE = "v" * 1000
+"""Enough for files to grow while a disk is full, those included that are preallocated in pieces."""
 LASTS_S = 2.5
 """From the proof to the heal, at least."""
 STARTS_S = 60.0
@@ -60,67 +66,62 @@ SETTLE_S = 0.3
 
 
 @dataclass(slots=True)
-class GuestSystem:
-    """One program on each host, by itself. Just enough of harness.systems.base.System for faults."""
+class Load:
+    """One client of the struck host that writes, one write after the other."""
 
-    guest: Guest
-    cluster: Any
-    given_settings: Mapping[str, str] = field(default_factory=dict)
-    _processes: dict[str, HostProcess] = field(default_factory=dict)
+    system: Any
+    _client: Any = None
+    _written: int = 0
 
-    async def start(self) -> None:
-        """Start the program on every host and wait until it takes a write. Raises TimeoutError."""
-        for host in self.cluster.hosts:
-            await self.guest.prepare(self.cluster, host)
-            await self.restart(host)
-        async with asyncio.timeout(STARTS_S):
-            for host in self.cluster.hosts:
-                while not await self.writes(host):  # noqa: ASYNC110 - a program elsewhere
-                    await asyncio.sleep(0.1)
-
-    async def stop(self) -> None:
-        """End everything."""
-        for process in self._processes.values():
-            await process.kill()
-
-    async def writes(self, host: str) -> bool:
+    async def write(self) -> bool:
         """Whether one write is acknowledged in time."""
+        self._written += 1
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
-                await self.guest.write(self.cluster.address_from("clients", host, self.guest.port))
-        except (OSError, EOFError, RuntimeError):
+                if self._client is None:
+                    self._client = self.system.connection("client", process=0, thread=0)
+                    await self._client.open()
+                if isinstance(self._client, Writes):
+                    await self._client.write(self._written, VALUE)
+                else:
+                    await self._client.append(0, VALUE)
+        except (OSError, EOFError, Refused):
+            await self.close()
             return False
         return True
 
-    async def leaders(self) -> Sequence[str]:
-        """Nobody leads."""
-        return ()
+    async def run(self) -> None:
+        """Write until it is cancelled."""
+        while True:
+            await self.write()
+            await asyncio.sleep(0.01)
 
-    def process(self, host: str) -> HostProcess | None:
-        """The program of a host."""
-        return self._processes.get(host)
+    async def close(self) -> None:
+        """Let go of the client."""
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(OSError, EOFError):
+                await client.close()
 
-    async def restart(self, host: str) -> None:
-        """Start the program of a host, unless it runs."""
-        process = self._processes.get(host)
-        if process is None or process.exit_status() is not None:
-            argv, environment = self.guest.command(self.cluster, host)
-            self._processes[host] = await self.cluster.spawn(
-                host, Program(self.guest.name, argv, f"{self.guest.name}.log", environment)
-            )
-
-    async def renew(self, host: str) -> None:
-        """Start the program of a host anew, whatever a fault has made of it. Raises TimeoutError."""
-        await self._processes[host].kill()
-        await self.restart(host)
+    async def renew(self) -> None:
+        """Start the program of the struck host anew, whatever a fault has made of it. Raises TimeoutError."""
+        await self.system.process(VICTIM).kill()
+        await self.close()
         async with asyncio.timeout(STARTS_S):
-            while not await self.writes(host):
-                await self.restart(host)
+            while True:
+                await self.system.restart(VICTIM)
+                if await self.write():
+                    return
                 await asyncio.sleep(0.2)
 
-    async def status(self, host: str, *, timeout_s: float) -> Mapping[str, str] | None:
-        """Something, where a write is acknowledged."""
-        return {"writes": "yes"} if await self.writes(host) else None
+
+@runtime_checkable
+class Writes(Protocol):
+    """A client of registers."""
+
+    async def write(self, key: int, value: str) -> None:
+        """Set a register."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,31 +150,46 @@ class Cell:
         return {True: "proven, met", False: "met by nobody", None: "proven"}[self.exercised]
 
 
-async def _load(system: GuestSystem) -> None:
-    while True:
-        await system.writes(VICTIM)
-        await asyncio.sleep(0.01)
+def _variant(name: str, form: str, hosts: Sequence[str]) -> str:
+    """What strikes the victim alone; a cut is between it and the others."""
+    others = "+".join(host for host in hosts if host != VICTIM)
+    return f"{VICTIM}|{others}" if name == "partition" else f"{form}@{VICTIM}"
 
 
 async def _try_faults(
     guest: Guest, cluster_name: str, mechanism: str, faults: Sequence[tuple[str, str]], directory: str, sabotaged: bool
 ) -> list[Cell]:
     nemeses = {name: registry.load("nemeses", name) for name, _ in faults}
+    system_class = registry.load("systems", guest.system)
+    system_class.fetch(print, guest.settings)
     state = RunState.create(f"reach-{guest.name}-{random.randrange(10**6):06d}")
     cells: list[Cell] = []
     try:
         cluster = registry.load("clusters", cluster_name)(
-            node_count=2, run=state, work_dir=directory, ports=[guest.port], mechanism=mechanism
+            node_count=guest.hosts, run=state, work_dir=directory, ports=system_class.ports, mechanism=mechanism
         )
-        cluster.prepare(frozenset().union(*(needs_of(nemeses[name], [f"{form}@{VICTIM}"]) for name, form in faults)))
+        cluster.prepare(
+            frozenset().union(
+                *(needs_of(nemeses[name], [_variant(name, form, cluster.hosts)]) for name, form in faults)
+            )
+        )
         await cluster.start()
-        system = GuestSystem(guest, cluster)
+        if sabotaged:
+            cluster.network.cut = _cut_nothing
+        system = system_class(
+            cluster=cluster, settings=guest.settings, keys=1, log_dir=directory, operation_timeout_s=WRITE_TIMEOUT_S
+        )
         try:
             await system.start()
+            _require_user(guest, system.process(VICTIM))
+            load = Load(system)
+            await load.renew()
             for number, (name, form) in enumerate(faults):
-                cells.append(await _try_fault(system, nemeses[name], f"f{number}", name, form, sabotaged))
-                print(f"  {'sabotaged ' if sabotaged else ''}{cells[-1].fault}: {cells[-1].word}: {cells[-1].detail}")
-                await system.renew(VICTIM)
+                cells.append(await _try_fault(guest, load, cluster, nemeses[name], f"f{number}", form, sabotaged))
+                said = f"{cells[-1].fault}: {cells[-1].word}: {cells[-1].detail}"
+                print(f"  {'sabotaged ' if sabotaged else ''}{said}", flush=True)
+                await load.renew()
+            await load.close()
         finally:
             await system.stop()
             await cluster.stop()
@@ -182,12 +198,23 @@ async def _try_faults(
     return cells
 
 
+def _require_user(guest: Guest, process: Any) -> None:
+    """See that a program which is to run as another user does so, where that can be seen from here."""
+    if guest.runs_as is None or process.pid is None:
+        return
+    uid = os.stat(f"/proc/{process.pid}").st_uid
+    if uid != pwd.getpwnam(guest.runs_as).pw_uid:
+        raise SystemExit(
+            f"{guest.name} runs as user {uid} and not as {guest.runs_as}: have SPLITBRAIN_CACHE where all may enter"
+        )
+
+
 async def _try_fault(
-    system: GuestSystem, nemesis: Any, fault_id: str, name: str, form: str, sabotaged: bool
+    guest: Guest, load: Load, cluster: Any, nemesis: Any, fault_id: str, form: str, sabotaged: bool
 ) -> Cell:
-    variant = f"{form}@{VICTIM}"
+    name, variant = nemesis.name, _variant(nemesis.name, form, cluster.hosts)
     events: list[dict[str, Any]] = []
-    load = asyncio.create_task(_load(system))
+    writing = asyncio.create_task(load.run())
     try:
         await asyncio.sleep(SETTLE_S)
         await run_schedule(
@@ -195,29 +222,33 @@ async def _try_fault(
                 FaultEvent(at_s=0, action=INJECT, fault_id=fault_id, nemesis=name, variant=variant),
                 FaultEvent(at_s=LASTS_S, action=HEAL, fault_id=fault_id, nemesis=name, variant=variant),
             )),
-            target=RunTarget(system.cluster, system),  # type: ignore[arg-type]
+            target=RunTarget(cluster, load.system),
             nemeses={name: nemesis},
             rng=random.Random(f"{name}={form}"),
             record=lambda event: events.append({**event, "time": 0}),
         )  # fmt: skip
     finally:
-        load.cancel()
+        writing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await load
+            await writing
     [fault] = faults_of(events)
     words = [(proof or {}).get("detail", "") for proof in (fault["proof"], fault.get("met"))]
     if not fault["healed"]:
         words.append(f"NOT HEALED: {(fault['heal_proof'] or {}).get('detail')}")
     return Cell(
-        guest=system.guest.name,
-        cluster=system.cluster.name,
-        fault=f"{name}={form}",
+        guest=guest.name,
+        cluster=cluster.name,
+        fault=name if name == form else f"{name}={form}",
         proven=fault["proven"],
         exercised=fault["exercised"],
         healed=fault["healed"],
         detail="; ".join(filter(None, words)),
         sabotaged=sabotaged,
     )
+
+
+async def _cut_nothing(fault_id: str, grudge: Any) -> None:
+    """In the place of a cut."""
 
 
 @contextlib.contextmanager

@@ -348,8 +348,8 @@ def _agreement(results: dict[str, dict[str, Any]]) -> str:
         one, other = (Cell(**cells[name]) for cells in (real, simulated))
         intervals = [wilson(cell.runs_with_loss, cell.runs) for cell in (one, other)]
         if max(each.low for each in intervals) > min(each.high for each in intervals):
-            told = f"{one.runs_with_loss} of {one.runs} real runs, {other.runs_with_loss} of {other.runs} simulated"
-            apart.append(f"{name} ({told})")
+            shares = f"{one.runs_with_loss} of {one.runs} real runs, {other.runs_with_loss} of {other.runs} simulated"
+            apart.append(f"{name} ({shares})")
     runs = sum(real[name]["runs"] for name in both)
     said = f"{len(both)} cells were repeated with real processes ({runs} runs), at the end of this page. "
     if apart:

@@ -1,6 +1,7 @@
 """What power cuts cost: acknowledged messages lost with a synchronous and with an asynchronous flush.
 
-    python -m benchmarks.power_cuts [--cuts 50] [--from 0] [--cluster local] [--flush sync async] [--set NAME=VALUE]
+    python -m benchmarks.power_cuts [--cuts 50] [--from 0] [--cluster local] [--flush sync async] [--model ext4]
+                                    [--set NAME=VALUE]
 
 Real brokers, the workload `log`, ten cuts a run, the whole cluster every other time. A message is lost when its append
 was acknowledged and no replica has it in the end. The asynchronous flush is RocketMQ's: every 500 ms if four pages
@@ -12,10 +13,12 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks._runs import perform_run, timed_faults
+from nemesis.power import KINDS
 
 __all__ = ["main"]
 
@@ -25,9 +28,12 @@ ROCKETMQ_FLUSH = {"flush_interval_ms": "500", "flush_least_pages": "4", "flush_t
 BEGIN_S, ON_S, OFF_S = 3.0, 1.0, 3.0
 
 
-def trial(flush_mode: str, *, cluster: str, cuts: int, first: int, settings: dict[str, str]) -> dict[str, Any]:
+def trial(
+    flush_mode: str, *, cluster: str, cuts: int, first: int, settings: dict[str, str], model: str = "ext4"
+) -> dict[str, Any]:
     """One run of `cuts` cuts, of which the first is number `first` of all. Returns its counts."""
-    faults = [("power", f"cut@{TARGETS[(first + number) % len(TARGETS)]}") for number in range(cuts)]
+    form = next(form for form, of_form in KINDS.items() if of_form == model)
+    faults = [("power", f"{form}@{TARGETS[(first + number) % len(TARGETS)]}") for number in range(cuts)]
     schedule = timed_faults(faults, begin_s=BEGIN_S, on_s=ON_S, off_s=OFF_S)
     with tempfile.TemporaryDirectory(prefix="splitbrain-power-cuts-") as directory:
         results = perform_run(
@@ -56,19 +62,20 @@ def main() -> None:
     parser.add_argument("--from", dest="first", type=int, default=0, metavar="N", help="the first cut's number, a seed")
     parser.add_argument("--cluster", default="local")
     parser.add_argument("--flush", nargs="+", default=["sync", "async"], choices=["sync", "async"])
+    parser.add_argument("--model", nargs="+", default=["ext4"], choices=["ext4", "posix", "torn"])
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
     arguments = parser.parse_args(sys.argv[1:])
     given = dict(text.partition("=")[::2] for text in arguments.settings)
-    for flush_mode in arguments.flush:
+    for flush_mode, model in product(arguments.flush, arguments.model):
         settings = {**(ROCKETMQ_FLUSH if flush_mode == "async" else {}), **given}
         runs = []
         end = arguments.first + arguments.cuts
         for first in range(arguments.first, end, CUTS_PER_RUN):
             cuts = min(CUTS_PER_RUN, end - first)
-            run = trial(flush_mode, cluster=arguments.cluster, cuts=cuts, first=first, settings=settings)
+            run = trial(flush_mode, cluster=arguments.cluster, cuts=cuts, first=first, settings=settings, model=model)
             runs.append(run)
-            print(f"{flush_mode}: {run}", flush=True)
-        print(f"{flush_mode} flush: {summary(runs)}", flush=True)
+            print(f"{flush_mode}, {model}: {run}", flush=True)
+        print(f"{flush_mode} flush, {model}: {summary(runs)}", flush=True)
 
 
 def summary(runs: list[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""Histories: what clients asked of a system, what they were told, and in which order it happened.
+"""Histories: what clients asked of a system, what the answers were, and in which order it happened.
 
 A :class:`History` holds its operations in columns (one list per attribute, one row per operation, in order of
 invocation), because a million small objects cost more time and memory than a dozen lists.  :class:`Operation` is

@@ -348,7 +348,7 @@ class _Queue:
             if f[row] != "append":
                 continue
             value, offset = history.value[row], results[row][0]
-            if offset is None:  # its place was not told, so nothing shows that it is gone
+            if offset is None:  # its place is not known, so nothing shows that it is gone
                 unread += value not in self._seen
                 continue
             gone = offset >= tail and returned[row] < invoked[last]

@@ -1,4 +1,4 @@
-"""Worker processes that end with whoever began them, and whose death is told instead of waited for."""
+"""Worker processes that end with whoever began them, and whose death is reported instead of waited for."""
 
 from __future__ import annotations
 

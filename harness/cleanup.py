@@ -20,6 +20,7 @@ from typing import Any
 
 from harness import run_state
 from harness.clusters.control_groups import remove_group
+from harness.clusters.host_agent import let_go
 from harness.clusters.loop_devices import loop_devices_of, marked_devices, release_device
 from harness.clusters.netns_calls import (
     NETNS_DIR,
@@ -151,7 +152,7 @@ def _release_devices_of_the_dead(
     roots: Collection[str], result: CleanReport, tell: Callable[[list[str], str], None]
 ) -> None:
     """Those of runs whose state was lost. A run that has a state is cleaned by it, with what uses the device: those in
-    `roots` were, and where the others are is told."""
+    `roots` were, and where the others are is reported."""
     for device, mark in marked_devices():
         if not mark.is_of_the_dead:
             continue
@@ -427,6 +428,7 @@ class _RunCleaner:
             unmount(point)
         if any(point == path or point.startswith(path + "/") for point, _ in _mounts()):
             raise _NotOurs("something is still mounted in it")
+        let_go(path)
         shutil.rmtree(path)
         return True
 

@@ -57,6 +57,8 @@ def _perform(arguments: argparse.Namespace) -> int:
             from harness.commands.runs import runs_command as perform
         case "serve":
             from harness.commands.serve import serve_command as perform
+        case "gallery":
+            from harness.commands.gallery import gallery_command as perform
         case "clean":
             from harness.commands.clean import clean_command as perform
         case "cluster":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from harness import registry
@@ -16,14 +17,17 @@ __all__ = [
     "add_test_options",
     "add_trace_command",
     "add_trace_option",
+    "duration_s",
     "given_options",
     "positive_count",
+    "seed_number",
 ]
 
 MAX_SEED = 2**63 - 1
 
 
-def _seed(text: str) -> int:
+def seed_number(text: str) -> int:
+    """A seed. Raises ArgumentTypeError."""
     try:
         seed = int(text)
     except ValueError:
@@ -31,6 +35,14 @@ def _seed(text: str) -> int:
     if not 0 <= seed <= MAX_SEED:
         raise argparse.ArgumentTypeError(f"must be 0 to {MAX_SEED}")
     return seed
+
+
+def duration_s(text: str) -> float:
+    """Seconds from "90", "90s", "5m" or "1h". Raises ArgumentTypeError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration such as 90s, 5m or 1h")
+    return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
 
 
 def positive_count(text: str) -> int:
@@ -63,7 +75,7 @@ class _NamesSystem(argparse.Action):
 
 
 def _settings_in(name: str) -> str | None:
-    """What --help says of the settings of a system in a file; None when it has none, or cannot be loaded: that is told
+    """What --help says of the settings of a system in a file; None when it has none, or cannot be loaded: that is said
     when the command is carried out."""
     try:
         settings = registry.load("systems", name).settings
@@ -148,7 +160,7 @@ def _add_load(group: Any) -> None:
     group.add_argument(
         "--operation-timeout", type=float, default=3.0, metavar="SECONDS", help="of one operation (default: 3)"
     )
-    group.add_argument("--seed", type=_seed, metavar="N", help="decides everything random (default: random)")
+    group.add_argument("--seed", type=seed_number, metavar="N", help="decides everything random (default: random)")
 
 
 def _add_judging(group: Any) -> None:
@@ -196,8 +208,6 @@ def given_options(words: list[str]) -> frozenset[str]:
 
 def add_exploration_commands(commands: Any) -> None:
     """`explore`, `audit`, `shrink` and `replay`."""
-    from harness.commands.durations import duration_s
-
     explore = commands.add_parser("explore", help="many simulated seeds with random mixes of faults")
     add_test_options(explore)
     explore.set_defaults(time_limit=15.0, rate=100.0, concurrency=6)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from harness import __version__
 from harness.cli_cluster import add_cluster_command, add_cluster_options
+from harness.cli_gallery import add_gallery_command
 from harness.cli_options import (
     add_exploration_commands,
     add_plugin_argument,
@@ -33,6 +35,13 @@ MOVED = {"--replication": "replication", "--flush-mode": "flush_mode"}
 """Options of earlier versions -> the setting of the system under test that says the same."""
 
 
+class _HelpFormatter(argparse.HelpFormatter):
+    """Breaks lines between words only: half of `multi-register` is no name that anybody could paste."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line and exit status 254, with a hint where a word is mistyped.
 
@@ -41,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **{"allow_abbrev": False, **options})
+        super().__init__(*arguments, **{"allow_abbrev": False, "formatter_class": _HelpFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
@@ -118,6 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_spark_commands(commands)
     add_store_commands(commands)
+    add_gallery_command(commands)
 
     clean = commands.add_parser("clean", help="remove what killed runs left on this machine")
     clean.add_argument("--run", dest="run_ids", action="append", default=None, metavar="RUN_ID", help="only this run")

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 __all__ = ["ability_problems", "constructor_problem", "protocol_problems"]
 
 _PLAIN_TYPES: Mapping[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float)}
-"""Annotations of data whose values can be told right from wrong by `isinstance`."""
+"""Annotations of data whose values can be checked by `isinstance`."""
 
 _AWAITABLE = ("Awaitable", "Coroutine", "Future", "Task")
 """In the annotation of what a plain function returns: it may stand for an `async def`."""

@@ -98,7 +98,7 @@ def _performed(prepared: Prepared, store: str) -> JudgedRun:
     test = prepared.parts.test
     system_class = prepared.parts.system_class
     if isinstance(system_class, Fetched):
-        system_class.fetch(lambda line: None)
+        system_class.fetch(lambda line: None, test.system_settings)
     run_dir, results = perform(prepared.parts, Store(store), OutputConsole(file=io.StringIO()))
     return JudgedRun(results, str(run_dir.path), str(run_dir.report_path), test.seed)
 
@@ -158,7 +158,7 @@ def _client_class(client: Any) -> type[Client]:
 
 
 def _name_of(system_class: type[System]) -> str:
-    """As `harness run` would be told: FILE.py:CLASS."""
+    """As `harness run` takes it: FILE.py:CLASS."""
     path = inspect.getsourcefile(system_class)
     if path is None:
         return system_class.__name__.lower()

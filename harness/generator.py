@@ -30,6 +30,7 @@ __all__ = [
     "EachThread",
     "FlipFlop",
     "Generator",
+    "IgnoresEvents",
     "Limit",
     "Mix",
     "Nothing",
@@ -100,8 +101,8 @@ class Unpaced:
         return None
 
 
-class _Plain(Unpaced):
-    """A generator that does not care about events."""
+class IgnoresEvents(Unpaced):
+    """A generator that no event changes."""
 
     __slots__ = ()
 
@@ -110,7 +111,7 @@ class _Plain(Unpaced):
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing(_Plain):
+class Nothing(IgnoresEvents):
     """Exhausted from the start."""
 
     def next(self, context: Context) -> tuple[Step, Generator]:
@@ -118,7 +119,7 @@ class Nothing(_Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Calls(_Plain):
+class Calls(IgnoresEvents):
     """For ever the result of `function(context)`, an Op."""
 
     function: Callable[[Context], Op]

@@ -83,7 +83,7 @@ class RunIdentity:
 
     def __post_init__(self) -> None:
         if self.started_at.tzinfo is None:
-            raise ValueError("started_at needs a time zone: a store may gather runs of several places")
+            raise ValueError("started_at needs a time zone: a store may collect runs of several places")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"a seed is a 64-bit number, not {self.seed}")
 

@@ -2,7 +2,7 @@
 
 One JSON object a line in the order of occurrence. The writer adds `index` and `time` (nanoseconds since the
 test began) and holds the harness to the rule that a process has one operation open at most. Lines are
-gathered and written together, so that recording costs microseconds; a killed harness loses at most
+collected and written together, so that recording costs microseconds; a killed harness loses at most
 `FLUSH_EVENTS` events or `FLUSH_INTERVAL_S` seconds, and the file it leaves is readable up to its last line.
 """
 
@@ -26,12 +26,13 @@ from collections.abc import Callable, Iterator, Mapping
 from json.encoder import encode_basestring_ascii
 from typing import Any, BinaryIO
 
+from checker.codecs.jsonl import EVENT_FIELDS, DamagedLine, read_batches
 from checker.faults import NEMESIS
 from harness.errors import HarnessError, OperatorError
 from harness.live_stats import COMPLETIONS, LiveStats, OpenOperation
 
 FLUSH_EVENTS = 512
-"""Events gathered before they are written: about 64 KB, where the system call no longer shows."""
+"""Events collected before they are written: about 64 KB, where the system call no longer shows."""
 
 FLUSH_INTERVAL_S = 0.5
 """How long an event may wait to be written: what a kill -9 may cost, and still two writes a second."""
@@ -43,7 +44,7 @@ MAX_CACHED_HEADS = 1_024
 """Cached beginnings of lines by (type, f), and of node fields; both come from small fixed sets."""
 
 _TYPES = frozenset(("invoke", *COMPLETIONS))
-_encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
 
 
 class HistoryError(OperatorError):
@@ -70,7 +71,7 @@ class HistoryWriter:
         self._heads: dict[tuple[str, str], str] = {}
         self._nodes: dict[str, str] = {}
         self._error: HistoryWriteError | None = None
-        self._untold = False
+        self._unreported = False
         try:
             self._fd: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         except OSError as error:
@@ -84,7 +85,7 @@ class HistoryWriter:
         nemesis are exempt from one-at-a-time: faults overlap, and a heal must never be refused.
         """
         if self._fd is None:
-            self._untold = False
+            self._unreported = False
             raise self._error or HarnessError(f"an event after {self.path} was closed")
         stats = self.stats
         kind, f, process = event["type"], event["f"], event["process"]
@@ -187,12 +188,12 @@ class HistoryWriter:
         try:
             self.flush()
         except HistoryWriteError:
-            self._untold = True  # nobody to raise to here: the next append, flush or close does
+            self._unreported = True  # nobody to raise to here: the next append, flush or close does
 
     def flush(self) -> None:
-        """Hand everything gathered to the operating system. Raises HistoryWriteError."""
+        """Hand everything collected to the operating system. Raises HistoryWriteError."""
         if self._error is not None:
-            self._untold = False
+            self._unreported = False
             raise self._error
         if not self._pending or self._fd is None:
             return
@@ -225,7 +226,7 @@ class HistoryWriter:
             self._timer.cancel()
             self._timer = None
         if self._fd is None:
-            if self._untold:
+            if self._unreported:
                 self.flush()
             return
         self.flush()
@@ -270,39 +271,19 @@ class HistoryReader:
             yield from self._events(file)
 
     def _events(self, file: BinaryIO) -> Iterator[dict[str, Any]]:
-        loads = json.loads
-        number = 0
-        while True:
-            try:
-                line = file.readline(MAX_LINE_BYTES)
-            except OSError as error:
-                raise HistoryError(f"cannot read {self.path}: {error.strerror}") from error
-            if not line:
-                return
-            number += 1
-            try:
-                event = loads(line.decode())
-            except (ValueError, RecursionError) as error:
-                if not line.endswith(b"\n") and len(line) < MAX_LINE_BYTES:
-                    self.truncated = True
-                    self.dropped = line[:80].decode(errors="replace")
-                    return
-                if line.isspace():
-                    continue
-                raise HistoryError(f"{self.path}:{number}: {_why(line, error)}") from None
-            problem = event_problem(event)
-            if problem:
-                raise HistoryError(f"{self.path}:{number}: {problem}")
-            self.events += 1
-            yield event
-
-
-def _why(line: bytes, error: Exception) -> str:
-    if len(line) >= MAX_LINE_BYTES:
-        return f"the line is longer than {MAX_LINE_BYTES} bytes"
-    if isinstance(error, UnicodeDecodeError):
-        return f"not UTF-8 at byte {error.start}"
-    return f"not JSON: {error}"
+        try:
+            for batch in read_batches(file, EVENT_FIELDS, max_line_bytes=MAX_LINE_BYTES):
+                for number, event in batch.whole():
+                    if problem := event_problem(event):
+                        raise HistoryError(f"{self.path}:{number}: {problem}")
+                    self.events += 1
+                    yield event
+        except OSError as error:
+            raise HistoryError(f"cannot read {self.path}: {error.strerror}") from error
+        except DamagedLine as line:
+            if not line.is_cut:
+                raise HistoryError(f"{self.path}:{line.number}: {line.reason}") from None
+            self.truncated, self.dropped = True, line.text.decode(errors="replace")
 
 
 def event_problem(event: Any) -> str | None:

@@ -179,8 +179,9 @@ class _Program(asyncio.SubprocessProtocol):
             raise problem
         if found.get("id") != self._asked:
             # An answer that belongs to another question would make a right system look wrong.
-            told = f"with id {found['id']!r:.40}" if "id" in found else "without an id"
-            problem = ClientMistake(f"{self._title} answered {what} {told}: it must be {self._asked}, as it was asked")
+            identity = f"with id {found['id']!r:.40}" if "id" in found else "without an id"
+            due = f"it must be {self._asked}, as it was asked"
+            problem = ClientMistake(f"{self._title} answered {what} {identity}: {due}")
             self._fail(problem)
             raise problem
         return found

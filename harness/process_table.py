@@ -19,7 +19,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process, told from a later one with the same pid by its start time."""
+    """One process, distinguished from a later one with the same pid by its start time."""
 
     pid: int
     start_ticks: int

@@ -6,7 +6,7 @@
 
 The file of summaries is a cache: an entry counts while the size and the time of change of its run's results.json are
 those that it was made from, and a file that is damaged, foreign or missing is made anew. Who has read the store may
-write it; two that write at once lose nothing, because each is told what the other knows by the store itself.
+write it; two that write at once lose nothing, because each learns what the other knows by the store itself.
 """
 
 from __future__ import annotations

@@ -329,7 +329,7 @@ class RunState:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What to add to the environment of every process of this run, so that it can be told as ours."""
+        """What to add to the environment of every process of this run, so that it can be recognised as ours."""
         return {RUN_VARIABLE: self._run_id}
 
     def claim(self, kind: str, ident: str, **details: Any) -> None:

@@ -25,8 +25,8 @@ from typing import Any, Protocol
 from harness.clusters.base import Cluster, HoldsFiles, SeesReplicas
 from harness.errors import OperatorError, SystemUnderTestError
 from harness.fail_fast import WatchedRecorder
-from harness.faults.moments import WatchedMoments
 from harness.faults.target import RunTarget
+from harness.faults.triggers import WatchedTriggers
 from harness.generator import Generator, Stagger, TimeLimit
 from harness.history_writer import HistoryWriteError, HistoryWriter
 from harness.recovery import wait_for_recovery, with_last_words
@@ -38,7 +38,7 @@ from harness.workloads.base import Workload
 from nemesis.driver import run_schedule
 from nemesis.protocol import Nemesis
 from nemesis.schedule import INJECT, Schedule
-from nemesis.target import Moments
+from nemesis.target import Triggers
 
 __all__ = ["FINAL_READ_LIMIT_S", "Listener", "Observed", "Run", "SilentListener"]
 
@@ -214,7 +214,7 @@ class Run:
             load = Stagger(self.test.rate, load)
         workers = self._make_workers(TimeLimit(self.test.time_limit_s, load), self._load_recorder())
         rng = seeded(f"{self.test.seed}/nemesis")
-        async with _watching(self._target.moments, self.schedule), asyncio.TaskGroup() as group:
+        async with _watching(self._target.triggers, self.schedule), asyncio.TaskGroup() as group:
             faults = group.create_task(
                 run_schedule(self.schedule, target=self._target, nemeses=self.nemeses, rng=rng, record=self._record)
             )
@@ -346,10 +346,10 @@ class Run:
             self._given_up.set()
 
 
-def _watching(moments: Moments | None, schedule: Schedule) -> contextlib.AbstractAsyncContextManager[None]:
-    """Hear of moments for as long as the load lasts, where the schedule waits for any and hearing takes an effort."""
-    if isinstance(moments, WatchedMoments) and any(event.when is not None for event in schedule):
-        return moments.watch()
+def _watching(triggers: Triggers | None, schedule: Schedule) -> contextlib.AbstractAsyncContextManager[None]:
+    """Watch for triggers as long as the load lasts, where the schedule waits for any and watching takes an effort."""
+    if isinstance(triggers, WatchedTriggers) and any(event.when is not None for event in schedule):
+        return triggers.watch()
     return contextlib.nullcontext()
 
 

@@ -93,7 +93,7 @@ class Test:
     """A file of timed faults in the place of `nemesis`; a copy is kept with the run."""
     settings: Mapping[str, str] = field(default_factory=dict)
     cluster_options: Mapping[str, str] = field(default_factory=dict)
-    """What the cluster is told beside the number of nodes, by option: inventory, image."""
+    """What the cluster gets beside the number of nodes, by option: inventory, image."""
     operation_timeout_s: float = 3.0
     checker_timeout_s: float = 60.0
     checker_memory_mb: int = 2048

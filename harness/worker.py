@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from harness.generator import Context, Generator, Op, Wait
 
-__all__ = ["MAX_UNEXPECTED_ERRORS", "Client", "NamesNode", "Outcome", "Recorder", "TellsOutcome", "Workers"]
+__all__ = ["MAX_UNEXPECTED_ERRORS", "Client", "NamesNode", "Outcome", "Recorder", "TellsOutcome", "TellsUse", "Workers"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,14 @@ class TellsOutcome(Protocol):
 
     is_definite: bool
     """True: it certainly did not happen, nor will it; False: nobody knows."""
+
+
+@runtime_checkable
+class TellsUse(Protocol):
+    """An error of a client that knows whether the client is of any more use."""
+
+    reopen: bool
+    """True: it is to be closed, and the next operation opens a new one."""
 
 
 @runtime_checkable

@@ -1,6 +1,7 @@
 """The nemesis `clock`: replicas whose clocks are wrong.
 
-Wall clocks jump, swing, drift or fall back by decades, each victim's by its own amount; monotonic clocks are left
+Wall clocks jump, swing, drift, fall back by decades, or are corrected as by NTP, each victim's by its own amount;
+monotonic clocks are left
 alone, as they are on hosts whose clock is set, unless a form for them is asked for. What is proved is what is read in
 the place of the replica, by the mechanism that bends its clock, and that the replica is in that place with all that it
 has started: that the victims' clocks are wrong as planned, that everybody else's are right, and that no monotonic clock
@@ -15,6 +16,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from nemesis.forms import Form, FormNemesis
@@ -35,6 +37,13 @@ MIN_PERIOD_MS, MAX_PERIOD_MS = 8, 1_000
 MIN_DRIFT_PPM, MAX_DRIFT_PPM = 50_000, 500_000
 """From one second in twenty to half a second a second: seconds within the few that a fault lasts."""
 
+MIN_SLEW_PPM, MAX_SLEW_PPM = 250, 500
+"""Up to what adjtimex(2) and ntpd allow themselves."""
+
+MIN_STEPPED_PPM, MAX_STEPPED_PPM = 50_000, 200_000
+STEP_MS = 128
+"""ntpd's threshold: a clock that is further off is stepped and not slewed."""
+
 RESET_MS = -26 * 365 * 86_400_000
 """How far a clock goes back that has lost its battery."""
 
@@ -43,6 +52,14 @@ TOLERANCE_MS = 250.0
 
 WATCH_S = 1.0
 """How long a drift is watched."""
+
+SLEW_WATCH_S = 4.0
+"""How long a slew is watched: it makes a millisecond or two in that time."""
+SLEW_TRIES = 3
+"""Looks at a slew, each followed by another where the readings were too uncertain: the machine was busy."""
+
+STEP_READINGS = 17
+"""Of a clock that is stepped, eight in the time from one step to the next."""
 
 STROBE_READINGS = 60
 READ_TIMEOUT_S = 3.0
@@ -55,7 +72,7 @@ class ClockFault(FormNemesis):
     """Skews clocks. See the module's text."""
 
     name = "clock"
-    description = "sets the clocks of replicas wrong: jumps, swings, drifts, falls back by decades"
+    description = "sets the clocks of replicas wrong: jumps, swings, drifts, slews, falls back by decades"
     forms: Mapping[str, Form] = {
         form.name: form
         for form in (
@@ -82,6 +99,19 @@ class ClockFault(FormNemesis):
                 description="each victim's wall clock goes too fast or too slow, by 5 to 50 %",
                 needs=(("clocks", "wall"),),
                 targets=("one", "minority", "leader"),
+            ),
+            Form(
+                name="slew",
+                description="each victim's wall clock goes 250 to 500 ppm wrong, as NTP slews it at most",
+                needs=(("clocks", "wall"),),
+                targets=("minority", "all"),
+            ),
+            Form(
+                name="step",
+                description="each victim's wall clock goes 5 to 20 % too fast or too slow, and is stepped right "
+                "whenever it is 128 ms wrong, as NTP does above that",
+                needs=(("clocks", "wall"),),
+                targets=("one", "leader"),
             ),
             Form(
                 name="reset",
@@ -126,18 +156,18 @@ class ClockFault(FormNemesis):
             return Proof(proven=False, detail="every victim is down, or held by another fault: no clock is read there")
         others = [host for host in running if host not in injection.value["hosts"]]
         skews = _skews_of(injection)
-        in_place, told = _InPlace(target), _Told(target)
+        in_place, reported = _InPlace(target), _Reported(target)
         found, said, unreached = await asyncio.gather(
             _problems(in_place, victims, others, skews, in_force),
-            _problems(told, victims, others, skews, in_force),
+            _problems(reported, victims, others, skews, in_force),
             asyncio.gather(*(_unreached(target, host, skews[host]) for host in victims)),
         )
         failed = [problem for problem in (*unreached, *found, *said) if problem is not None]
         detail = "; ".join(f"{host} {_in_words(skews[host])}" for host in victims[:4])
         by = " and ".join(sorted({_clocks(target).mechanism(host) for host in victims}))
         exercised, words = await _met(target, injection)
-        if told.heard & {*victims}:
-            exercised, words = True, f"{words}; said by {', '.join(sorted(told.heard & {*victims}))}"
+        if reported.heard & {*victims}:
+            exercised, words = True, f"{words}; said by {', '.join(sorted(reported.heard & {*victims}))}"
         return Proof(
             proven=not failed,
             exercised=exercised or None,  # a replica may look at its clock yet
@@ -166,11 +196,11 @@ class ClockFault(FormNemesis):
         held = hosts_kept_from(Activity.ANSWER, in_force)
         victims = [host for host in injection.value["hosts"] if host not in held]
         skews = _skews_of(injection)
-        in_place, told = _InPlace(target), _Told(target)
+        in_place, reported = _InPlace(target), _Reported(target)
         running = [host for host in victims if await _pid(target, host) is not None]
         found = await asyncio.gather(
             *(_healed_problem(in_place, host, skews[host], in_force) for host in running),
-            *(_healed_problem(told, host, skews[host], in_force) for host in victims),
+            *(_healed_problem(reported, host, skews[host], in_force) for host in victims),
         )
         failed = [problem for problem in found if problem is not None]
         detail = "; ".join(failed[:3]) if failed else f"{len(victims)} clocks are right"
@@ -191,6 +221,10 @@ def _skew(form: str, rng: random.Random) -> dict[str, int]:
             "strobe_ms": sign * _magnitude(rng, MIN_STROBE_MS, MAX_STROBE_MS),
             "strobe_period_ms": _magnitude(rng, MIN_PERIOD_MS, MAX_PERIOD_MS),
         }
+    if form == "slew":
+        return {"rate_ppm": sign * rng.randint(MIN_SLEW_PPM, MAX_SLEW_PPM)}
+    if form == "step":
+        return {"rate_ppm": sign * rng.randint(MIN_STEPPED_PPM, MAX_STEPPED_PPM), "step_ms": STEP_MS}
     if form == "slow-monotonic":
         # Not slower: a leader whose heartbeats come too late is deposed before its lease could last too long.
         return {"rate_ppm": -rng.randint(600_000, 750_000), "affects_monotonic": 1}
@@ -213,6 +247,7 @@ def _skews_of(injection: Injection) -> dict[str, ClockSkew]:
             strobe_ms=skew.get("strobe_ms", 0),
             strobe_period_ms=skew.get("strobe_period_ms", 0),
             affects_monotonic=bool(skew.get("affects_monotonic", 0)),
+            step_ms=skew.get("step_ms", 0),
         )
         for host, skew in injection.value.get("skews", {}).items()
     }
@@ -230,7 +265,9 @@ def _others_on(host: str, in_force: Sequence[Injection]) -> list[ClockSkew]:
 
 
 class _Reader(ABC):
-    """A way to read the clocks of hosts."""
+    """A way to read the clocks of hosts. `must_see` is whether what it cannot tell is a problem."""
+
+    must_see: bool
 
     @abstractmethod
     async def read(
@@ -245,6 +282,8 @@ class _Reader(ABC):
 
 class _InPlace(_Reader):
     """What is read in the place of the replica."""
+
+    must_see = True
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -265,8 +304,10 @@ class _InPlace(_Reader):
         return self._silences.get(host, f"the clock of {host} could not be read twice")
 
 
-class _Told(_Reader):
+class _Reported(_Reader):
     """What replicas say when they are asked. That one says nothing is no problem: what is read in its place counts."""
+
+    must_see = False
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -372,6 +413,8 @@ async def _victim_problem(reader: _Reader, host: str, skew: ClockSkew, in_force:
         return await _rate_problem(reader, host, 1 + skew.rate_ppm / 1e6)
     if skew.strobe_ms:
         return await _strobe_problem(reader, host, skew)
+    if skew.step_ms:
+        return await _step_problem(reader, host, skew)
     if skew.rate_ppm:
         return await _drift_problem(reader, host, skew, in_force)
     problem = await _offset_problem(reader, host, in_force, skew)
@@ -387,7 +430,7 @@ async def _healed_problem(reader: _Reader, host: str, skew: ClockSkew, in_force:
         return None if any(other.affects_monotonic for other in others) else await _rate_problem(reader, host, 1.0)
     problem = await _offset_problem(reader, host, in_force)
     if problem is None and skew.rate_ppm:
-        problem = await _drift_problem(reader, host, ClockSkew(), in_force)
+        problem = await _drift_problem(reader, host, ClockSkew(), in_force, healed=skew)
     if problem is None and skew.strobe_ms and not any(other.strobe_ms for other in others):
         swing = await _swing_ms(reader, host, skew, readings=STROBE_READINGS // 4)
         if swing is None:
@@ -397,9 +440,11 @@ async def _healed_problem(reader: _Reader, host: str, skew: ClockSkew, in_force:
     return problem
 
 
-async def _pair(reader: _Reader, host: str) -> tuple[ClockReading, ClockReading] | None:
-    """Two readings WATCH_S apart."""
-    readings = await reader.read(host, pauses_s=(WATCH_S,))
+async def _pair(
+    reader: _Reader, host: str, watch_s: float = WATCH_S
+) -> tuple[ClockReading, ClockReading] | None:
+    """Two readings, so many seconds apart."""
+    readings = await reader.read(host, pauses_s=(watch_s,))
     return (readings[0], readings[-1]) if len(readings) == 2 else None
 
 
@@ -418,20 +463,81 @@ async def _rate_problem(reader: _Reader, host: str, rate: float) -> str | None:
     return f"the monotonic clock of {host} went {seen_s:.3f} s in {true_s:.3f} s, not {rate * true_s:.3f} s"
 
 
-async def _drift_problem(reader: _Reader, host: str, skew: ClockSkew, in_force: Sequence[Injection]) -> str | None:
-    pair = await _pair(reader, host)
-    if pair is None:
-        return reader.silence(host)
-    first, second = pair
-    rate_ppm = skew.rate_ppm + sum(o.rate_ppm for o in _others_on(host, in_force) if not o.affects_monotonic)
-    expected_ms = (second.at_s - first.at_s) * rate_ppm / 1000
-    seen_ms = second.offset_ms - first.offset_ms
-    # Half of what the least drift makes; a reading cannot be more certain than the round trip it takes.
-    slack_ms = MIN_DRIFT_PPM / 2000 * (second.at_s - first.at_s) if not expected_ms else 0.2 * abs(expected_ms)
-    allowed_ms = slack_ms + first.uncertainty_ms + second.uncertainty_ms
-    if abs(seen_ms - expected_ms) <= allowed_ms:
+async def _drift_problem(
+    reader: _Reader,
+    host: str,
+    skew: ClockSkew,
+    in_force: Sequence[Injection],
+    *,
+    healed: ClockSkew | None = None,
+) -> str | None:
+    """Whether a wall clock drifts as `skew` says; as it should without the skew that was `healed`, where one was."""
+    looked_for = healed or skew
+    problem = None
+    for _ in range(SLEW_TRIES):
+        pair = await _pair(reader, host, _watch_s(looked_for))
+        if pair is None:
+            return reader.silence(host)
+        first, second = pair
+        seconds = second.at_s - first.at_s
+        beside_ppm = sum(o.rate_ppm for o in _others_on(host, in_force) if not o.affects_monotonic)
+        expected_ms = seconds * (skew.rate_ppm + beside_ppm) / 1000
+        seen_ms = second.offset_ms - first.offset_ms
+        # A reading cannot be more certain than the time it takes, nor a drift known better than those beside it.
+        unsure_ms = first.uncertainty_ms + second.uncertainty_ms + 0.02 * abs(beside_ppm) * seconds / 1000
+        share = 0.5 if healed is not None else 0.2
+        allowed_ms = share * min(abs(looked_for.rate_ppm), MIN_DRIFT_PPM if healed else math.inf) * seconds / 1000
+        if abs(seen_ms - expected_ms) > allowed_ms + unsure_ms:
+            return f"the clock of {host} drifted by {seen_ms:.1f} ms while watched, not {expected_ms:.1f} ms"
+        if unsure_ms > abs(looked_for.rate_ppm) * seconds / 4000:
+            problem = f"the clock of {host} is known to {unsure_ms:.1f} ms only: too little to see a drift by"
+            continue
+        problem = _monotonic_problem(host, first, second, looked_for) if _is_slew(looked_for) else None
+        if problem is None:
+            return None
+    return problem if reader.must_see else None
+
+
+def _is_slew(skew: ClockSkew) -> bool:
+    return 0 < abs(skew.rate_ppm) <= MAX_SLEW_PPM
+
+
+def _watch_s(skew: ClockSkew) -> float:
+    """How long a drift has to be watched. One that is stepped right: half as long as it takes from step to step."""
+    if skew.step_ms:
+        return skew.step_ms * 1000 / abs(skew.rate_ppm) / 2
+    return SLEW_WATCH_S if _is_slew(skew) else WATCH_S
+
+
+def _monotonic_problem(host: str, first: ClockReading, second: ClockReading, slew: ClockSkew) -> str | None:
+    """Whether a monotonic clock goes with the slewed wall clock, by half of the slew at least."""
+    true_s, seen_s = second.at_s - first.at_s, second.monotonic_s - first.monotonic_s
+    allowed_s = abs(slew.rate_ppm) * true_s / 2e6 + (first.uncertainty_ms + second.uncertainty_ms) / 1000
+    if abs(seen_s - true_s) <= allowed_s:
         return None
-    return f"the clock of {host} drifted by {seen_ms:.1f} ms while watched, not {expected_ms:.1f} ms"
+    return f"the monotonic clock of {host} went {seen_s:.5f} s in {true_s:.5f} s: it is slewed too"
+
+
+async def _step_problem(reader: _Reader, host: str, skew: ClockSkew) -> str | None:
+    """Readings must show the clock drift, and be set right at least once."""
+    pause_s = 2 * _watch_s(skew) * 2 / (STEP_READINGS - 1)
+    readings = await reader.read(host, pauses_s=[pause_s] * (STEP_READINGS - 1))
+    if len(readings) < STEP_READINGS:
+        return reader.silence(host)
+    unsure_ms = 2 * max(reading.uncertainty_ms for reading in readings)
+    offsets_ms = [reading.offset_ms for reading in readings]
+    swing_ms = max(offsets_ms) - min(offsets_ms)
+    steps = 0
+    for one, next_one in pairwise(readings):
+        gained_ms = (next_one.at_s - one.at_s) * skew.rate_ppm / 1000
+        taken_back = (gained_ms - (next_one.offset_ms - one.offset_ms)) / math.copysign(skew.step_ms, skew.rate_ppm)
+        steps += round(taken_back)
+        if abs(taken_back - round(taken_back)) > 0.25 + unsure_ms / skew.step_ms:
+            moved_ms = next_one.offset_ms - one.offset_ms
+            return f"the clock of {host} moved by {moved_ms:.1f} ms where it should have drifted by {gained_ms:.1f} ms"
+    if steps < 1 or swing_ms < skew.step_ms / 2:
+        return f"the clock of {host} was not stepped: it moved by {swing_ms:.1f} ms in all"
+    return None
 
 
 async def _strobe_problem(reader: _Reader, host: str, skew: ClockSkew) -> str | None:
@@ -456,6 +562,10 @@ async def _swing_ms(reader: _Reader, host: str, skew: ClockSkew, *, readings: in
 def _in_words(skew: ClockSkew) -> str:
     if skew.strobe_ms:
         return f"swings by {skew.strobe_ms} ms every {skew.strobe_period_ms} ms"
+    if skew.step_ms:
+        return f"drifts by {skew.rate_ppm / 10_000:.1f} % and is stepped right at {skew.step_ms} ms"
+    if _is_slew(skew):
+        return f"is slewed by {skew.rate_ppm} ppm"
     if skew.rate_ppm:
         return f"{'monotonic clock ' if skew.affects_monotonic else ''}drifts by {skew.rate_ppm / 10_000:.1f} %"
     return f"off by {skew.offset_ms} ms"

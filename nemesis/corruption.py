@@ -2,12 +2,14 @@
 
 A replica is killed, one bit of one of its files is flipped, and it is started again, as after a disk has lost a bit at
 rest. What a replica should do then is its own affair: refuse to start, or do without the file. What it must not
-do is serve what it did not store, and that is for the checks to see. Healing kills it again, puts the bit
-back, as from a copy, and starts it.
+do is serve what it did not store, and that is for the checks to see. It has met the fault once it has read the byte,
+where reads are counted (by the shim, and not those of a mapping). Healing kills it again, puts the bit back, as from a
+copy, and starts it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +24,11 @@ __all__ = ["BIT_FLIP", "BitFlip"]
 
 MIN_PLACE, MAX_PLACE = 0.05, 0.75
 """Where in a file, as part of its length. Not at its end: what was written last may be cut off as unfinished."""
+
+READ_TIMEOUT_S = 10.0
+"""For a replica that was just started to read its files: seconds on a busy machine. What it needs only
+later it may read later: that is looked for in the end."""
+READ_POLL_S = 0.1
 
 
 class BitFlip(FormNemesis):
@@ -81,7 +88,20 @@ class BitFlip(FormNemesis):
         hosts: Sequence[str] = injection.value["hosts"]
         failed = [f"no bit of {host} was flipped" for host in hosts if host not in flipped]
         detail = "; ".join(failed) if failed else "; ".join(f"{host}: {flipped[host]}" for host in hosts)
-        return Proof(proven=not failed, detail=detail, checked=len(hosts), failed=failed)
+        exercised, words = await _read(target, injection, timeout_s=0.0 if failed else READ_TIMEOUT_S)
+        return Proof(
+            proven=not failed, exercised=exercised, detail=f"{detail}{words}", checked=len(hosts), failed=failed
+        )
+
+    async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """Whether a replica has read a flipped byte by now."""
+        exercised, words = await _read(target, injection)
+        return Proof(
+            proven=True,
+            exercised=exercised,
+            detail=words.removeprefix("; ") or "whether a replica has read the byte is not known",
+            checked=len(injection.value["hosts"]),
+        )
 
     async def heal(self, target: Target, injection: Injection) -> None:
         """Kill the victims, put the bits back, start them. Idempotent."""
@@ -97,6 +117,20 @@ class BitFlip(FormNemesis):
             failed = [f"{host}: {flipped[host]}" for host in sorted(flipped)]
             return Proof(proven=False, detail="; ".join(failed), checked=len(failed), failed=failed)
         return await prove_released(target, injection.value["hosts"], in_force=in_force)
+
+
+async def _read(target: Target, injection: Injection, *, timeout_s: float = 0.0) -> tuple[bool | None, str]:
+    """(True once a replica has read a flipped byte since, None where that is not known; the same in words). Where reads
+    are counted, waits for one."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    while True:
+        met = await disks_of(target).met(injection.fault_id)
+        if not met or any(seen.met for seen in met.values()) or loop.time() >= deadline_s:
+            break
+        await asyncio.sleep(READ_POLL_S)
+    words = ", ".join(f"{host} {seen.met} times" for host, seen in sorted(met.items()) if seen.met)
+    return (True, f"; read by {words}") if words else (None, "")
 
 
 BIT_FLIP = BitFlip()

@@ -31,7 +31,7 @@ what one takes on a disk that works."""
 PROBE_TIMEOUT_S = 12.0
 """How long a probe that should end may take, on a slow disk of a busy machine."""
 
-HEAL_PATIENCE_S = 8.0
+HEAL_TIMEOUT_S = 8.0
 """How long a disk may go on being slow after it was healed: a busy one is by itself, now and then, as slow as the mild
 fault makes every sync. One quick one shows that it is over."""
 
@@ -80,7 +80,7 @@ class DiskNemesis(FormNemesis):
                 return unreached
             is_stall = fault.kind in STALLS or host in also_impaired
             probe = await disks_of(target).probe(host, timeout_s=STALL_WATCH_S if is_stall else PROBE_TIMEOUT_S)
-            if host in also_impaired:  # which of the two faults a step met cannot be told
+            if host in also_impaired:  # which of the two faults a step met cannot be known
                 return f"the disk of {host} works" if _trouble(probe) is None else None
             return _not_met(fault, probe)
 
@@ -121,7 +121,7 @@ class DiskNemesis(FormNemesis):
         mended = [host for host in injection.value["hosts"] if host not in _impaired_by(in_force)]
         slow_ms = self._fault_of(injection).delay_ms
         found = await asyncio.gather(
-            *(_works(target, host, patience_s=HEAL_PATIENCE_S, slow_ms=slow_ms) for host in mended)
+            *(_works(target, host, timeout_s=HEAL_TIMEOUT_S, slow_ms=slow_ms) for host in mended)
         )
         failed = [problem for problem in found if problem is not None]
         running = await prove_released(target, injection.value["hosts"], in_force=in_force)
@@ -160,7 +160,7 @@ async def _unreached(target: Target, host: str, in_force: Sequence[Injection]) -
 async def _met(
     target: Target, injection: Injection, also_impaired: frozenset[str]
 ) -> tuple[bool | None, str, list[str]]:
-    """(whether the victims' replicas have met the fault since it began, None where that cannot be told; the same in
+    """(whether the victims' replicas have met the fault since it began, None where that cannot be known; the same in
     words; which replicas have made such calls and met nothing)."""
     unmet: dict[str, str] = {}
     for attempt in range(MET_LOOKS):
@@ -185,11 +185,11 @@ def _times(count: int | None) -> str:
     return "1 call" if count == 1 else f"{count} calls"
 
 
-async def _works(target: Target, host: str, *, patience_s: float = 0.0, slow_ms: int = 0) -> str | None:
+async def _works(target: Target, host: str, *, timeout_s: float = 0.0, slow_ms: int = 0) -> str | None:
     """None when a probe of the disk goes through, its sync in less than `slow_ms` milliseconds where that is above 0;
-    otherwise what the last one met that was begun within `patience_s` seconds."""
+    otherwise what the last one met that was begun within `timeout_s` seconds."""
     loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + patience_s
+    deadline_s = loop.time() + timeout_s
     while True:
         probe = await disks_of(target).probe(host, timeout_s=PROBE_TIMEOUT_S)
         trouble = _trouble(probe)

@@ -16,17 +16,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from nemesis.moments import PATIENCE_S, MomentWord
 from nemesis.protocol import Injection, MakesRequest, Nemesis, Proof, ProvesToTheEnd, StepTimeout
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 from nemesis.target import Target
+from nemesis.triggers import TRIGGER_TIMEOUT_S, Trigger
 
 __all__ = ["Record", "fault_rng", "run_schedule"]
 
 Record = Callable[[dict[str, Any]], None]
 """Takes one history event (process, type, f, value); index and time are the recorder's to add."""
 
-PLAN_PATIENCE_S = 1.0
+PLAN_TIMEOUT_S = 1.0
 """How long a plan may take before healings go ahead of it; where somebody leads it takes milliseconds."""
 
 STEP_TIMEOUT_S = 30.0
@@ -78,7 +78,7 @@ async def run_schedule(
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
             if event.when is not None:
-                await driver.await_moment(event, event.when, since_s)
+                await driver.await_trigger(event, event.when, since_s)
             since_s = loop.time()
             if event.action == INJECT:
                 # A plan touches nothing and may be cancelled; once a fault begins, its proof is worth having.
@@ -104,8 +104,8 @@ class _Driver:
         self._in_force: dict[str, Injection] = {}
         self._met: dict[str, Proof | None] = {}
         """fault -> what was seen of it right before it was first healed; a healing that is tried again finds less"""
-        self._moments: dict[tuple[str, str], str | None] = {}
-        """(fault, action) -> the moment at which it was due, None when that did not come."""
+        self._occurrences: dict[tuple[str, str], str | None] = {}
+        """(fault, action) -> the occurrence that it waited for, None when there was none."""
         self._asking: dict[str, asyncio.Task[None]] = {}
         """fault -> what goes on beside the schedule, in the order in which it began"""
 
@@ -124,23 +124,23 @@ class _Driver:
 
         self._asking[event.fault_id] = asyncio.get_running_loop().create_task(in_turn(), name=f"{event.fault_id} asks")
 
-    async def await_moment(self, event: FaultEvent, when: str, since_s: float) -> None:
-        """Wait for the moment at which an event is due; see nemesis.moments."""
-        moment = None
-        if self._target.moments is not None:
+    async def await_trigger(self, event: FaultEvent, when: str, since_s: float) -> None:
+        """Wait for the trigger of an event; see nemesis.triggers."""
+        occurrence = None
+        if self._target.triggers is not None:
             loop = asyncio.get_running_loop()
-            word = MomentWord.parse(when)
-            moment = await self._target.moments.wait(word, since_s=since_s, timeout_s=PATIENCE_S)
-            if moment is not None and (left_s := moment.at_s + word.delay_s - loop.time()) > 0:
+            trigger = Trigger.parse(when)
+            occurrence = await self._target.triggers.wait(trigger, since_s=since_s, timeout_s=TRIGGER_TIMEOUT_S)
+            if occurrence is not None and (left_s := occurrence.at_s + trigger.delay_s - loop.time()) > 0:
                 await asyncio.sleep(left_s)
-        self._moments[event.fault_id, event.action] = None if moment is None else str(moment)
+        self._occurrences[event.fault_id, event.action] = None if occurrence is None else str(occurrence)
 
     async def plan_beside(self, event: FaultEvent, events: deque[FaultEvent], now_s: Callable[[], float]) -> Injection:
         """Decide who is hit. Where that takes long, because a leader is waited for, faults whose time to be healed
         comes meanwhile are healed, and taken off `events`: one of them may be what keeps everybody from leading."""
         plan = asyncio.ensure_future(self.plan(event))
         try:
-            await asyncio.wait((plan,), timeout=PLAN_PATIENCE_S)
+            await asyncio.wait((plan,), timeout=PLAN_TIMEOUT_S)
             while not plan.done():
                 coming = _next_healing(events, event.fault_id)
                 await asyncio.wait((plan,), timeout=None if coming is None else max(0.0, coming.at_s - now_s()))
@@ -243,8 +243,8 @@ class _Driver:
 
     def _note(self, kind: str, f: str, injection: Injection, proof: Proof | None = None) -> None:
         value = dict(injection.value)
-        if (injection.fault_id, f) in self._moments:
-            value["moment"] = self._moments[injection.fault_id, f]
+        if (injection.fault_id, f) in self._occurrences:
+            value["trigger"] = self._occurrences[injection.fault_id, f]
         if f == HEAL and (met := self._met.get(injection.fault_id)) is not None:
             value["met"] = met.to_json()
         if proof is not None:

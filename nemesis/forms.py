@@ -43,7 +43,7 @@ class Form:
     needs: tuple[tuple[str, str], ...]
     targets: tuple[str, ...] = ("one",)
     is_cycled: bool = True
-    """Whether a run that is not told any form includes this one."""
+    """Whether a run that names no form includes this one."""
 
 
 @runtime_checkable

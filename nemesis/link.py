@@ -1,9 +1,10 @@
-"""The nemesis `link`: links between hosts that are late, lossy, doubled, out of order or narrow.
+"""The nemesis `link`: links between hosts that are late, lossy, doubled, out of order, narrow or damage packets.
 
 The links are those between a victim and every other replica host, in both directions or in one. What is proved is what
 probe packets of the harness meet on them, while on all other links they meet nothing of the kind. Client traffic is
 not touched. Where the network counts what the system sends (CountsTraffic), the fault was exercised if something of
-that went over the bad links after the proof.
+that went over the bad links after the proof; packets that are damaged, if the receivers' kernels have refused some of
+the system's since then (CountsRefusals).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from nemesis.forms import Form, FormNemesis, split_variant
 from nemesis.protocol import Injection, Proof
-from nemesis.target import CountsTraffic, Link, LinkMeasure, Links, LinkShape, Target
+from nemesis.target import CountsRefusals, CountsTraffic, Link, LinkMeasure, Links, LinkShape, Target
 
 __all__ = ["LINK", "LinkNemesis"]
 
@@ -43,6 +44,13 @@ MIN_DELAY_MS, MAX_DELAY_MS = 60.0, 160.0
 
 HEAL_DEADLINE_S = 8.0
 
+CORRUPT_BYTES = 400
+"""Packets that are to be damaged: long enough for nearly every flipped bit to be in what a probe can look at."""
+
+SEEN_SHARE = 0.8
+"""Of damaged probe packets, how many arrive to be seen: those with a bit flipped in a header come to nobody. A header
+of 42 bytes is 10 % of the packet."""
+
 _HEALTHY = LinkShape()
 
 Check = Callable[[LinkMeasure, LinkShape, LinkShape], str | None]
@@ -52,7 +60,7 @@ class LinkNemesis(FormNemesis):
     """Shapes links. See the module's text."""
 
     name = "link"
-    description = "makes links between hosts late, lossy, doubled, out of order or narrow"
+    description = "makes links between hosts late, lossy, doubled, out of order or narrow, or flip bits of packets"
     forms: Mapping[str, Form] = {
         name: Form(name=name, description=description, needs=(("links", ability),), targets=targets)
         for name, description, ability, targets in (
@@ -66,6 +74,8 @@ class LinkNemesis(FormNemesis):
             ("duplicate", "20 to 60 % of the packets arrive twice", "duplicate", ("all", "leader")),
             ("reorder", "20 to 50 % of the packets overtake others by 10 to 30 ms", "reorder", ("all", "leader")),
             ("rate", "32 to 96 kB a second", "rate", ("leader", "minority")),
+            ("corrupt", "a bit of 10 to 40 % of the packets is flipped: the receiver's kernel refuses them, by their "
+             "checksums", "corrupt", ("leader", "minority")),
         )
     }  # fmt: skip
 
@@ -108,16 +118,21 @@ class LinkNemesis(FormNemesis):
         mechanism = _links(target).mechanism
         detail = f"{len(shaped)} links by {mechanism}: {_seen(measures[shaped[0]])}; {len(others)} others are well"
         carried = await _carried(target, shaped)
+        evidence: dict[str, Any] = {} if carried is None else {"carried_bytes": carried}
+        if _kind(form) == "corrupt" and (refused := await _refused(target, shaped)) is not None:
+            evidence["refused"] = refused
         return Proof(
             proven=not failed,
             detail="; ".join(failed[:3]) if failed else detail,
             checked=len(measures),
             failed=failed,
-            evidence={} if carried is None else {"carried_bytes": carried},
+            evidence=evidence,
         )
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
-        """How much of the system's own went over the bad links since the proof."""
+        """How much of the system's own went over the bad links since the proof, or was refused as damaged."""
+        if "refused" in injection.evidence:
+            return await _prove_refused(target, injection)
         links = [Link(*name.split("->")) for name in injection.evidence.get("carried_bytes", ())]
         carried = await _carried(target, links)
         if not links or carried is None:
@@ -154,6 +169,24 @@ class LinkNemesis(FormNemesis):
         return Proof(proven=not failed, detail=detail, checked=len(mended), failed=failed)
 
 
+async def _prove_refused(target: Target, injection: Injection) -> Proof:
+    before: Mapping[str, int] = injection.evidence["refused"]
+    now = await _refused_by(target, list(before)) or before
+    counts = {host: now[host] - count for host, count in before.items()}
+    hit = [host for host, count in counts.items() if count > 0]
+    detail = f"{sum(counts.values())} damaged segments of TCP were refused by {', '.join(hit) or 'nobody'}"
+    return Proof(proven=True, exercised=bool(hit), detail=detail, checked=len(before))
+
+
+async def _refused(target: Target, links: Collection[Link]) -> dict[str, int] | None:
+    """What the kernels at the ends of links have refused so far; None where nobody counts that."""
+    return await _refused_by(target, sorted({link.destination for link in links}))
+
+
+async def _refused_by(target: Target, hosts: Sequence[str]) -> dict[str, int] | None:
+    return dict(await target.links.refused(hosts)) if isinstance(target.links, CountsRefusals) else None
+
+
 async def _carried(target: Target, links: Collection[Link]) -> dict[str, int] | None:
     """Bytes that the system has sent over each link so far, by its name; None where nobody counts them."""
     network = target.network
@@ -175,6 +208,8 @@ def _shape(form: str, rng: random.Random) -> dict[str, float]:
         return {"duplicate_percent": round(rng.uniform(20, 60), 1)}
     if kind == "reorder":
         return {"delay_ms": round(rng.uniform(10, 30), 1), "reorder_percent": round(rng.uniform(20, 50), 1)}
+    if kind == "corrupt":
+        return {"corrupt_percent": round(rng.uniform(10, 40), 1)}
     return {"rate_bytes_per_s": float(rng.randrange(32_000, 96_001, 1000))}
 
 
@@ -198,7 +233,7 @@ def _is_late(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> str |
 
 
 def _is_lossy(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> str | None:
-    lost = measure.sent - measure.received
+    lost = measure.sent - measure.received - measure.damaged
     if not measure.received:
         return "nothing arrived"
     return None if lost >= _least(measure.sent, shape.loss_percent) else f"{lost} of {measure.sent} lost"
@@ -213,6 +248,13 @@ def _is_disordered(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) ->
     # A packet that overtakes shows as one or more that come after it, so this is far below what is expected.
     least = max(1.0, measure.received * shape.reorder_percent / 100 / 10)
     return None if measure.out_of_order >= least else f"{measure.out_of_order} of {measure.received} out of order"
+
+
+def _is_damaged(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> str | None:
+    least = _least(measure.sent, SEEN_SHARE * shape.corrupt_percent * (1 - beside.loss_percent / 100))
+    if measure.damaged >= least:
+        return None
+    return f"{measure.damaged} of {measure.sent} came damaged"
 
 
 def _is_narrow(measure: LinkMeasure, shape: LinkShape, beside: LinkShape) -> str | None:
@@ -231,6 +273,7 @@ _EFFECTS: Mapping[str, Check] = {
     "duplicate": _is_doubled,
     "reorder": _is_disordered,
     "rate": _is_narrow,
+    "corrupt": _is_damaged,
 }
 
 
@@ -239,6 +282,8 @@ def _shows(measure: LinkMeasure, form: str, shape: LinkShape) -> bool:
     themselves, once in some thousands of measures; so being out of order counts from further up than as a proof."""
     if _kind(form) == "reorder":
         return measure.out_of_order >= max(1.0, measure.received * shape.reorder_percent / 100 / 4)
+    if _kind(form) == "corrupt":
+        return measure.damaged > 0
     return _EFFECTS[_kind(form)](measure, shape, _HEALTHY) is None
 
 
@@ -256,7 +301,7 @@ async def _measure(target: Target, links: Collection[Link], form: str, shape: Li
     return await _links(target).measure(
         links,
         count=BURST_COUNT if is_burst else PROBE_COUNT,
-        size_bytes=BURST_BYTES if is_burst else PROBE_BYTES,
+        size_bytes=BURST_BYTES if is_burst else CORRUPT_BYTES if _kind(form) == "corrupt" else PROBE_BYTES,
         timeout_s=longest_s + WAIT_S,
     )
 
@@ -265,7 +310,8 @@ def _seen(measure: LinkMeasure) -> str:
     median_ms = statistics.median(measure.delays_ms) if measure.delays_ms else 0.0
     return (
         f"{measure.received} of {measure.sent} arrived, {median_ms:.1f} ms late, "
-        f"{measure.duplicates} twice, {measure.out_of_order} out of order, in {measure.seconds:.2f} s"
+        f"{measure.duplicates} twice, {measure.out_of_order} out of order, {measure.damaged} damaged, "
+        f"in {measure.seconds:.2f} s"
     )
 
 

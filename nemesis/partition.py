@@ -164,14 +164,14 @@ class Partition:
         whole = set(_links_between(target.hosts)) - cut - _cut_by(in_force)
         passed_s, (still_passing, not_passing) = await _timed_probe(network, cut, whole)
         # On a machine where links that pass take long, silence as short as this would prove nothing.
-        patience_s = max(CUT_TIMEOUT_S, 2 * passed_s)
-        if patience_s > CUT_TIMEOUT_S:
-            still_passing |= _passing(await network.probe(sorted(cut), timeout_s=patience_s))
+        timeout_s = max(CUT_TIMEOUT_S, 2 * passed_s)
+        if timeout_s > CUT_TIMEOUT_S:
+            still_passing |= _passing(await network.probe(sorted(cut), timeout_s=timeout_s))
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + SETTLE_S
         while still_passing and loop.time() < deadline_s:
             await asyncio.sleep(SETTLE_S / 10)
-            still_passing = _passing(await network.probe(sorted(still_passing), timeout_s=patience_s))
+            still_passing = _passing(await network.probe(sorted(still_passing), timeout_s=timeout_s))
         failed = [f"{_name(link)} still passes" for link in sorted(still_passing)]
         failed += [f"{_name(link)} should pass and does not" for link in sorted(not_passing)]
         failed += await _bypasses(network, cut)
@@ -182,7 +182,7 @@ class Partition:
 
     async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """Nothing of the system's has passed a cut link since the proof. The cut was exercised if something ran into
-        it; where another fault cuts the same links, it cannot be told which of the two that was."""
+        it; where another fault cuts the same links, it cannot be known which of the two that was."""
         network = _network(target)
         cut = _cut_by([injection])
         now = await _traffic(network, cut)

@@ -159,10 +159,10 @@ async def _members_seen(target: Target, hosts: Sequence[str]) -> Mapping[str, An
     processes = target.processes
     if not isinstance(processes, SeesMembers):
         return {}
-    told = await asyncio.gather(*map(processes.members, hosts))
+    lists = await asyncio.gather(*map(processes.members, hosts))
     found = {
         host: [[member.pid, member.start_ticks, member.name] for member in members[:_MAX_MEMBERS]]
-        for host, members in zip(hosts, told, strict=True)
+        for host, members in zip(hosts, lists, strict=True)
         if members
     }
     return {"processes": found} if found else {}

@@ -18,6 +18,15 @@ from nemesis.target import DOWN, Target
 
 __all__ = ["PROMOTE", "Promote"]
 
+STEP_TIMEOUT_S = 120.0
+"""For each step: the promoted replica is ended in order and started again."""
+
+TAKES_WRITES_TIMEOUT_S = 60.0
+"""Until the promoted replica takes writes: a broker in Java starts for half a minute on a busy machine."""
+
+LOOK_TIMEOUT_S = 5.0
+"""For the first slave to answer, which may be busy with the end of its master."""
+
 NEEDS = (("processes", "kill"), ("operator", "promote"))
 
 
@@ -26,6 +35,7 @@ class Promote(FormNemesis):
 
     name = "promote"
     description = "the master of classic HA ends, and an operator makes a slave the master"
+    step_timeout_s = STEP_TIMEOUT_S
     is_of_all = False
     """It gives messages up by design, so a run has it only where it is asked for."""
     forms: Mapping[str, Form] = {
@@ -61,11 +71,11 @@ class Promote(FormNemesis):
         form, _ = split_variant(injection.variant)
         signal_name = "KILL" if form == "failover" else "TERM"
         await processes_of(target).end(injection.fault_id, [master], signal_name=signal_name)
-        slaves = [view for view in await views_of(target) if view.host != master]
-        if not slaves:
+        best = await find_view(target, lambda view: view.host != master, timeout_s=LOOK_TIMEOUT_S)
+        if best is None:
             raise RuntimeError("no slave answers")
-        best = max(slaves, key=lambda view: (view.end, view.host))
-        await operator_of(target).promote(injection.fault_id, best.host)
+        slaves = [best, *(view for view in await views_of(target) if view.host != master)]
+        await operator_of(target).promote(injection.fault_id, max(slaves, key=lambda view: (view.end, view.host)).host)
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The former master is down, and another one takes writes."""
@@ -74,7 +84,9 @@ class Promote(FormNemesis):
         [former] = injection.value["hosts"]
         if (await processes_of(target).look(former)).state != DOWN:
             return Proof(proven=False, detail=f"{former} still runs", checked=1)
-        view = await find_view(target, lambda view: view.takes_writes and view.host != former)
+        view = await find_view(
+            target, lambda view: view.takes_writes and view.host != former, timeout_s=TAKES_WRITES_TIMEOUT_S
+        )
         if view is None:
             return Proof(proven=False, detail="no other replica takes writes", checked=len(target.hosts))
         return Proof(proven=True, exercised=True, detail=f"{view.host} is the master, {former} was", checked=2)

@@ -56,7 +56,7 @@ class Proof:
     """Whether a fault, or its healing, is what it claims to be.
 
     `exercised` says of a fault whether the system under test met it: a cut that no packet ran into tested nothing. None
-    where that cannot be told. `evidence` is JSON data that the step leaves to later ones, such as counters.
+    where that cannot be known. `evidence` is JSON data that the step leaves to later ones, such as counters.
     `checked` counts what was looked at (links, processes, clocks); `failed` names each that was not as it
     should be; `detail` is one line for people.
     """
@@ -73,12 +73,12 @@ class Proof:
         named = list(self.failed[:MAX_NAMED_FAILURES])
         if len(self.failed) > len(named):
             named.append(f"and {len(self.failed) - len(named)} more")
-        told = {"proven": self.proven, "links": self.checked, "failed": named, "detail": self.detail}
+        fields = {"proven": self.proven, "links": self.checked, "failed": named, "detail": self.detail}
         if self.exercised is not None:
-            told["exercised"] = self.exercised
+            fields["exercised"] = self.exercised
         if self.evidence:
-            told["evidence"] = dict(self.evidence)
-        return told
+            fields["evidence"] = dict(self.evidence)
+        return fields
 
 
 class Nemesis(Protocol):

@@ -3,7 +3,8 @@
 The limits are the kernel's own, put on every process of a replica while it runs. What is proved is that the kernel has
 the limit in force on each of them, and on nobody else's; where the kernel counts how often a limit was met (processor
 time, memory, processes) the fault was exercised if it counted any since it began. It does not count the calls that
-fail for want of a descriptor: whether one did cannot be told. When the fault is healed, replicas that ended under it
+fail for want of a descriptor, but shows a connection that a replica could not accept; of one that listens nowhere it
+cannot be known. When the fault is healed, replicas that ended under it
 are started again.
 """
 

@@ -9,7 +9,7 @@ As JSON a schedule is a list of objects:
     [{"at_s": 5.0, "action": "inject", "id": "f1", "nemesis": "partition", "variant": "halves"},
      {"at_s": 10.0, "action": "heal", "id": "f1"}]
 
-An event may also wait for something that the replicas do: "when": "elected@n2+0.1" (see nemesis.moments).
+An event may also wait for something that the replicas do: "when": "elected@n2+0.1" (see nemesis.triggers).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nemesis.moments import moment_problem
+from nemesis.triggers import trigger_problem
 
 __all__ = [
     "HEAL",
@@ -64,8 +64,8 @@ class ScheduleError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultEvent:
-    """One thing that happens to one fault, `at_s` seconds after the schedule's zero, or at the moment `when` that
-    comes next (see nemesis.moments)."""
+    """One thing that happens to one fault, `at_s` seconds after the schedule's zero, or at its trigger `when` that
+    comes next (see nemesis.triggers)."""
 
     at_s: float
     action: str
@@ -152,7 +152,7 @@ def _entry_problems(entry: Any, known: Mapping[str, Collection[str]] | None) -> 
         value = entry.get(name)
         if not isinstance(value, str) and not (value is None and action == HEAL):
             problems.append(f"{name} must be a name, not {value!r}")
-    unclear = moment_problem(entry["when"]) if entry.get("when") is not None else None
+    unclear = trigger_problem(entry["when"]) if entry.get("when") is not None else None
     if unclear is not None:
         problems.append(unclear)
     nemesis, variant = entry.get("nemesis"), entry.get("variant")

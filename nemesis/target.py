@@ -10,11 +10,12 @@ whose packets it drops, so {b: {a}} cuts only the direction a -> b and one-way c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from nemesis.moments import Moment, MomentWord
+from nemesis.triggers import Occurrence, Trigger
 
 __all__ = [
     "ABILITIES",
@@ -23,9 +24,11 @@ __all__ = [
     "PROBE_ATTEMPTS",
     "RUNNING",
     "BitFlipped",
+    "Clients",
     "ClockReading",
     "ClockSkew",
     "Clocks",
+    "CountsRefusals",
     "CountsTraffic",
     "DiskFault",
     "DiskProbe",
@@ -39,7 +42,6 @@ __all__ = [
     "LinkShape",
     "LinkTraffic",
     "Links",
-    "Moments",
     "Network",
     "Operator",
     "PowerCut",
@@ -52,7 +54,10 @@ __all__ = [
     "ResourceUse",
     "Resources",
     "SeesMembers",
+    "SlowClient",
     "Target",
+    "Triggers",
+    "UnreadAnswers",
     "links_of",
 ]
 
@@ -64,12 +69,13 @@ ABILITIES: Mapping[str, Sequence[str]] = {
         *("stall-fsync", "stall", "slow", "full", "error-write", "error-fsync", "error-read", "power", "flip"),
         *("freeze", "fill", "shutdown", "crash"),
     ),
-    "links": ("delay", "loss", "duplicate", "reorder", "rate"),
+    "links": ("delay", "loss", "duplicate", "reorder", "rate", "corrupt"),
     "resources": ("cpu", "memory", "processes", "descriptors"),
     "operator": ("transfer", "members", "promote"),
+    "clients": ("stuck", "slow"),
 }
 """Interface -> what it may be able to do. A cluster can have an interface and lack some of its abilities; `operator` is
-the system's own affair, on any cluster."""
+the system's own affair, on any cluster, and `clients` that of both."""
 
 Grudge = Mapping[str, frozenset[str]]
 """destination host -> source hosts whose packets the destination drops"""
@@ -301,7 +307,8 @@ class Resources(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSkew:
     """How a host's clock differs from the true one: by an offset, by a rate that adds up from the injection on,
-    and by a strobe, an offset that comes and goes every period. `affects_monotonic` moves the monotonic clock
+    and by a strobe, an offset that comes and goes every period. What the rate has added up to is gone each time it has
+    come to `step_ms`, where that is above 0: the clock is stepped right. `affects_monotonic` moves the monotonic clock
     instead of the wall clock, by the rate only: it never goes back."""
 
     offset_ms: int = 0
@@ -309,6 +316,12 @@ class ClockSkew:
     strobe_ms: int = 0
     strobe_period_ms: int = 0
     affects_monotonic: bool = False
+    step_ms: int = 0
+
+    def gained_ms(self, elapsed_s: float) -> float:
+        """What the rate alone makes of the clock in so many seconds."""
+        gained_ms = self.rate_ppm * elapsed_s / 1000
+        return math.fmod(gained_ms, self.step_ms) if self.step_ms else gained_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,12 +427,14 @@ class PowerCut:
 
 @dataclass(frozen=True, slots=True)
 class BitFlipped:
-    """One byte that is another one now: `before` became `after`, at `offset` of the file."""
+    """One byte that is another one now: `before` became `after`, at `offset` of the file. `inode` is the number of
+    the file in its file system; 0 where it has none."""
 
     path: str
     offset: int
     before: int
     after: int
+    inode: int = 0
 
     def __str__(self) -> str:
         return f"byte {self.offset} of {self.path} is {self.after:#04x}, was {self.before:#04x}"
@@ -477,14 +492,16 @@ class Disks(Protocol):
         ...
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
-        """What the replica of each host has met of a fault of `impair`, by host; nothing for another fault."""
+        """What the replica of each host has met of a fault of `impair`, by host. Of flipped bits, how often it has read
+        one, where that is counted; nothing for another fault."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkShape:
     """How bad one direction of a link is. A delay of `delay_ms` give or take `jitter_ms`; percentages of packets
-    that are lost, sent twice, or sent ahead of the delayed ones; a rate in bytes per second (0: no limit)."""
+    that are lost, sent twice, sent ahead of the delayed ones, or have a bit flipped on their way; a rate in bytes per
+    second (0: no limit)."""
 
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
@@ -492,12 +509,13 @@ class LinkShape:
     duplicate_percent: float = 0.0
     reorder_percent: float = 0.0
     rate_bytes_per_s: float = 0.0
+    corrupt_percent: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("delay_ms", "jitter_ms", "rate_bytes_per_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        for name in ("loss_percent", "duplicate_percent", "reorder_percent"):
+        for name in ("loss_percent", "duplicate_percent", "reorder_percent", "corrupt_percent"):
             if not 0 <= getattr(self, name) <= 100:
                 raise ValueError(f"{name} must be 0 to 100, not {getattr(self, name)}")
 
@@ -515,13 +533,15 @@ class LinkShape:
             duplicate_percent=either(self.duplicate_percent, other.duplicate_percent),
             reorder_percent=either(self.reorder_percent, other.reorder_percent),
             rate_bytes_per_s=min(rates, default=0.0),
+            corrupt_percent=either(self.corrupt_percent, other.corrupt_percent),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasure:
     """What probe packets of the harness met on one link. `delays_ms` has one entry for each that arrived, in the
-    order of sending; `seconds` is from the first sending to the last arrival."""
+    order of sending; `seconds` is from the first sending to the last arrival. Packets that came with other bytes than
+    they were sent with are counted as `damaged` and not as received."""
 
     link: Link
     sent: int
@@ -530,6 +550,16 @@ class LinkMeasure:
     out_of_order: int
     delays_ms: Sequence[float]
     seconds: float
+    damaged: int = 0
+
+
+@runtime_checkable
+class CountsRefusals(Protocol):
+    """Links whose hosts count the packets that they refuse as damaged."""
+
+    async def refused(self, hosts: Collection[str]) -> Mapping[str, int]:
+        """How many segments of TCP the kernel of each host has refused for a wrong checksum since it was started."""
+        ...
 
 
 class Links(Protocol):
@@ -560,11 +590,60 @@ class Links(Protocol):
         ...
 
 
-class Moments(Protocol):
-    """What replicas do, as it happens: seen by the cluster, or told from what they log at once."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowClient:
+    """Clients of one host that hardly read what they are answered: how many, and how many bytes a second each reads."""
 
-    async def wait(self, word: MomentWord, *, since_s: float, timeout_s: float) -> Moment | None:
-        """The first such moment since a time of the event loop; None when none comes within `timeout_s` seconds."""
+    connections: int
+    bytes_per_s: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadAnswers:
+    """What the kernel of a host says of the replica's own ends of the connections of slow clients: how many there are,
+    how many of them have something in their send queue, and how much that is. `read_bytes` is what these clients have
+    read, of `may_read_bytes` that they were to read by then; `closed` counts connections that the replica has ended."""
+
+    connections: int
+    stuck: int
+    queued_bytes: int
+    read_bytes: int = 0
+    may_read_bytes: int = 0
+    closed: int = 0
+
+    def __str__(self) -> str:
+        ended = f", {self.closed} ended by the replica" if self.closed else ""
+        queued = f"{self.queued_bytes} bytes in the send queues of {self.stuck} connections"
+        return f"{queued} of {self.connections}, {self.read_bytes} read{ended}"
+
+
+class Clients(Protocol):
+    """Clients that the harness connects to the replicas beside those of the workload."""
+
+    async def connect(self, fault_id: str, clients: Mapping[str, SlowClient]) -> None:
+        """Connect clients to the replicas of hosts, and have them ask for long answers until released. One whose
+        connection the replica ends connects again."""
+        ...
+
+    async def unread(self, fault_id: str) -> Mapping[str, UnreadAnswers]:
+        """What has become of them, by host; also once they are released."""
+        ...
+
+    async def release(self, fault_id: str) -> None:
+        """Close what one fault has connected. Idempotent."""
+        ...
+
+    async def release_all(self) -> None:
+        """Close all of them. Idempotent; safe in any state."""
+        ...
+
+
+class Triggers(Protocol):
+    """What replicas do, as it happens: seen by the cluster, or read from what they log at once."""
+
+    async def wait(self, trigger: Trigger, *, since_s: float, timeout_s: float) -> Occurrence | None:
+        """The trigger's first occurrence since a time of the event loop; None when there is none within `timeout_s`
+        seconds."""
         ...
 
 
@@ -647,7 +726,10 @@ class Target(Protocol):
     def operator(self) -> Operator | None: ...
 
     @property
-    def moments(self) -> Moments | None: ...
+    def triggers(self) -> Triggers | None: ...
+
+    @property
+    def clients(self) -> Clients | None: ...
 
     def missing(self, interface: str, ability: str) -> str | None:
         """Why this target lacks an ability of an interface (see ABILITIES), as one line that names what mends

@@ -24,11 +24,11 @@ from checker.models import Model  # noqa: E402
 from checker.models.registry import MODELS  # noqa: E402
 from harness import registry  # noqa: E402
 from harness.systems.base import Setting  # noqa: E402
-from harness.systems.broker_moments import LOGGED_KINDS  # noqa: E402
+from harness.systems.broker_triggers import LOGGED_KINDS  # noqa: E402
 from harness.workloads.base import AlsoByCapability, ByCapability  # noqa: E402
 from nemesis.forms import HasForms  # noqa: E402
-from nemesis.moments import KINDS as MOMENTS  # noqa: E402
 from nemesis.shapes import SHAPES  # noqa: E402
+from nemesis.triggers import KINDS as TRIGGERS  # noqa: E402
 from nemesis.victims import TARGETS  # noqa: E402
 
 NOTE = "<!-- Written by scripts/generate_docs.py from the code; edit it there. -->"
@@ -91,20 +91,20 @@ def nemeses_index(nemeses: Mapping[str, Any]) -> str:
         '     {"at_s": 8.0, "action": "inject", "id": "f2", "nemesis": "clock", "variant": "bump@minority"},',
         '     {"at_s": 12.0, "action": "heal", "id": "f1"}, {"at_s": 14.0, "action": "heal", "id": "f2"}]',
         "",
-        "An event may wait for something that the replicas do: it happens at the next such moment after its time, or",
-        "3 s later if none comes. Simulation sees every moment; on `local` and `netns` those count that a replica logs",
-        "at once, some milliseconds after they have come. Where a moment cannot be seen the run says so at its start,",
-        "and the event's time alone counts.",
+        "An event may wait for something that the replicas do: it happens when that next occurs after its time, or",
+        "3 s later if it does not. Simulation sees every trigger; on `local` and `netns` those count that a replica",
+        "logs at once, some milliseconds later. Where a trigger cannot be seen the run says so at its",
+        "start, and the event's time alone counts.",
         "",
         '    {"at_s": 5.0, "when": "elected@n2+0.1", "action": "inject", "id": "f3", "nemesis": "kill", ...}',
         "",
-        "`@HOST` and `+SECONDS` may be left out. The moments:",
+        "`@HOST` and `+SECONDS` may be left out. The triggers:",
         "",
         *table(
-            ["moment", "what happens", "seen on"],
+            ["trigger", "what happens", "seen on"],
             [
                 [f"`{kind}`", what, "sim, local, netns" if kind in LOGGED_KINDS else "sim"]
-                for kind, what in MOMENTS.items()
+                for kind, what in TRIGGERS.items()
             ],
         ),
         "",

@@ -90,7 +90,7 @@ def analyse(
 ) -> Analysis:  # fmt: skip
     """Every table of the runs at `place`; written to `out` (a path or URI) when given.
 
-    `progress` is told, in words, what is being done. Raises AnalysisError for what the operator can mend: nothing
+    `progress` hears, in words, what is being done. Raises AnalysisError for what the operator can mend: nothing
     to read, a condition that does not parse, too little memory. When memory ends after the first tables, they are
     returned, and `missing` says so.
     """
@@ -158,8 +158,8 @@ def _tables(
     runs = every.filter("problem is null")
     problems = Table(name="problems", columns={"run": "string", "problem": "string", "left_out": "boolean"})
     problems.rows = [{"run": run, "problem": problem, "left_out": True} for run, problem in listing.problems]
-    told = every.filter("problem is not null or size(notes) > 0").select("run_dir", "problem", "notes")
-    for row in told.orderBy("run_dir").collect():
+    noted = every.filter("problem is not null or size(notes) > 0").select("run_dir", "problem", "notes")
+    for row in noted.orderBy("run_dir").collect():
         if row.problem is not None:
             problems.rows.append({"run": row.run_dir, "problem": row.problem, "left_out": True})
         problems.rows += [{"run": row.run_dir, "problem": note, "left_out": False} for note in row.notes]

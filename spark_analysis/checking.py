@@ -58,7 +58,7 @@ WHOLE_SHARE = 0.5
 
 MAX_BATCH_ROWS = 512
 MAX_BATCH_BYTES = 8 * 1024 * 1024
-"""Rows, and bytes of histories in them, that a Python worker gathers before it hands them to Spark."""
+"""Rows, and bytes of histories in them, that a Python worker collects before it hands them to Spark."""
 
 _CUT_SCHEMA = pa.schema(
     [

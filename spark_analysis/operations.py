@@ -60,7 +60,7 @@ class Names:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One fault: from the call that injects it to the end of the call that heals it (`end_ns` None: never).
-    `exercised` is None where it cannot be told whether the system met it, as in histories that do not say."""
+    `exercised` is None where it cannot be known whether the system met it, as in histories that do not say."""
 
     fault_id: str
     nemesis: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 __all__ = ["SCHEMA_VERSION", "read_runs"]
 
+import io
 import itertools
 import json
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from checker.codecs import FormatError, read_bytes
+from checker.codecs.jsonl import EVENT_FIELDS, DamagedLine, read_batches
 from checker.faults import FaultPairing
 from checker.history import NEVER as CHECKER_NEVER
 from checker.history import History, HistoryError, plain
@@ -36,9 +38,6 @@ from spark_analysis.operations import (
 
 SCHEMA_VERSION = 1
 """The newest version of the store's Parquet that this reader knows; newer ones may mean something else."""
-
-MAX_LINE_TEXT = 120
-"""Characters of a broken line that a reason quotes."""
 
 _REQUIRED = ("time_ns", "process", "type", "f")
 _BASE = ("index", "time_ns", "process", "is_nemesis", "type", "f", "key", "node")
@@ -312,22 +311,17 @@ def _json_or_none(text: str | None) -> Any:
 def _read_jsonl(content: bytes) -> tuple[list[dict[str, Any]], list[str]]:
     events: list[dict[str, Any]] = []
     problems: list[str] = []
-    lines = content.split(b"\n")
-    last = len(lines) - 1
-    for number, line in enumerate(lines):
-        if not line.strip():
-            continue
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if number == last:
-                problems.append(f"the last line was cut short and is left out ({len(line)} bytes)")
-                break
-            shown = line[:MAX_LINE_TEXT].decode(errors="replace")
-            raise UnreadableRunError(f"line {number + 1} is not JSON ({_first_line(error)}): {shown}") from None
-        if not isinstance(event, dict) or any(name not in event for name in ("process", "type", "f", "time")):
-            raise UnreadableRunError(f"line {number + 1} is not an event with process, type, f and time")
-        events.append(event)
+    try:
+        for batch in read_batches(io.BytesIO(content), EVENT_FIELDS):
+            for number, event in batch.whole():
+                if not isinstance(event, dict) or any(name not in event for name in ("process", "type", "f", "time")):
+                    raise UnreadableRunError(f"line {number} is not an event with process, type, f and time")
+                events.append(event)
+    except DamagedLine as line:
+        if not line.is_cut:
+            shown = line.text.decode(errors="replace")
+            raise UnreadableRunError(f"line {line.number}: {line.reason}: {shown}") from None
+        problems.append(f"the last line was cut short and is left out ({line.size_bytes} bytes)")
     if not events:
         raise UnreadableRunError("the history has no events")
     return events, problems

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True, kw_only=True)
 class Table:
     """A table with its columns' Spark types. `rows` are plain values; `frame` stands for them where there may be
-    one per fault or run of a very large store, and is not gathered."""
+    one per fault or run of a very large store, and is not collected."""
 
     name: str
     columns: Mapping[str, str]

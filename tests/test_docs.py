@@ -47,6 +47,16 @@ def test_the_pages_name_commands() -> None:
     assert len(list(commands())) > 30
 
 
+def test_no_way_through_the_code_crosses_more_than_twelve_files() -> None:
+    page = (ROOT / "docs" / "whats-here.md").read_text(encoding="utf-8")
+    walks = page.partition("\n## Four walks\n")[2].partition("\n## ")[0].split("\n\n1. ")[1:]
+    assert len(walks) == 4
+    for walk in walks:
+        stops = re.findall(r"^(?:\d+\. )?`(\S+)`", walk.partition("\n\n")[0], re.MULTILINE)
+        assert 5 < len(stops) <= 12
+        assert [stop for stop in stops if not (ROOT / stop).exists()] == []
+
+
 @pytest.mark.parametrize(("page", "words"), list(commands()))
 def test_commands_of_the_pages_are_taken(page: str, words: list[str]) -> None:
     if words[0] != "check":  # which has a parser of its own

@@ -62,7 +62,13 @@ def test_what_passes_ends_with_status_0(checkout: Path) -> None:
     done = run(checkout, "make", "test")
     assert done.returncode == 0 and "failed" not in done.stdout + done.stderr
     markers = [line.partition("-m ")[2].partition(" -m ")[2].partition(" -")[0] for line in asked(checkout)[1:]]
-    assert markers == ["not serial and not spark", "spark", "serial"], "every test is in one stage"
+    assert markers == ["not serial and not spark", "spark", "serial and not systems"], "every test is in one stage"
+
+
+def test_systems_that_must_be_fetched_are_tested_when_asked_for(checkout: Path) -> None:
+    done = run(checkout, "make", "test-systems")
+    assert done.returncode == 0
+    assert asked(checkout) == ["-m pytest -q -rs -m systems"], "skipped tests are named with their reasons"
 
 
 def test_a_shim_that_cannot_be_built_is_said_and_the_tests_run(checkout: Path) -> None:

@@ -15,9 +15,10 @@ MAX_FUNCTION_LINES = 70
 
 LONGER_FUNCTIONS = {
     "checker/linearizability/general.py _run",
-    "harness/clusters/sim/watch.py attach",
 }
-"""Those from before the limit. The list only gets shorter: the test fails on names that need not be here."""
+"""Those that stay whole: the checker's innermost loop, in which a call for each step costs (its look at what was seen
+before, made a method, took 11 % more: 1.87 s of processor in place of 1.68 for 325,000 steps, least of five alternated
+times). The list only gets shorter: the test fails on names that need not be here."""
 
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".sh", ".cfg", ".yml", ".yaml", ".j2", ".css", ".js", ".html", ""}
 

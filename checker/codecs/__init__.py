@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from checker.codecs.detect import FORMATS, detect_format, is_parquet, read, read_bytes, read_rows
-from checker.codecs.jsonl import read_jsonl, read_jsonl_lines
+from checker.codecs.jsonl import read_jsonl
 from checker.codecs.source import FormatError, MemoryLimitError
 
 __all__ = [
@@ -15,6 +15,5 @@ __all__ = [
     "read",
     "read_bytes",
     "read_jsonl",
-    "read_jsonl_lines",
     "read_rows",
 ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from checker.codecs.edn import read_edn_text
-from checker.codecs.jsonl import not_utf8, read_json_array, read_jsonl, read_jsonl_lines
+from checker.codecs.jsonl import not_utf8, read_json_array, read_jsonl, read_jsonl_stream
 from checker.codecs.lines import read_jepsen_log_text, read_limo_text
 from checker.codecs.source import FileEvents, FormatError
 from checker.history import History
@@ -90,9 +90,9 @@ def read_bytes(content: bytes, *, source: str, lenient: bool = False) -> History
     ``source`` names it in errors.  Raises :class:`FormatError` as :func:`read` does.
     """
     format = _format_of(content[:_HEAD_BYTES], source)
-    text = _decoded(content, format, source)
     if format == "jsonl":
-        return read_jsonl_lines(io.StringIO(text, newline="\n"), source=source, lenient=lenient)
+        return read_jsonl_stream(io.BytesIO(content), source=source, lenient=lenient)
+    text = _decoded(content, format, source)
     return _without_booleans(_read_text(text, format, FileEvents(source, lenient=lenient)), text)
 
 

@@ -1,24 +1,212 @@
 """Our own format: one JSON object a line, in the order events happened; and JSON arrays of the same events.
 
-Lines are parsed in batches, as one JSON array each, which is about twice as fast as line by line; a batch that does
-not parse is read again line by line to name the line at fault.
+:class:`JsonLines` is the one reader of such lines, of histories and traces, whole or still growing.  Lines are parsed
+in batches, as one JSON array each, which is about twice as fast as line by line; a batch that does not parse is read
+again line by line to name the line at fault.  A damaged line is always handed on: who reads refuses or counts it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from checker.codecs.source import BATCH_LINES, FileEvents, FormatError
 from checker.history import History
 from checker.linearizability.budget import Budget
 
-__all__ = ["FormatError", "not_utf8", "read_json_array", "read_jsonl", "read_jsonl_lines"]
+__all__ = [
+    "EVENT_FIELDS",
+    "DamagedLine",
+    "FormatError",
+    "JsonBatch",
+    "JsonLines",
+    "not_utf8",
+    "read_batches",
+    "read_json_array",
+    "read_jsonl",
+    "read_jsonl_stream",
+]
+
+#: What every event of a history has.
+EVENT_FIELDS = ("process", "type")
+#: Read at a time: some ten thousand events, whose dicts (about 0.5 KB each) never weigh more than some megabytes.
+CHUNK_BYTES = 1 << 20
+#: The longest line, so that a file without line ends does not fill the memory.  A log read has a few kilobytes.
+MAX_LINE_BYTES = 64 << 20
+#: Bytes of a damaged line that are kept to be shown.
+SHOWN_BYTES = 120
+#: What files of other kinds begin with, and what to do with them.
+_OTHER_FILES = {
+    b"\xff\xfe": "UTF-16 text; convert it to UTF-8 first",
+    b"\xfe\xff": "UTF-16 text; convert it to UTF-8 first",
+    b"\x1f\x8b": "compressed by gzip; unpack it first",
+}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(eq=False)
+class DamagedLine(ValueError):
+    """A line (its number from 1) that holds no JSON, with its size and the beginning of its text.
+
+    ``is_cut`` says that it is the file's last line and has no end: what a killed writer leaves.
+    """
+
+    number: int
+    reason: str
+    text: bytes
+    size_bytes: int
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JsonBatch:
+    """What some lines hold, the number of each one's line, and the lines that hold nothing readable."""
+
+    objects: list[Any]
+    numbers: Sequence[int]
+    damaged: Sequence[DamagedLine] = ()
+
+    def whole(self) -> Iterator[tuple[int, Any]]:
+        """Line numbers and what the lines hold, one after the other.  Raises the first :class:`DamagedLine`."""
+        if not self.damaged:
+            yield from zip(self.numbers, self.objects, strict=True)
+            return
+        first = self.damaged[0]
+        for number, found in zip(self.numbers, self.objects, strict=True):
+            if number > first.number:
+                break
+            yield number, found
+        raise first
+
+
+class JsonLines:
+    """Reads JSON lines from bytes, as they come.
+
+    ``fields`` are names that every object has.  By them an object that has one twice is recognised: two lines became
+    one.  ``max_line_bytes`` bounds what is held of a line without an end; that one is damaged, and the last one read.
+    """
+
+    def __init__(self, fields: Sequence[str] = (), *, max_line_bytes: int = MAX_LINE_BYTES) -> None:
+        self._names = [f'"{name}"' for name in fields]
+        self._max_line_bytes = max_line_bytes
+        self._rest = bytearray()
+        self._next_line = 1
+        self._last_index: Any = None
+        self._is_over = False
+
+    def feed(self, data: bytes) -> JsonBatch:
+        """What the lines hold that ended within ``data``."""
+        cut = data.rfind(b"\n") + 1
+        if not cut or self._is_over:
+            self._rest += data
+            return self._without_an_end()
+        chunk = bytes(self._rest) + data[:cut] if self._rest else data[:cut]
+        self._rest[:] = data[cut:]
+        first, self._next_line = self._next_line, self._next_line + chunk.count(b"\n")
+        batch = self._parse(chunk, first)
+        late = self._without_an_end()
+        return JsonBatch(batch.objects, batch.numbers, [*batch.damaged, *late.damaged]) if late.damaged else batch
+
+    def finish(self) -> JsonBatch:
+        """What stands behind the last line end."""
+        if self._is_over or not self._rest:
+            return JsonBatch([], ())
+        batch = self._parse(bytes(self._rest), self._next_line)
+        self._rest.clear()
+        for line in batch.damaged:
+            line.reason, line.is_cut = f"the last line is cut short, as a killed writer leaves it ({line.reason})", True
+        return batch
+
+    def _without_an_end(self) -> JsonBatch:
+        if self._is_over:
+            self._rest.clear()
+        if len(self._rest) < self._max_line_bytes:
+            return JsonBatch([], ())
+        self._is_over = True
+        return JsonBatch([], (), [self._damaged(self._next_line, bytes(self._rest), "not JSON")])
+
+    def _damaged(self, number: int, line: bytes, reason: str) -> DamagedLine:
+        if len(line) >= self._max_line_bytes:
+            reason = f"the line is longer than {self._max_line_bytes} bytes"
+        return DamagedLine(number, reason, line[:SHOWN_BYTES], len(line))
+
+    def _parse(self, chunk: bytes, first: int) -> JsonBatch:
+        if first == 1:
+            chunk = chunk.removeprefix(_BYTE_ORDER_MARK)
+        lines = chunk.count(b"\n") + (not chunk.endswith(b"\n"))
+        with contextlib.suppress(UnicodeDecodeError), _no_collection():
+            text = chunk.decode()
+            # The line ends stay, because no text within JSON may hold one.
+            joined = text.removesuffix("\n").replace("\n", "\n,")
+            objects = _all_at_once(joined)
+            if objects and not self._goes_on(objects) and not _has_each_once(text, self._names, lines):
+                objects = _all_at_once(joined, with_care=True)
+            if objects is not None and len(objects) == lines:
+                return JsonBatch(objects, range(first, first + lines))
+        self._last_index = None
+        return self._one_by_one(chunk, first)
+
+    def _goes_on(self, objects: Sequence[Any]) -> bool:
+        """Whether their ``index`` goes on from the batch before without a gap, as it would not if two became one."""
+        before = self._last_index
+        try:
+            first, self._last_index = objects[0]["index"], objects[-1]["index"]
+            return bool(first - before == 1 and self._last_index - first == len(objects) - 1)
+        except (TypeError, KeyError):
+            return False
+
+    def _one_by_one(self, chunk: bytes, first: int) -> JsonBatch:
+        objects, numbers, damaged = [], [], []
+        for number, line in enumerate(chunk.split(b"\n"), first):
+            if not line or line.isspace():
+                continue
+            try:
+                found = _decode_with_care(line.decode())
+            except (ValueError, RecursionError) as error:
+                damaged.append(self._damaged(number, line, _why(line, error)))
+            else:
+                objects.append(found)
+                numbers.append(number)
+        return JsonBatch(objects, numbers, damaged)
+
+
+def read_batches(
+    file: BinaryIO, fields: Sequence[str] = (), *, max_line_bytes: int = MAX_LINE_BYTES
+) -> Iterator[JsonBatch]:
+    """All that a file holds, batch by batch; see :class:`JsonLines`.  Raises ``OSError``."""
+    lines = JsonLines(fields, max_line_bytes=max_line_bytes)
+    while data := file.read(CHUNK_BYTES):
+        yield lines.feed(data)
+    yield lines.finish()
+
+
+def _why(line: bytes, error: Exception) -> str:
+    """Why a line could not be parsed."""
+    if isinstance(error, RecursionError):
+        return "not JSON: nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text: byte 0x{line[error.start]:02x} at column {error.start + 1}"
+    return f"not JSON: {error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the collector of circles, which would look again and again at objects that all stay."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _refuse(name: str) -> Any:
@@ -38,8 +226,20 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _decode = json.JSONDecoder(parse_constant=_refuse).decode
 #: Twice as slow, and the only one that sees a name that stands twice in an object.
 _decode_with_care = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_object).decode
-#: Names that every event has: where they stand as often as there are events, no event has one of them twice.
-_NAMES_OF_ALL = ('"process"', '"type"')
+
+
+def _all_at_once(text: str, *, with_care: bool = False) -> list[Any] | None:
+    """Objects with commas between them; ``None`` where they are not surely that."""
+    try:
+        objects: list[Any] = (_decode_with_care if with_care else _decode)(f"[{text}]")
+    except (ValueError, RecursionError):
+        return None
+    return objects
+
+
+def _has_each_once(text: str, names: Sequence[str], objects: int) -> bool:
+    """Whether every one of the names stands as often as there are objects, so that none has one of them twice."""
+    return all(text.count(name) == objects for name in names)
 
 
 def read_jsonl(path: str | Path, *, lenient: bool = False, budget: Budget | None = None) -> History:
@@ -50,91 +250,40 @@ def read_jsonl(path: str | Path, *, lenient: bool = False, budget: Budget | None
     bounds the memory.  Raises :class:`FormatError` for a bad line unless lenient, :class:`MemoryLimitError` at the
     bound, ``OSError`` for a file that cannot be read.
     """
-    try:
-        with open(path, encoding="utf-8", newline="\n") as file:
-            return read_jsonl_lines(file, source=str(path), lenient=lenient, budget=budget)
-    except UnicodeDecodeError as error:
-        with open(path, "rb") as content:
-            raise not_utf8(content, str(path)) from error
+    with open(path, "rb") as file:
+        return read_jsonl_stream(file, source=str(path), lenient=lenient, budget=budget)
+
+
+def read_jsonl_stream(
+    file: BinaryIO, *, source: str, lenient: bool = False, budget: Budget | None = None
+) -> History:
+    """The same of an open file; ``source`` names it in errors."""
+    events = FileEvents(source, lenient=lenient, budget=budget)
+    with _no_collection():
+        for batch in read_batches(file, EVENT_FIELDS):
+            fed = 0
+            for line in batch.damaged:  # in order: of what is wrong the first is named
+                if line.number == 1 and line.text[:2] in _OTHER_FILES:
+                    raise FormatError(source, None, _OTHER_FILES[line.text[:2]])
+                before = bisect_left(batch.numbers, line.number)
+                events.feed(batch.objects[fed:before], batch.numbers[fed:before])
+                events.refuse(line.number, line.reason)
+                fed = before
+            events.feed(batch.objects[fed:], batch.numbers[fed:])
+    return events.finish()
 
 
 def not_utf8(lines: Iterable[bytes], source: str) -> FormatError:
     """Which line is not UTF-8, and what the whole may be instead."""
     number = 0
     for number, line in enumerate(lines, 1):
-        if number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            return FormatError(source, None, "UTF-16 text; convert it to UTF-8 first")
-        if number == 1 and line[:2] == b"\x1f\x8b":
-            return FormatError(source, None, "compressed by gzip; unpack it first")
+        if number == 1 and line[:2] in _OTHER_FILES:
+            return FormatError(source, None, _OTHER_FILES[line[:2]])
         try:
             line.decode("utf-8")
         except UnicodeDecodeError as error:
-            byte = line[error.start]
-            return FormatError(source, number, f"not UTF-8 text: byte 0x{byte:02x} at column {error.start + 1}")
+            return FormatError(source, number, _why(line, error))
     return FormatError(source, number, "not UTF-8 text")
-
-
-def read_jsonl_lines(
-    lines: Iterable[str], *, source: str = "<lines>", lenient: bool = False, budget: Budget | None = None
-) -> History:
-    """The same from any iterable of lines (with or without their newline)."""
-    file = FileEvents(source, lenient=lenient, budget=budget)
-    iterator = iter(lines)
-    first_line = 1
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        while batch := list(islice(iterator, BATCH_LINES)):
-            _feed(file, batch, first_line)
-            first_line += len(batch)
-    finally:
-        if collecting:
-            gc.enable()
-    return file.finish()
-
-
-def _feed(file: FileEvents, batch: list[str], first_line: int) -> None:
-    if first_line == 1 and batch[0][:1] == "\ufeff":
-        batch[0] = batch[0][1:]
-    events = _all_at_once(",".join(batch), len(batch))
-    if events is not None:
-        file.feed(events, range(first_line, first_line + len(batch)))
-        return
-    parsed = list(_one_by_one(file, batch, first_line))
-    file.feed([event for _, event in parsed], [number for number, _ in parsed])
-
-
-def _all_at_once(text: str, count: int | None) -> list[Any] | None:
-    """Events with commas between them, so many if a number is given; ``None`` where they are not surely that."""
-    try:
-        events: list[Any] = _decode(f"[{text}]")
-        # Two lines that became one leave a gap in the index; where there is none, they are looked for.
-        if not _has_index(events) and any(text.count(name) != len(events) for name in _NAMES_OF_ALL):
-            events = _decode_with_care(f"[{text}]")
-    except (ValueError, RecursionError):
-        return None
-    return events if count is None or len(events) == count else None
-
-
-def _has_index(events: list[Any]) -> bool:
-    return bool(events) and isinstance(events[0], dict) and "index" in events[0]
-
-
-def _one_by_one(file: FileEvents, batch: list[str], first_line: int) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(batch, first_line):
-        if not line.strip():
-            continue
-        try:
-            event = _decode_with_care(line)
-        except (ValueError, RecursionError) as error:
-            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-            if isinstance(error, json.JSONDecodeError):
-                reason = f"not JSON: {error.msg} at column {error.colno}"
-                if number == first_line + len(batch) - 1 and not line.endswith("\n"):
-                    reason = f"the last line is cut short, as a killed writer leaves it ({reason})"
-            file.refuse(number, reason, error)
-            continue
-        yield number, event
 
 
 def read_json_array(text: str, file: FileEvents) -> History:
@@ -144,15 +293,16 @@ def read_json_array(text: str, file: FileEvents) -> History:
     not end with an event on, one event after the other.  Raises :class:`FormatError`; what is no JSON cannot be left
     out by a lenient reader either.
     """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with _no_collection():
         at = len(text) - len(text.lstrip()) + 1
         line = 1 + text.count("\n", 0, at)
         while text[at - 1 : at] in ("[", ","):
             cut = text.find("\n", at + _PART_CHARS)
             part = text[at : cut if cut >= 0 else len(text)].rstrip()
-            events = _all_at_once(part[:-1], None) if part[-1:] == ("," if cut >= 0 else "]") else None
+            events = _all_at_once(part[:-1]) if part[-1:] == ("," if cut >= 0 else "]") else None
+            # Two events that became one leave a gap in the index; where there is none, they are looked for.
+            if events and not _has_index(events) and not _has_each_once(part, _NAMES_OF_ALL, len(events)):
+                events = _all_at_once(part[:-1], with_care=True)
             if events is None:
                 break
             lines = [number for number, row in enumerate(part.split("\n"), line) if row.strip(" \t\r[],")]
@@ -164,12 +314,14 @@ def read_json_array(text: str, file: FileEvents) -> History:
         elements = _elements(text, at, line, file.source)
         while batch := list(islice(elements, BATCH_LINES)):
             file.feed_alone([event for event, _ in batch], [number for _, number in batch])
-    finally:
-        if collecting:
-            gc.enable()
     return file.finish()
 
 
+def _has_index(events: Sequence[Any]) -> bool:
+    return isinstance(events[0], dict) and "index" in events[0]
+
+
+_NAMES_OF_ALL = [f'"{name}"' for name in EVENT_FIELDS]
 _PART_CHARS = 1 << 21
 """Text of an array that is parsed at a time: some twenty thousand events."""
 

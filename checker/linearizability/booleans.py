@@ -1,4 +1,4 @@
-"""Histories in which booleans and numbers must be told apart, which Python does not (see ``checker.values``)."""
+"""Histories in which booleans and numbers must be distinguished, which Python does not (see ``checker.values``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from checker.linearizability.steps import is_ours
 from checker.models.base import Model
 from checker.values import exact, holds_boolean, truth
 
-__all__ = ["exact_model", "mixes_booleans", "told_apart"]
+__all__ = ["distinguished", "exact_model", "mixes_booleans"]
 
 
 def mixes_booleans(history: History, model: Model) -> bool:
@@ -41,7 +41,7 @@ def _results(history: History, model: Model) -> list[Any]:
     return others + [answer for answer in answers if truth(answer) is None]
 
 
-def told_apart(history: History, model: Model) -> tuple[History, Model]:
+def distinguished(history: History, model: Model) -> tuple[History, Model]:
     """The same history and model with exact values; only its keys are where the model is not ours.
 
     The ``step`` of a user's model sees values as they were recorded; the search tells them, and the states, apart.

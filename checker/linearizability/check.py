@@ -9,7 +9,7 @@ from typing import Any
 
 from checker.explain import explain
 from checker.history import History, HistoryError, Operation, freeze
-from checker.linearizability.booleans import mixes_booleans, told_apart
+from checker.linearizability.booleans import distinguished, mixes_booleans
 from checker.linearizability.budget import Budget
 from checker.linearizability.engine import KeyOutcome, Unhashable, decide
 from checker.linearizability.parallel import decide_in_parallel
@@ -55,7 +55,7 @@ def check(
         history = History.of(history)
         given = history
         if mixes_booleans(history, model):
-            history, model = told_apart(history, model)
+            history, model = distinguished(history, model)
         elif history.booleans:
             history = given = replace(history, booleans=False)
         is_exact = history is not given and is_ours(model)
@@ -66,7 +66,7 @@ def check(
                 raise
             # Values that are lists or maps, which the history of a file holds as they were written.
             if is_ours(model):
-                history, model = told_apart(history, model)
+                history, model = distinguished(history, model)
             else:
                 values, results = map(freeze, history.value), map(freeze, history.result)
                 history = replace(history, value=list(values), result=list(results))

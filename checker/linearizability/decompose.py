@@ -68,7 +68,7 @@ def _by_queue(history: History, groups: Groups, model: Topic) -> tuple[History, 
             f, status, result = history.f[row], history.status[row], results[row]
             if status == OK:
                 if f == "send" and (result is None or None in (result[0], result[1])):
-                    raise NotApplicable("a send was not told its queue, or its offset there")
+                    raise NotApplicable("a send got no queue, or its offset there")
                 queue = result["queue"] if f == "read" else result[0]
                 if not 0 <= queue < model.queues:
                     raise NotApplicable(f"queue {queue!r} does not exist")
@@ -106,7 +106,7 @@ def _fill_holes(
 
     Whoever filled a hole in one queue has filled none in another. Each fills the hole that was filled by the earliest
     time, the earliest of them first: if that does not do, nothing does, and :class:`NotApplicable` is raised. None
-    need be told apart where one queue alone wants more of them than there are.
+    need be distinguished where one queue alone wants more of them than there are.
     """
     filled: list[set[int]] = [set() for _ in of_queues]
     holes = [_deadlines(history, rows, results, len(fillers)) for rows in of_queues]
@@ -124,10 +124,10 @@ def _fill_holes(
 
 
 def _deadlines(history: History, rows: Sequence[int], results: Sequence[Any], most: int) -> list[int]:
-    """By when each place of a queue must have been filled that is below one that was told of and that nobody saw; no
+    """By when each place of a queue must have been filled that is below an answered length and that nobody saw; no
     more than one place more than ``most``, which is too many."""
     known: set[int] = set()
-    told: list[tuple[int, int]] = []
+    lengths: list[tuple[int, int]] = []
     for row in rows:
         if history.status[row] != OK:
             continue
@@ -139,15 +139,15 @@ def _deadlines(history: History, rows: Sequence[int], results: Sequence[Any], mo
             length = result if f == "tail" else result[0]
             if f == "send":
                 known.add(length)
-        told.append((length, history.returned[row]))
-    told.sort(reverse=True)
-    longest = told[0][0] if told else 0
+        lengths.append((length, history.returned[row]))
+    lengths.sort(reverse=True)
+    longest = lengths[0][0] if lengths else 0
     holes = list(islice((place for place in range(longest) if place not in known), most + 1))
     deadlines: list[int] = []
     at, soonest = 0, NEVER
     for place in reversed(holes):
-        while at < len(told) and told[at][0] > place:
-            soonest = min(soonest, told[at][1])
+        while at < len(lengths) and lengths[at][0] > place:
+            soonest = min(soonest, lengths[at][1])
             at += 1
         deadlines.append(soonest)
     return deadlines

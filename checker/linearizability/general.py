@@ -232,9 +232,9 @@ class Search:
             first.insert(0, (at, state, mask ^ (own_bit << hiding.width | own_bit), used, _ROOT))
         order = first + second + third + last
         if order:
+            order.append((at, state, mask, used, _EXPANDED))
             order.reverse()
-            self._stack.append((at, state, mask, used, _EXPANDED))
-            self._stack.extend(order)
+            self._stack += order
 
     def _next_crashed(self, at: int, state: int, used: int, number: int) -> tuple[int, int, int] | None:
         """The next crashed operation that can take effect: its number, the state after, and what is used then."""
@@ -281,6 +281,7 @@ class Search:
         lookahead = self._lookahead
         needs_at, width = (None, 0) if lookahead is None else (lookahead.needs_at, lookahead.width)
         guards, seen = problem.guards, self._seen
+        next_crashed, is_dominated = self._next_crashed, self._is_dominated
         end = problem.ready or problem.more()
         deepest = self._reached
         steps = 0
@@ -290,10 +291,13 @@ class Search:
         while stack:
             at, state, mask, used, choice = stack.pop()
             if choice >= _EXPANDED:
-                following = self._with_next_crashed(at, state, mask, used, choice)
-                if following is None:
+                if choice == _EXPANDED:
                     continue
-                state, used = following
+                taken = next_crashed(at, state, used, choice - _CRASHED)
+                if taken is None:
+                    continue
+                push((at, state, mask, used, taken[0] + 1 + _CRASHED))
+                _, state, used = taken
                 choice = _ROOT
             moved = choice == _ROOT
             while True:
@@ -323,7 +327,11 @@ class Search:
                     key = mask << _STATE_BITS | state
                     known = seen[at]
                     if guards:
-                        if self._is_dominated(at, key, used):
+                        if known is None:
+                            seen[at] = {key: used}
+                        elif key not in known:
+                            known[key] = used
+                        elif is_dominated(known, key, used):
                             break
                     elif known is None:
                         seen[at] = key
@@ -363,28 +371,12 @@ class Search:
         self._reached = deepest
         return False
 
-    def _with_next_crashed(self, at: int, state: int, mask: int, used: int, choice: int) -> tuple[int, int] | None:
-        """The state, and what is used, once the next crashed operation took effect that can; ``None`` without any."""
-        if choice == _EXPANDED:
-            return None
-        taken = self._next_crashed(at, state, used, choice - _CRASHED)
-        if taken is None:
-            return None
-        self._stack.append((at, state, mask, used, taken[0] + 1 + _CRASHED))
-        return taken[1], taken[2]
-
-    def _is_dominated(self, at: int, key: int, used: int) -> bool:
-        """Whether a configuration was seen at this return that used no more of any crashed kind; notes it."""
+    def _is_dominated(self, known: dict[int, Any], key: int, used: int) -> bool:
+        """Whether a configuration that was seen with this key used no more of any crashed kind; notes it otherwise."""
         guards = self._problem.guards
-        known = self._seen[at]
-        if known is None:
-            self._seen[at] = {key: used}
-            return False
-        before = known.get(key)
+        before = known[key]
         guarded = used | guards
-        if before is None:
-            known[key] = used
-        elif before.__class__ is int:
+        if before.__class__ is int:
             if (guarded - before) & guards == guards:
                 return True
             known[key] = used if ((before | guards) - used) & guards == guards else [before, used]

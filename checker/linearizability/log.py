@@ -34,7 +34,7 @@ def check_log_order(history: History, rows: Sequence[int], model: Log) -> Violat
         return _check(history, rows)
     except (TypeError, KeyError, IndexError) as error:
         if any(_is_without_offset(history, row) for row in rows):
-            raise NotApplicable("an append was not told its offset") from None
+            raise NotApplicable("an append got no offset") from None
         raise NotApplicable(f"results are not [offset, value] or offset, messages, tail ({error})") from error
 
 
@@ -206,7 +206,7 @@ def _check(history: History, rows: Sequence[int]) -> Violation | None:
 
 
 def _reads_agree(content: dict[int, Any], reads: list[Any]) -> bool:
-    """Whether every message read is what its append was told; quick, and needs every offset acknowledged."""
+    """Whether every message read is what its append got in answer; quick, and needs every offset acknowledged."""
     if not reads:
         return True
     try:

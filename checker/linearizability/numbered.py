@@ -24,7 +24,7 @@ def check_versions(history: History, rows: Sequence[int], model: VersionedRegist
     """A violation, or ``None`` for a linearizable history of a :class:`VersionedRegister`.
 
     Such a register is a log: version n is offset n-1, a read shows the last message and the tail.  Raises
-    :class:`NotApplicable` for a write that was not told its version.
+    :class:`NotApplicable` for a write that got no version.
     """
     wrong = Violation(rows=tuple(rows), text="", minimal=False)
     log = History()
@@ -38,7 +38,7 @@ def check_versions(history: History, rows: Sequence[int], model: VersionedRegist
         if f == "write":
             if status == OK:
                 if result is None:
-                    raise NotApplicable("a write was not told its version")
+                    raise NotApplicable("a write got no version")
                 if not isinstance(result, (int, float)) or result <= base:
                     return wrong
             log.f.append("append")

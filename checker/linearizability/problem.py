@@ -314,14 +314,17 @@ def _alike(
     """The first of all operations that look like each one; and that first one, by what they look like."""
     first_alike: dict[Any, int] = {}
     if not booleans:
-        # A map or a list, as the values of a history may be, is not hashable.
-        for asked, told in ((values, results), (_tuples(values), _tuples(results))):
-            try:
-                alike = list(map(first_alike.setdefault, zip(fs, asked, told, statuses, strict=True), count()))
-            except TypeError:
-                first_alike = {}
-            else:
-                return first_alike, alike
+        try:
+            alike = list(map(first_alike.setdefault, zip(fs, values, results, statuses, strict=True), count()))
+        except TypeError:  # a map or a list, as the values of a history may be
+            first_alike = {}
+        else:
+            return first_alike, alike
+        try:
+            looks = zip(fs, _tuples(values), _tuples(results), statuses, strict=True)
+            return first_alike, list(map(first_alike.setdefault, looks, count()))
+        except TypeError:  # one within a list
+            first_alike = {}
     looks = zip(fs, map(exact, values), map(exact, results), statuses, strict=True)
     return first_alike, list(map(first_alike.setdefault, looks, count()))
 

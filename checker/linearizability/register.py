@@ -17,6 +17,7 @@ from typing import Any
 from checker.history import FAIL, NEVER, OK, History, columns
 from checker.linearizability.outcome import NotApplicable, Violation
 from checker.models.registers import Register, is_refused
+from checker.values import FALSE
 from checker.verdict import Edge
 from checker.words import named_row, short
 
@@ -107,8 +108,12 @@ def impossible_read(history: History, rows: Sequence[int], model: Register) -> V
     earliest: dict[Any, int] = {model.initial: BEFORE_ALL}
     try:
         for f, value, result, status, begun in zip(fs, values, results, statuses, invoked, strict=True):
-            if f != "read" and status != FAIL and not is_refused(f, result):
-                earliest.setdefault(value[1] if f == "cas" else value, begun)
+            if f == "read" or status == FAIL:
+                continue
+            if f != "cas":
+                earliest.setdefault(value, begun)
+            elif result is not False and result is not FALSE:
+                earliest.setdefault(value[1], begun)
         begins = earliest.get
         for row, f, seen, status, done in zip(rows, fs, results, statuses, returned, strict=True):
             if f == "read" and status == OK and begins(seen, NEVER) > done and (none_counts or seen is not None):

@@ -34,7 +34,7 @@ def _log_step(state: tuple[Any, ...], f: str, value: Any, result: Any) -> Any:
 class Log(Model):
     """An append-only queue: ``append(v) -> [offset, v]``, ``read({offset, max}) -> {offset, messages, tail}``,
     ``tail() -> number of messages``.  The messages of a read and its tail are one atomic observation.  An append that
-    answers ``None`` or ``[None, v]`` was not told its offset.  What a read asked for is not judged: it may carry fewer
+    answers ``None`` or ``[None, v]`` got no offset.  What a read asked for is not judged: it may carry fewer
     messages, or more.
     """
 
@@ -102,7 +102,7 @@ class Topic(Model):
 
 
 def _lacks_queue(result: Any) -> bool:
-    """Whether a send was not told its queue."""
+    """Whether a send got no queue."""
     return result is UNKNOWN or result is None or result[0] is None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from checker.models.base import ILLEGAL, UNKNOWN, Model, shortened
-from checker.values import truth
+from checker.values import FALSE
 
 __all__ = ["CASRegister", "MultiRegister", "Mutex", "Register", "VersionedRegister", "is_refused"]
 
@@ -70,14 +70,14 @@ class CASRegister(Register):
     answers: ClassVar[frozenset[str]] = frozenset({"cas"})
 
     def is_pure(self, f: str, value: Any, result: Any) -> bool:
-        return f == "read" or (f == "cas" and (value[0] == value[1] or is_refused(f, result)))
+        return f == "read" or (f == "cas" and (result is False or result is FALSE or value[0] == value[1]))
 
     def step(self, state: Any, f: str, value: Any, result: Any) -> Any:
         if f == "write":
             return value
         if f == "cas":
             old, new = value
-            if is_refused(f, result):
+            if result is False or result is FALSE:
                 return ILLEGAL if state == old else state
             return new if state == old else ILLEGAL
         return state if result == state or self._says_nothing(result) else ILLEGAL
@@ -93,7 +93,7 @@ class CASRegister(Register):
 
 def is_refused(f: str, result: Any) -> bool:
     """Whether this is a compare-and-set that completed and found another value."""
-    return f == "cas" and truth(result) is False
+    return f == "cas" and (result is False or result is FALSE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class VersionedRegister(Model):
     """A register whose every write gets the next version: ``write(v) -> version``, ``read() -> [version, v]``.
 
     Versions count up by one from ``initial_version``, which belongs to ``initial``.  A write that answers ``None`` was
-    not told its version.
+    without a version.
     """
 
     initial: Hashable = None

@@ -71,7 +71,7 @@ class _Places:
             del self._appends[value]
 
     def acknowledge(self, value: Any, offset: int, now: int) -> str | None:
-        """An append was told its offset."""
+        """An append got its offset."""
         append = self._appends[value]
         if append.offset is not None:
             del self._appends[value]
@@ -194,8 +194,8 @@ class _PlacesJudge(Judge):
         return problem and f"{who} {problem}"
 
     def _acknowledged(self, call: Call, result: Any, now: int) -> str | None:
-        """What is wrong with the place that an append was told."""
-        raise TypeError(f"{type(self).__name__} does not say where an append is told its place")
+        """What is wrong with the place that an append got."""
+        raise TypeError(f"{type(self).__name__} does not say where an append gets its place")
 
     def _view(self, call: Call, result: Any, now: int) -> str | None:
         """What is wrong with a read."""
@@ -207,7 +207,7 @@ class _LogJudge(_PlacesJudge):
 
     def _acknowledged(self, call: Call, result: Any, now: int) -> str | None:
         if result is None or result[0] is None:
-            # Nobody was told where the message is: it is wherever it was seen, or will be.
+            # Nobody learnt where the message is: it is wherever it was seen, or will be.
             self._places.give_up(call.value)
             return None
         return self._places.acknowledge(call.value, result[0], now)

@@ -133,7 +133,7 @@ class OnlineGrowOnlySet(Online):
     """A5 online: a :class:`checker.GrowOnlySet`, read whole, every addition its own element.
 
     Beside what is open it holds one copy of the set, which is what every read carries: whether a read is right cannot
-    be told from less.  A key to which an element is added again before all reads must show it is no longer judged.
+    be known from less.  A key to which an element is added again before all reads must show it is no longer judged.
     """
 
     def __init__(self) -> None:

@@ -74,7 +74,7 @@ class _SumsJudge(Judge):
             return None
         gap = self._gap_at(total)
         if gap is None:
-            return f"{who} is in the middle of an addition that was told another sum"
+            return f"{who} is in the middle of an addition that got another sum"
         at = self._gaps.index(gap)
         self._gaps[at : at + 1] = [_Gap(gap.start, total, gap.since), _Gap(total, gap.end, gap.since)]
         insort(self._totals, total)
@@ -88,7 +88,7 @@ class _SumsJudge(Judge):
             return None
         gap = self._gap_at(start)
         if gap is None or gap.start != start or gap.end < end:
-            return f"{who} overlaps an addition that was told another sum"
+            return f"{who} overlaps an addition that got another sum"
         if gap.end == end:
             self._gaps.remove(gap)
         else:

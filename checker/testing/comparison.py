@@ -79,7 +79,7 @@ class Judgement:
     """What was said about one history; ``kind`` is empty where nothing disagrees."""
 
     truth: str
-    told: str
+    answer: str
     kind: str = ""
 
 
@@ -105,8 +105,8 @@ class Row:
     options: dict[str, Any] | None = None
 
     def __str__(self) -> str:
-        told = ",".join(f"{field}={json.dumps(value)}" for field, value in (self.options or {}).items())
-        return f"{self.part} {self.name}{':' if told else ''}{told}"
+        answer = ",".join(f"{field}={json.dumps(value)}" for field, value in (self.options or {}).items())
+        return f"{self.part} {self.name}{':' if answer else ''}{answer}"
 
 
 def rows(parts: Sequence[str] = (), names: Sequence[str] = ()) -> list[Row]:
@@ -139,7 +139,7 @@ def compare(row: Row, *, histories: int, seed: int) -> Comparison:
         sample = _drawn(row, random.Random(f"{row} {seed} {number}"))
         judgement = judge(sample)
         comparison.verdicts[judgement.truth] += 1
-        comparison.undecided += judgement.told == Verdict.UNKNOWN
+        comparison.undecided += judgement.answer == Verdict.UNKNOWN
         if judgement.kind:
             comparison.kinds[judgement.kind] += 1
             shown = comparison.shown.setdefault(judgement.kind, [])
@@ -157,7 +157,7 @@ def _drawn(row: Row, rng: random.Random) -> Sample:
     return draw_sample(row.name, rng, options=row.options)
 
 
-def told_by(checking: Callable[[], Result]) -> tuple[str, Result | None]:
+def answer_of(checking: Callable[[], Result]) -> tuple[str, Result | None]:
     """The verdict in a word, or how the check ended without one."""
     try:
         result = checking()
@@ -168,13 +168,13 @@ def told_by(checking: Callable[[], Result]) -> tuple[str, Result | None]:
     return str(result.verdict), result
 
 
-def _kind(truth: bool, told: str) -> str:
+def _kind(truth: bool, answer: str) -> str:
     """The kind of the disagreement, without what differs from history to history."""
-    if told in (Verdict.UNKNOWN, Verdict.VALID if truth else Verdict.INVALID):
+    if answer in (Verdict.UNKNOWN, Verdict.VALID if truth else Verdict.INVALID):
         return ""
-    if told.startswith("error"):
-        return f"error {told[7:].partition(':')[0]} where {_word(truth)}"
-    return f"{told.partition(' ')[0]} where {_word(truth)}"
+    if answer.startswith("error"):
+        return f"error {answer[7:].partition(':')[0]} where {_word(truth)}"
+    return f"{answer.partition(' ')[0]} where {_word(truth)}"
 
 
 def _word(truth: bool) -> str:
@@ -198,14 +198,14 @@ def judge_linearizable(sample: Sample) -> Judgement:
     specification = sample.specification()
     calls = pair(sample.events)
     truth = is_linearizable(calls, specification)
-    told, result = told_by(lambda: check(list(sample.events), _model_of(sample), timeout_s=TIMEOUT_S))
-    kind = _kind(truth, told)
+    answer, result = answer_of(lambda: check(list(sample.events), _model_of(sample), timeout_s=TIMEOUT_S))
+    kind = _kind(truth, answer)
     if not kind and result is not None and result.witness is not None:
         if is_linearizable(calls_of_witness(result.witness, calls), specification):
             kind = "witness that is valid by itself"
-    elif not kind and told == Verdict.INVALID:
+    elif not kind and answer == Verdict.INVALID:
         kind = "invalid without a witness"
-    return Judgement(_word(truth), told, kind)
+    return Judgement(_word(truth), answer, kind)
 
 
 @contextlib.contextmanager
@@ -224,17 +224,17 @@ def judge_general(sample: Sample) -> Judgement:
     """``check`` with the general engine alone."""
     truth = is_linearizable(pair(sample.events), sample.specification())
     with _general_engine_only():
-        told, _ = told_by(
+        answer, _ = answer_of(
             lambda: check(list(sample.events), _model_of(sample), timeout_s=TIMEOUT_S, explained=False)
         )
-    return Judgement(_word(truth), told, _kind(truth, told))
+    return Judgement(_word(truth), answer, _kind(truth, answer))
 
 
 def judge_sequential(sample: Sample) -> Judgement:
     """``check_sequential``."""
     truth = is_sequential(pair(sample.events), sample.specification())
-    told, _ = told_by(lambda: check_sequential(list(sample.events), _model_of(sample), timeout_s=TIMEOUT_S))
-    return Judgement(_word(truth), told, _kind(truth, told))
+    answer, _ = answer_of(lambda: check_sequential(list(sample.events), _model_of(sample), timeout_s=TIMEOUT_S))
+    return Judgement(_word(truth), answer, _kind(truth, answer))
 
 
 def judge_transactions(sample: Sample) -> Judgement:
@@ -242,28 +242,29 @@ def judge_transactions(sample: Sample) -> Judgement:
     calls = pair(sample.events)
     lists = sample.name == "list-append"
     if has_repeated_writes(calls):
-        told, _ = told_by(lambda: check_transactions(list(sample.events), sample.name))
-        return Judgement("a value written twice", told, "" if told == Verdict.UNKNOWN else f"{told} where unclear")
+        answer, _ = answer_of(lambda: check_transactions(list(sample.events), sample.name))
+        kind = "" if answer == Verdict.UNKNOWN else f"{answer} where unclear"
+        return Judgement("a value written twice", answer, kind)
     possible, disagreements = "nothing", [("", "")]
-    told = ""
+    answer = ""
     for level in LEVELS:
         strict = is_possible(calls, level, lists=lists)
         lenient = strict or is_possible(calls, level, lists=lists, strict=False)
         check_level = functools.partial(check_transactions, level=level, timeout_s=TIMEOUT_S)
-        told, _ = told_by(functools.partial(check_level, list(sample.events), sample.name))
+        answer, _ = answer_of(functools.partial(check_level, list(sample.events), sample.name))
         possible = level if strict else possible
-        if kind := _kind_at(level, strict, lenient, told):
+        if kind := _kind_at(level, strict, lenient, answer):
             suffix = ", reading what nobody wrote" if reads_of_nobody(calls) else ""
-            disagreements.append((kind + suffix, told))
-    kind, told_there = disagreements[-1]
-    return Judgement(possible, told_there or told, kind)
+            disagreements.append((kind + suffix, answer))
+    kind, answer_there = disagreements[-1]
+    return Judgement(possible, answer_there or answer, kind)
 
 
-def _kind_at(level: str, strict: bool, lenient: bool, told: str) -> str:
+def _kind_at(level: str, strict: bool, lenient: bool, answer: str) -> str:
     """A disagreement with both answers where a level has two."""
-    if told == Verdict.UNKNOWN or (strict != lenient and told in (Verdict.VALID, Verdict.INVALID)):
+    if answer == Verdict.UNKNOWN or (strict != lenient and answer in (Verdict.VALID, Verdict.INVALID)):
         return ""
-    kind = _kind(strict, told)
+    kind = _kind(strict, answer)
     return f"{level}: {kind}" if kind else ""
 
 
@@ -288,10 +289,10 @@ def judge_online(sample: Sample) -> Judgement:
         except Exception as error:  # whatever it is, it is reported with the history
             return Judgement(truth, f"{type(error).__name__}: {error}", f"error {type(error).__name__} where {truth}")
         if sentence is not None:
-            told = f"{sentence} (at event {number})"
+            answer = f"{sentence} (at event {number})"
             if first is None or number < first:
-                return Judgement(truth, told, "false alarm")
-            return Judgement(truth, told, "late" if number > first and _speaks_at_once(sample) else "")
+                return Judgement(truth, answer, "false alarm")
+            return Judgement(truth, answer, "late" if number > first and _speaks_at_once(sample) else "")
     return Judgement(truth, "silent", "silent where invalid" if first is not None and _speaks_at_once(sample) else "")
 
 
@@ -336,9 +337,9 @@ CHECKERS: dict[str, Callable[..., Result]] = {
 def judge_property(sample: Sample) -> Judgement:
     """A checker beside linearizability; where its documentation leaves a case open, either verdict is right."""
     right = PROPERTIES[sample.name](sample.events, **sample.options)
-    told, _ = told_by(lambda: CHECKERS[sample.name](list(sample.events), **sample.options))
+    answer, _ = answer_of(lambda: CHECKERS[sample.name](list(sample.events), **sample.options))
     truth = " or ".join(sorted(right))
-    return Judgement(truth, told, "" if told in right else f"{told.partition(' ')[0]} where {truth}")
+    return Judgement(truth, answer, "" if answer in right else f"{answer.partition(' ')[0]} where {truth}")
 
 
 PARTS: dict[str, Judge] = {

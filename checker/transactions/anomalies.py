@@ -128,11 +128,12 @@ def _steps(steps: Any, write: str, row: int, lists: list[list[Any]]) -> list[Ste
     return out
 
 
-def described(history: History, row: int, steps: Sequence[Step]) -> str:
+def described(transactions: Transactions, row: int) -> str:
     """A transaction in a few words."""
+    steps = transactions.steps[row]
     shown = ", ".join(
         f"{'read' if f == 'r' else f} {short(key, 20)}{'' if f == 'append' else ' ='} {short(value, 40)}"
         for f, key, value in steps[:6]
     )
     more = f", and {len(steps) - 6} more" if len(steps) > 6 else ""
-    return f"T{row} of process {history.process[row]} ({shown}{more})"
+    return f"T{row} of process {transactions.history.process[row]} ({shown}{more})"

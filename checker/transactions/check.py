@@ -233,8 +233,8 @@ class _Findings:
 
     def _add_no_order(self, name: str, rows: Sequence[int]) -> None:
         transactions = self.transactions
-        told = "; ".join(described(transactions.history, row, transactions.steps[row]) for row in rows[:8])
-        self.anomalies.add(name, rows, f"no order of these transactions explains what they read: {told}")
+        readers = "; ".join(described(transactions, row) for row in rows[:8])
+        self.anomalies.add(name, rows, f"no order of these transactions explains what they read: {readers}")
 
 
 def _built(history: History, question: _Question) -> tuple[Transactions, DependencyGraph, Anomalies, list[list[Step]]]:
@@ -380,11 +380,11 @@ def _with_evidence(transactions: Transactions, witness: Witness, question: _Ques
         return replace(witness, minimal=False, note=note)
     if not rows:
         return witness
-    told = "; ".join(described(history, row, transactions.steps[row]) for row in rows[:8])
+    readers = "; ".join(described(transactions, row) for row in rows[:8])
     return replace(
         witness,
         operations=(*witness.operations, *history.operations(rows)),
-        text=f"{witness.text} That order, or that it happened, is known from {told}.",
+        text=f"{witness.text} That order, or that it happened, is known from {readers}.",
     )
 
 
@@ -404,6 +404,6 @@ def _cycle_witness(transactions: Transactions, name: str, cycle: Cycle) -> Witne
         kind = next(bit for bit in (WW, WR, RW, PROCESS, REALTIME) if kinds & bit)
         edges.append(Edge(source=position, target=target, kind=KINDS[kind], reason=_MEANING[kind]))
         sentences.append(f"T{node} -{KINDS[kind]}-> T{steps[target][0]} ({_MEANING[kind]})")
-    listed = "; ".join(described(history, node, transactions.steps[node]) for node, _ in steps[:8])
+    listed = "; ".join(described(transactions, node) for node, _ in steps[:8])
     text = f"{name}: {'; '.join(sentences[:8])}; a circle. Here {listed}."
     return Witness(operations=history.operations([node for node, _ in steps]), text=text, edges=tuple(edges))

@@ -104,7 +104,7 @@ def _read_steps(transactions: Transactions, row: int, keys: _Keys, found: Anomal
             value = []
         mine = own.get(key) if own is not None else None
         if mine is not None and value[-len(mine) :] != mine:
-            text = f"{_words(transactions, row)} does not see its own appends to {short(key)}"
+            text = f"{described(transactions, row)} does not see its own appends to {short(key)}"
             found.add("internal", (row,), text)
             keys.odd.append((row, key, value))
             continue
@@ -113,7 +113,7 @@ def _read_steps(transactions: Transactions, row: int, keys: _Keys, found: Anomal
         elif key in known:
             if known[key] == value:
                 continue
-            text = f"{_words(transactions, row)} should have read {short(known[key])} of {short(key)}"
+            text = f"{described(transactions, row)} should have read {short(known[key])} of {short(key)}"
             found.add("non-repeatable-read", (row,), text)
             _saw_no_future(transactions, row, key, [each for each in known[key] if each not in (mine or ())], found)
         known[key] = value
@@ -127,7 +127,7 @@ def _saw_no_future(transactions: Transactions, row: int, key: Any, values: list[
     """What a transaction read without having appended it yet is of somebody else."""
     for f, each, value in transactions.steps[row]:
         if f == "append" and each == key and value in values:
-            text = f"{_words(transactions, row)} read {short(value)} of {short(key)} before it appended it"
+            text = f"{described(transactions, row)} read {short(value)} of {short(key)} before it appended it"
             found.add("internal", (row,), text)
 
 
@@ -153,13 +153,13 @@ def _judge_elements(
             continue
         source = keys.failed.get((key, value))
         if source is not None:
-            text = f"{_words(transactions, row)} read {short(value)} of failed {_words(transactions, source)}"
+            text = f"{described(transactions, row)} read {short(value)} of failed {described(transactions, source)}"
             found.add("G1a", (source, row), text)
         else:
-            text = f"{_words(transactions, row)} read {short(value)} of {short(key)}, which nobody appended"
+            text = f"{described(transactions, row)} read {short(value)} of {short(key)}, which nobody appended"
             found.add("garbage-read", (row,), text)
     if len(set(values)) < len(values):
-        found.add("duplicate-elements", (row,), f"{_words(transactions, row)} read an element twice")
+        found.add("duplicate-elements", (row,), f"{described(transactions, row)} read an element twice")
 
 
 def _could_be_once(transactions: Transactions, keys: _Keys, read: tuple[int, Any, list[Any]], found: Anomalies) -> None:
@@ -170,7 +170,7 @@ def _could_be_once(transactions: Transactions, keys: _Keys, read: tuple[int, Any
     certain = {value for value in (*values, *order) if _is_certain(transactions, keys, key, value)}
     one, other = ([value for value in some if value in certain] for some in (values, order))
     if one[: len(other)] != other[: len(one)]:
-        text = f"{_words(transactions, row)} and {_words(transactions, holder)} read {short(key)}"
+        text = f"{described(transactions, row)} and {described(transactions, holder)} read {short(key)}"
         found.add("garbage-version", (row, holder), f"{text} in orders of which only one can ever have been there")
 
 
@@ -194,8 +194,8 @@ def _judge_several(
         shown = [value for value, writer in zip(values, writers, strict=True) if writer == row]
         if shown != appended[: len(shown)]:
             text = (
-                f"{_words(transactions, reader)} read {short(shown)} of what {_words(transactions, row)} appended to "
-                f"{short(key)}, which begins otherwise"
+                f"{described(transactions, reader)} read {short(shown)} of what {described(transactions, row)} "
+                f"appended to {short(key)}, which begins otherwise"
             )
             # Of one that did not commit as a whole no more is known than that nobody may see it.
             kind = "garbage-version" if transactions.status[row] == OK else "incompatible-order"
@@ -205,8 +205,8 @@ def _judge_several(
         among = certain[certain.index(row) : len(certain) - certain[::-1].index(row)]
         other = next((each for each in among if each != row), None)
         if other is not None:
-            what = f"what {_words(transactions, other)} appended to {short(key)} among that of"
-            text = f"{_words(transactions, reader)} read {what} {_words(transactions, row)}"
+            what = f"what {described(transactions, other)} appended to {short(key)} among that of"
+            text = f"{described(transactions, reader)} read {what} {described(transactions, row)}"
             found.add("G0", (reader, row, other), text)
 
 
@@ -249,8 +249,8 @@ def _order_of_key(
     for row, value, length in keys.reads[key]:
         if order[: len(value)] != value:
             text = (
-                f"{_words(transactions, row)} and {_words(transactions, holder)} read {short(key)} in orders that "
-                f"neither extends the other"
+                f"{described(transactions, row)} and {described(transactions, holder)} read {short(key)} in orders "
+                f"that neither extends the other"
             )
             found.add("incompatible-order", (row, holder), text)
             keys.odd.append((row, key, value))
@@ -261,7 +261,7 @@ def _order_of_key(
                 targets = edges[writer]
                 targets[row] = targets.get(row, 0) | WR
                 if last_of and last_of.get(writer, value[length - 1]) != value[length - 1]:
-                    text = f"{_words(transactions, row)} read the middle of {_words(transactions, writer)}"
+                    text = f"{described(transactions, row)} read the middle of {described(transactions, writer)}"
                     found.add("G1b", (writer, row), text)
         if length >= size:
             at_the_end.append(row)
@@ -279,9 +279,5 @@ def _order_of_key(
 
 
 def _both_updated(transactions: Transactions, rows: tuple[int, int], key: Any, length: int) -> str:
-    one, other = (_words(transactions, row) for row in rows)
+    one, other = (described(transactions, row) for row in rows)
     return f"{one} and {other} both read {short(key)} at length {length} and both appended to it"
-
-
-def _words(transactions: Transactions, row: int) -> str:
-    return described(transactions.history, row, transactions.steps[row])

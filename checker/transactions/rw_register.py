@@ -53,7 +53,7 @@ def build_rw_register(
         graph.add_all(readers[key, value], rows, RW)
         if len(rows) > 1:
             what = f"{short(value)} of {short(key)}"
-            text = f"{_words(transactions, rows[0])} and {_words(transactions, rows[1])} both replaced {what}"
+            text = f"{described(transactions, rows[0])} and {described(transactions, rows[1])} both replaced {what}"
             found.add("lost-update", rows[:2], text)
     happened = {row for version, row in writer.items() if transactions.status[row] == OK or version in readers}
     writers: dict[Any, list[int]] = {}
@@ -81,7 +81,7 @@ def _ambiguous_keys(transactions: Transactions, found: Anomalies) -> set[Any]:
     for row in transactions.committed:
         for f, key, value in transactions.steps[row]:
             if f == "r" and value is None and key in nulls and key not in keys:
-                text = f"{short(key)} was read as null, which it also is before {_words(transactions, nulls[key])}"
+                text = f"{short(key)} was read as null, which it also is before {described(transactions, nulls[key])}"
                 found.add("null-write", (nulls[key], row), text)
                 keys.add(key)
     return keys
@@ -105,7 +105,7 @@ def _read_steps(
         elif key in state:
             if state[key] == value:
                 continue
-            text = f"{_words(transactions, row)} should have read {short(state[key])} of {short(key)}"
+            text = f"{described(transactions, row)} should have read {short(state[key])} of {short(key)}"
             found.add("internal" if key in own else "non-repeatable-read", (row,), text)
             if key in own:
                 odd.setdefault((key, value), []).append(row)
@@ -136,21 +136,21 @@ def _seen(
     if source is None:
         for row in rows:
             if version in failed:
-                origin = _words(transactions, failed[version])
-                text = f"{_words(transactions, row)} read {short(value)} of failed {origin}"
+                origin = described(transactions, failed[version])
+                text = f"{described(transactions, row)} read {short(value)} of failed {origin}"
                 found.add("G1a", (failed[version], row), text)
             else:
-                text = f"{_words(transactions, row)} read {short(value)} of {short(key)}, which nobody wrote"
+                text = f"{described(transactions, row)} read {short(value)} of {short(key)}, which nobody wrote"
                 found.add("garbage-read", (row,), text)
         return
     middle = final[source, key] != value
     for row in rows:
         if row == source:
-            text = f"{_words(transactions, row)} read {short(value)} of {short(key)} before it wrote it"
+            text = f"{described(transactions, row)} read {short(value)} of {short(key)} before it wrote it"
             found.add("internal", (row,), text)
         graph.add(source, row, WR)
         if middle and row != source:
-            text = f"{_words(transactions, row)} read the middle of {_words(transactions, source)}"
+            text = f"{described(transactions, row)} read the middle of {described(transactions, source)}"
             found.add("G1b", (source, row), text)
 
 
@@ -215,7 +215,7 @@ class _Versions:
         if old == new or old is None:
             return
         if new is None:
-            text = f"{_words(self._transactions, one[0])} came before {_words(self._transactions, other[0])}"
+            text = f"{described(self._transactions, one[0])} came before {described(self._transactions, other[0])}"
             self._found.add("cyclic-versions", (one[0], other[0]), f"{text}, which saw {short(key)} without a value")
             return
         source, target = self._writer.get((key, old)), self._writer.get((key, new))
@@ -225,7 +225,3 @@ class _Versions:
             self._graph.add(source, target, WW)
         for reader in self._readers.get((key, old), ()):
             self._graph.add(reader, target, RW)
-
-
-def _words(transactions: Transactions, row: int) -> str:
-    return described(transactions.history, row, transactions.steps[row])

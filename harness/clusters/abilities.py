@@ -5,8 +5,8 @@ What every cluster must be is `harness.clusters.base.Cluster`; which faults it c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from nemesis.target import Clocks, Disks, Links, Resources
 
@@ -21,6 +21,8 @@ __all__ = [
     "NamesLinkMechanism",
     "NamesMechanisms",
     "OwnWorld",
+    "SeesSendQueues",
+    "SendQueue",
     "ShapesLinks",
     "TakesOptions",
     "Traced",
@@ -133,6 +135,25 @@ class LimitsResources(Protocol):
     @property
     def resources(self) -> Resources | None:
         """None unless the run was prepared for them."""
+        ...
+
+
+class SendQueue(NamedTuple):
+    """A socket of a program, as the kernel of its host has it: where it is connected to, and what its peer has not
+    acknowledged yet, sent or not."""
+
+    peer_address: str
+    peer_port: int
+    size_bytes: int
+
+
+@runtime_checkable
+class SeesSendQueues(Protocol):
+    """A cluster that sees what the programs on its hosts have sent and nobody has taken."""
+
+    async def send_queues(self, host: str, peer_ports: Collection[int]) -> Sequence[SendQueue]:
+        """The sockets of the programs of a host that are connected to clients of the harness which have these ports;
+        those that its programs have closed and the kernel has not are left out. Raises ShellError."""
         ...
 
 

@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from harness.clusters.agent_link import AgentLink
 from nemesis.mechanisms.shell import ShellError
 
-__all__ = ["AgentAccess", "fetch_directory", "put_file"]
+__all__ = ["MAX_FILE_BYTES", "AgentAccess", "fetch_directory", "get_file", "put_file"]
 
+MAX_FILE_BYTES = 128 << 20
+"""Of a file that is read whole: the harness keeps it in memory."""
 
 _PIECE_BYTES = 512 * 1024
 """Content of one message; a third more in base64, which must fit host_agent.MAX_LINE_BYTES."""
@@ -77,6 +79,20 @@ async def put_file(link: AgentLink, path: str, content: bytes, *, mode: int = 0o
         arguments = {"path": path, "data": base64.b64encode(piece).decode(), "offset": offset, "mode": mode}
         await link.request("write", arguments, timeout_s=_PIECE_TIMEOUT_S)
         offset += max(1, len(piece))
+
+
+async def get_file(link: AgentLink, path: str) -> bytes:
+    """Read a file of a host as root. Raises ShellError, also for one of more than MAX_FILE_BYTES."""
+    content = bytearray()
+    while True:
+        arguments = {"path": path, "offset": len(content), "size_bytes": _PIECE_BYTES}
+        answer = await link.request("read", arguments, timeout_s=_PIECE_TIMEOUT_S)
+        piece = base64.b64decode(answer["data"])
+        content += piece
+        if len(piece) < _PIECE_BYTES:
+            return bytes(content)
+        if len(content) > MAX_FILE_BYTES:
+            raise ShellError(link.host, ["read", path], 1, f"it has more than {MAX_FILE_BYTES} bytes")
 
 
 async def fetch_directory(link: AgentLink, path: str, local_path: str) -> None:

@@ -114,6 +114,7 @@ class AgentClocks:
                 "rate_ppm": skew.rate_ppm,
                 "strobe_ms": skew.strobe_ms,
                 "strobe_period_ms": skew.strobe_period_ms,
+                "step_ms": skew.step_ms,
             }
             await self._helpers[host].request("skew", fault=fault_id, skew=wanted)
 
@@ -134,7 +135,7 @@ class AgentClocks:
 
 
 async def _require_clocks_of_their_own(links: Mapping[str, AgentLink]) -> None:
-    """Machines are told apart by the boots that they are in: namespaces and containers share this machine's."""
+    """Machines are distinguished by the boots that they are in: namespaces and containers share this machine's."""
     hosts = list(links)
     boots = await asyncio.gather(*(_boot_id(links[host]) for host in hosts))
     seen = {await asyncio.to_thread(_own_boot_id): "this machine"}

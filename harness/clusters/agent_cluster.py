@@ -15,7 +15,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict, Unpack
 
-from harness.clusters.agent_access import AgentAccess, put_file
+from harness.clusters.abilities import SendQueue
+from harness.clusters.agent_access import AgentAccess, get_file, put_file
 from harness.clusters.agent_clocks import AgentClocks
 from harness.clusters.agent_file_systems import AgentFileSystems, FileSystemPlace
 from harness.clusters.agent_link import DEFAULT_TIMEOUT_S, AgentLink, ByteStream
@@ -37,7 +38,7 @@ from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import ShimError
 from nemesis.mechanisms.shim_controls import ShimPlace
 from nemesis.mechanisms.shim_faults import ShimDisks
-from nemesis.target import Clocks, Links, Network
+from nemesis.target import Clocks, Links, Network, ProcessMember
 
 __all__ = ["AgentCluster", "ClusterArguments"]
 
@@ -65,7 +66,7 @@ class AgentCluster(ABC):
 
     name: str
     file_systems_missing: str | None = None
-    """Why such hosts cannot have a file system of the run's own; None when they can, as far as can be told."""
+    """Why such hosts cannot have a file system of the run's own; None when they can, as far as is known."""
     max_hosts: int
     """Replicas that such a cluster has at most."""
     options: Sequence[str] = (MECHANISM_OPTION,)
@@ -158,7 +159,7 @@ class AgentCluster(ABC):
     @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
         """Why this cluster cannot have an ability (see nemesis.target.ABILITIES) here; None when it can, as far as can
-        be told without its hosts: what one of them lacks is named when the cluster is started."""
+        be known without its hosts: what one of them lacks is named when the cluster is started."""
         if interface == "disks" and ability in FILE_SYSTEM_KINDS:
             return cls.file_systems_missing
         if interface == "resources":
@@ -181,6 +182,7 @@ class AgentCluster(ABC):
             "links": cls.link_mechanism(),
             "disks": "the program's own calls",
             "clocks": "the program's own calls",
+            "clients": "connections of the harness's own",
             "resources": "prlimit on every process" if ability == "descriptors" else "a control group of a host",
         }
         return names[interface]
@@ -191,14 +193,14 @@ class AgentCluster(ABC):
 
     @property
     def clocks(self) -> Clocks | None:
-        """The clocks of the replicas; None unless `prepare` was told of them."""
+        """The clocks of the replicas; None unless `prepare` was asked for them."""
         if self._real_clocks is not None:
             return self._real_clocks
         return None if self._shim is None else self._shim.clocks
 
     @property
     def disks(self) -> ShimDisks | FileSystemDisks | None:
-        """The disks of the replicas; None unless `prepare` was told of them."""
+        """The disks of the replicas; None unless `prepare` was asked for them."""
         if self._file_system_disks is not None:
             return self._file_system_disks
         return None if self._shim is None else self._shim.disks
@@ -206,11 +208,11 @@ class AgentCluster(ABC):
     @property
     def _tracks_writes(self) -> bool:
         """Whether the shim is to keep an account of what is written and not synced."""
-        return ("disks", "power") in self._capabilities
+        return not self._capabilities.isdisjoint({("disks", "power"), ("disks", "crash")})
 
     @property
     def links(self) -> Links | None:
-        """The quality of the links between replicas' hosts; None unless `prepare` was told of them."""
+        """The quality of the links between replicas' hosts; None unless `prepare` was asked for them."""
         return self._link_faults
 
     # Life
@@ -303,7 +305,7 @@ class AgentCluster(ABC):
         if file_systems is not None and any(interface == "disks" for interface, _ in self._capabilities):
             shim_disks = None if self._shim is None else self._shim.disks
             self._file_system_disks = FileSystemDisks(
-                self._hosts, file_systems=file_systems, shim=shim_disks, access=access
+                self._hosts, file_systems=file_systems, shim=shim_disks, access=access, members=self._pids_of
             )
         await self._prepare_clocks(agents)
         if any(interface == "links" for interface, _ in self._capabilities):
@@ -441,6 +443,10 @@ class AgentCluster(ABC):
         except ShellError as error:
             raise OperatorError(f"cannot write a file on {host}: {error}") from None
 
+    async def get_file(self, host: str, path: str) -> bytes:
+        """The content of a file on a host. Raises ShellError, also for one of more than MAX_FILE_BYTES."""
+        return await get_file(self.agent(host), path)
+
     async def _end_programs(self, host: str) -> None:
         await asyncio.gather(*(process.kill() for process in self._processes.running if process.host == host))
 
@@ -461,6 +467,20 @@ class AgentCluster(ABC):
             if started is not None:
                 self._shim.note_started(started, process)
         return process
+
+    async def send_queues(self, host: str, peer_ports: Collection[int]) -> Sequence[SendQueue]:
+        """What the programs of a host have sent to clients on these ports and nobody has taken. Raises ShellError."""
+        pids = [process.host_pid for process in self._processes.running if process.host == host]
+        answer = await self.agent(host).request("send_queues", {"pids": pids, "ports": list(peer_ports)})
+        return [SendQueue(*each) for each in answer["queues"]]
+
+    async def _members_of(self, host: str) -> list[ProcessMember]:
+        """Every process of the programs of a host. Raises ShellError."""
+        running = [process for process in self._processes.running if process.host == host]
+        return [member for process in running for member in await process.members()]
+
+    async def _pids_of(self, host: str) -> list[int]:
+        return [member.pid for member in await self._members_of(host)]
 
     def _mounts(self, host: str) -> Sequence[tuple[str, str]]:
         """(file, place): what the programs of a host alone see of it in that place."""

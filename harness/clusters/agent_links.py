@@ -14,6 +14,7 @@ import logging
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from harness.clusters.agent_helper import START_TIMEOUT_S, AgentHelper
 from harness.clusters.agent_link import AgentLink
@@ -54,7 +55,7 @@ Pairs = dict[Pair, LinkShape]
 
 _CLOCK_READINGS = 5
 _GRACE_S = 20.0
-"""For a meter to answer, beyond what it was told to wait."""
+"""For a meter to answer, beyond what it was asked to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +171,13 @@ class AgentLinks(ShapedLinks):
             )  # fmt: skip
             return dict(answer["sent_ns"])
 
-        async def take(destination: str) -> Mapping[str, Sequence[Sequence[int]]]:
+        async def take(destination: str) -> Mapping[str, Any]:
             expected = [self._addresses[link.source] for link in wanted if link.destination == destination]
             answer = await self._meters[destination].request(
                 "arrivals", measurement=number, sources=expected, count=count, wait_s=timeout_s,
                 timeout_s=timeout_s + _GRACE_S,
             )  # fmt: skip
-            return dict(answer["arrivals"])
+            return answer
 
         sent = dict(zip(sources, await asyncio.gather(*map(send, sources)), strict=True))
         taken = dict(zip(destinations, await asyncio.gather(*map(take, destinations)), strict=True))
@@ -184,11 +185,17 @@ class AgentLinks(ShapedLinks):
             link: measure_of(
                 link,
                 sent_ns=sent[link.source][self._addresses[link.destination]],
-                arrivals=taken[link.destination][self._addresses[link.source]],
+                arrivals=taken[link.destination]["arrivals"][self._addresses[link.source]],
+                damaged=taken[link.destination]["damaged"][self._addresses[link.source]],
                 ahead_ns=differences[link.destination].difference_ns - differences[link.source].difference_ns,
             )
             for link in wanted
         }
+
+    async def refused(self, hosts: Collection[str]) -> Mapping[str, int]:
+        """Segments of TCP that each host's kernel has refused for their checksums."""
+        answers = await asyncio.gather(*(self._meters[host].request("refused") for host in hosts))
+        return {host: int(answer["segments"]) for host, answer in zip(hosts, answers, strict=True)}
 
     async def _difference(self, host: str) -> ClockDifference:
         """Of a few readings the one that took least time."""
@@ -202,7 +209,9 @@ class AgentLinks(ShapedLinks):
         return min(readings, key=lambda reading: reading.round_trip_ns)
 
 
-def measure_of(link: Link, *, sent_ns: Sequence[int], arrivals: Sequence[Sequence[int]], ahead_ns: int) -> LinkMeasure:
+def measure_of(
+    link: Link, *, sent_ns: Sequence[int], arrivals: Sequence[Sequence[int]], ahead_ns: int, damaged: int = 0
+) -> LinkMeasure:
     """What packets met on a link. `sent_ns` is when each was sent, 0 if not, by the source's clock; `arrivals` are
     [number, time] in order by the destination's clock, which is ahead of the source's by `ahead_ns`."""
     first_ns: dict[int, int] = {}
@@ -225,6 +234,7 @@ def measure_of(link: Link, *, sent_ns: Sequence[int], arrivals: Sequence[Sequenc
         # Nothing arrives before it is sent; only the clocks are known no better than that.
         delays_ms=[max(0.0, (at_ns - sent_ns[number]) / 1e6) for number, at_ns in sorted(first_ns.items())],
         seconds=max(0.0, (max(first_ns.values()) - begin_ns) / 1e9) if first_ns else 0.0,
+        damaged=damaged,
     )
 
 
@@ -295,7 +305,7 @@ class AgentRelays:
         await self._run_or_unavailable(host, ["nft", "-f", "-"], _install_script(set(devices.values())))
         await self._relays[host].start()
         await self._relays[host].request(
-            "open", seed=self._seed, ports=devices, aside=_TAKEN, listens_within_s=START_TIMEOUT_S
+            "open", seed=self._seed, ports=devices, aside=_TAKEN, into=_ASIDE, listens_within_s=START_TIMEOUT_S
         )
 
     async def _run_or_unavailable(self, host: str, argv: Sequence[str], stdin: str) -> None:

@@ -3,7 +3,7 @@
 What the hosts' own programs send each other is counted by nftables as well, from the start on.
 
 To prove a cut, a datagram with a nonce is sent on every link, and looked for at the other end. Each agent holds one UDP
-socket on its host's address. The source's agent is told to send a fresh nonce to the destination's socket, through the
+socket on its host's address. The source's agent is asked to send a fresh nonce to the destination's socket, through the
 same devices and rules as the nodes' own packets; the destination's agent reports every nonce that arrives and from
 where. All links are probed at once.
 """

@@ -133,8 +133,8 @@ class AgentProcess:
 
     async def members(self) -> list[ProcessMember]:
         """Its own process and all that it started, as far as they have not ended. Raises ShellError."""
-        told = (await self._link.request("members", {"pid": self._host_pid}))["members"]
-        return [ProcessMember(*member) for member in told]
+        members = (await self._link.request("members", {"pid": self._host_pid}))["members"]
+        return [ProcessMember(*member) for member in members]
 
     def has_ended(self, status: int, tail: str = "") -> None:
         """Note its end, with its last output, which goes to the log on the harness's side until that is fetched."""

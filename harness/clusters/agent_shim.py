@@ -217,7 +217,10 @@ class AgentShim:
         if self._mechanism == PRELOAD:
             return PRELOAD, None, None
         kind = await self._kind(host, program) if self._mechanism == AUTO else ""
-        if self._mechanism == AUTO and (not kind or mechanism_for(kind) == PRELOAD):
+        is_loaded = not kind or mechanism_for(kind) == PRELOAD
+        # The library keeps an account for one process that writes, the launcher for all of a program.
+        follows_all = program.multiprocess and self._controls.places[host].undo_path is not None
+        if self._mechanism == AUTO and is_loaded and not follows_all:
             return PRELOAD, None, None
         why_no_traps, why_no_clock = await self._trial(host)
         problems = {problem for problem in (why_no_traps, why_no_clock) if problem is not None}
@@ -226,6 +229,8 @@ class AgentShim:
         needed = bool(self._controls.traps) + self._needs_clock
         if not needed or (why_no_traps is not None) + (why_no_clock is not None) < needed:
             return SECCOMP, why_no_traps, why_no_clock
+        if self._mechanism == AUTO and is_loaded:
+            return PRELOAD, None, None  # a power cut says by itself that it cannot be vouched for
         why_not = f"{program.argv[0]} is {kind_in_words(kind)}; {'; '.join(sorted(problems))}"
         return PRELOAD, why_not, why_not
 

@@ -30,6 +30,7 @@ __all__ = [
     "KeepsLogs",
     "ListsMembers",
     "Program",
+    "ReadsFiles",
     "RemoteHosts",
     "RunsCommands",
     "SeesReplicas",
@@ -47,12 +48,14 @@ class ClusterUnavailable(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to run on a host. `argv` is run as is; output goes to `log_path` on the harness's side."""
+    """A program to run on a host. `argv` is run as is; output goes to `log_path` on the harness's side. `multiprocess`:
+    several of its processes write to the disk."""
 
     name: str
     argv: Sequence[str]
     log_name: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    multiprocess: bool = False
 
 
 class HostProcess(Protocol):
@@ -145,6 +148,15 @@ class RunsCommands(Protocol):
         self, host: str, argv: Sequence[str], *, stdin: str | None = None, timeout_s: float = ...
     ) -> tuple[int, str, str]:
         """(status, standard output, standard error); status -9 when its time was up. Raises ShellError."""
+        ...
+
+
+@runtime_checkable
+class ReadsFiles(Protocol):
+    """A cluster whose hosts' files can be read while they run."""
+
+    async def get_file(self, host: str, path: str) -> bytes:
+        """The content of a file on a host. Raises ShellError, also for one that is too large."""
         ...
 
 

@@ -7,8 +7,8 @@ It runs on a host with an agent, as root, and is spoken to over the Unix socket 
 control_server says:
 
     open         {"base": path}    learn the difference, or read what an earlier helper has learnt
-    skew         {"fault": id, "skew": {"offset_ms", "rate_ppm", "strobe_ms", "strobe_period_ms"}}    in force when
-                 answered; several faults add up
+    skew         {"fault": id, "skew": {"offset_ms", "rate_ppm", "strobe_ms", "strobe_period_ms",
+                 "step_ms"}}    in force when answered; several faults add up
     release      {"fault": id}    without any, the clock is seen to be right before it is answered
     release_all  {}
 """
@@ -52,9 +52,12 @@ class _Fault:
 
 
 def skew_ns(skew: dict[str, int], elapsed_ns: int) -> int:
-    """How far a clock is off `elapsed_ns` after its skew began: by the offset, by what the rate has added up to, and by
-    the strobe in every second half of its period."""
-    off_ns = skew["offset_ms"] * 1_000_000 + skew["rate_ppm"] * elapsed_ns // 1_000_000
+    """How far a clock is off `elapsed_ns` after its skew began: by the offset, by what the rate has added up to since
+    the clock was stepped right, and by the strobe in every second half of its period."""
+    gained_ns = abs(skew["rate_ppm"]) * elapsed_ns // 1_000_000
+    if skew["step_ms"]:
+        gained_ns %= skew["step_ms"] * 1_000_000
+    off_ns = skew["offset_ms"] * 1_000_000 + (gained_ns if skew["rate_ppm"] > 0 else -gained_ns)
     period_ns = skew["strobe_period_ms"] * 1_000_000
     if period_ns and elapsed_ns % period_ns >= period_ns // 2:
         off_ns += skew["strobe_ms"] * 1_000_000
@@ -144,7 +147,7 @@ class ClockHelper:
     async def _keep_moving(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            with contextlib.suppress(OSError):  # told to whoever sets it next
+            with contextlib.suppress(OSError):  # raised to whoever sets it next
                 self._move()
 
 

@@ -6,8 +6,8 @@
     container sb-<run>-nN ---+   the clients are on the machine that the engine runs on
 
 A container's first process is the harness's agent; what runs on the host are its children, and faults are made in
-the container's own namespaces (NET_ADMIN, nothing more). The harness must be able to reach containers by their
-addresses, so it runs where the engine runs.
+the container's own namespaces (NET_ADMIN, NET_RAW, SYS_PTRACE, nothing more). The harness must be able to reach
+containers by their addresses, so it runs where the engine runs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ MAX_HOSTS = 50
 _BASE = "/var/lib/splitbrain"
 _AGENT = f"{_BASE}/agent.py"
 _DIRECTORY = f"{_BASE}/run"
-_CAPABILITIES = ("NET_ADMIN", "NET_RAW")
-"""For nftables and devices, and for the packet sockets of the link relay."""
+_CAPABILITIES = ("NET_ADMIN", "NET_RAW", "SYS_PTRACE")
+"""For nftables and devices; for the packet sockets of the link relay; to look into programs of other users."""
 
 
 class DockerCluster(RemoteCluster):

@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 __all__ = [
+    "CONTROL_FILE",
     "MAX_LINE_BYTES",
     "MAX_OUTPUT_BYTES",
     "NO_AGENT_STATUS",
@@ -46,6 +47,7 @@ __all__ = [
     "SOCKET",
     "Agent",
     "death_signal_setter",
+    "let_go",
     "main",
 ]
 
@@ -65,7 +67,7 @@ NONCE_BYTES = 16
 MAX_DATAGRAMS_PER_WAKE = 256
 """Reads in one go, so that a flood cannot hold up the loop."""
 START_TIMEOUT_S = 60.0
-RELAY_PATIENCE_S = 3.0
+RELAY_TIMEOUT_S = 3.0
 """For an agent that has just been started to listen; one that does not by then has ended."""
 KILL_TIMEOUT_S = 10.0
 NO_AGENT_STATUS = 3
@@ -74,10 +76,13 @@ PROGRAM_VARIABLE = "SPLITBRAIN_PROGRAM"
 HELPERS = "fault-"
 """How the names of processes begin that act on a program from beside it and are none of it."""
 MAX_MEMBERS = 2000
-"""Processes of one program that are told; a system has hundreds at most."""
+"""Processes of one program that are listed; a system has hundreds at most."""
 HOLD_PASSES = 50
 HOLD_PAUSE_S = 0.01
 """Looks for processes that are not stopped or killed yet, those included that were started meanwhile."""
+CONTROL_FILE = "faults.control"
+_IN_FORCE_AT, _IN_FORCE_BYTES = 16, 72
+"""Where its flags and its delay are (nemesis/mechanisms/shim/control.h); a clock slot without its flag does nothing."""
 SOCKET = "agent.sock"
 UNDO_FILE = "undo.json"
 HELPER_POLL_S = 0.02
@@ -148,7 +153,7 @@ class Agent:
         operations: list[Callable[..., Awaitable[Message]]] = [
             self._hello, self._run, self._spawn, self._signal, self._list, self._write, self._read, self._pack,
             self._udp_open, self._udp_send, self._undo, self._ask, self._state,
-            self._enter, self._members, self._connections_of,
+            self._enter, self._members, self._connections_of, self._send_queues,
         ]  # fmt: skip
         self._operations = {operation.__name__[1:]: operation for operation in operations}
 
@@ -292,6 +297,21 @@ class Agent:
             ]
         }
 
+    async def _send_queues(self, pids: list[int], ports: list[int]) -> Message:
+        """What of programs' TCP sockets that are connected to one of these ports has not been acknowledged:
+        [address, port, bytes] each. A socket that no program has open any more is none."""
+        open_here = {
+            inode for pid in pids for member in self._members_of(self._child(pid)) for inode in _sockets_of(member.pid)
+        }
+        wanted = set(ports)
+        return {
+            "queues": [
+                [_address(row[2]), port, int(row[4].partition(":")[0], 16)]
+                for row in _tcp_table()
+                if (port := int(row[2].partition(":")[2], 16)) in wanted and int(row[9]) in open_here
+            ]
+        }
+
     def _child(self, pid: int) -> _Child:
         child = self._children.get(pid)
         if child is None:
@@ -402,11 +422,13 @@ class Agent:
     # Files
 
     async def _write(self, path: str, data: str, offset: int, mode: int = 0o644, keep: bool = False) -> Message:
-        """Bytes at an offset of a file; offset 0 begins it anew unless `keep`, for those who have the file mapped."""
+        """Bytes at an offset of a file; offset 0 begins it anew, with this mode, unless `keep`, for those who have the
+        file mapped."""
         os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if offset == 0 and not keep else 0)
         with open(os.open(path, flags, mode), "wb", buffering=0) as file:
-            os.fchmod(file.fileno(), mode)
+            if not keep:
+                os.fchmod(file.fileno(), mode)
             content = memoryview(base64.b64decode(data))
             while content:
                 written = os.pwrite(file.fileno(), content, offset)
@@ -575,18 +597,28 @@ def _sockets_of(pid: int) -> set[int]:
 def _tcp_connections() -> Iterator[tuple[int, str, int]]:
     """(inode, IPv4 address, port) of where each TCP connection goes that was opened here and not accepted; those that
     are not established yet included."""
+    rows = _tcp_table()
+    listening = {row[1].partition(":")[2] for row in rows if row[3] == "0A"}
+    for row in rows:
+        is_open = row[3] in ("01", "02")  # ESTABLISHED, SYN_SENT
+        if is_open and row[1].partition(":")[2] not in listening:
+            yield int(row[9]), _address(row[2]), int(row[2].partition(":")[2], 16)
+
+
+def _tcp_table() -> list[list[str]]:
+    """The kernel's table of TCP sockets here, a list of words each."""
     rows = list[list[str]]()
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             lines = Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:]
             rows += [line.split() for line in lines]
-    listening = {row[1].partition(":")[2] for row in rows if row[3] == "0A"}
-    for row in rows:
-        is_open = row[3] in ("01", "02")  # ESTABLISHED, SYN_SENT
-        if is_open and row[1].partition(":")[2] not in listening:
-            address, _, port = row[2].partition(":")
-            last = bytes.fromhex(address[-8:])[:: 1 if sys.byteorder == "big" else -1]  # IPv4's, or mapped into IPv6
-            yield int(row[9]), socket.inet_ntoa(last), int(port, 16)
+    return rows
+
+
+def _address(shown: str) -> str:
+    """The IPv4 address of an end of a socket as the table shows it, or the one that is mapped into IPv6."""
+    address, _, _ = shown.partition(":")
+    return socket.inet_ntoa(bytes.fromhex(address[-8:])[:: 1 if sys.byteorder == "big" else -1])
 
 
 def _kill_group(pid: int, number: int) -> None:
@@ -718,7 +750,7 @@ def _reach(connection: socket.socket, directory: str) -> bool:
 def _relay_command(directory: str) -> int:
     """Carry bytes both ways until either side ends."""
     with socket.socket(socket.AF_UNIX) as connection:
-        deadline = time.monotonic() + RELAY_PATIENCE_S
+        deadline = time.monotonic() + RELAY_TIMEOUT_S
         while not _reach(connection, directory):
             if time.monotonic() > deadline:
                 os.write(1, b'{"event":"gone"}\n')
@@ -772,6 +804,15 @@ def _undo_all(commands: dict[str, Message], removed: list[str], left: list[str])
         (removed if said is None else left).append(key if said is None else f"{key}: {said}")
 
 
+def let_go(directory: str) -> None:
+    """Have no fault in force by any control file below a directory, before it is removed. A process that shows nobody's
+    mark, such as one that writes over its environment, may wait for a disk for as long as the file says so. Raises
+    OSError."""
+    for path in Path(directory).rglob(CONTROL_FILE):
+        with open(path, "r+b", buffering=0) as file:
+            os.pwrite(file.fileno(), bytes(_IN_FORCE_BYTES), _IN_FORCE_AT)
+
+
 def _clean_command(base: str, run_id: str) -> int:
     """Remove everything of a run and print {"removed": [...], "left": [...]}."""
     removed, left = list[str](), list[str]()
@@ -793,6 +834,7 @@ def _clean_command(base: str, run_id: str) -> int:
         if os.path.isdir(directory):
             import shutil
 
+            let_go(directory)
             shutil.rmtree(directory)
             removed.append(directory)
         if owner.exists() and owner.read_text().strip() == run_id:

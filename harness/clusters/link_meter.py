@@ -8,10 +8,12 @@ spoken to over the Unix socket that its argument names, as control_server says:
     send      {"measurement": n, "to": [[address, port], ...], "count", "size_bytes", "spacing_s"}
               -> {"sent_ns": {address: [time of each]}}    answered when all are sent; 0 for one that was refused
     arrivals  {"measurement": n, "sources": [address, ...], "count", "wait_s"}
-              -> {"arrivals": {address: [[number, time], ...]}}    in order, as soon as `count` different ones have
-              come from each source, or after `wait_s` seconds
+              -> {"arrivals": {address: [[number, time], ...]}, "damaged": {address: count}}    in order, as soon as
+              `count` different ones have come from each source, or after `wait_s` seconds
+    refused   -> {"segments"}    what the kernel of this host refused of TCP for its checksum since it was started
 
-Only packets of the newest measurement that was heard of are kept.
+Only packets of the newest measurement that was heard of are kept. They carry a checksum of their own and none of UDP's,
+so that one with a flipped bit comes here and is counted, instead of being refused before.
 """
 
 from __future__ import annotations
@@ -21,20 +23,23 @@ import contextlib
 import socket
 import struct
 import time
+import zlib
+from pathlib import Path
 from typing import Any
 
 from harness.clusters.control_server import run_helper
 
-__all__ = ["HEADER_BYTES", "LinkMeter", "arrival_ns", "main", "stamp_arrivals"]
+__all__ = ["HEADER_BYTES", "LinkMeter", "arrival_ns", "main", "refused_segments", "stamp_arrivals"]
 
 MAX_ARRIVALS = 200_000
 """Packets kept of one measurement: twice what a hundred peers send."""
 MAX_PACKETS_PER_WAKE = 256
 
 _SO_TIMESTAMPNS = 35
+_SO_NO_CHECK = 11
 _TIMESPEC = struct.Struct("=qq")
-_HEADER = struct.Struct("!II")
-"""Number of the packet, and of the measurement."""
+_HEADER = struct.Struct("!III")
+"""Number of the packet, of the measurement, and the checksum (CRC-32) of both and of all that follows."""
 HEADER_BYTES = _HEADER.size
 _RECEIVE_BUFFER_BYTES = 4 << 20
 _ANCILLARY_BYTES = 128
@@ -49,6 +54,7 @@ class LinkMeter:
         self._arrivals: dict[str, list[tuple[int, int]]] = {}
         self._different: dict[str, set[int]] = {}
         self._count = 0
+        self._damaged: dict[str, int] = {}
         self._news = asyncio.Event()
 
     async def open(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -57,6 +63,7 @@ class LinkMeter:
             made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             try:
                 stamp_arrivals(made)
+                made.setsockopt(socket.SOL_SOCKET, _SO_NO_CHECK, 1)
                 made.setblocking(False)
                 made.bind((message["address"], 0))
             except BaseException:
@@ -73,7 +80,7 @@ class LinkMeter:
         measurement, size_bytes = int(message["measurement"]), int(message["size_bytes"])
         sent_ns: dict[str, list[int]] = {address: [] for address, _ in message["to"]}
         for number in range(int(message["count"])):
-            data = _HEADER.pack(number, measurement).ljust(size_bytes, b"\0")
+            data = _packet(number, measurement, size_bytes)
             for address, port in message["to"]:
                 at_ns = time.time_ns()
                 try:
@@ -98,12 +105,19 @@ class LinkMeter:
                     await self._news.wait()
         if self._measurement != measurement:
             raise ValueError(f"measurement {measurement} is over")
-        return {"arrivals": {source: self._arrivals.get(source, []) for source in sources}}
+        return {
+            "arrivals": {source: self._arrivals.get(source, []) for source in sources},
+            "damaged": {source: self._damaged.get(source, 0) for source in sources},
+        }
+
+    async def refused(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Read the kernel's count."""
+        return {"segments": refused_segments(Path("/proc/net/snmp").read_text(encoding="ascii"))}
 
     def _begin(self, measurement: int) -> None:
         if measurement > self._measurement:
             self._measurement = measurement
-            self._arrivals, self._different, self._count = {}, {}, 0
+            self._arrivals, self._different, self._count, self._damaged = {}, {}, 0, {}
             self._news.set()
 
     def _read(self, receiver: socket.socket) -> None:
@@ -114,13 +128,31 @@ class LinkMeter:
                 break
             if len(data) < HEADER_BYTES:
                 continue
-            number, measurement = _HEADER.unpack_from(data)
+            number, measurement, checksum = _HEADER.unpack_from(data)
+            if checksum != _checksum(data):
+                self._damaged[source] = self._damaged.get(source, 0) + 1
+                continue
             self._begin(measurement)
             if measurement == self._measurement and self._count < MAX_ARRIVALS:
                 self._count += 1
                 self._arrivals.setdefault(source, []).append((number, arrival_ns(ancillary)))
                 self._different.setdefault(source, set()).add(number)
         self._news.set()
+
+
+def _checksum(data: bytes) -> int:
+    return zlib.crc32(data[HEADER_BYTES:], zlib.crc32(data[: HEADER_BYTES - 4]))
+
+
+def _packet(number: int, measurement: int, size_bytes: int) -> bytes:
+    plain = _HEADER.pack(number, measurement, 0).ljust(size_bytes, b"\0")
+    return _HEADER.pack(number, measurement, _checksum(plain)) + plain[HEADER_BYTES:]
+
+
+def refused_segments(shown: str) -> int:
+    """Segments of TCP with a wrong checksum, from the text of /proc/net/snmp. Raises ValueError where it has none."""
+    names, values = [line.split() for line in shown.splitlines() if line.startswith("Tcp:")]
+    return int(values[names.index("InCsumErrors")])
 
 
 def stamp_arrivals(receiver: socket.socket) -> None:
@@ -142,7 +174,7 @@ def arrival_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
 def main() -> None:
     """Run the meter on the path that is the first argument."""
     meter = LinkMeter()
-    run_helper({"open": meter.open, "send": meter.send, "arrivals": meter.arrivals})
+    run_helper({"open": meter.open, "send": meter.send, "arrivals": meter.arrivals, "refused": meter.refused})
 
 
 if __name__ == "__main__":

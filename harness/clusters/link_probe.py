@@ -307,15 +307,15 @@ class _Connection:
     def _endpoint_ready(self) -> None:
         if self.is_whole and not self.established.done():
             self.established.set_result(None)
-            for link, told in self.arrivals.items():
+            for link, waiting in self.arrivals.items():
                 arrival = self._send(self, link)
-                arrival.add_done_callback(partial(_pass_on, told))
+                arrival.add_done_callback(partial(_pass_on, waiting))
                 self._on_their_way.append(arrival)
 
 
-def _pass_on(told: asyncio.Future[None], arrival: asyncio.Future[None]) -> None:
-    if not arrival.cancelled() and not told.done():
-        told.set_result(None)
+def _pass_on(waiting: asyncio.Future[None], arrival: asyncio.Future[None]) -> None:
+    if not arrival.cancelled() and not waiting.done():
+        waiting.set_result(None)
 
 
 class _Endpoint(asyncio.Protocol):

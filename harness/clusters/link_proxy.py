@@ -203,6 +203,17 @@ class LinkProxy:
             ],
         }
 
+    async def far_ports(self, message: dict[str, Any]) -> dict[str, Any]:
+        """From which port the proxy connects on for each opener that has connected from one of these."""
+        wanted = set(message["ports"])
+        found = []
+        for opener in self._openers:
+            near, far = opener.transport, opener.far_transport
+            peer = None if near is None else near.get_extra_info("peername")
+            if far is not None and peer is not None and peer[1] in wanted:
+                found.append([peer[1], far.get_extra_info("sockname")[1]])
+        return {"ok": True, "ports": found}
+
     async def close(self) -> None:
         """Close every listener and connection. Idempotent."""
         for server in self._servers:
@@ -302,6 +313,7 @@ def main() -> None:
             "route": proxy.route,
             "stats": proxy.stats,
             "traffic": proxy.traffic,
+            "far_ports": proxy.far_ports,
         }
     )
 

@@ -4,13 +4,14 @@ It runs on the host where they begin. The host's own rules turn what it sends on
 leads nowhere, and the relay takes it from there to the device that it was meant for when its time has come: late,
 twice, out of order, at a rate, or never. So it needs nothing of the kernel but packet sockets and nftables, and works
 where netem is missing and inside a user namespace. Packets that the kernel has joined into one for speed (GSO) travel,
-and are lost, as one.
+and are lost, as one; while a link is to damage packets, the kernel takes them apart and gives each its checksum before
+they come here, so that who receives one with a flipped bit can tell.
 
 It is a process of its own, so that a busy harness makes no packet late. It is spoken to over the Unix socket that its
 argument names, as control_server says.
 
-    open    {"seed": n, "ports": {address: device}, "aside": device}    where packets to each address go out, and where
-            those that are shaped come in
+    open    {"seed": n, "ports": {address: device}, "aside": device, "into": device}    where packets to each address
+            go out, where those that are shaped come in, and the other end of that, by which they do
     shape   {"pairs": [[source, destination, shape], ...]}    all shaped pairs; in force when answered
     stats   -> {"relayed", "lost", "queued"}
 """
@@ -19,10 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import fcntl
 import heapq
 import itertools
 import random
 import socket
+import struct
 from typing import Any
 
 from harness.clusters.control_server import run_helper
@@ -52,7 +56,10 @@ _PACKET_IGNORE_OUTGOING = 23
 _PACKET_OUTGOING = 4
 _VNET_HEADER_BYTES = 10
 _ETHER_TYPE = _VNET_HEADER_BYTES + 12
-_IP_SOURCE = _VNET_HEADER_BYTES + 14 + 12
+_IP_HEADER = _VNET_HEADER_BYTES + 14
+_IP_SOURCE = _IP_HEADER + 12
+_SIOCETHTOOL = 0x8946
+_ETHTOOL_STXCSUM, _ETHTOOL_SGSO = 0x17, 0x24
 
 
 class Schedule:
@@ -86,6 +93,19 @@ class Schedule:
         copies = 2 if rng.random() * 100 < shape["duplicate_percent"] else 1
         return [due_s] * copies
 
+    def damaged(self, frame: bytes) -> bytes:
+        """The frame as it goes out, as some with one bit flipped, anywhere behind the header by which it is routed."""
+        percent = self._shape.get("corrupt_percent", 0.0)
+        if not percent or self._rng.random() * 100 >= percent:
+            return frame
+        first = _IP_HEADER + 4 * (frame[_IP_HEADER] & 0x0F)
+        end = _IP_HEADER + int.from_bytes(frame[_IP_HEADER + 2 : _IP_HEADER + 4])  # without what pads short frames
+        if not first < end <= len(frame):
+            return frame
+        changed = bytearray(frame)
+        changed[self._rng.randrange(first, end)] ^= 1 << self._rng.randrange(8)
+        return bytes(changed)
+
 
 class LinkRelay:
     """The packet sockets on the devices, and the packets that wait."""
@@ -94,6 +114,9 @@ class LinkRelay:
         self._rng = random.Random(0)
         self._devices: dict[bytes, str] = {}
         self._aside: str | None = None
+        self._into: str | None = None
+        self._is_apart = False
+        """Whether packets come here one by one, with their checksums."""
         self._ears: dict[str, socket.socket] = {}
         self._mouths: dict[str, socket.socket] = {}
         self._shaped: dict[tuple[bytes, bytes], Schedule] = {}
@@ -107,7 +130,7 @@ class LinkRelay:
         """Learn where the hosts are."""
         self._rng.seed(int(message["seed"]))
         self._devices = {socket.inet_aton(address): device for address, device in message["ports"].items()}
-        self._aside = str(message["aside"])
+        self._aside, self._into = str(message["aside"]), message.get("into")
         return {}
 
     async def shape(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -121,6 +144,7 @@ class LinkRelay:
             for pair, shape in shapes.items()
         }
         self._shapes = shapes
+        self._take_apart(any(shape.get("corrupt_percent") for shape in shapes.values()))
         for device in {self._devices[destination] for _, destination in shapes} - self._mouths.keys():
             self._mouths[device] = _packet_socket(device, 0)
         if shapes and self._aside is not None and self._aside not in self._ears:
@@ -133,6 +157,13 @@ class LinkRelay:
     async def stats(self, message: dict[str, Any]) -> dict[str, Any]:
         """How many packets went through here."""
         return {"relayed": self._relayed, "lost": self._lost, "queued": len(self._waiting)}
+
+    def _take_apart(self, is_apart: bool) -> None:
+        """Have the kernel join packets and leave their checksums open on the way here, or not. Raises OSError."""
+        if is_apart != self._is_apart and self._into is not None:
+            for command in (_ETHTOOL_STXCSUM, _ETHTOOL_SGSO):
+                _set_offload(self._into, command, not is_apart)
+            self._is_apart = is_apart
 
     def close(self) -> None:
         """Close every socket. Idempotent."""
@@ -174,7 +205,8 @@ class LinkRelay:
                 self._lost += 1
                 continue
             for due_s in due:
-                heapq.heappush(self._waiting, (due_s, next(self._order), destination, frame))
+                sent = schedule.damaged(frame)
+                heapq.heappush(self._waiting, (due_s, next(self._order), destination, sent))
         self._send_due()
 
     def _send_due(self) -> None:
@@ -206,12 +238,20 @@ class LinkRelay:
         self._send_due()
 
 
+def _set_offload(device: str, command: int, is_on: bool) -> None:
+    """One of the kernel's short cuts on a device, on or off. Raises OSError."""
+    value = bytearray(struct.pack("=II", command, is_on))
+    pointer = ctypes.addressof((ctypes.c_char * len(value)).from_buffer(value))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCETHTOOL, struct.pack("16sP16x", device.encode(), pointer))
+
+
 def _packet_socket(device: str, protocol: int) -> socket.socket:
     """A socket for whole frames of a device; it receives none for protocol 0. Raises OSError."""
     port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     try:
         port.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
-        with contextlib.suppress(OSError):  # older kernels: told apart by their type when they are read
+        with contextlib.suppress(OSError):  # older kernels: distinguished by their type when they are read
             port.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
         if protocol == 0:
             port.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, RELAYED_MARK)

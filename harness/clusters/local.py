@@ -5,7 +5,7 @@ A run takes one of the 254 networks 127.R.0.0/16 for itself. In it
     127.R.0.d    is host d: what runs there listens on this address and nobody connects to it directly
     127.R.s.d    is the link from host s to host d: the link proxy listens here, on every port of d
 
-A program is told the link's address in place of the host's (`address_from`), so everything that it sends goes
+A program gets the link's address in place of the host's (`address_from`), so everything that it sends goes
 through the proxy, which knows by the address which link it is. Nodes must therefore be given their peers'
 addresses one by one, as each of them sees them; nobody may hand an address on to another host. Where one does,
 connections go past the link that they belong to: they are found among those of the hosts' programs, and disprove a cut.
@@ -27,6 +27,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
+from harness.clusters.abilities import SendQueue
 from harness.clusters.agent_access import put_file
 from harness.clusters.agent_cluster import ClusterArguments
 from harness.clusters.agent_helper import START_TIMEOUT_S, AgentHelper, HelperRefused
@@ -64,6 +65,8 @@ LINKS_MISSING: Mapping[str, str] = {
     "loss": _STREAMS.format("lost"),
     "duplicate": _STREAMS.format("sent twice"),
     "reorder": _STREAMS.format("out of order"),
+    "corrupt": "the proxies of the local cluster carry streams: a bit that they flipped would reach the program, as no "
+    "checksum refuses it: use --cluster netns",
 }
 """What the links of a local cluster cannot be, and why."""
 
@@ -178,7 +181,7 @@ class LocalLinks(ShapedLinks):
     async def shape(self, fault_id: str, shapes: Mapping[Link, LinkShape]) -> None:
         """Make links late or slow. Raises ValueError for what a stream cannot be, ShellError."""
         for shape in shapes.values():
-            if shape.loss_percent or shape.duplicate_percent or shape.reorder_percent:
+            if shape.loss_percent or shape.duplicate_percent or shape.reorder_percent or shape.corrupt_percent:
                 raise ValueError(LINKS_MISSING["loss"])
         await self._probe.keep(shapes)  # while the links are still quick
         await super().shape(fault_id, shapes)
@@ -223,6 +226,8 @@ class LocalCluster(OwnMachineCluster):
         self._proxy_probe: LinkProbe | None = None
         self._hosts_files: dict[str, str] = {}
         """Where the names that a host's programs know are written, by host."""
+        self._far_ports: dict[int, int] = {}
+        """Port from which the proxy has connected on for a client -> the client's own."""
         self._reservation: socket.socket | None = None
         self._net = 0
 
@@ -365,6 +370,17 @@ class LocalCluster(OwnMachineCluster):
             if ip != self._link_ip(Link(source, destination)):
                 found.add(Bypass(source, destination, pid, f"{ip}:{port}"))
         return found
+
+    async def send_queues(self, host: str, peer_ports: Collection[int]) -> Sequence[SendQueue]:
+        """As of every cluster; the programs' peer is the proxy, which connects on for the clients. A port is known as
+        long as the cluster: what is left of a connection shows after the client has gone. Raises ShellError."""
+        if self._proxy is not None:
+            answer = await self._proxy.request("far_ports", ports=list(peer_ports))
+            self._far_ports |= {far: near for near, far in answer["ports"]}
+        wanted = set(peer_ports)
+        near = {far: port for far, port in self._far_ports.items() if port in wanted}
+        found = await super().send_queues(host, list(near))
+        return [queue._replace(peer_port=near[queue.peer_port]) for queue in found]
 
     def _link_ip(self, pair: Link) -> str:
         return f"127.{self._net}.{self._numbers[pair.source]}.{self._numbers[pair.destination]}"

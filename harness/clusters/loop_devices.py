@@ -4,7 +4,7 @@ A loop device outlives its harness in one case: a file system that was frozen wh
 with no mount, no process and perhaps no path any more, because the image lay in a mount namespace that is gone. So
 every image carries a mark in the first kilobyte, which ext4 leaves to boot loaders: which run made it, which process
 that run's harness was, and where its state is. The mark is read through the device itself, so that such a device can be
-told as ours, and as nobody's who lives, by whoever finds it.
+recognised as ours, and as nobody's who lives, by whoever finds it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ _LOOP_GET_STATUS64 = 0x4C05
 _LOOP_INFO = struct.Struct("=2Q")
 """The first two fields of `struct loop_info64` (linux/loop.h): device and inode of the file."""
 
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the pid namespace in which all processes are seen (PROC_PID_INIT_INO, linux/proc_ns.h)."""
+
 _LOOP_INFO_BYTES = 232
 _TIMEOUT_S = 20.0
 _DETACH_S = 5.0
@@ -44,21 +47,29 @@ _DETACH_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ImageMark:
-    """Whose an image is: the run, the process (with its start and the boot that it ran in) of the run's harness, and
-    the path of the run's state, empty where it is not known."""
+    """Whose an image is: the run, the process (with its start, the boot that it ran in and the pid namespace, by its
+    inode) of the run's harness, and the path of the run's state, empty where it is not known."""
 
     run_id: str
     pid: int
     start_ticks: int
     boot_id: str
     state: str = ""
+    pid_namespace: int | None = None
 
     @property
     def is_of_the_dead(self) -> bool:
         """Whether that harness ran here and has ended. No device outlives a boot, so a harness of another boot is one
-        on another machine, of which nothing is known here."""
-        same_boot = self.boot_id == harness_process()["boot_id"]
-        return same_boot and not harness_is_live(self.pid, self.start_ticks, self.boot_id)
+        on another machine, of which nothing is known here; and devices are seen in every container that has /dev, so a
+        harness may run in a pid namespace whose processes are not seen here."""
+        if self.boot_id != harness_process()["boot_id"]:
+            return False
+        own = _pid_namespace("self")
+        if self.pid_namespace in (None, own):
+            return not harness_is_live(self.pid, self.start_ticks, self.boot_id)
+        return own == _FIRST_PID_NAMESPACE and not any(
+            _pid_namespace(name) == self.pid_namespace for name in os.listdir("/proc") if name.isdigit()
+        )
 
     @property
     def has_state(self) -> bool:
@@ -69,7 +80,8 @@ class ImageMark:
 def image_mark(run_id: str, state: str) -> bytes:
     """The mark of an image that this process makes for a run, as it is written over the image's first bytes. `state`
     is the path of the run's state; one for which there is no room is left out."""
-    for entry in ({"run": run_id, **harness_process(), "state": state}, {"run": run_id, **harness_process()}):
+    process = {"run": run_id, **harness_process(), "pid_namespace": _pid_namespace("self")}
+    for entry in ({**process, "state": state}, process):
         mark = _MARK + json.dumps(entry).encode() + b"\n"
         if len(mark) <= MARK_BYTES:
             break
@@ -87,8 +99,17 @@ def _read_mark(path: str) -> ImageMark | None:
     try:
         entry = json.loads(first[len(_MARK) :].split(b"\n")[0])
         pid, start_ticks, state = int(entry["pid"]), int(entry["start_ticks"]), str(entry.get("state", ""))
-        return ImageMark(str(entry["run"]), pid, start_ticks, str(entry["boot_id"]), state)
+        pid_namespace = None if entry.get("pid_namespace") is None else int(entry["pid_namespace"])
+        return ImageMark(str(entry["run"]), pid, start_ticks, str(entry["boot_id"]), state, pid_namespace)
     except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _pid_namespace(process: str) -> int | None:
+    """The inode of a process's pid namespace; None where it is gone, or not ours to look at."""
+    try:
+        return os.stat(f"/proc/{process}/ns/pid").st_ino
+    except OSError:
         return None
 
 
@@ -120,12 +141,12 @@ def loop_devices_of(image_id: Sequence[int]) -> list[str]:
         except OSError:
             continue  # it was detached meanwhile
         try:
-            told = fcntl.ioctl(descriptor, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_BYTES))
+            answer = fcntl.ioctl(descriptor, _LOOP_GET_STATUS64, bytes(_LOOP_INFO_BYTES))
         except OSError:
             continue
         finally:
             os.close(descriptor)
-        if list(_LOOP_INFO.unpack_from(told)) == list(image_id):
+        if list(_LOOP_INFO.unpack_from(answer)) == list(image_id):
             found.append(device)
     return found
 

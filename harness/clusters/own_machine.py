@@ -27,6 +27,7 @@ from harness.clusters.agent_link import AgentLink, ConnectFailure
 from harness.clusters.agent_processes import AgentProcess, AgentProcesses
 from harness.clusters.agent_shim import UNDO_INSIDE, AgentShim
 from harness.clusters.base import Program
+from harness.clusters.host_agent import CONTROL_FILE
 from harness.clusters.own_resources import GROUP_KINDS, OwnResources
 from harness.clusters.threads import all_of, in_thread
 from harness.errors import OperatorError
@@ -34,12 +35,12 @@ from harness.run_state import KIND_DIRECTORY, TEMP_PREFIX, RunState
 from nemesis.mechanisms.launcher_archive import launcher_archive
 from nemesis.mechanisms.shim import library_directory, place_library, why_no_shim
 from nemesis.mechanisms.shim_controls import ShimPlace
-from nemesis.target import ProcessMember, Resources
+from nemesis.target import Resources
 
 __all__ = ["LocalAgents", "OwnMachineCluster", "SocketStream", "import_path", "short_socket_path"]
 
 _END_TIMEOUT_S = 15.0
-"""For all agents to end once they are told to; one that waits for a disk in the kernel takes for ever."""
+"""For all agents to end once they are asked to; one that waits for a disk in the kernel takes for ever."""
 
 _BACKLOG = 4
 """Connections to one agent: the harness has one at a time."""
@@ -207,7 +208,7 @@ class OwnMachineCluster(AgentCluster):
 
     @property
     def resources(self) -> Resources | None:
-        """What the hosts' programs may use; None unless `prepare` was told of it."""
+        """What the hosts' programs may use; None unless `prepare` was asked for it."""
         return self._resources
 
     def _limit_groups(self) -> Mapping[str, Mapping[str, str]]:
@@ -218,11 +219,6 @@ class OwnMachineCluster(AgentCluster):
         await super()._prepare_faults()
         if any(interface == "resources" for interface, _ in self._capabilities):
             self._resources = OwnResources(self._limit_groups(), members=self._members_of)
-
-    async def _members_of(self, host: str) -> list[ProcessMember]:
-        """Every process of the programs of a host. Raises ShellError."""
-        running = [process for process in self._processes.running if process.host == host]
-        return [member for process in running for member in await process.members()]
 
     async def spawn(self, host: str, program: Program) -> AgentProcess:
         """Start a program on a host; returns once it is started. Raises OperatorError when it cannot be run."""
@@ -310,7 +306,7 @@ class OwnMachineCluster(AgentCluster):
         return ShimPlace(
             library_path=self._library_path,
             launcher_path=os.path.join(os.path.dirname(self._library_path), "launcher.pyz"),
-            control_path=os.path.join(directory, "faults.control"),
+            control_path=os.path.join(directory, CONTROL_FILE),
             data_path=os.path.realpath(self.data_dir(host)),
             undo_path=undo_path if self._tracks_writes else None,
             preloaded=os.environ.get("LD_PRELOAD"),

@@ -2,7 +2,9 @@
 
 Every program of a host is put into a control group of its own as soon as it is started, beside the host's agent, which
 no limit may reach. A limit is one value of that group. Descriptors are limited process by process (prlimit): each may
-have no number above its lowest free one.
+have no number above its lowest free one. The kernel does not count calls that fail for want of one; so the harness
+connects to every port that a process listens on and stays there: a process that cannot accept leaves the connection in
+the queue of its socket, where the kernel shows it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import contextlib
 import errno
 import os
 import resource
+import socket
+import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +28,12 @@ GROUP_KINDS = ("cpu", "memory", "processes")
 """What is limited by control groups."""
 
 DESCRIPTORS = "descriptors"
+
+_KNOCKS, _MAX_KNOCKS = 2, 32
+"""Connections to each port at a time, and to a host's in all."""
+
+_LISTEN = "0A"
+"""State of a listening socket in /proc/net/tcp."""
 
 _CONTROLLERS = {"cpu": "cpu", "memory": "memory", "processes": "pids"}
 _PERIOD_US = 100_000
@@ -59,6 +69,10 @@ class OwnResources:
         self._members = members
         self._faults: dict[str, Mapping[str, ResourceLimit]] = {}
         self._lowered: dict[str, dict[tuple[int, int], _Lowered]] = {}
+        self._knocks: dict[str, list[socket.socket]] = {}
+        """host -> connections to its programs' ports, while these are short of descriptors"""
+        self._waited: dict[str, int] = {}
+        """host -> how many sockets, over all faults that are over, had such a connection left in their queue"""
         self._lock = asyncio.Lock()
 
     def adopt(self, host: str, pid: int) -> None:
@@ -74,6 +88,7 @@ class OwnResources:
             for host, limit in limits.items():
                 if limit.kind == DESCRIPTORS:
                     await self._lower_descriptors(host)
+                    self._knock(host, await self._members(host))
                 else:
                     for member in await self._members(host):  # whatever was started before its parent was put there
                         self.adopt(host, member.pid)
@@ -86,6 +101,7 @@ class OwnResources:
                 if limit.kind != DESCRIPTORS:
                     self._set_group(host, limit.kind)
                 elif not self._limits(host, DESCRIPTORS):
+                    self._leave(host, await self._members(host))
                     await self._raise_descriptors(host)
 
     async def release_all(self) -> None:
@@ -106,6 +122,25 @@ class OwnResources:
         astray = list(map(str, outside.values()))
         limit, words = _read_limit(path, kind)
         return ResourceUse(is_limited=limit is not None, met=_times_met(path, kind), astray=astray, detail=words)
+
+    def _knock(self, host: str, members: Sequence[ProcessMember]) -> None:
+        """Connect to every port that these processes listen on. One that waited in accept when it was limited has its
+        descriptor already, so that the first connection may be taken."""
+        knocks = self._knocks.setdefault(host, [])
+        for listener in _listeners(members) * _KNOCKS:
+            if len(knocks) == _MAX_KNOCKS:
+                return
+            knock = socket.socket()
+            knock.setblocking(False)
+            if knock.connect_ex((listener.reachable_at, listener.port)) in (0, errno.EINPROGRESS):
+                knocks.append(knock)
+            else:
+                knock.close()
+
+    def _leave(self, host: str, members: Sequence[ProcessMember]) -> None:
+        self._waited[host] = self._waited.get(host, 0) + _waiting(members)
+        for knock in self._knocks.pop(host, ()):
+            knock.close()
 
     def _limits(self, host: str, kind: str) -> list[ResourceLimit]:
         return [
@@ -169,7 +204,13 @@ class OwnResources:
         astray = [str(member) for member, soft in limits.items() if soft > highest] if lowered else []
         words = ", ".join(f"{member} may have {soft} descriptors" for member, soft in list(limits.items())[:3])
         is_limited = any(soft <= highest for soft in limits.values())
-        return ResourceUse(is_limited=is_limited, met=None, astray=astray, detail=words or "nothing of it runs")
+        met = None
+        if not lowered or self._knocks.get(host):
+            waiting = _waiting(members) if lowered else 0
+            met = self._waited.get(host, 0) + waiting
+            if lowered and not waiting:
+                self._knock(host, members)  # all were taken; who looks again will see
+        return ResourceUse(is_limited=is_limited, met=met, astray=astray, detail=words or "nothing of it runs")
 
 
 def _write_cpu(path: str, quota_us: int | None) -> None:
@@ -214,13 +255,13 @@ def _read_limit(path: str, kind: str) -> tuple[int | None, str]:
         return int(quota), f"{int(quota) / 1000:g} ms of a processor every {int(period) / 1000:g} ms"
     if kind == "memory":
         is_v2 = os.path.exists(os.path.join(path, "memory.max"))
-        told = _read_text(path, "memory.max" if is_v2 else "memory.limit_in_bytes")
+        most = _read_text(path, "memory.max" if is_v2 else "memory.limit_in_bytes")
         used_mib = _used_bytes(path) / _MIB
-        if told == "max" or int(told) >= _NONE_V1:
+        if most == "max" or int(most) >= _NONE_V1:
             return None, f"{used_mib:.1f} MiB and no limit"
-        return int(told), f"{used_mib:.1f} of {int(told) / _MIB:.1f} MiB"
-    told, used = _read_text(path, "pids.max"), _read_text(path, "pids.current")
-    return (None, f"{used} threads and no limit") if told == "max" else (int(told), f"{used} of {told} threads")
+        return int(most), f"{used_mib:.1f} of {int(most) / _MIB:.1f} MiB"
+    most, used = _read_text(path, "pids.max"), _read_text(path, "pids.current")
+    return (None, f"{used} threads and no limit") if most == "max" else (int(most), f"{used} of {most} threads")
 
 
 def _times_met(path: str, kind: str) -> int:
@@ -252,6 +293,53 @@ def _field(path: str, name: str, wanted: str) -> int:
         if key == wanted:
             return int(value)
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    """A socket that a process listens on; so many connections wait there to be accepted."""
+
+    address: str
+    port: int
+    waiting: int
+
+    @property
+    def reachable_at(self) -> str:
+        return "127.0.0.1" if self.address == "0.0.0.0" else self.address
+
+
+def _listeners(members: Sequence[ProcessMember]) -> list[_Listener]:
+    """What processes listen on, as their own network has it: TCP on IPv4, and on IPv6 for both."""
+    found: dict[str, _Listener] = {}
+    for member in members:
+        open_here = _open_sockets(member.pid)
+        for name in ("tcp", "tcp6"):
+            with contextlib.suppress(OSError):
+                for line in Path(f"/proc/{member.pid}/net", name).read_text(encoding="ascii").splitlines()[1:]:
+                    _, local, _, state, queues, _, _, _, _, inode, *_ = line.split()
+                    if state == _LISTEN and inode in open_here:
+                        address, _, port = local.partition(":")
+                        shown = bytes.fromhex(address[-8:])[:: 1 if sys.byteorder == "big" else -1]
+                        waiting = int(queues.partition(":")[2], 16)
+                        found[inode] = _Listener(socket.inet_ntoa(shown), int(port, 16), waiting)
+    return list(found.values())
+
+
+def _waiting(members: Sequence[ProcessMember]) -> int:
+    """On how many sockets a connection waits to be accepted."""
+    return sum(listener.waiting > 0 for listener in _listeners(members))
+
+
+def _open_sockets(pid: int) -> set[str]:
+    """The inodes of the sockets that a process has open."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                kind, _, rest = os.readlink(f"/proc/{pid}/fd/{name}").partition(":[")
+                if kind == "socket":
+                    found.add(rest.rstrip("]"))
+    return found
 
 
 def _lowest_free(pid: int) -> int:

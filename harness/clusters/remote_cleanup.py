@@ -1,7 +1,7 @@
 """What killed runs left in Docker engines and on machines behind SSH, and how it is removed.
 
 Each function takes the run's id, the claim's identity and its details, returns whether something was there, and raises
-CannotRemove, one line, when it could not be removed or cannot be told as ours; the claim then stays.
+CannotRemove, one line, when it could not be removed or cannot be recognised as ours; the claim then stays.
 """
 
 from __future__ import annotations

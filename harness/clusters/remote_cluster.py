@@ -16,6 +16,7 @@ from harness.clusters.agent_cluster import AgentCluster
 from harness.clusters.agent_file_systems import FileSystemPlace
 from harness.clusters.agent_shim import UNDO_INSIDE
 from harness.clusters.base import ClusterUnavailable
+from harness.clusters.host_agent import CONTROL_FILE
 from harness.clusters.threads import all_of
 from harness.host_files import PROVISION, host_file
 from nemesis.mechanisms.shim_controls import ShimPlace
@@ -136,7 +137,7 @@ class RemoteCluster(AgentCluster):
         return ShimPlace(
             library_path=os.path.join(directory, "faults.so"),
             launcher_path=os.path.join(directory, "launcher.pyz"),
-            control_path=os.path.join(directory, "faults.control"),
+            control_path=os.path.join(directory, CONTROL_FILE),
             data_path=data_path,
             undo_path=undo_path if self._tracks_writes else None,
         )

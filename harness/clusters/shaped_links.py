@@ -167,7 +167,7 @@ class FirstChoice:
         self._netem.forget()
         if self._relay_was_used:
             self._relay.forget()
-            self._now = self._relay  # so that it is told too that nothing is wanted
+            self._now = self._relay  # so that it hears too that nothing is wanted
 
 
 async def devices_to_peers(shell: HostShell, host: str, peers: Collection[str], *, ip: str = "ip") -> dict[str, str]:

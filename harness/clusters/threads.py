@@ -16,7 +16,7 @@ T = TypeVar("T")
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `function` in a thread and return what it returns.
 
-    A cancelled caller still waits for its end: what it makes must not appear after others were told to clean up.
+    A cancelled caller still waits for its end: what it makes must not appear after others were asked to clean up.
     """
     task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:

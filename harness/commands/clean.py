@@ -16,14 +16,14 @@ def clean_command(arguments: argparse.Namespace) -> int:
     Returns 0 when nothing of ours is left, 255 when something resists.
     """
     report = clean(run_ids=arguments.run_ids, report=print)
-    told: list[str] = []
+    lines: list[str] = []
 
     def tell(line: str) -> None:
-        told.append(line)
+        lines.append(line)
         print(line)
 
     is_clean = bool(arguments.run_ids) or remove_spark_leftovers(tell)
-    if not (report.removed or report.left or report.live or told):
+    if not (report.removed or report.left or report.live or lines):
         named = ", ".join(arguments.run_ids or ())
         print(f"nothing of run {named} is on this machine" if named else "nothing to clean")
     return report.exit_status if is_clean else 255

@@ -116,13 +116,13 @@ def _diagnose(
 
 def _tell_what_shapes_links(names: Sequence[str], console: OutputConsole) -> None:
     """On clusters that can tell without their hosts; on the others the proofs name it."""
-    told = []
+    mechanisms = []
     for name in names:
         cluster_class = registry.load("clusters", name)
         if isinstance(cluster_class, NamesLinkMechanism):
-            told.append(f"{name}: {cluster_class.link_mechanism()}")
-    if told:
-        console.print(f"links are shaped by: {'; '.join(told)}", highlight=False, markup=False, soft_wrap=True)
+            mechanisms.append(f"{name}: {cluster_class.link_mechanism()}")
+    if mechanisms:
+        console.print(f"links are shaped by: {'; '.join(mechanisms)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _tell_mechanisms(arguments: argparse.Namespace, options: Mapping[str, str], console: OutputConsole) -> None:

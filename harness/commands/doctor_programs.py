@@ -23,7 +23,7 @@ def mechanism_lines(system_class: Any, settings: Mapping[str, str], mechanism: s
     try:
         commands = system_class.program_commands(settings)
     except HarnessError as error:
-        return [f"{name}: what its replicas run cannot be told: {error}"]
+        return [f"{name}: what its replicas run cannot be known: {error}"]
     if not commands:
         return [f"{name}: what its replicas run is not on this machine yet: a first run fetches it"]
     return [_line(program, argv, mechanism) for program, argv in commands.items()]

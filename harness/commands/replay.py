@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.commands.run import announce, enter_namespace, prepare
 from harness.errors import OperatorError
 from harness.execution import perform
-from harness.faults.moments import count_moments
+from harness.faults.triggers import count_triggers
 from harness.history_writer import read_history
 from harness.report import OutputConsole, print_summary
 from harness.store import Store
@@ -45,14 +45,14 @@ def replay_command(arguments: argparse.Namespace) -> int:
             console.print(f"run {number + 1} of {arguments.times}, seed {parts.test.seed}", highlight=False)
         run_dir, results = perform(parts, store, console)
         verdicts.append(results["valid"])
-        moments = count_moments(read_history(run_dir.history_path))
-        came, waited = came + moments[0], waited + moments[1]
+        triggers = count_triggers(read_history(run_dir.history_path))
+        came, waited = came + triggers[0], waited + triggers[1]
         print_summary(results, OutputConsole(), test=parts.test.to_json(), report_path=run_dir.report_path)
     hits = sum(verdict is False for verdict in verdicts)
     unknown = sum(verdict not in (True, False) for verdict in verdicts)
     print(f"invalid in {hits} of {len(verdicts)} runs" + (f", unknown in {unknown}" if unknown else ""))
     if waited:
-        print(f"moments waited for: {came} of {waited} came")
+        print(f"triggers waited for: {came} of {waited} occurred")
     if console.reader_is_gone:
         raise BrokenPipeError
     return 1 if hits else 2 if any(verdict is not True for verdict in verdicts) else 0

@@ -21,7 +21,7 @@ from harness.descriptors import require_descriptors
 from harness.errors import HarnessError, OperatorError, SystemUnderTestError
 from harness.execution import Parts, exit_status_of, perform, plan_faults
 from harness.fault_table import FaultRow, fault_rows, fault_table
-from harness.faults.moments import not_waited_for
+from harness.faults.triggers import not_waited_for
 from harness.report import OutputConsole, print_summary
 from harness.report.junit import Case, case_of, write_junit
 from harness.report.step_summary import append_summary
@@ -176,7 +176,8 @@ def enter_namespace(prepared: Prepared, arguments: argparse.Namespace) -> None:
     """
     system_class = prepared.parts.system_class
     if isinstance(system_class, Fetched):
-        system_class.fetch(lambda line: print(line, file=sys.stderr, flush=True))
+        settings = prepared.parts.test.system_settings
+        system_class.fetch(lambda line: print(line, file=sys.stderr, flush=True), settings)
     if prepared.in_user_namespace:
         reexec([sys.executable, "-m", "harness", *arguments.words])
 
@@ -189,7 +190,7 @@ def announce(prepared: Prepared, console: OutputConsole) -> None:
     console.print(f"cluster {parts.test.cluster}: {parts.cluster_reason}", highlight=False)
     unseen = not_waited_for(parts.schedule, parts.cluster_class, parts.system_class)
     if unseen is not None:
-        console.print(f"moments: {unseen}", highlight=False, markup=False)
+        console.print(f"triggers: {unseen}", highlight=False, markup=False)
     if prepared.faults:
         console.print(fault_table(prepared.faults))
 

@@ -6,7 +6,7 @@ moments, and some are aimed at what an earlier one sets off,
 - a second fault within two leases of one that takes the leader away: an election is under way;
 - a second fault just after a heal: followers are compared, truncated and filled, a new master is promoted;
 - short faults beside long ones, so that a fault ends between an fsync and its acknowledgement as well;
-- faults at a moment of the replicas' own (nemesis.moments): right after an election or a promotion, in the middle of a
+- faults at a trigger (nemesis.triggers): right after an election or a promotion, in the middle of a
   truncation, between a write and its sync.
 """
 
@@ -16,8 +16,8 @@ import random
 from collections.abc import Mapping, Sequence
 
 from nemesis.impairments import Activity, faults_that_impair
-from nemesis.moments import PATIENCE_S
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
+from nemesis.triggers import TRIGGER_TIMEOUT_S
 
 __all__ = ["MAX_FAULTS_PER_S", "QUIET_END_S", "random_mix"]
 
@@ -45,7 +45,7 @@ MAX_TRIES = 20
 
 MAX_DRAWS = 100
 """Of a whole mix, until one has a fault that is sure to begin: a run without faults tries nothing. Half of the faults
-wait for no moment, so a hundred in vain mean that nothing of what is asked for can be had."""
+wait for no trigger, so a hundred in vain mean that nothing of what is asked for can be had."""
 
 _DOWN = faults_that_impair(Activity.RUN)
 _HANDLED = frozenset(("restart", "promote"))
@@ -58,7 +58,7 @@ _ASKED = faults_that_impair(Activity.TELL_TIME, Activity.USE_DISK)
 """Whose proof asks the host."""
 
 Timed = tuple[float, float, str, str, str | None]
-"""begin, heal, nemesis, variant, the moment it waits for"""
+"""begin, heal, nemesis, variant, the trigger it waits for"""
 
 AFTER_ELECTION = ("voting", "elected", "promoted")
 AFTER_HEAL = ("matched", "truncating", "promoted")
@@ -66,7 +66,7 @@ ANYWHERE = ("storing",)
 """Moments that soon come after a leader is lost, after a heal, and at any time."""
 
 DELAYS = ("", "", "+0.0002", "+0.001", "+0.005", "+0.05")
-"""After the moment: at once; a message later; when a sync is under way; when it is done; a little later."""
+"""After the trigger: at once; a message later; when a sync is under way; when it is done; a little later."""
 
 Choices = Sequence[tuple[str, Sequence[str]]]
 
@@ -99,8 +99,8 @@ def random_mix(
             break
     timed.sort(key=lambda fault: fault[:4])
     found: list[FaultEvent] = []
-    for number, (begin_s, heal_s, nemesis, variant, moment) in enumerate(timed, start=1):
-        for at_s, action, when in ((begin_s, INJECT, moment), (heal_s, HEAL, None)):
+    for number, (begin_s, heal_s, nemesis, variant, trigger) in enumerate(timed, start=1):
+        for at_s, action, when in ((begin_s, INJECT, trigger), (heal_s, HEAL, None)):
             found.append(
                 FaultEvent(
                     at_s=round(at_s, 3),
@@ -137,8 +137,8 @@ def _draw(
 
 
 def _is_sure(fault: Timed, time_limit_s: float) -> bool:
-    """Whether a fault begins before the load ends, also when the moment that it waits for does not come."""
-    return fault[4] is None or fault[0] + PATIENCE_S + PROOF_S <= time_limit_s
+    """Whether a fault begins before the load ends, also when the trigger that it waits for does not occur."""
+    return fault[4] is None or fault[0] + TRIGGER_TIMEOUT_S + PROOF_S <= time_limit_s
 
 
 def _collide(one: Timed, other: Timed, nodes: int) -> bool:
@@ -230,19 +230,19 @@ _CUT_OFF: Mapping[str, str] = {
 
 
 def _begin(rng: random.Random, timed: Sequence[Timed], span_s: float) -> tuple[float, str | None]:
-    """When the next fault begins, anywhere or close behind what an earlier one sets off; the moment it waits for."""
+    """When the next fault begins, anywhere or close behind what an earlier one sets off; the trigger it waits for."""
     latest_s = QUIET_START_S + span_s - 0.1
     aim, waits = rng.random(), rng.random() < 0.5
     if timed and aim < 0.3:
         begun = [fault[0] for fault in timed if "leader" in fault[3]] or [timed[-1][0]]
         at_s = min(latest_s, rng.choice(begun) + rng.uniform(0.0, ELECTION_S))
-        return at_s, _moment(rng, AFTER_ELECTION) if waits else None
+        return at_s, _trigger(rng, AFTER_ELECTION) if waits else None
     if timed and aim < 0.5:
         at_s = min(latest_s, rng.choice(timed)[1] + rng.uniform(0.0, REPAIR_S))
-        return at_s, _moment(rng, AFTER_HEAL) if waits else None
+        return at_s, _trigger(rng, AFTER_HEAL) if waits else None
     at_s = QUIET_START_S + rng.uniform(0.0, span_s - 0.1)
-    return at_s, _moment(rng, ANYWHERE) if waits else None
+    return at_s, _trigger(rng, ANYWHERE) if waits else None
 
 
-def _moment(rng: random.Random, kinds: Sequence[str]) -> str:
+def _trigger(rng: random.Random, kinds: Sequence[str]) -> str:
     return rng.choice(kinds) + rng.choice(DELAYS)

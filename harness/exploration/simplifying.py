@@ -2,8 +2,8 @@
 
 A strategy stands for the known run and everything simpler that has the same faults or some of them: without a fault;
 with one that is never healed, and so until the end; with fewer replicas, clients and operations; a load that ends
-sooner; faults that wait for no moment, happen at rounder times, and all of them sooner. Each of these is a ladder whose
-lowest rung is the simplest and whose highest is the known run's own, so what Hypothesis takes for simpler is so.
+sooner; faults that wait for no trigger, happen at rounder times, and all of them sooner. Each of these is a ladder:
+its lowest rung is the simplest and its highest the known run's own, so what Hypothesis takes for simpler is so.
 
 `hypothesis.find` generates before it shrinks: the simplest of all first, then draws of which most are the known run's
 own, so that one of the first few fails as it does. Hypothesis could begin with the known failure itself if its
@@ -63,7 +63,7 @@ def simpler_runs(test: Test, schedule: Schedule) -> st.SearchStrategy[Candidate]
             return rungs[min(draw(st.integers(0, KNOWN * len(rungs) - 1)), len(rungs) - 1)]
 
         def event_of(event: FaultEvent) -> FaultEvent:
-            return dataclasses.replace(event, when=choose(_moments(event.when)), at_s=choose(_rounder(event.at_s)))
+            return dataclasses.replace(event, when=choose(_triggers(event.when)), at_s=choose(_rounder(event.at_s)))
 
         # All is drawn whether or not it is used: then lowering one draw does not shift the meaning of the others.
         is_kept = [choose((False, True)) for _ in faults]
@@ -140,8 +140,8 @@ def _at_most(ladder: Sequence[Rung], known: Rung) -> list[Rung]:
     return [*(rung for rung in ladder if not known or rung < known), known]  # type: ignore[operator]
 
 
-def _moments(when: str | None) -> list[str | None]:
-    """What an event may wait for: nothing, its moment, its moment with its delay."""
+def _triggers(when: str | None) -> list[str | None]:
+    """What an event may wait for: nothing, its trigger, its trigger with its delay."""
     return [None] if when is None else list(dict.fromkeys((None, when.partition("+")[0], when)))
 
 

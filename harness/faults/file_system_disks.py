@@ -13,6 +13,7 @@ from typing import Protocol
 from harness.clusters.threads import all_of
 from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
 from nemesis.mechanisms.hosts import HostAccess
+from nemesis.mechanisms.shim import WATCHED_KINDS
 from nemesis.mechanisms.shim_faults import ShimDisks
 from nemesis.target import BitFlipped, DiskFault, DiskProbe, FaultMet, PowerCut
 
@@ -25,6 +26,28 @@ _MOUNTINFO_ESCAPES = {ord(character): f"\\{ord(character):03o}" for character in
 """How the kernel writes characters that would end a field of mountinfo, or a line."""
 
 _REACH_TIMEOUT_S = 10.0
+
+_WAITING_SCRIPT = """
+import os, sys, time
+def waiting():
+    found = set()
+    for pid in sys.argv[1:]:
+        try:
+            threads = os.listdir(f"/proc/{pid}/task")
+        except OSError:
+            continue
+        for thread in threads:
+            try:
+                with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                    if file.read().rpartition(b")")[2].split()[0] == b"D":
+                        found.add(thread)
+            except OSError:
+                pass
+    return found
+first = waiting()
+time.sleep(0.1)
+print(len(first & waiting()))
+"""
 
 
 class HostFileSystems(Protocol):
@@ -49,12 +72,20 @@ class FileSystemDisks:
     """Disks with both kinds of faults; `shim` is None in runs that do not use it."""
 
     def __init__(
-        self, hosts: Sequence[str], *, file_systems: HostFileSystems, shim: ShimDisks | None, access: HostAccess
+        self,
+        hosts: Sequence[str],
+        *,
+        file_systems: HostFileSystems,
+        shim: ShimDisks | None,
+        access: HostAccess,
+        members: Callable[[str], Awaitable[Sequence[int]]],
     ) -> None:
+        """`members` are the processes of a host's programs."""
         self._hosts = tuple(hosts)
         self._file_systems = file_systems
         self._shim = shim
         self._access = access
+        self._members = members
         self._faults: dict[str, dict[str, str]] = {}
         """fault id -> host -> kind"""
         self._lost: dict[str, dict[str, PowerCut]] = {}
@@ -66,6 +97,9 @@ class FileSystemDisks:
         shimmed = {host: fault for host, fault in faults.items() if fault.kind not in FILE_SYSTEM_KINDS}
         if shimmed:
             await self._require_shim().impair(fault_id, shimmed)
+        watched = {host: fault for host, fault in faults.items() if fault.kind in WATCHED_KINDS}
+        if watched and self._shim is not None:
+            await self._shim.impair(fault_id, watched)
         for host in faults.keys() - shimmed.keys():
             self._hold(fault_id, host, faults[host].kind)
         await self._everywhere(
@@ -81,7 +115,9 @@ class FileSystemDisks:
         await self._file_systems.perform(host, "shut_down")
         await self._mount_again(host)
         self._let_go(fault_id, host)
-        cut = PowerCut(None, None, "what the kernel had not written")
+        recorded = None if self._shim is None else await self._shim.recorded(host)
+        seen = "" if recorded is None else f", of {recorded:,} changes that {self.mechanism(host)} has seen"
+        cut = PowerCut(None, None, f"what the kernel had not written{seen}", recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut
 
@@ -136,9 +172,23 @@ class FileSystemDisks:
         return "the file system" if self._shim is None else self._shim.mechanism(host)
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
-        """What the replicas have met of a fault; of a whole file system nobody counts."""
-        of_file_systems = dict.fromkeys(self._faults.get(fault_id, {}), FaultMet(None, None))
-        return of_file_systems if self._shim is None else {**of_file_systems, **await self._shim.met(fault_id)}
+        """What the replicas have met of a fault: of one of a whole file system, by the shim that counts what the file
+        system answers them, and by their threads that wait for a frozen one."""
+        kinds = self._faults.get(fault_id, {})
+        found = dict.fromkeys(kinds, FaultMet(None, None))
+        for host in (host for host, kind in kinds.items() if kind == "freeze"):
+            found[host] = await self._waiting(host)
+        return found if self._shim is None else {**found, **await self._shim.met(fault_id)}
+
+    async def _waiting(self, host: str) -> FaultMet:
+        """The threads of the replica that wait in the kernel and cannot be interrupted, both times of two looks. On a
+        frozen file system each call that changes it waits until the thaw, so that none has met it where none waits."""
+        pids = [str(pid) for pid in await self._members(host)]
+        argv = [self._access.python(host), "-I", "-S", "-c", _WAITING_SCRIPT, *pids]
+        status, output, _ = await self._access.run(host, argv, timeout_s=_REACH_TIMEOUT_S)
+        if status != 0:
+            return FaultMet(None, None)
+        return FaultMet(calls=int(output), met=int(output))
 
     async def reaches(self, host: str, pid: int | None) -> str | None:
         """None when the process has the host's file system mounted, and the shim where the run uses it."""

@@ -11,12 +11,14 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from harness.clusters.abilities import BendsClocks, DamagesDisks, LimitsResources, ShapesLinks
-from harness.clusters.base import Cluster
-from harness.faults.moments import TellsMoments
+from harness.clusters.abilities import BendsClocks, DamagesDisks, LimitsResources, SeesSendQueues, ShapesLinks
+from harness.clusters.base import CLIENTS_HOST, Cluster
 from harness.faults.processes import ReplicaProcesses
+from harness.faults.slow_clients import SlowClients
+from harness.faults.triggers import HasTriggers
 from harness.runtime import harness_runtime
 from harness.systems.base import (
+    AnswersAtLength,
     JudgesOperations,
     Operated,
     RefusesFaults,
@@ -29,21 +31,25 @@ from nemesis.forms import expand_variant, split_variant
 from nemesis.protocol import AsksForLeader, Nemesis
 from nemesis.target import (
     ABILITIES,
+    Clients,
     ClockReading,
     Clocks,
     Disks,
     Links,
-    Moments,
     Network,
     Operator,
     Processes,
     Resources,
+    Triggers,
 )
 
 __all__ = ["PlannedTarget", "RunTarget", "cluster_lacks", "prepare", "system_lacks"]
 
 OPERATOR = "operator"
 """The interface that is the system's, not the cluster's."""
+
+CLIENTS = "clients"
+"""The interface that takes a request of the system's and a look by the cluster."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +70,13 @@ def system_lacks(system_class: Any, settings: Mapping[str, str], ability: str) -
     if not isinstance(system_class, JudgesOperations):
         return f"the system has no {ability} that an operator could ask for"
     return system_class.operation_missing(ability, settings)
+
+
+def clients_lack(cluster: Any, system: Any, ability: str) -> str | None:
+    """Why there can be no such clients of a system on a cluster, or of classes of them; None when there can."""
+    if not isinstance(system, AnswersAtLength) or not system.has_long_request:
+        return "the system names no request with a long answer (a plug-in: by long_request)"
+    return cluster_lacks(cluster, CLIENTS, ability)
 
 
 def stored_files(system_class: Any, settings: Mapping[str, str], role: str) -> str | None:
@@ -93,13 +106,16 @@ class PlannedTarget:
         self.disks: Disks | None = None
         self.links: Links | None = None
         self.resources: Resources | None = None
-        self.moments: Moments | None = None
+        self.triggers: Triggers | None = None
         self.operator: Operator | None = None
+        self.clients: Clients | None = None
 
     def missing(self, interface: str, ability: str) -> str | None:
         """As the class of the cluster says, or that of the system."""
         if interface == OPERATOR:
             return system_lacks(self._system_class, self._settings, ability)
+        if interface == CLIENTS:
+            return clients_lack(self._cluster_class, self._system_class, ability)
         return cluster_lacks(self._cluster_class, interface, ability)
 
     def stored_files(self, role: str) -> str | None:
@@ -150,6 +166,14 @@ class RunTarget:
         self._processes = ReplicaProcesses(cluster.hosts, process=system.process, restart=system.restart)
         self._clock = harness_runtime(cluster).clock
         self._baseline_skew_ms: dict[str, float] = {}
+        self._clients: SlowClients | None = None
+        if isinstance(cluster, SeesSendQueues) and isinstance(system, AnswersAtLength) and system.has_long_request:
+            self._clients = SlowClients(request=system.long_request, address=self._dialled, queues=cluster.send_queues)
+
+    def _dialled(self, host: str, port: int) -> tuple[str, int]:
+        """Where clients reach a port of a host."""
+        ip, _, number = self._cluster.address_from(CLIENTS_HOST, host, port).rpartition(":")
+        return ip, int(number)
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -180,12 +204,16 @@ class RunTarget:
         return self._cluster.resources if isinstance(self._cluster, LimitsResources) else None
 
     @property
-    def moments(self) -> Moments | None:
+    def triggers(self) -> Triggers | None:
         """What the cluster sees of the replicas itself, or else what the system tells of them."""
         for part in (self._cluster, self._system):
-            if isinstance(part, TellsMoments) and part.moments is not None:
-                return part.moments
+            if isinstance(part, HasTriggers) and part.triggers is not None:
+                return part.triggers
         return None
+
+    @property
+    def clients(self) -> Clients | None:
+        return self._clients
 
     @property
     def operator(self) -> Operator | None:
@@ -199,6 +227,8 @@ class RunTarget:
         """As the cluster says, or the system."""
         if interface == OPERATOR:
             return system_lacks(self._system, self._given_settings, ability)
+        if interface == CLIENTS:
+            return clients_lack(self._cluster, self._system, ability)
         return cluster_lacks(self._cluster, interface, ability)
 
     def stored_files(self, role: str) -> str | None:
@@ -218,15 +248,15 @@ class RunTarget:
         if not isinstance(self._system, TellsTime):
             return None
         before_s, before_wall_ms = self._clock.monotonic_ns() / 1e9, self._clock.wall_ms()
-        told = await self._system.tell_time(host, timeout_s=timeout_s)
+        reported = await self._system.tell_time(host, timeout_s=timeout_s)
         after_s = self._clock.monotonic_ns() / 1e9
-        if told is None:
+        if reported is None:
             return None
         half_s = (after_s - before_s) / 2
         return ClockReading(
-            offset_ms=told.wall_ms - (before_wall_ms + half_s * 1000) - self._baseline_skew_ms.get(host, 0.0),
+            offset_ms=reported.wall_ms - (before_wall_ms + half_s * 1000) - self._baseline_skew_ms.get(host, 0.0),
             uncertainty_ms=half_s * 1000 + 2,  # both clocks are read in whole milliseconds
-            monotonic_s=told.monotonic_ns / 1e9,
+            monotonic_s=reported.monotonic_ns / 1e9,
             at_s=before_s + half_s,
         )
 
@@ -247,7 +277,7 @@ class RunTarget:
         Disks come first: a replica on a frozen one can be neither ended nor started. Who was taken out of the group
         comes last: only a group that is well lets anybody in.
         """
-        held = (self.disks, self.resources, self.clocks, self.links)
+        held = (self.disks, self.resources, self.clocks, self.links, self.clients)
         steps: list[Callable[[], Awaitable[None]]] = [
             interface.release_all for interface in held if interface is not None
         ]

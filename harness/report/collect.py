@@ -22,7 +22,7 @@ OUTCOMES = ("ok", "fail", "info")
 """How operations end, in the order of every legend and table."""
 
 MAX_FUNCTIONS = 6
-"""Functions (write, read, ...) told apart in the plots; workloads have two to four. The rest share one."""
+"""Functions (write, read, ...) distinguished in the plots; workloads have two to four. The rest share one."""
 
 OTHER = "other"
 

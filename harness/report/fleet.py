@@ -12,16 +12,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from harness.report.svg import element, percent
-from harness.report.templating import template_environment
-from harness.report.units import clip, count, duration, plural
+from harness.report.templating import report_template, style
+from harness.report.units import count, duration, plural
 
 Row = Mapping[str, Any]
 
@@ -362,23 +359,9 @@ def _checks(data: FleetData) -> dict[str, Any] | None:
     return {"tally": tally, "bad": bad[:MAX_ROWS], "left_out": max(0, len(bad) - MAX_ROWS)}
 
 
-@cache
-def _environment() -> jinja2.Environment:
-    return template_environment(
-        clip=clip,
-        count=count,
-        duration=duration,
-        plural=plural,
-    )
-
-
 def _unbroken(text: str) -> str:
     """Percentages that no line break parts."""
     return text.replace(" %", "\u00a0%")
-
-
-def _static(name: str) -> str:
-    return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
 
 
 def render_fleet(data: FleetData) -> str:
@@ -388,26 +371,22 @@ def render_fleet(data: FleetData) -> str:
     verdict, sentence, below = headline(rates)
     problems = list(data.rows("problems"))
     kept = [row for row in data.rows("notable_runs")]
-    return (
-        _environment()
-        .get_template("fleet.html")
-        .render(
-            css=Markup(_static("report.css") + _static("fleet.css")),
-            data=data,
-            verdict=verdict,
-            sentence=_unbroken(sentence),
-            below=_unbroken(below),
-            common=common,
-            rates=_rates(data, labels),
-            availability=_availability(data, labels),
-            fault_kinds=_fault_kinds(data, labels),
-            latency=_latency(data, labels),
-            checks=_checks(data),
-            notable=kept[:MAX_ROWS],
-            labels={row["run_id"]: labels.get(_group(row), "") for row in kept},
-            left_out_runs=[row for row in problems if row["left_out"]][:MAX_ROWS],
-            left_out_count=sum(bool(row["left_out"]) for row in problems),
-            remarks=[row for row in problems if not row["left_out"]][:MAX_ROWS],
-            problem_count=len(problems),
-        )
+    return report_template("fleet.html").render(
+        css=style("report.css", "fleet.css"),
+        data=data,
+        verdict=verdict,
+        sentence=_unbroken(sentence),
+        below=_unbroken(below),
+        common=common,
+        rates=_rates(data, labels),
+        availability=_availability(data, labels),
+        fault_kinds=_fault_kinds(data, labels),
+        latency=_latency(data, labels),
+        checks=_checks(data),
+        notable=kept[:MAX_ROWS],
+        labels={row["run_id"]: labels.get(_group(row), "") for row in kept},
+        left_out_runs=[row for row in problems if row["left_out"]][:MAX_ROWS],
+        left_out_count=sum(bool(row["left_out"]) for row in problems),
+        remarks=[row for row in problems if not row["left_out"]][:MAX_ROWS],
+        problem_count=len(problems),
     )

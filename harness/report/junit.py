@@ -90,8 +90,8 @@ def _element(case: Case) -> ElementTree.Element:
     if case.verdict != "valid":
         kind = "failure" if case.verdict == "invalid" else "error"
         problem = ElementTree.SubElement(element, kind, {"type": case.verdict, "message": _clean(case.reason)})
-        told = "\n".join(f"{name} {value}" for name, value in case.properties.items())
-        problem.text = _clean(f"{told}\n{case.text}"[:MAX_TEXT_CHARS])
+        listed = "\n".join(f"{name} {value}" for name, value in case.properties.items())
+        problem.text = _clean(f"{listed}\n{case.text}"[:MAX_TEXT_CHARS])
     return element
 
 

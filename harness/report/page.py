@@ -9,21 +9,15 @@ from __future__ import annotations
 
 __all__ = ["MAX_REPORT_BYTES", "write_report"]
 
-import base64
 import contextlib
 import dataclasses
-import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
-
-import jinja2
-from markupsafe import Markup
 
 from checker.faults import count_unmet
 from harness.report.charts import over_time
@@ -31,9 +25,9 @@ from harness.report.checks import check_sections, terms_of, verdict_word
 from harness.report.collect import OUTCOMES, RunData, collect
 from harness.report.faults import fault_rows
 from harness.report.grid import latency_of, quantiles_of
-from harness.report.templating import template_environment
+from harness.report.templating import report_template, script, style
 from harness.report.timeline import arrowhead, timeline
-from harness.report.units import clip, count, duration, instant, operation_text, plural, share
+from harness.report.units import clip, count, duration, plural, share
 from harness.report.witness import Witness, witness_from
 from harness.store import StoreError
 
@@ -112,23 +106,6 @@ def _witnesses(results: Mapping[str, Any]) -> list[tuple[str, Witness]]:
     return found[:MAX_WITNESSES]
 
 
-@cache
-def _environment() -> jinja2.Environment:
-    return template_environment(
-        clip=clip,
-        count=count,
-        duration=duration,
-        instant=instant,
-        operation=operation_text,
-        plural=plural,
-    )
-
-
-@cache
-def _static(name: str) -> str:
-    return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
-
-
 def _render(
     directory: Path,
     test: Mapping[str, Any],
@@ -141,8 +118,6 @@ def _render(
     checks = results.get("checks")
     hosts = [str(host) for host in _list(results.get("hosts"))][:64] or _default_hosts(test)
     rows = fault_rows(faults, hosts, detail.fault_rows)
-    script = _static("report.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     over = over_time(
         data, faults, terms_of(checks), moments_ns=[_moment(w) for _, w in witnesses], max_strokes=detail.strokes
     )
@@ -153,12 +128,11 @@ def _render(
     sections = check_sections(checks, detail.checks)
     if not detail.has_tables:
         sections = [dataclasses.replace(section, tables=[]) for section in sections]
-    template = _environment().get_template("report.html")
+    template = report_template("report.html")
     return template.render(
         # The page's own style and script; both are files of this package.
-        css=Markup(_static("report.css")),
-        script=Markup(script),
-        script_hash=digest,
+        css=style("report.css"),
+        **script("report.js"),
         arrowhead=arrowhead(),
         title=clip(f"{directory.parent.name}/{directory.name}", 120),
         verdict=verdict_word(results.get("valid")),

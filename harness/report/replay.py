@@ -8,26 +8,22 @@ from __future__ import annotations
 
 __all__ = ["EVER_NS", "MAX_MESSAGES", "MAX_REPLAY_BYTES", "Replay", "collect_replay", "replay_page"]
 
-import base64
 import contextlib
-import hashlib
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from checker.faults import NEMESIS, faults_of
 from harness.history_writer import HistoryError, read_history
 from harness.report.checks import terms_of, verdict_word
-from harness.report.templating import template_environment
+from harness.report.templating import report_template, script, style
 from harness.report.trace_window import Message, TraceError, Window, choose, read_window
 from harness.report.units import clip, operation_text, plural
 from harness.report.witness import witness_from
@@ -107,8 +103,9 @@ def _take_history(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> 
     opened: dict[Any, dict[str, Any]] = {}
     left_out = 0
     with contextlib.suppress(FileNotFoundError):
+        history = read_history(run_dir.history_path)
         try:
-            for event in read_history(run_dir.history_path):
+            for event in history:
                 process = event["process"]
                 if process == NEMESIS:
                     nemesis.append(event)
@@ -118,6 +115,8 @@ def _take_history(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) -> 
                     left_out += not _take_operation(replay, opened.pop(process), event, from_ns, to_ns)
         except HistoryError as error:
             replay.notes.append(f"the history is not whole: {clip(str(error), 200)}")
+        if history.truncated:
+            replay.notes.append("the history is not whole: its last line was cut short")
     for invoked in opened.values():
         left_out += not _take_operation(replay, invoked, None, from_ns, to_ns)
     if left_out:
@@ -292,18 +291,6 @@ def _packed(replay: Replay, messages: Sequence[Message]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@cache
-def _environment() -> jinja2.Environment:
-    return template_environment(
-        clip=clip,
-    )
-
-
-@cache
-def _static(name: str) -> str:
-    return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
-
-
 def replay_page(replay: Replay) -> str:
     """The page as one self-contained HTML text of at most `MAX_REPLAY_BYTES`. Raises TraceError where even without
     messages it would be larger."""
@@ -322,21 +309,15 @@ def replay_page(replay: Replay) -> str:
 
 
 def _render(replay: Replay, messages: Sequence[Message], notes: Sequence[str]) -> str:
-    script = _static("replay.js")
     data = json.dumps(_packed(replay, messages), separators=(",", ":"), ensure_ascii=True)
-    return (
-        _environment()
-        .get_template("replay.html")
-        .render(
-            css=Markup(_static("report.css") + _static("replay.css")),
-            script=Markup(script),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-            # No text of the run can end the element that holds it.
-            data=Markup(data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")),
-            title=replay.title,
-            verdict=replay.verdict,
-            reason=replay.reason,
-            notes=[clip(note, 300) for note in notes],
-            violations=replay.violations,
-        )
+    return report_template("replay.html").render(
+        css=style("report.css", "replay.css"),
+        **script("replay.js"),
+        # No text of the run can end the element that holds it.
+        data=Markup(data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")),
+        title=replay.title,
+        verdict=replay.verdict,
+        reason=replay.reason,
+        notes=[clip(note, 300) for note in notes],
+        violations=replay.violations,
     )

@@ -13,14 +13,13 @@ import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup, escape
 
 from harness.report.faults import cut_words
 from harness.report.svg import element
+from harness.report.templating import style
 from harness.report.trace_window import RANKS, Message, Window
 from harness.report.units import clip, count, duration, instant, plural
 
@@ -314,11 +313,6 @@ def _cross(x: float, y: float) -> str:
     return f"M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10"
 
 
-@cache
-def _style() -> Markup:
-    return Markup((Path(__file__).parent / "static" / "sequence.css").read_text(encoding="utf-8"))
-
-
 LEGEND_PX = 1040.0
 """How wide the legend is; a drawing of few hosts is narrower."""
 
@@ -350,7 +344,7 @@ def sequence_svg(
     top = 62
     return element(
         "svg",
-        element("style", _style()),
+        element("style", style("sequence.css")),
         element("rect", x=0, y=0, width="100%", height="100%", class_="surface"),
         element("text", clip(title, 120), x=24, y=30, class_="title"),
         element("text", _summary(window), x=24, y=50, class_="words"),
@@ -384,7 +378,7 @@ def sequence_page(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         '<meta name="viewport" content="width=device-width">\n'
-        f"<title>{escape(clip(title, 120))}</title>\n<style>\n{_style()}</style>\n</head>\n<body>\n"
+        f"<title>{escape(clip(title, 120))}</title>\n<style>\n{style('sequence.css')}</style>\n</head>\n<body>\n"
         f"<h1>{escape(clip(title, 120))}</h1>\n<p>{escape(_summary(window))}</p>\n{legend}\n"
         f'<div class="heads">{heads}</div>\n{body}\n</body>\n</html>\n'
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 __all__ = ["MAX_ROWS", "fault_words", "operation_words", "render_store", "started_words", "update_store_page"]
 
-import base64
-import hashlib
 import logging
 from datetime import datetime
 from functools import cache
@@ -13,10 +11,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 import jinja2
-from markupsafe import Markup
 
-from harness.report.templating import template_environment
-from harness.report.units import clip, count, duration, plural
+from harness.report.templating import script, style, template_environment
+from harness.report.units import clip, count
 from harness.run_index import STATES, RunIndex, RunSummary, index_lock, read_index, replace_file
 from harness.store import Store, StoreError
 
@@ -47,34 +44,20 @@ def fault_words(run: RunSummary) -> str:
 @cache
 def _environment() -> jinja2.Environment:
     return template_environment(
-        clip=clip,
-        count=count,
-        duration=duration,
-        plural=plural,
-        quote=quote,
-        operation_words=operation_words,
-        fault_words=fault_words,
-        started=started_words,
+        quote=quote, operation_words=operation_words, fault_words=fault_words, started=started_words
     )
-
-
-@cache
-def _static(name: str) -> str:
-    return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
 
 
 def render_store(root: Path, index: RunIndex) -> str:
     """The page of the store at `root`, newest runs first; a run that has a report is a link to it."""
-    script = _static("store.js")
     shown = index.runs[:MAX_ROWS]
     total = len(index.runs) + index.left_out
     return (
         _environment()
         .get_template("store.html")
         .render(
-            css=Markup(_static("report.css") + _static("store.css")),
-            script=Markup(script),
-            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            css=style("report.css", "store.css"),
+            **script("store.js"),
             title=clip(root.name, 80),
             runs=[(run, (root / run.name / "report.html").is_file()) for run in shown],
             tally=[(state, number) for state in STATES if (number := sum(run.verdict == state for run in index.runs))],

@@ -1,17 +1,24 @@
-"""How the pages of the harness are made from templates: everything escaped, nothing undefined."""
+"""How the pages of the harness are made from templates: everything escaped, nothing undefined, all in one file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import base64
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
-__all__ = ["template_environment"]
+from harness.report.units import clip, count, duration, instant, operation_text, plural
+
+__all__ = ["report_template", "script", "style", "template_environment"]
 
 
 def template_environment(package: str = "harness.report", **filters: Callable[..., Any]) -> jinja2.Environment:
-    """The templates of a package, in its folder `templates`, with these filters."""
+    """The templates of a package, in its folder `templates`, with the words of units and these filters."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(package, "templates"),
         autoescape=True,
@@ -19,5 +26,29 @@ def template_environment(package: str = "harness.report", **filters: Callable[..
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(filters)
+    units = {"clip": clip, "count": count, "duration": duration, "instant": instant, "plural": plural}
+    environment.filters.update(units, operation=operation_text, **filters)
     return environment
+
+
+@cache
+def report_template(name: str) -> jinja2.Template:
+    """A template of this package."""
+    return template_environment().get_template(name)
+
+
+@cache
+def _static(name: str) -> str:
+    return (Path(__file__).parent / "static" / name).read_text(encoding="utf-8")
+
+
+def style(*names: str) -> Markup:
+    """The style sheets of these names, one after the other."""
+    return Markup("".join(map(_static, names)))
+
+
+def script(name: str) -> Mapping[str, str]:
+    """What a template needs of a script: `script`, and `script_hash`, by which its policy lets it run."""
+    text = _static(name)
+    digest = hashlib.sha256(text.encode()).digest()
+    return {"script": Markup(text), "script_hash": base64.b64encode(digest).decode()}

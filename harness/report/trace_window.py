@@ -4,13 +4,14 @@ from __future__ import annotations
 
 __all__ = ["RANKS", "Message", "TraceError", "Window", "choose", "read_window"]
 
-import json
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from checker.codecs.jsonl import DamagedLine, read_batches
 from harness.errors import OperatorError
 from harness.report.units import clip, instant
 
@@ -98,16 +99,15 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
     last_ns = 0
     limit_ns: int | None = None
     try:
-        with path.open(encoding="utf-8") as lines:
-            for number, text in enumerate(lines, 1):
+        with path.open("rb") as file:
+            for number, event in chain.from_iterable(batch.whole() for batch in read_batches(file)):
                 try:
-                    event = json.loads(text)
                     time_ns, kind = event["time"], event["kind"]
                     if kind == "limit":
                         limit_ns = time_ns
                         continue
                     source, destination = event["from"], event["to"]
-                except (ValueError, KeyError, TypeError):
+                except (KeyError, TypeError):
                     raise TraceError(f"{path}:{number}: not a line of a trace; make the run again") from None
                 first_ns = time_ns if first_ns is None else first_ns
                 last_ns = time_ns
@@ -128,8 +128,10 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
                         ended.append(message)
     except FileNotFoundError:
         raise TraceError(f"{path.parent} has no trace: make the run with --cluster sim --trace") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror}") from None
+    except DamagedLine as line:
+        raise TraceError(f"{path}:{line.number}: {line.reason}; make the run again") from None
     window.spoke = frozenset(spoke)
     if unknown := sorted(set(hosts) - spoke):
         raise TraceError(f"--hosts: {', '.join(unknown)} never spoke; these did: {', '.join(sorted(spoke))}")

@@ -11,11 +11,12 @@ from __future__ import annotations
 from harness.sdk.client import Client, Refused, Streams, connection
 from harness.sdk.host import CommandFailed, Host, Output
 from harness.sdk.http import HttpError, JsonHttp, get, post
-from harness.sdk.install import Recipe, apt, go, maven, npm, path, pip
+from harness.sdk.install import BySetting, Recipe, apt, by_setting, go, maven, npm, path, pip
 from harness.sdk.system import Status, System
 
 __all__ = [
     "VERSION",
+    "BySetting",
     "Client",
     "CommandFailed",
     "Host",
@@ -28,6 +29,7 @@ __all__ = [
     "Streams",
     "System",
     "apt",
+    "by_setting",
     "connection",
     "get",
     "go",

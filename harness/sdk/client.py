@@ -6,9 +6,23 @@ The methods that a client has decide which workloads it fits:
     cas(key, old, new) -> bool          registers with compare-and-set
     add(value), members()               a set
     increment(by), value()              a counter
+    fetch_add(by), value()              a counter whose additions answer with what was there before
+    read_version(key),
+        write_version(key, value)       registers that count their writes
+    get(key), put(key, text),
+        concat(key, text)               texts by key
     append(key, value) -> offset,
         poll(key, offset, max_messages)    a log: the values from an offset on, fewer only at its end
+    publish(value) -> [partition, offset],
+        fetch(partition, offset, max_messages)   a topic of several logs
+    commit_offset(partition, offset),
+        committed_offset(partition)     the offsets of a consumer group
     enqueue(value), dequeue()           a queue; with ack(value), where it shows a value until then
+    schedule(value, delay_ms)           values that come out of a queue later
+    prepare(value), commit(value),
+        rollback(value)                 values that come out of a queue if they were committed
+    push(value), pop()                  a stack
+    insert(value), extract()            a priority queue
     lock(name), unlock(name)            mutexes
     transact(micro_operations)          transactions
     generate()                          unique ids
@@ -27,7 +41,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from harness.sdk.host import Host
 
-__all__ = ["CAPABILITIES", "Client", "Refused", "Streams", "connection"]
+__all__ = ["CAPABILITIES", "TOGETHER", "Client", "Refused", "Streams", "connection"]
 
 CAPABILITIES: Mapping[str, Sequence[str]] = {
     "read": ("key",),
@@ -37,11 +51,29 @@ CAPABILITIES: Mapping[str, Sequence[str]] = {
     "members": (),
     "increment": ("by",),
     "value": (),
+    "fetch_add": ("by",),
+    "read_version": ("key",),
+    "write_version": ("key", "value"),
+    "get": ("key",),
+    "put": ("key", "text"),
+    "concat": ("key", "text"),
     "append": ("key", "value"),
     "poll": ("key", "offset", "max_messages"),
     "enqueue": ("value",),
     "dequeue": (),
     "ack": ("value",),
+    "schedule": ("value", "delay_ms"),
+    "prepare": ("value",),
+    "commit": ("value",),
+    "rollback": ("value",),
+    "publish": ("value",),
+    "fetch": ("partition", "offset", "max_messages"),
+    "commit_offset": ("partition", "offset"),
+    "committed_offset": ("partition",),
+    "push": ("value",),
+    "pop": (),
+    "insert": ("value",),
+    "extract": (),
     "lock": ("name",),
     "unlock": ("name",),
     "transact": ("micro_operations",),
@@ -49,11 +81,26 @@ CAPABILITIES: Mapping[str, Sequence[str]] = {
 }
 """What a client may be able to do: method -> what it is called with, and the fields of an `invoke` in JSON lines."""
 
+TOGETHER = (
+    frozenset({"get", "put", "concat"}),
+    frozenset({"prepare", "commit", "rollback"}),
+    frozenset({"publish", "fetch"}),
+    frozenset({"push", "pop"}),
+    frozenset({"insert", "extract"}),
+)
+"""Methods whose names are so common that a client may mean something else by one of them: they say what it can do only
+where it has all of a group."""
+
 
 class Refused(Exception):
-    """The operation certainly did not happen, and will not: the system said so, or it was never sent."""
+    """The operation certainly did not happen, and will not: the system said so, or it was never sent. With `reopen` the
+    client is of no more use: the next operation opens a new one."""
 
     is_definite = True
+
+    def __init__(self, *words: object, reopen: bool = False) -> None:
+        super().__init__(*words)
+        self.reopen = reopen
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -84,6 +131,8 @@ class Client:
     """The host that this client belongs to: clients are spread over the replicas' hosts in turn."""
     hosts: Sequence[Host]
     """All replicas' hosts."""
+    others: Mapping[str, Host]
+    """The hosts of the system's `extra_hosts`, by name."""
     process: int
     """The number of this logical client, never used twice in a run."""
     settings: Mapping[str, str]

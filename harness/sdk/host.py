@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.clusters.abilities import NamesHosts
-from harness.clusters.base import CLIENTS_HOST, Cluster, RemoteHosts, RunsCommands
+from harness.clusters.base import CLIENTS_HOST, Cluster, ReadsFiles, RemoteHosts, RunsCommands
 from harness.errors import SystemUnderTestError
 from nemesis.mechanisms.shell import ShellError
 
@@ -47,6 +47,8 @@ class Host:
     find_installed: Callable[[str, str], str] = field(repr=False)
     environment: Mapping[str, str] = field(repr=False, default_factory=dict)
     """What programs from the install recipes need, PATH among it."""
+    user_words: Sequence[str] = field(repr=False, default=())
+    """What is put before a command so that it runs as the system's user; nothing where that is the harness's own."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -101,10 +103,17 @@ class Host:
     async def run(
         self, *argv: str, stdin: str = "", timeout_s: float = DEFAULT_COMMAND_TIMEOUT_S, check: bool = True
     ) -> Output:
-        """Run a command on the host and have its output. It finds what was installed as the system's programs do.
+        """Run a command on the host, as the system's user, and have its output. It finds what was installed as the
+        system's programs do.
 
         Raises CommandFailed, unless `check` is off, when it ends with another status than 0.
         """
+        return await self.run_as_harness(*self.user_words, *argv, stdin=stdin, timeout_s=timeout_s, check=check)
+
+    async def run_as_harness(
+        self, *argv: str, stdin: str = "", timeout_s: float = DEFAULT_COMMAND_TIMEOUT_S, check: bool = True
+    ) -> Output:
+        """The same as the user that the harness is on the host: root, mostly. Raises CommandFailed."""
         if not isinstance(self.cluster, RunsCommands):
             raise CommandFailed(f"cluster {self.cluster.name} cannot run commands on its hosts")
         words = [*argv]
@@ -126,13 +135,24 @@ class Host:
         data = content.encode() if isinstance(content, str) else content
         await self.cluster.put_file(self.name, self.path(path), data)
 
+    async def get(self, path: str) -> bytes:
+        """The content of a file, below the data directory unless the path is absolute, of some 100 MB at most. Raises
+        CommandFailed."""
+        if not isinstance(self.cluster, ReadsFiles):
+            raise CommandFailed(f"cluster {self.cluster.name} cannot read files of its hosts")
+        try:
+            return await self.cluster.get_file(self.name, self.path(path))
+        except ShellError as error:
+            raise CommandFailed(f"{self.name}: {error}") from None
+
     async def wipe(self) -> None:
         """Remove everything in the data directory; the system's programs must not run. Raises CommandFailed."""
-        await self.run("find", self.data, "-mindepth", "1", "-delete")
+        await self.run_as_harness("find", self.data, "-mindepth", "1", "-delete")
 
     async def listens(self, ports: Collection[str] | None = None) -> bool:
         """Whether sockets listen on these ports (all of the system's when None), by the host's own tables."""
-        output = await self.run("cat", "/proc/net/tcp", "/proc/net/tcp6", check=False, timeout_s=10.0)
+        tables = ("/proc/net/tcp", "/proc/net/tcp6")
+        output = await self.run_as_harness("cat", *tables, check=False, timeout_s=10.0)
         found = listening_ports(output.out, self.ip)
         return all(self.ports[name] in found for name in (self.ports if ports is None else ports))
 

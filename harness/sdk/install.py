@@ -28,8 +28,10 @@ from harness.errors import OperatorError
 from harness.programs import find_program
 
 __all__ = [
+    "BySetting",
     "Recipe",
     "apt",
+    "by_setting",
     "cache_directory",
     "fetched",
     "find_file",
@@ -91,6 +93,14 @@ class Recipe(ABC):
     def environment(self, root: str) -> Mapping[str, str]:
         """What programs need beside PATH to find the rest of it."""
         return {}
+
+
+@dataclass(frozen=True)
+class BySetting:
+    """What comes in the place of a recipe where that depends on one of the system's settings: value -> recipes."""
+
+    setting: str
+    recipes: Mapping[str, Sequence[Recipe]]
 
 
 class _Pip(Recipe):
@@ -258,6 +268,14 @@ def path(*files: str) -> Recipe:
     """Files or directories of your own; relative ones start at the plug-in's file: `path("server.py")`."""
     here = os.path.dirname(os.path.abspath(sys._getframe(1).f_code.co_filename))
     return _Path(tuple(os.path.normpath(os.path.join(here, name)) for name in files))
+
+
+def by_setting(setting: str, recipes: Mapping[str, Recipe | Sequence[Recipe]]) -> BySetting:
+    """Another recipe, or several, for each value of a setting, such as a version:
+    `by_setting("version", {"2.1": pip("kv==2.1"), "2.0": pip("kv==2.0")})`."""
+    return BySetting(setting, {
+        value: (given,) if isinstance(given, Recipe) else tuple(given) for value, given in recipes.items()
+    })  # fmt: skip
 
 
 def cache_directory() -> str:

@@ -1,6 +1,6 @@
 """A plug-in as it is found in a file or behind an entry point: its classes, and everything that is wrong with them.
 
-Whatever is wrong is told before anything is started, with the file and the line, all of it at once.
+Whatever is wrong is reported before anything is started, with the file and the line, all of it at once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from harness.errors import OperatorError
-from harness.sdk.client import CAPABILITIES, Client
-from harness.sdk.install import Recipe
+from harness.sdk.client import CAPABILITIES, TOGETHER, Client
+from harness.sdk.install import BySetting, Recipe
 from harness.sdk.system import System
 from harness.systems.base import Setting
 
@@ -39,7 +39,7 @@ SUFFIX = ".py"
 
 _METHODS: Mapping[str, Sequence[str]] = {"open": (), "close": (), **CAPABILITIES}
 
-_ASYNC = ("setup", "start_together", "ready", "status", "state")
+_ASYNC = ("setup", "start_together", "ready", "status", "promote", "state")
 _PLAIN = ("command", "programs", "files", "environment")
 
 
@@ -178,6 +178,8 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
             yield f"{source_line(cls)}: port {name!r} is {port!r} and not a number from 1 to 65535"
     if len({port for _, port in _pairs(cls, "ports")}) < len(_pairs(cls, "ports")):
         yield f"{source_line(cls)}: two of the ports are the same"
+    if cls.long_request is not None and not _is_request(cls):
+        yield f"{source_line(cls)}: long_request is {cls.long_request!r} and not (name of a port, bytes)"
     for name, values in _pairs(cls, "settings"):
         choices = (values,) if isinstance(values, str) else values
         if not isinstance(choices, Sequence) or not choices or not all(isinstance(value, str) for value in choices):
@@ -186,9 +188,22 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
         for key, value in _pairs(cls, name):
             if not isinstance(value, str):
                 yield f"{source_line(cls)}: {name}[{key!r}] is {value!r} and not a text"
+    for choice in _installed(cls):
+        values = dict(_pairs(cls, "settings")).get(choice.setting, ()) if isinstance(choice, BySetting) else ()
+        if isinstance(choice, BySetting) and [*choice.recipes] != [*values]:
+            yield f"{source_line(cls)}: install has not one recipe for each value of a setting {choice.setting!r}"
     for recipe in recipes_of(cls):
         if not isinstance(recipe, Recipe):
             yield f"{source_line(cls)}: install has {recipe!r}, which is none of pip, apt, maven, npm, go, path"
+    if cls.user is not None and not isinstance(cls.user, str):
+        yield f"{source_line(cls)}: user is {cls.user!r} and not the name of one"
+
+
+def _is_request(cls: type[System]) -> bool:
+    match cls.long_request:
+        case (str(port), bytes()):
+            return port in cls.ports
+    return False
 
 
 def _pairs(cls: type[System], name: str) -> list[tuple[Any, Any]]:
@@ -200,8 +215,9 @@ def _pairs(cls: type[System], name: str) -> list[tuple[Any, Any]]:
 
 
 def _client_problems(cls: type[Client]) -> Iterator[str]:
+    alone = {name for group in TOGETHER if not all(hasattr(cls, name) for name in group) for name in group}
     for name, words in _METHODS.items():
-        if hasattr(cls, name):
+        if name not in alone and hasattr(cls, name):
             yield from _method_problems(cls, name, words, is_async=True)
     yield from _constructor_problems(cls)
 
@@ -230,9 +246,22 @@ def _constructor_problems(cls: type[Any]) -> Iterator[str]:
         yield f"{source_line(cls)}: {cls.__name__} must be made without arguments: {error}"
 
 
-def recipes_of(cls: type[System]) -> Sequence[Recipe]:
-    """What a system is installed from."""
-    return (cls.install,) if isinstance(cls.install, Recipe) else tuple(cls.install)
+def _installed(cls: type[System]) -> Sequence[Recipe | BySetting]:
+    return (cls.install,) if isinstance(cls.install, Recipe | BySetting) else tuple(cls.install)
+
+
+def recipes_of(cls: type[System], settings: Mapping[str, str] | None = None) -> Sequence[Recipe]:
+    """What a system is installed from with these settings, those that are missing as they come; without any, what it
+    may be installed from."""
+    found = list[Recipe]()
+    for choice in _installed(cls):
+        if not isinstance(choice, BySetting):
+            found.append(choice)
+        elif settings is None:
+            found += [recipe for recipes in choice.recipes.values() for recipe in recipes]
+        else:
+            found += choice.recipes[settings.get(choice.setting, next(iter(choice.recipes)))]
+    return tuple(found)
 
 
 def settings_of(cls: type[System]) -> tuple[Setting, ...]:

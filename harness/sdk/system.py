@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from harness.sdk.client import Client
 from harness.sdk.host import Host
-from harness.sdk.install import Recipe
+from harness.sdk.install import BySetting, Recipe
 
 __all__ = ["Status", "System"]
 
@@ -28,6 +28,8 @@ class Status:
 
     leads: bool = False
     term: int = 0
+    end: int = -1
+    """How far its log goes, in a unit of its own: whoever goes furthest is promoted."""
     facts: Mapping[str, Any] | None = None
 
 
@@ -36,8 +38,16 @@ class System:
 
     client: ClassVar[type[Client] | None] = None
     """The class of its clients; need not be said where the file has only one."""
-    install: ClassVar[Recipe | Sequence[Recipe]] = ()
-    """What it is made of: `pip`, `apt`, `maven`, `npm`, `go`, `path`. Fetched once, and kept in a cache."""
+    install: ClassVar[Recipe | BySetting | Sequence[Recipe | BySetting]] = ()
+    """What it is made of: `pip`, `apt`, `maven`, `npm`, `go`, `path`, or `by_setting` one or the other of them. Fetched
+    once, and kept in a cache."""
+    user: ClassVar[str | None] = None
+    """The user that its programs and commands run as where the harness is root on a host, for systems that refuse to be
+    root; the data directory is that user's. Where this user cannot get to what was installed, or there is none but
+    root, they run in a user namespace in which they are nobody."""
+    multiprocess: ClassVar[bool] = False
+    """Whether several processes of one program write to its disk. What they have not synced is then kept track of by
+    seccomp, which follows all of them."""
     ports: ClassVar[Mapping[str, int]] = {}
     """Its ports by names of your choice: those that hosts and clients connect to."""
     settings: Mapping[str, Any] = {}
@@ -51,6 +61,9 @@ class System:
     """Patterns of log files below the data directory, to be kept beside what programs print."""
     cannot: ClassVar[Mapping[str, str]] = {}
     """Nemesis, or nemesis=form, that makes no sense here -> why."""
+    long_request: ClassVar[tuple[str, bytes] | None] = None
+    """(port's name, bytes) of a request that is answered with a kilobyte or more, and may be sent any number of times
+    on one connection. Without it there are no clients that leave answers unread (`slow-client`)."""
     ready_line: ClassVar[str | None] = None
     """Text that a program prints once it serves; without one, a host is ready when its ports are listened on."""
     ready_timeout_s: ClassVar[float] = 60.0
@@ -99,6 +112,12 @@ class System:
         """What the replica says of itself; None, or any exception, when it does not answer. Without this method nobody
         knows who leads, and faults that strike the leader cannot be had."""
         return None
+
+    async def promote(self, host: Host) -> None:
+        """Remember that `host` leads from now on: what an operator decides where nobody is elected, when the leader is
+        down. Every host's `files` are written and its `programs` asked for anew then, and those of `host` are started
+        again; the former leader's when it comes back. Without this method nobody can be promoted."""
+        raise AttributeError("promote(host) is not defined")
 
     async def state(self, host: Host) -> Any:
         """What the replica holds, as JSON data that must be equal on all hosts in the end. Without this method replicas

@@ -1,7 +1,7 @@
 """What is refused before any page is made, and the headers of every answer.
 
 The server listens on loopback, but a browser on this machine runs the pages of any site, and each of them can ask
-127.0.0.1. A page of another site that has its own name point here (DNS rebinding) is told by the Host header; a form
+127.0.0.1. A page of another site that has its own name point here (DNS rebinding) is known by the Host header; a form
 of another site by Origin, Sec-Fetch-Site and the token that every form of ours carries.
 """
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 __all__ = ["POLL_INTERVAL_S", "HistoryTail", "snapshot"]
 
-import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from checker.codecs.jsonl import EVENT_FIELDS, DamagedLine, JsonLines
 from checker.faults import NEMESIS
 from harness.history_writer import event_problem
 from harness.live_stats import LiveStats, OpenOperation
@@ -42,7 +42,7 @@ class HistoryTail:
         self._parts = parts
         self._clock_s = clock_s
         self._fd: int | None = None
-        self._rest = b""
+        self._lines = JsonLines(EVENT_FIELDS, max_line_bytes=MAX_LINE_BYTES)
         self._read_at_s = clock_s()
         self.stats = LiveStats()
         self.last_ns = 0
@@ -60,24 +60,18 @@ class HistoryTail:
         data = os.read(self._fd, READ_BYTES)
         if data:
             self._read_at_s = self._clock_s()
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._take(line)
-            if self.damage is not None:
-                return False
-        if len(self._rest) > MAX_LINE_BYTES:
-            self.damage = f"a line is longer than {MAX_LINE_BYTES} bytes"
+        try:
+            for _, event in self._lines.feed(data).whole():
+                self.damage = event_problem(event)
+                if self.damage is not None:
+                    return False
+                self._take(event)
+        except DamagedLine as line:
+            self.damage = f"line {line.number}: {line.reason}"
+            return False
         return len(data) == READ_BYTES
 
-    def _take(self, line: bytes) -> None:
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            self.damage = "a line is not JSON"
-            return
-        self.damage = event_problem(event)
-        if self.damage is not None:
-            return
+    def _take(self, event: dict[str, Any]) -> None:
         stats, time_ns, kind, f = self.stats, event["time"], event["type"], event["f"]
         self.last_ns = max(self.last_ns, min(time_ns, 2**63))
         stats.events += 1

@@ -19,7 +19,7 @@ import jinja2
 from harness.report.checks import check_sections
 from harness.report.store_page import fault_words, operation_words, started_words
 from harness.report.templating import template_environment
-from harness.report.units import clip, count, duration, instant, plural
+from harness.report.units import clip, duration, instant
 from harness.run_index import STATES, RunIndex, RunSummary, select
 from harness.serve.files import FileEntry, media_type
 
@@ -96,11 +96,6 @@ def environment() -> jinja2.Environment:
     """The templates, with what they need."""
     found = template_environment(
         "harness.serve",
-        clip=clip,
-        count=count,
-        duration=duration,
-        instant=instant,
-        plural=plural,
         operation_words=operation_words,
         fault_words=fault_words,
         started=started_words,

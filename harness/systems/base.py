@@ -18,9 +18,11 @@ from harness.outcome import CheckOutcome
 from nemesis.target import Operator
 
 __all__ = [
+    "AnswersAtLength",
     "CheckOutcome",
     "Fetched",
     "HasClientPrograms",
+    "LongRequest",
     "MessagingConnection",
     "NamesPrograms",
     "Operated",
@@ -119,7 +121,7 @@ class MessagingConnection(Protocol):
         ...
 
     async def send_in_transaction(self, value: Any, *, commit: bool, tell: bool) -> None:
-        """Send a JSON value in a transaction that is decided once it is stored. With `tell` the system is told the
+        """Send a JSON value in a transaction that is decided once it is stored. With `tell` the system hears the
         decision; without, it must ask, which any connection of the run answers."""
         ...
 
@@ -151,6 +153,27 @@ class TellsTime(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LongRequest:
+    """A request of which any number may be sent one after the other on one connection, each of which is answered with
+    some kilobytes: the port that takes it, and its bytes."""
+
+    port: int
+    data: bytes
+
+
+@runtime_checkable
+class AnswersAtLength(Protocol):
+    """A system with a request whose answer is long, for clients that do not read what they are answered."""
+
+    has_long_request: bool
+    """Whether there is one."""
+
+    def long_request(self, host: str) -> LongRequest:
+        """One for the replica of a host."""
+        ...
+
+
 @runtime_checkable
 class NamesPrograms(Protocol):
     """A class of systems that can say before the start what its replicas run, so that `harness doctor` can tell what
@@ -158,7 +181,7 @@ class NamesPrograms(Protocol):
 
     @classmethod
     def program_commands(cls, settings: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
-        """Name -> the command of each program of a host, as on this machine; none that cannot be told yet. Raises
+        """Name -> the command of each program of a host, as on this machine; none that cannot be known yet. Raises
         OperatorError, SystemUnderTestError."""
         ...
 
@@ -167,7 +190,7 @@ class System(Protocol):
     """A system under test on the hosts of one cluster.
 
     What only some have are `TellsTime`, `Operated`, `StoresFiles`, `RefusesFaults`, `UsesCapabilities`
-    and `Fetched` here, and those of harness.faults.moments.
+    and `Fetched` here, and those of harness.faults.triggers.
     """
 
     name: str
@@ -215,7 +238,7 @@ class System(Protocol):
         at most `timeout_s` seconds. Never raises for a system that does not.
 
         Returns the outcome of the check `recovers`: False where the system was reached and did not come back,
-        "unknown" where that cannot be told. Its details have `missing`, the hosts that did not."""
+        "unknown" where that cannot be known. Its details have `missing`, the hosts that did not."""
         ...
 
     def last_words(self, host: str) -> Sequence[str]:
@@ -278,8 +301,9 @@ class Fetched(Protocol):
     """A system that is made of packages which have to be fetched."""
 
     @classmethod
-    def fetch(cls, say: Callable[[str], None]) -> None:
-        """Have them on this machine, saying in words what is fetched and where to. Raises OperatorError."""
+    def fetch(cls, say: Callable[[str], None], settings: Mapping[str, str]) -> None:
+        """Have what these settings need on this machine, saying in words what is fetched and where to. Raises
+        OperatorError."""
         ...
 
 
@@ -288,7 +312,7 @@ class HasClientPrograms(Protocol):
     """A system whose clients may be programs of their own, on the harness's machine."""
 
     client_environment: Mapping[str, str]
-    """What such a program has in its environment, so that it can be told as the run's."""
+    """What such a program has in its environment, so that it can be recognised as the run's."""
 
 
 @runtime_checkable

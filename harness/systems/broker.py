@@ -9,8 +9,10 @@ asking it over the network. What must hold at the end is read from the replicas'
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import struct
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,7 +24,7 @@ from harness.clusters.abilities import LiveLogs
 from harness.clusters.base import CLIENTS_HOST, Cluster, HostProcess, Program
 from harness.errors import OperatorError, SystemUnderTestError
 from harness.runtime import harness_runtime
-from harness.systems.base import CheckOutcome, Setting, ToldTime
+from harness.systems.base import CheckOutcome, LongRequest, Setting, ToldTime
 from harness.systems.broker_checks import compare_copies, compare_replicas, one_leader_per_term
 from harness.systems.broker_configuration import (
     BROKER_NAME,
@@ -39,8 +41,8 @@ from harness.systems.broker_configuration import (
 )
 from harness.systems.broker_connection import BrokerConnection
 from harness.systems.broker_messaging import TIMINGS, BrokerMessaging
-from harness.systems.broker_moments import LOGGED_KINDS, LogMoments
 from harness.systems.broker_operator import BrokerOperator, operation_missing
+from harness.systems.broker_triggers import LOGGED_KINDS, LogTriggers
 from harness.systems.node_program import node_program
 from harness.systems.program_logs import last_lines
 from nemesis.target import DOWN, PAUSED
@@ -58,6 +60,9 @@ emulated ones. A program that ends meanwhile is noticed at once."""
 STATUS_TIMEOUT_MS = 500
 """For one status request. A host that is cut off must not hold up the question who leads."""
 
+
+RUNTIME_INFO_CODE = 28
+"""Of the request for a broker's runtime table."""
 
 STATE_TIMEOUT_S = 10.0
 """For a host to say whether its program runs, over a slow SSH connection too."""
@@ -92,12 +97,14 @@ class BrokerSystem:
     description = "A replicated message broker modelled on RocketMQ with DLedger (Raft)."
     offers = frozenset({"queue", "messaging"})
     settings: Sequence[Setting] = SETTINGS
-    moment_kinds = LOGGED_KINDS
-    """The moments that can be told from the brokers' logs, where the cluster has them while a run goes on."""
+    trigger_kinds = LOGGED_KINDS
+    """The triggers that the brokers' logs show, where the cluster has them while a run goes on."""
     recovery_timeout_s = 60.0
     """An election takes up to 10 s with RocketMQ's timings, and may have to be repeated; a start takes seconds."""
     extra_hosts: Sequence[str] = (NAME_SERVER_HOST,)
     ports: Sequence[int] = (BROKER_PORT, HA_PORT, DLEDGER_PORT, NAME_SERVER_PORT)
+
+    has_long_request = True
 
     @classmethod
     def program_commands(cls, settings: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
@@ -123,10 +130,10 @@ class BrokerSystem:
         self._final: dict[str, _Status] = {}
         self._recovered = False
         self._decisions: dict[bytes, TransactionState] = {}
-        self.moments: LogMoments | None = None
-        """What the brokers' logs tell of moments; None where they come with the run's end only."""
+        self.triggers: LogTriggers | None = None
+        """What the brokers' logs show as it happens; None where they come with the run's end only."""
         if isinstance(cluster, LiveLogs) and cluster.logs_are_live:
-            self.moments = LogMoments(
+            self.triggers = LogTriggers(
                 {host: self._log_path(host) for host in cluster.hosts}, now_s=asyncio.get_running_loop().time
             )
         self.operator = BrokerOperator(
@@ -268,6 +275,12 @@ class BrokerSystem:
             return None if table is None else ToldTime(int(table["wallClockMs"]), int(table["monotonicNs"]))
         except (KeyError, ValueError):
             return None
+
+    def long_request(self, host: str) -> LongRequest:
+        """For a broker's runtime table, some three kilobytes, as a frame of the remoting protocol: the lengths of all
+        and of the header, and the header."""
+        header = json.dumps({"code": RUNTIME_INFO_CODE, "language": "PYTHON", "version": 0, "opaque": 1, "flag": 0})
+        return LongRequest(BROKER_PORT, struct.pack(">II", 4 + len(header), len(header)) + header.encode())
 
     async def statuses(self) -> dict[str, _Status]:
         """What each broker says of itself; those that do not answer in time are absent."""

@@ -1,4 +1,4 @@
-"""What the brokers of a run are told: the system's options, and a configuration file for each host."""
+"""What the brokers of a run are configured with: the system's options, and a configuration file for each host."""
 
 from __future__ import annotations
 
@@ -134,13 +134,13 @@ def broker_configuration(cluster: Cluster, host: str, settings: Mapping[str, str
 
 
 def _node_settings(settings: Mapping[str, str]) -> list[str]:
-    """The settings that every node is told, as lines of TOML; a mutant only where there is one for nodes."""
+    """The settings of every node, as lines of TOML; a mutant only where there is one for nodes."""
     elsewhere = ("replication", "members_may_change", "acknowledged", *_CLASSIC_ONLY)
-    told = {name: value for name, value in settings.items() if name not in elsewhere}
-    if told["mutant"] == NO_MUTANT or told["mutant"] in CLIENT_MUTANTS:
-        del told["mutant"]
+    common = {name: value for name, value in settings.items() if name not in elsewhere}
+    if common["mutant"] == NO_MUTANT or common["mutant"] in CLIENT_MUTANTS:
+        del common["mutant"]
     numbers = {setting.name for setting in SETTINGS if setting.bounds is not None}
-    lines = [f"{name} = {value}" if name in numbers else f'{name} = "{value}"' for name, value in told.items()]
+    lines = [f"{name} = {value}" if name in numbers else f'{name} = "{value}"' for name, value in common.items()]
     if settings["slave_reads"] == "on":
         lines.append("slave_read_enable = true")
     return lines

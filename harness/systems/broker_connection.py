@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from node.client import BrokerClient, ClientError, NotLeader, PullStatus
 
-__all__ = ["BadMessage", "BrokerConnection", "StoredInPart"]
+__all__ = ["BadMessage", "BrokerConnection", "StoredInPart", "decode_body", "encode_body"]
 
 HOP_PAUSE_S = 0.02
 """Between two rounds in which no broker could say who leads: an election takes a few heartbeats."""
@@ -35,7 +35,27 @@ BUSY = 2
 UNAVAILABLE = 14
 
 T = TypeVar("T")
-_encode_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(name)
+
+
+_encode_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_decode_json = json.JSONDecoder(parse_constant=_no_number).decode
+
+
+def encode_body(value: Any) -> bytes:
+    """The message that holds a JSON value."""
+    return _encode_json(value).encode()
+
+
+def decode_body(body: bytes) -> Any:
+    """The JSON value that a message holds. Raises BadMessage for what the harness cannot have sent."""
+    try:
+        return _decode_json(body.decode())
+    except (ValueError, RecursionError):
+        raise BadMessage(f"a message body that nobody sent: {body[:40]!r}") from None
 
 
 class BadMessage(Exception):
@@ -88,7 +108,7 @@ class BrokerConnection:
         await self._client.close()
 
     async def append(self, key: int, value: Any) -> int:
-        body = _encode_json(value).encode()
+        body = encode_body(value)
 
         async def send(address: str, timeout_ms: int) -> int:
             result = await self._client.send(self._topic, key, body, address=address, timeout_ms=timeout_ms)
@@ -122,7 +142,7 @@ class BrokerConnection:
             )
             if result.status is not PullStatus.FOUND or result.messages[0].queue_offset != tail - 1:
                 raise BadMessage(f"offset {tail - 1} of queue {key} is not there although the queue ends at {tail}")
-            return _decode(result.messages[0].body)
+            return decode_body(result.messages[0].body)
 
         return await self._at_leader(self._home, ask)
 
@@ -136,7 +156,7 @@ class BrokerConnection:
                 if message.queue_offset != position or message.queue_id != key:
                     raise BadMessage(f"queue {key}: offset {message.queue_offset} where {position} was due")
             first = messages[0].queue_offset if messages else offset
-            return first, [_decode(message.body) for message in messages], result.max_offset
+            return first, [decode_body(message.body) for message in messages], result.max_offset
 
         return await self._at_leader(self._home, ask)
 
@@ -191,10 +211,3 @@ class BrokerConnection:
 def _may_ask_elsewhere(error: ClientError) -> bool:
     """A broker that is not the leader, is busy, or cannot be reached has done nothing; another one may."""
     return error.code in (None, BUSY, UNAVAILABLE)
-
-
-def _decode(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except ValueError:
-        raise BadMessage(f"a message body that nobody sent: {body[:40]!r}") from None

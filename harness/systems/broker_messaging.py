@@ -8,11 +8,10 @@ them, are part of the test.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final
 
-from harness.systems.broker_connection import BadMessage, StoredInPart
+from harness.systems.broker_connection import StoredInPart, decode_body, encode_body
 from node.client import (
     BrokerOffsets,
     Client,
@@ -97,7 +96,7 @@ class BrokerMessaging:
         await self._client.close()
 
     async def send(self, value: Any, *, delay_ms: int = 0) -> None:
-        message = NewMessage(self._topic, _encode(value), delay_level=DELAY_LEVELS[delay_ms])
+        message = NewMessage(self._topic, encode_body(value), delay_level=DELAY_LEVELS[delay_ms])
         try:
             receipt = await self._producer.send(message)
         except SendFailed as error:
@@ -106,7 +105,7 @@ class BrokerMessaging:
         self._check(receipt)
 
     async def send_in_transaction(self, value: Any, *, commit: bool, tell: bool) -> None:
-        body = _encode(value)
+        body = encode_body(value)
         decision = TransactionState.COMMIT if commit else TransactionState.ROLLBACK
 
         async def decide(_: object) -> TransactionState:
@@ -132,7 +131,7 @@ class BrokerMessaging:
     async def receive(self, max_messages: int) -> list[Any]:
         self.node = None
         messages = await self._consumer.poll(timeout_ms=RECEIVE_TIMEOUT_MS, max_messages=max_messages)
-        return [_decode(message.body) for message in messages]
+        return [decode_body(message.body) for message in messages]
 
     async def lag(self) -> int:
         try:
@@ -147,14 +146,3 @@ class BrokerMessaging:
         except ClientError as error:
             self._client.routes.failed(self._queues[0].broker_name, self._topic, error)
             raise LagUnknown(str(error)) from error
-
-
-def _encode(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _decode(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except ValueError:
-        raise BadMessage(f"a message body that nobody sent: {body[:40]!r}") from None

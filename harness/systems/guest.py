@@ -1,12 +1,13 @@
 """A plug-in of `harness.sdk` as the registry, the runner and the faults see a system (harness.systems.base.System).
 
 The plug-in says what its programs are and how its hosts are asked; when, how long and how often is decided here. What
-its methods raise is told in one line with the file and the line in the plug-in.
+its methods raise is reported in one line with the file and the line in the plug-in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import io
 import json
@@ -16,7 +17,6 @@ import shutil
 import tarfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,8 +27,10 @@ from harness.programs import SYSTEM_PATH
 from harness.sdk import Client, Host, Recipe, Status, System
 from harness.sdk.install import cache_directory, fetched, find_file, is_fetched
 from harness.sdk.plugin import Plugin, PluginError, blamed, recipes_of, settings_of, source_line
-from harness.systems.base import CheckOutcome, Setting
+from harness.systems.base import CheckOutcome, LongRequest, Setting
+from harness.systems.guest_operator import GuestOperator, operation_missing
 from harness.systems.host_programs import HostPrograms
+from harness.systems.host_user import user_of, words_for_user
 from harness.systems.planned_hosts import PlannedHosts
 from harness.systems.program_logs import last_lines
 from harness.workloads.base import CLIENT
@@ -62,7 +64,7 @@ COPY_TIMEOUT_S = 600.0
 """For a recipe's command on a host, or for unpacking what was copied there."""
 
 
-@cache
+@functools.cache
 def adapted(plugin: Plugin) -> type[GuestSystem]:
     """The class of systems that a plug-in is to the harness."""
     cls = plugin.system_class
@@ -80,6 +82,7 @@ def adapted(plugin: Plugin) -> type[GuestSystem]:
             "recovery_timeout_s": float(cls.recovery_timeout_s),
             "cannot": dict(cls.cannot),
             "tells_leader": cls.status is not System.status,
+            "has_long_request": cls.long_request is not None,
             "client_class": plugin.client_class,
         },
     )
@@ -108,6 +111,8 @@ class GuestSystem:
     """Nemesis, or nemesis=form -> why this system cannot have it."""
     tells_leader: ClassVar[bool]
     """Whether anybody can say who leads."""
+    has_long_request: ClassVar[bool]
+    """Whether clients can ask for more than they read."""
     client_class: ClassVar[type[Client]]
     """What clients can do shows in its methods."""
     offers = frozenset({CLIENT})
@@ -119,16 +124,26 @@ class GuestSystem:
         self._log_dir = Path(log_dir)
         self._operation_timeout_s = operation_timeout_s
         self.client_environment: Mapping[str, str] = {}
-        self._values = {setting.name: setting.default for setting in self.settings} | dict(settings)
+        self.given_settings: Mapping[str, str] = dict(settings)
+        self._values = self._with_defaults(settings)
+        self._recipes = recipes_of(self.plugin.system_class, self._values)
         self._roots: dict[str, list[tuple[Recipe, str]]] = {}
         """Host -> where it has what each recipe brought."""
         self._environment: dict[str, dict[str, str]] = {}
+        self._user_words: dict[str, list[str]] = {}
+        """Host -> what is put before a command there so that it runs as the system's user."""
         self._commands: dict[str, dict[str, Program]] = {}
         self._processes: dict[str, HostPrograms] = {}
         self._final: dict[str, dict[str, str]] = {}
         self._states: dict[str, Any] | None = None
         """What the replicas held in the end; None where nobody asked, or they never agreed to answer."""
         self._system = self._made(keys)
+        missing = functools.partial(self.operation_missing, settings=self._values)
+        self.operator = GuestOperator(status=self._status_of, promote=self._promote, missing=missing)
+
+    @classmethod
+    def _with_defaults(cls, settings: Mapping[str, str]) -> dict[str, str]:
+        return {setting.name: setting.default for setting in cls.settings} | dict(settings)
 
     def _made(self, keys: int) -> System:
         cls = self.plugin.system_class
@@ -139,8 +154,8 @@ class GuestSystem:
         names = {port: number for port, number in cls.ports.items()}
         hosts = {}
         for number, name in enumerate((*self._cluster.hosts, *self._cluster.extra_hosts), 1):
-            self._environment[name] = {}
-            hosts[name] = Host(name, number, self._cluster, names, self._find_installed, self._environment[name])
+            environment, words = self._environment[name], self._user_words[name] = dict[str, str](), list[str]()
+            hosts[name] = Host(name, number, self._cluster, names, self._find_installed, environment, words)
         system.settings = dict(self._values)
         system.keys = keys
         system.hosts = [hosts[name] for name in self._cluster.hosts]
@@ -152,7 +167,7 @@ class GuestSystem:
     def program_commands(cls, settings: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
         """What a host would run, where everything that is to be installed has been fetched; else nothing. Raises
         PluginError, OperatorError."""
-        recipes = recipes_of(cls.plugin.system_class)
+        recipes = recipes_of(cls.plugin.system_class, cls._with_defaults(settings))
         if not all(map(is_fetched, recipes)):
             return {}
         hosts: Any = PlannedHosts(cls.extra_hosts)
@@ -169,6 +184,7 @@ class GuestSystem:
         if not isinstance(self._cluster, RunsCommands):
             raise OperatorError(f"cluster {self._cluster.name} simulates the broker and can run no other system")
         await all_of(map(self._install, self._hosts.values()))
+        await all_of(map(self._become_user, self._hosts.values()))
         for host in self._hosts.values():
             self._commands[host.name] = self._programs_of(host)
         await all_of(map(self._prepare_host, self._hosts.values()))
@@ -178,7 +194,7 @@ class GuestSystem:
 
     async def _install(self, host: Host) -> None:
         roots = self._roots[host.name] = []
-        for recipe in recipes_of(self.plugin.system_class):
+        for recipe in self._recipes:
             if not isinstance(self._cluster, RemoteHosts):
                 roots.append((recipe, await in_thread(fetched, recipe)))
             elif recipe.on_host:
@@ -194,6 +210,18 @@ class GuestSystem:
         for recipe, root in roots:
             for name, value in recipe.environment(root).items():
                 environment[name] = os.pathsep.join(filter(None, (environment.get(name), value)))
+
+    async def _become_user(self, host: Host) -> None:
+        """Find out how the system's programs get to run as its user there, where it has one."""
+        user, roots = type(self._system).user, [root for _, root in self._roots[host.name]]
+        if user is not None:
+            self._user_words[host.name] += await words_for_user(host, user, roots)
+
+    async def _own_data(self, host: Host) -> None:
+        """Give the user what is in the data directory by now."""
+        user = user_of(self._user_words[host.name])
+        if user is not None:
+            await host.run_as_harness("chown", "-R", user, host.data)
 
     async def _copied(self, recipe: Recipe, host: Host) -> str:
         """Bring a recipe onto a host that has files of its own; returns where it is there."""
@@ -228,8 +256,8 @@ class GuestSystem:
                 raise self._wrong(method, f"{method}({host.name}) returned {words!r:.80} and no list of words")
             if not words:
                 raise self._wrong(method, f"{method}({host.name}) returned no words")
-            argv = [self._program_path(host.name, words[0]), *words[1:]]
-            programs[name] = Program(name=name, argv=argv, log_name=f"{name}.log", environment=environment)
+            argv = [*self._user_words[host.name], self._program_path(host.name, words[0]), *words[1:]]
+            programs[name] = Program(name, argv, f"{name}.log", environment, type(system).multiprocess)
         return programs
 
     def _program_path(self, host: str, word: str) -> str:
@@ -249,11 +277,12 @@ class GuestSystem:
     async def _prepare_host(self, host: Host) -> None:
         for path, content in self._words_of("files", host).items():
             await host.put(path, content)
+        await self._own_data(host)
         await self._call(f"setup({host.name})", self._system.setup(host))
 
     async def _start_together(self) -> None:
         """Call the plug-in's `start_together` until it succeeds: members that have just begun to serve may not know of
-        each other yet, and then refuse or do not answer. A mistake in the plug-in is told at once."""
+        each other yet, and then refuse or do not answer. A mistake in the plug-in is reported at once."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._system.ready_timeout_s
         while True:
@@ -311,7 +340,7 @@ class GuestSystem:
 
     async def _is_ready(self, host: Host, *, is_starting: bool = False) -> bool:
         """What the plug-in says of a host. What it raises means no, for it may be too early to ask; at the start a
-        mistake in the plug-in is told at once."""
+        mistake in the plug-in is reported at once."""
         system = self._system
         if system.ready_line is not None and type(system).ready is System.ready:
             return await self._has_printed(host, system.ready_line)
@@ -330,7 +359,31 @@ class GuestSystem:
         if not isinstance(self._cluster, KeepsLogs):
             raise OperatorError(f"ready_line: cluster {self._cluster.name} does not say where logs are")
         paths = [self._cluster.log_path(host.name, program.log_name) for program in self._commands[host.name].values()]
-        return (await host.run("grep", "-qsF", "--", line, *paths, check=False)).status == 0
+        return (await host.run_as_harness("grep", "-qsF", "--", line, *paths, check=False)).status == 0
+
+    # What an operator does
+
+    @classmethod
+    def operation_missing(cls, ability: str, settings: Mapping[str, str]) -> str | None:
+        """Why an operator cannot have it do something; None when it can."""
+        has_promote = cls.plugin.system_class.promote is not System.promote
+        return operation_missing(ability, has_promote=has_promote, name=cls.name)
+
+    async def _status_of(self, host: str, timeout_s: float) -> Status | None:
+        return await self._status(self._hosts[host], timeout_s)
+
+    async def _promote(self, name: str) -> None:
+        """End the programs of a host, tell the plug-in that it leads, and start them as they are then."""
+        await self._call(f"promote({name})", self._system.promote(self._hosts[name]))
+        process = self._processes.get(name)
+        if process is not None:
+            await process.terminate()
+        for host in self._hosts.values():
+            self._commands[host.name] = self._programs_of(host)
+            for path, content in self._words_of("files", host).items():
+                await host.put(path, content)
+            await self._own_data(host)
+        await self.restart(name)
 
     # What the harness asks of a system
 
@@ -395,7 +448,7 @@ class GuestSystem:
         """Settings, what was installed, and what replicas said of themselves in the end."""
         return {
             "settings": dict(self._values),
-            "installed": [str(recipe) for recipe in recipes_of(self.plugin.system_class)],
+            "installed": [str(recipe) for recipe in self._recipes],
             "final_status": dict(self._final),
         }
 
@@ -470,6 +523,7 @@ class GuestSystem:
             raise self._blame(error, f"{self.client_class.__name__}()") from None
         client.host = self._system.hosts[thread % len(self._system.hosts)]
         client.hosts = self._system.hosts
+        client.others = self._system.others
         client.process = process
         client.settings = self._values
         client.environment = self.client_environment
@@ -509,12 +563,20 @@ class GuestSystem:
         return dict(cls.plugin.system_class.stored)
 
     @classmethod
-    def fetch(cls, say: Callable[[str], None]) -> None:
-        """Bring everything that it is made of into the cache, saying what. Raises OperatorError."""
-        for recipe in recipes_of(cls.plugin.system_class):
+    def fetch(cls, say: Callable[[str], None], settings: Mapping[str, str]) -> None:
+        """Bring everything that it is made of with these settings into the cache, saying what. Raises OperatorError."""
+        for recipe in recipes_of(cls.plugin.system_class, cls._with_defaults(settings)):
             if not is_fetched(recipe):
                 say(f"install: fetching {recipe} into {cache_directory()}")
             fetched(recipe)
+
+    def long_request(self, host: str) -> LongRequest:
+        """As the plug-in says."""
+        cls = self.plugin.system_class
+        if cls.long_request is None:
+            raise ValueError(f"{cls.__name__} has no long_request")
+        port, data = cls.long_request
+        return LongRequest(cls.ports[port], data)
 
     # Blaming the plug-in
 

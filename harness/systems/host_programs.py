@@ -75,8 +75,8 @@ class HostPrograms:
 
     async def members(self) -> list[ProcessMember]:
         """Every process of all of them, of those whose host tells. Raises ShellError."""
-        told = [await process.members() for process in self._programs.values() if isinstance(process, ListsMembers)]
-        return [member for members in told for member in members]
+        lists = [await process.members() for process in self._programs.values() if isinstance(process, ListsMembers)]
+        return [member for members in lists for member in members]
 
     def with_started(self, started: Mapping[str, HostProcess]) -> HostPrograms:
         """The same with some of them started again."""

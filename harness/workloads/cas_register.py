@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from harness.generator import Context, EachThread, Generator, Limit, Op, Unpaced
+from harness.generator import Context, EachThread, Generator, IgnoresEvents, Limit, Op, Unpaced
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
@@ -73,16 +73,13 @@ class _Load(Unpaced):
 
 
 @dataclass(frozen=True, slots=True)
-class _FinalReads(Unpaced):
+class _FinalReads(IgnoresEvents):
     """Reads of the keys that were in use last."""
 
     load: _Load
 
     def next(self, context: Context) -> tuple[Op, Generator]:
         return Op("read", self.load.first_key() + context.random.randrange(self.load.keys)), self
-
-    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
-        return self
 
 
 class CasRegisterWorkload(CapabilityWorkload):

@@ -8,20 +8,31 @@ from typing import Any
 from checker import (
     CASRegister,
     Counter,
+    FetchAndAdd,
     FIFOQueue,
+    GrowOnlySet,
+    KeyValue,
     Log,
     Model,
+    MultiRegister,
     Mutex,
+    PriorityQueue,
     Register,
     Result,
+    Stack,
+    Topic,
     UnorderedQueue,
+    VersionedRegister,
     check,
     check_bank,
+    check_consumer_progress,
     check_counter,
     check_delay,
     check_exclusion,
     check_log,
     check_long_fork,
+    check_sessions,
+    check_set,
     check_set_full,
     check_total_queue,
     check_transaction_visibility,
@@ -34,18 +45,29 @@ from harness.workloads.base import CheckContext
 __all__ = [
     "Events",
     "bank_totals",
+    "consumer_progress",
     "counter_bounds",
     "delays",
     "exclusion",
     "full_set",
+    "last_read_of_set",
     "linearizable_cas_registers",
     "linearizable_counter",
+    "linearizable_fetch_and_add",
+    "linearizable_key_values",
     "linearizable_log",
+    "linearizable_multi_register",
     "linearizable_mutex",
+    "linearizable_priority_queue",
     "linearizable_queue",
     "linearizable_registers",
+    "linearizable_set",
+    "linearizable_stack",
+    "linearizable_topic",
+    "linearizable_versioned_registers",
     "log_contents",
     "long_forks",
+    "session_guarantees",
     "total_queue",
     "transaction_visibility",
     "transactions",
@@ -83,6 +105,61 @@ def linearizable_queue(history: Events, context: CheckContext, *, fifo: bool) ->
 def linearizable_log(history: Events, context: CheckContext) -> CheckOutcome:
     """Whether every key behaves as one append-only log."""
     return _linearizable(history, Log(), context)
+
+
+def linearizable_topic(history: Events, context: CheckContext, *, queues: int) -> CheckOutcome:
+    """Whether all of it is one topic of so many append-only logs."""
+    return _linearizable(history, Topic(queues=queues), context)
+
+
+def linearizable_stack(history: Events, context: CheckContext) -> CheckOutcome:
+    """Whether all of it is one stack."""
+    return _linearizable(history, Stack(), context)
+
+
+def linearizable_priority_queue(history: Events, context: CheckContext, *, largest_first: bool) -> CheckOutcome:
+    """Whether all of it is one priority queue."""
+    return _linearizable(history, PriorityQueue(largest_first=largest_first), context)
+
+
+def linearizable_fetch_and_add(history: Events, context: CheckContext) -> CheckOutcome:
+    """Whether one order of all additions explains every sum."""
+    return _linearizable(history, FetchAndAdd(), context)
+
+
+def linearizable_multi_register(history: Events, context: CheckContext) -> CheckOutcome:
+    """Whether one order of all transactions explains what was read."""
+    return _linearizable(history, MultiRegister(), context)
+
+
+def linearizable_versioned_registers(history: Events, context: CheckContext) -> CheckOutcome:
+    """Whether every key behaves as one register that counts its writes."""
+    return _linearizable(history, VersionedRegister(), context)
+
+
+def linearizable_key_values(history: Events, context: CheckContext) -> CheckOutcome:
+    """Whether every key behaves as one text that is replaced and added to."""
+    return _linearizable(history, KeyValue(), context)
+
+
+def linearizable_set(history: Events, context: CheckContext) -> CheckOutcome:
+    """Whether all of it is one set that only grows."""
+    return _linearizable(history, GrowOnlySet(), context)
+
+
+def last_read_of_set(history: Events) -> CheckOutcome:
+    """Whether the last read shows what was acknowledged, and nothing else."""
+    return _outcome(check_set(history))
+
+
+def session_guarantees(history: Events) -> CheckOutcome:
+    """Whether every process only saw its own writes, and what it had seen, again."""
+    return _outcome(check_sessions(history))
+
+
+def consumer_progress(history: Events) -> CheckOutcome:
+    """Whether stored offsets never went back."""
+    return _outcome(check_consumer_progress(history))
 
 
 def log_contents(history: Events, context: CheckContext) -> CheckOutcome:

@@ -21,9 +21,9 @@ from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
 from harness.workloads.checks import linearizable_log, log_contents
-from harness.workloads.queues import DistinctWrites, ReadWhole
+from harness.workloads.queues import ReadWhole, distinct_writes
 
-__all__ = ["POLL_MAX_MESSAGES", "ClientLogWorkload"]
+__all__ = ["POLL_MAX_MESSAGES", "ClientLogWorkload", "ReadToTheEnd", "untailed", "without_full_polls"]
 
 POLL_MAX_MESSAGES = 32
 """Asked for by one poll."""
@@ -72,7 +72,7 @@ class _Polls(Unpaced):
 
 
 @dataclass(frozen=True, slots=True)
-class _ReadToTheEnd(Unpaced):
+class ReadToTheEnd(Unpaced):
     """`ReadWhole` for polls, whose answer names the end only where it is not full."""
 
     inner: Generator
@@ -81,13 +81,13 @@ class _ReadToTheEnd(Unpaced):
         step, inner = self.inner.next(context)
         if isinstance(step, Op):
             step = step._replace(value={**step.value, "final": True})
-        return step, _ReadToTheEnd(inner)
+        return step, ReadToTheEnd(inner)
 
     def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
         if event["type"] == "ok" and event["f"] == "read" and event["value"]["tail"] is None:
             more = event["value"]["offset"] + len(event["value"]["messages"]) + 1
             event = {**event, "value": {**event["value"], "tail": more}}
-        return _ReadToTheEnd(self.inner.update(context, event))
+        return ReadToTheEnd(self.inner.update(context, event))
 
 
 class ClientLogWorkload(CapabilityWorkload):
@@ -108,22 +108,22 @@ class ClientLogWorkload(CapabilityWorkload):
     check_names = ("linearizable", "log")
 
     def generator(self) -> Generator:
-        return Mix(((1.0, DistinctWrites("append", self.keys)), (1.0, _Polls(self.keys, (0,) * self.keys))))
+        return Mix(((1.0, distinct_writes("append", self.keys)), (1.0, _Polls(self.keys, (0,) * self.keys))))
 
     def final_generator(self) -> Generator:
         """Every log from its beginning to its end."""
-        return _ReadToTheEnd(ReadWhole(self.keys, POLL_MAX_MESSAGES))
+        return ReadToTheEnd(ReadWhole(self.keys, POLL_MAX_MESSAGES))
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         if self.text("polls") == "eventual":
-            return {"log": log_contents([_untailed(event) for event in history], context)}
+            return {"log": log_contents([untailed(event) for event in history], context)}
         return {
-            "linearizable": linearizable_log([_without_full_polls(event) for event in history], context),
+            "linearizable": linearizable_log([without_full_polls(event) for event in history], context),
             "log": log_contents(history, context),
         }
 
 
-def _untailed(event: Mapping[str, Any]) -> Mapping[str, Any]:
+def untailed(event: Mapping[str, Any]) -> Mapping[str, Any]:
     """A poll of the load without what it says of the end, which may be old."""
     value = event["value"]
     if event["f"] != "read" or event["type"] != "ok" or value["tail"] is None:
@@ -131,7 +131,7 @@ def _untailed(event: Mapping[str, Any]) -> Mapping[str, Any]:
     return event if value.get("final") else {**event, "value": {**value, "tail": None}}
 
 
-def _without_full_polls(event: Mapping[str, Any]) -> Mapping[str, Any]:
+def without_full_polls(event: Mapping[str, Any]) -> Mapping[str, Any]:
     """A poll that saw no end as one that says nothing: the near-linear test wants an end of every read, and what such a
     poll holds is looked at by the other check."""
     if event["f"] == "read" and event["type"] == "ok" and event["value"]["tail"] is None:

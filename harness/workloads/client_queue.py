@@ -14,25 +14,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from harness.generator import Calls, Context, EachThread, Generator, Mix, Op, Step, Unpaced, Wait
+from harness.generator import Calls, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, Setting
 from harness.worker import Client
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import MISTAKES, Call, CapabilityClient, CapabilityWorkload
-from harness.workloads.checks import Events, linearizable_queue, total_queue
-from harness.workloads.draining import DRAIN_LIMIT_S
-from harness.workloads.queues import MessageNumbers
+from harness.workloads.checks import linearizable_queue, total_queue
+from harness.workloads.draining import TakeUntilQuiet, unless_taken_unseen
+from harness.workloads.queues import message_numbers
 
-__all__ = ["Acknowledges", "ClientQueueWorkload"]
+__all__ = ["DEQUEUE", "Acknowledges", "ClientQueueWorkload", "taking_client"]
 
 logger = logging.getLogger(__name__)
-
-PAUSE_NS = 50_000_000
-"""Between two dequeues at the end, the first of which found nothing."""
-
 
 async def _enqueue(client: Any, value: Any, key: Any) -> Any:
     await client.enqueue(value)
@@ -70,31 +65,10 @@ DEQUEUE_AND_ACK = Call("dequeue", _dequeue_and_ack, is_read=True)
 """What was not acknowledged was not taken: so a dequeue that raised took nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Drain(Unpaced):
-    """One thread's dequeues until none brought anything for `quiet_s`."""
-
-    quiet_s: int
-    began_ns: int = -1
-    found_ns: int = -1
-    pause: bool = False
-
-    def next(self, context: Context) -> tuple[Step, Generator]:
-        now_ns = context.time_ns
-        if self.began_ns < 0:
-            return Op("dequeue"), replace(self, began_ns=now_ns, found_ns=now_ns)
-        if now_ns - self.found_ns > self.quiet_s * 1e9 or now_ns - self.began_ns > DRAIN_LIMIT_S * 1e9:
-            return None, self
-        if self.pause:
-            return Wait(now_ns + PAUSE_NS), replace(self, pause=False)
-        return Op("dequeue"), self
-
-    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
-        if event["type"] == "invoke":
-            return self
-        if event["type"] == "ok" and event["value"] is not None:
-            return replace(self, found_ns=context.time_ns, pause=False)
-        return replace(self, pause=True)
+def taking_client(connection: Any, calls: Mapping[str, Call], taken: str) -> CapabilityClient:
+    """A client of these calls whose operation `taken` dequeues, with acknowledgements where the client has them."""
+    take = DEQUEUE_AND_ACK if isinstance(connection, Acknowledges) else DEQUEUE
+    return CapabilityClient(connection, {**calls, taken: take})
 
 
 class ClientQueueWorkload(CapabilityWorkload):
@@ -113,56 +87,22 @@ class ClientQueueWorkload(CapabilityWorkload):
     check_names = ("total-queue", "linearizable")
 
     def generator(self) -> Generator:
-        return Mix(((0.45, MessageNumbers("enqueue")), (0.55, Calls(lambda _: Op("dequeue")))))
+        return Mix(((0.45, message_numbers("enqueue")), (0.55, Calls(lambda _: Op("dequeue")))))
 
     def final_generator(self) -> Generator:
         """Every thread takes what is left."""
-        return EachThread(_Drain(self.number("drain_s")))
+        return EachThread(TakeUntilQuiet("dequeue", self.number("drain_s")))
 
     def client(self, connection: Any) -> Client:
-        """With acknowledgements, where the client has them."""
-        if not isinstance(connection, Acknowledges):
-            return CapabilityClient(connection, self.calls)
-        return CapabilityClient(connection, {**self.calls, "dequeue": DEQUEUE_AND_ACK})
+        return taking_client(connection, self.calls, "dequeue")
 
     def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
         allow_duplicates = self.text("delivery") == "at-least-once"
         total = total_queue(history, allow_duplicates=allow_duplicates)
-        found = {"total-queue": _unless_taken_unseen(total, history, is_once=not allow_duplicates)}
+        certain = ("unexpected",) if allow_duplicates else ("unexpected", "duplicated")
+        seen = unless_taken_unseen(total, history, put="enqueue", taken="dequeue", lost="lost", certain=certain)
+        found = {"total-queue": seen}
         order = self.text("order")
         if order != "none":
             found["linearizable"] = linearizable_queue(history, context, fifo=order == "fifo")
         return found
-
-
-def _unless_taken_unseen(outcome: CheckOutcome, history: Events, *, is_once: bool) -> CheckOutcome:
-    """`outcome`, unless it only says that values are missing which dequeues of unknown outcome may have taken, or which
-    nobody looked for long enough."""
-    counts = outcome.details["stats"]["counts"]
-    lost = counts["lost"]
-    if outcome.valid is not False or not lost or counts["unexpected"] or (counts["duplicated"] and is_once):
-        return outcome
-    unseen = sum(event["f"] == "dequeue" and event["type"] == "info" for event in history)
-    if lost <= unseen:
-        reason = f"{lost} values never came out, and {unseen} dequeues of unknown outcome may have taken them"
-        return CheckOutcome("unknown", reason, outcome.details)
-    if not _was_found_empty(history):
-        reason = f"{lost} values never came out, but nobody found the queue empty after the last one was put in"
-        return CheckOutcome("unknown", reason, outcome.details)
-    return outcome
-
-
-def _was_found_empty(history: Events) -> bool:
-    """Whether a dequeue that began after the last acknowledgement found nothing."""
-    asked: set[Any] = set()
-    found = False
-    for event in history:
-        if event["f"] == "enqueue":
-            if event["type"] == "ok":
-                asked.clear()
-                found = False
-        elif event["type"] == "invoke":
-            asked.add(event["process"])
-        elif event["type"] == "ok" and event["value"] is None and event["process"] in asked:
-            found = True
-    return found

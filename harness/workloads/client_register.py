@@ -15,7 +15,7 @@ from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload
 from harness.workloads.checks import linearizable_registers
-from harness.workloads.queues import DistinctWrites
+from harness.workloads.queues import distinct_writes
 
 __all__ = ["READ", "WRITE", "ClientRegisterWorkload", "RandomReads"]
 
@@ -56,7 +56,7 @@ class ClientRegisterWorkload(CapabilityWorkload):
     check_names = ("linearizable",)
 
     def generator(self) -> Generator:
-        return Mix(((1.0, DistinctWrites("write", self.keys)), (1.0, Calls(RandomReads(self.keys)))))
+        return Mix(((1.0, distinct_writes("write", self.keys)), (1.0, Calls(RandomReads(self.keys)))))
 
     def final_generator(self) -> Generator:
         """Every thread reads as many random keys as there are keys, so that each is read by several."""

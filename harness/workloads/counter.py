@@ -17,7 +17,7 @@ from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
 from harness.workloads.checks import counter_bounds, linearizable_counter
 from harness.workloads.final_reads import one_good_read_each
 
-__all__ = ["CounterWorkload"]
+__all__ = ["VALUE", "CounterWorkload"]
 
 
 async def _increment(client: Any, value: Any, key: Any) -> Any:
@@ -32,6 +32,9 @@ async def _value(client: Any, value: Any, key: Any) -> Any:
     return found
 
 
+VALUE = Call("value", _value, is_read=True)
+
+
 class CounterWorkload(CapabilityWorkload):
     """Increments by 1 to 5, and reads."""
 
@@ -43,7 +46,7 @@ class CounterWorkload(CapabilityWorkload):
     )
     calls: ClassVar[Mapping[str, Call]] = {
         "add": Call("increment", _increment),
-        "read": Call("value", _value, is_read=True),
+        "read": VALUE,
     }
     check_names = ("counter-bounds", "linearizable")
 

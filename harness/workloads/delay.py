@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.generator import Calls, Context, EachThread, Generator, Mix, Op, Step, Unpaced
+from harness.generator import Calls, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, MessagingConnection
-from harness.worker import Outcome
 from harness.workloads.base import CheckContext
 from harness.workloads.checks import delays
+from harness.workloads.client_delay import ClientDelayWorkload, delayed_sends
 from harness.workloads.draining import Drain, unless_drained
-from harness.workloads.queue import DRAIN_MESSAGES, lag
+from harness.workloads.queue import MessagingClient
 
 __all__ = ["DELAYS_MS", "DelayWorkload"]
 
@@ -26,18 +26,6 @@ DELAYS_MS = (0, 1_000, 5_000)
 
 SETTLE_S = 10.0
 """The longest delay, and as long again for a new leader to find what is due."""
-
-
-@dataclass(frozen=True, slots=True)
-class _DelayedSends(Unpaced):
-    next_value: int = 0
-
-    def next(self, context: Context) -> tuple[Step, Generator]:
-        value = {"message": self.next_value, "delay_ms": context.random.choice(DELAYS_MS)}
-        return Op("send", None, value), _DelayedSends(self.next_value + 1)
-
-    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
-        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +38,10 @@ class DelayWorkload:
     description = "Delayed messages: never early, and none lost."
     requires = "messaging"
     check_names = ("delay",)
+    by_capability = ClientDelayWorkload
 
     def generator(self) -> Generator:
-        return Mix(((0.4, _DelayedSends()), (0.6, Calls(lambda _: Op("receive")))))
+        return Mix(((0.4, delayed_sends(DELAYS_MS)), (0.6, Calls(lambda _: Op("receive")))))
 
     def final_generator(self) -> Generator:
         return EachThread(Drain("receive", at_least_s=SETTLE_S))
@@ -68,21 +57,6 @@ class DelayWorkload:
         return {"delay": unless_drained(delays(moves), history, certain=("early",))}
 
 
-@dataclass(slots=True)
-class _DelayClient:
-    connection: MessagingConnection
-
-    async def open(self) -> None:
-        await self.connection.open()
-
-    async def invoke(self, op: Op) -> Outcome:
-        connection = self.connection
-        if op.f == "send":
-            await connection.send(op.value["message"], delay_ms=op.value["delay_ms"])
-            return Outcome("ok", op.value, node=connection.node)
-        if op.f == "lag":
-            return await lag(connection)
-        return Outcome("ok", await connection.receive(DRAIN_MESSAGES))
-
-    async def close(self) -> None:
-        await self.connection.close()
+class _DelayClient(MessagingClient):
+    async def send(self, op: Op) -> None:
+        await self.connection.send(op.value["message"], delay_ms=op.value["delay_ms"])

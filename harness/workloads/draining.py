@@ -6,13 +6,44 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.generator import Context, Generator, Op, Step, Unpaced
+from harness.generator import Context, Generator, Op, Step, Unpaced, Wait
 from harness.systems.base import CheckOutcome
 
-__all__ = ["DRAIN_LIMIT_S", "Drain", "unless_drained"]
+__all__ = ["DRAIN_LIMIT_S", "Drain", "TakeUntilQuiet", "unless_drained", "unless_taken_unseen"]
 
 DRAIN_LIMIT_S = 60.0
 """Patience of each thread. A group that has not caught up a minute after the last heal stays behind, and shows."""
+
+PAUSE_NS = 50_000_000
+"""Between two attempts at the end, the first of which found nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeUntilQuiet(Unpaced):
+    """One thread's operations `f`, which take what is there, until none brought anything for `quiet_s`."""
+
+    f: str
+    quiet_s: float
+    began_ns: int = -1
+    found_ns: int = -1
+    pause: bool = False
+
+    def next(self, context: Context) -> tuple[Step, Generator]:
+        now_ns = context.time_ns
+        if self.began_ns < 0:
+            return Op(self.f), replace(self, began_ns=now_ns, found_ns=now_ns)
+        if now_ns - self.found_ns > self.quiet_s * 1e9 or now_ns - self.began_ns > DRAIN_LIMIT_S * 1e9:
+            return None, self
+        if self.pause:
+            return Wait(now_ns + PAUSE_NS), replace(self, pause=False)
+        return Op(self.f), self
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        if event["type"] == "invoke":
+            return self
+        if event["type"] == "ok" and event["value"] is not None:
+            return replace(self, found_ns=context.time_ns, pause=False)
+        return replace(self, pause=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +89,45 @@ def unless_drained(
         return outcome
     what = f"{lags[-1]} messages were" if lags else "nobody could say how many messages were"
     return CheckOutcome("unknown", f"{what} still to be received at the end", outcome.details)
+
+
+def unless_taken_unseen(
+    outcome: CheckOutcome,
+    history: Sequence[Mapping[str, Any]],
+    *,
+    put: str,
+    taken: str,
+    lost: str,
+    certain: Sequence[str],
+) -> CheckOutcome:
+    """`outcome`, unless it only says (under the count `lost`) that values are missing which operations `taken` of
+    unknown outcome may have taken, or which nobody looked for after the last `put`. Counts in `certain` are wrong all
+    the same."""
+    counts = outcome.details["stats"]["counts"]
+    missing = counts[lost]
+    if outcome.valid is not False or not missing or any(counts[kind] for kind in certain):
+        return outcome
+    unseen = sum(event["f"] == taken and event["type"] == "info" for event in history)
+    if missing <= unseen:
+        reason = f"{missing} values never came out, and {unseen} {taken}s of unknown outcome may have taken them"
+        return CheckOutcome("unknown", reason, outcome.details)
+    if not _was_found_empty(history, put, taken):
+        reason = f"{missing} values never came out, but nobody found the queue empty after the last one was put in"
+        return CheckOutcome("unknown", reason, outcome.details)
+    return outcome
+
+
+def _was_found_empty(history: Sequence[Mapping[str, Any]], put: str, taken: str) -> bool:
+    """Whether a `taken` that began after the last acknowledged `put` found nothing."""
+    asked: set[Any] = set()
+    found = False
+    for event in history:
+        if event["f"] == put:
+            if event["type"] == "ok":
+                asked.clear()
+                found = False
+        elif event["type"] == "invoke":
+            asked.add(event["process"])
+        elif event["type"] == "ok" and event["value"] is None and event["process"] in asked:
+            found = True
+    return found

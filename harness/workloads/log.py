@@ -15,10 +15,10 @@ from checker.online import OnlineLog
 from harness.generator import Calls, Context, Generator, Mix, Op, Step, Unpaced
 from harness.systems.base import CheckOutcome, QueueConnection
 from harness.worker import Outcome
-from harness.workloads.base import CheckContext
+from harness.workloads.base import CheckContext, ConnectionClient
 from harness.workloads.checks import linearizable_log, log_contents
 from harness.workloads.client_log import ClientLogWorkload
-from harness.workloads.queues import DistinctWrites, ReadWhole
+from harness.workloads.queues import ReadWhole, distinct_writes
 
 __all__ = ["READ_MAX_MESSAGES", "LogWorkload"]
 
@@ -71,7 +71,7 @@ class LogWorkload:
 
         return Mix(
             (
-                (0.5, DistinctWrites("append", self.keys)),
+                (0.5, distinct_writes("append", self.keys)),
                 (0.35, _RangeReads(self.keys, (0,) * self.keys)),
                 (0.15, Calls(tail)),
             )
@@ -93,13 +93,7 @@ class LogWorkload:
         }
 
 
-@dataclass(slots=True)
-class _LogClient:
-    connection: QueueConnection
-
-    async def open(self) -> None:
-        await self.connection.open()
-
+class _LogClient(ConnectionClient[QueueConnection]):
     async def invoke(self, op: Op) -> Outcome:
         connection = self.connection
         if op.f == "append":
@@ -109,6 +103,3 @@ class _LogClient:
             return Outcome("ok", await connection.tail(op.key), node=connection.node)
         offset, messages, tail = await connection.read(op.key, op.value["offset"], op.value["max"])
         return Outcome("ok", {"offset": offset, "messages": messages, "tail": tail}, node=connection.node)
-
-    async def close(self) -> None:
-        await self.connection.close()

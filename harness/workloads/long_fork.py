@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from harness.generator import Context, Generator, Op, Step, Unpaced
+from harness.generator import Context, Generator, IgnoresEvents, Op, Step
 from harness.systems.base import CheckOutcome, Setting
 from harness.workloads.base import CheckContext
 from harness.workloads.capability import Call, CapabilityWorkload
@@ -24,7 +24,7 @@ READS_PER_KEY = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Groups(Unpaced):
+class _Groups(IgnoresEvents):
     """One group of keys after the other."""
 
     size: int
@@ -47,9 +47,6 @@ class _Groups(Unpaced):
             self.size, self.group, self.unwritten, self.reads + 1
         )
         return Op("txn", None, [["r", key, None] for key in rng.sample(keys, self.size)]), after
-
-    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
-        return self
 
 
 class LongForkWorkload(CapabilityWorkload):

@@ -18,13 +18,13 @@ from typing import Any
 from harness.generator import Calls, EachThread, Generator, Mix, Op
 from harness.systems.base import CheckOutcome, MessagingConnection
 from harness.worker import Outcome
-from harness.workloads.base import CheckContext
+from harness.workloads.base import CheckContext, ConnectionClient
 from harness.workloads.checks import total_queue
 from harness.workloads.client_queue import ClientQueueWorkload
 from harness.workloads.draining import Drain, unless_drained
-from harness.workloads.queues import MessageNumbers
+from harness.workloads.queues import message_numbers
 
-__all__ = ["QueueWorkload", "lag"]
+__all__ = ["MessagingClient", "QueueWorkload"]
 
 DRAIN_MESSAGES = 32
 """Messages that one final receive takes at most."""
@@ -43,7 +43,7 @@ class QueueWorkload:
     by_capability = ClientQueueWorkload
 
     def generator(self) -> Generator:
-        return Mix(((0.45, MessageNumbers("enqueue")), (0.55, Calls(lambda _: Op("dequeue")))))
+        return Mix(((0.45, message_numbers("enqueue")), (0.55, Calls(lambda _: Op("dequeue")))))
 
     def final_generator(self) -> Generator:
         return EachThread(Drain("drain"))
@@ -59,30 +59,26 @@ class QueueWorkload:
         return {"total-queue": unless_drained(total_queue(moves), history, certain=("unexpected",))}
 
 
-async def lag(connection: MessagingConnection) -> Outcome:
-    """The operation `lag`."""
-    waiting = await connection.lag()
-    return Outcome("ok", waiting, node=connection.node)
-
-
-@dataclass(slots=True)
-class _QueueClient:
-    connection: MessagingConnection
-
-    async def open(self) -> None:
-        await self.connection.open()
+class MessagingClient(ConnectionClient[MessagingConnection]):
+    """What clients of groups have in common: the operations `lag`, `receive` and `drain`, which take what is there."""
 
     async def invoke(self, op: Op) -> Outcome:
         connection = self.connection
-        if op.f == "enqueue":
-            await connection.send(op.value)
-            return Outcome("ok", op.value, node=connection.node)
         if op.f == "lag":
-            return await lag(connection)
-        if op.f == "drain":
+            return Outcome("ok", await connection.lag(), node=connection.node)
+        if op.f in ("receive", "drain"):
             return Outcome("ok", await connection.receive(DRAIN_MESSAGES))
-        messages = await connection.receive(1)
-        return Outcome("ok", messages[0] if messages else None)
+        await self.send(op)
+        return Outcome("ok", op.value, node=connection.node)
 
-    async def close(self) -> None:
-        await self.connection.close()
+    async def send(self, op: Op) -> None:
+        """Do any other operation."""
+        await self.connection.send(op.value)
+
+
+class _QueueClient(MessagingClient):
+    async def invoke(self, op: Op) -> Outcome:
+        if op.f != "dequeue":
+            return await super().invoke(op)
+        messages = await self.connection.receive(1)
+        return Outcome("ok", messages[0] if messages else None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.generator import Context, Generator, Op, Step, Unpaced
+from harness.generator import Context, Generator, IgnoresEvents, Op, Step, Unpaced
 
-__all__ = ["MAX_FINAL_ATTEMPTS", "DistinctWrites", "MessageNumbers", "ReadWhole"]
+__all__ = ["MAX_FINAL_ATTEMPTS", "Numbered", "ReadWhole", "distinct_writes", "message_numbers"]
 
 MAX_FINAL_ATTEMPTS = 20
 """Tries per key at a final read. A key that cannot be read after that is left unread, which the checkers
@@ -16,34 +16,25 @@ see; trying for ever would turn a dead system into a run without an end."""
 
 
 @dataclass(frozen=True, slots=True)
-class DistinctWrites(Unpaced):
-    """Operations `f` on random keys of 0..keys-1, every value used once in the whole run: distinct values
-    let the checkers run in near-linear time and name the write behind every read."""
+class Numbered(IgnoresEvents):
+    """What `operation` makes of the numbers 0, 1, 2 ..., each once in the whole run: distinct values let the checkers
+    run in near-linear time and name the write behind every read."""
 
-    f: str
-    keys: int
-    next_value: int = 0
+    operation: Callable[[Context, int], Op]
+    next_number: int = 0
 
-    def next(self, context: Context) -> tuple[Step, Generator]:
-        key = context.random.randrange(self.keys)
-        return Op(self.f, key, self.next_value), DistinctWrites(self.f, self.keys, self.next_value + 1)
-
-    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
-        return self
+    def next(self, context: Context) -> tuple[Op, Generator]:
+        return self.operation(context, self.next_number), Numbered(self.operation, self.next_number + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class MessageNumbers(Unpaced):
-    """Operations `f` on the numbers 0, 1, 2 ..., each once in the run."""
+def distinct_writes(f: str, keys: int) -> Numbered:
+    """Operations `f` on random keys of 0..keys-1, every value used once."""
+    return Numbered(lambda context, number: Op(f, context.random.randrange(keys), number))
 
-    f: str
-    next_value: int = 0
 
-    def next(self, context: Context) -> tuple[Step, Generator]:
-        return Op(self.f, None, self.next_value), MessageNumbers(self.f, self.next_value + 1)
-
-    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
-        return self
+def message_numbers(f: str) -> Numbered:
+    """Operations `f` on the numbers 0, 1, 2 ..., each once."""
+    return Numbered(lambda _, number: Op(f, None, number))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from checker.online import OnlineRegister
 from harness.generator import Calls, Context, EachThread, Generator, Limit, Mix, Op
 from harness.systems.base import CheckOutcome, QueueConnection
 from harness.worker import Outcome
-from harness.workloads.base import CheckContext
+from harness.workloads.base import CheckContext, ConnectionClient
 from harness.workloads.checks import linearizable_registers
 from harness.workloads.client_register import ClientRegisterWorkload
-from harness.workloads.queues import DistinctWrites
+from harness.workloads.queues import distinct_writes
 
 __all__ = ["RegisterWorkload"]
 
@@ -39,7 +39,7 @@ class RegisterWorkload:
         def read(context: Context) -> Op:
             return Op("read", context.random.randrange(self.keys))
 
-        return Mix(((1.0, DistinctWrites("write", self.keys)), (1.0, Calls(read))))
+        return Mix(((1.0, distinct_writes("write", self.keys)), (1.0, Calls(read))))
 
     def final_generator(self) -> Generator:
         """Every thread reads as many random keys as there are keys, so that each is read by several."""
@@ -59,19 +59,10 @@ class RegisterWorkload:
         return {"linearizable": linearizable_registers(history, context)}
 
 
-@dataclass(slots=True)
-class _RegisterClient:
-    connection: QueueConnection
-
-    async def open(self) -> None:
-        await self.connection.open()
-
+class _RegisterClient(ConnectionClient[QueueConnection]):
     async def invoke(self, op: Op) -> Outcome:
         if op.f == "write":
             await self.connection.append(op.key, op.value)
             return Outcome("ok", op.value, node=self.connection.node)
         value = await self.connection.latest(op.key)
         return Outcome("ok", value, node=self.connection.node)
-
-    async def close(self) -> None:
-        await self.connection.close()

@@ -11,10 +11,9 @@ in:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from harness.generator import Context, Generator, Op, Step, Unpaced
+from harness.generator import Context, Generator, IgnoresEvents, Op, Step
 from harness.systems.base import Setting
 from harness.workloads.capability import Call, ClientMistake
 
@@ -55,7 +54,7 @@ def _only_reads(steps: Any) -> bool:
 TRANSACT = Call("transact", _transact, is_read=_only_reads)
 
 
-class Transactions(Unpaced):
+class Transactions(IgnoresEvents):
     """Transactions of 1 to `max_length` steps on `keys` keys at a time, half of them reads; a key is left behind for a
     new one after `writes_per_key` writes."""
 
@@ -92,11 +91,8 @@ class Transactions(Unpaced):
             self.counts[self.next_key] = 0
             self.next_key += 1
 
-    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
-        return self
 
-
-class FinalTransactions(Unpaced):
+class FinalTransactions(IgnoresEvents):
     """Reads of every key that was ever in use, `FINAL_KEYS` at a time, each once."""
 
     __slots__ = ("_load", "_next_key")
@@ -111,6 +107,3 @@ class FinalTransactions(Unpaced):
             return None, self
         self._next_key = end
         return Op("txn", None, [["r", key, None] for key in range(first, end)]), self
-
-    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
-        return self

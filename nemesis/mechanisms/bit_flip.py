@@ -1,6 +1,7 @@
 """Flipping a bit of a stored file: a short program for the host's own Python, as its standard input.
 
-    flip DATA FILES PLACE BIT        flips, and prints the file, the offset, and the byte before and after
+    flip DATA FILES PLACE BIT        flips, and prints the file, the offset, the byte before and after, and the
+                                     file's inode
     restore PATH OFFSET BEFORE AFTER puts the byte back, unless it is no longer the one that was left
 """
 
@@ -44,7 +45,7 @@ if sys.argv[1] == "flip":
     offset = min(int(sizes[path] * float(place)), sizes[path] - 1)
     before = get(path, offset)[0]
     put(path, offset, before ^ 1 << int(bit))
-    print(path, offset, before, get(path, offset)[0], sep="\t")
+    print(path, offset, before, get(path, offset)[0], os.stat(path).st_ino, sep="\t")
 else:
     path, (offset, before, after) = sys.argv[2], map(int, sys.argv[3:])
     if os.path.isfile(path) and get(path, offset) == bytes([after]):
@@ -65,6 +66,6 @@ def restore_arguments(flipped: BitFlipped) -> list[str]:
 def parse_flip(output: str) -> BitFlipped:
     """What the program says it did. Raises ValueError."""
     words = output.rstrip("\n").split("\t")
-    if len(words) != 4:
+    if len(words) != 5:
         raise ValueError(f"no word of a flipped bit: {shlex.quote(output[:200])}")
     return BitFlipped(words[0], *map(int, words[1:]))

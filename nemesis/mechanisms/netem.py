@@ -2,7 +2,7 @@
 
     root   5b1a:   htb, whose unclassified packets go straight through: whoever is no shaped peer meets nothing
     class  5b1a:N  one for each different shape in force on the device, with its rate
-    qdisc  5b2N:   netem below it: delay, jitter, loss, duplication, reordering
+    qdisc  5b2N:   netem below it: delay, jitter, loss, duplication, reordering, flipped bits
     filter prio N  u32, one for each shaped pair of addresses, to the class of its shape
 
 A link is shaped where its packets leave their source, one direction at a time. The handle 5b1a: marks the tree as ours:
@@ -86,6 +86,8 @@ def _netem_words(shape: LinkShape) -> str:
         words.append(f"loss random {shape.loss_percent:.4f}%")
     if shape.duplicate_percent:
         words.append(f"duplicate {shape.duplicate_percent:.4f}%")
+    if shape.corrupt_percent:
+        words.append(f"corrupt {shape.corrupt_percent:.4f}%")
     if shape.reorder_percent and shape.delay_ms:  # ahead of what? without a delay there is nothing to overtake
         words.append(f"reorder {shape.reorder_percent:.4f}%")
     else:
@@ -184,7 +186,7 @@ def trial_argv() -> list[str]:
     """A command that tries on a throw-away device, which it removes, whether the kernel can do what is done here: the
     whole tree with everything that netem is asked for, built and read back. Status 0 when it can."""
     one = LinkShape(delay_ms=1, jitter_ms=1, loss_percent=1, rate_bytes_per_s=1000)
-    two = LinkShape(delay_ms=1, reorder_percent=1)
+    two = LinkShape(delay_ms=1, reorder_percent=1, corrupt_percent=1)
     alone = LinkShape(duplicate_percent=1)
     first = install_lines(TRIAL_DEVICE, {("192.0.2.1", "192.0.2.2"): one, ("192.0.2.1", "192.0.2.3"): two})
     second = install_lines(TRIAL_DEVICE, {("192.0.2.1", "192.0.2.2"): alone})

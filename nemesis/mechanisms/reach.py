@@ -30,6 +30,7 @@ _TRAPS: Mapping[str, Collection[str]] = {
     "error-write": ("write",),
     "error-read": ("read",),
     "power": ("sync", "write"),
+    "crash": ("sync", "write"),
 }
 """Ability of disks -> the groups of calls (launcher/filter.py) that have to be reported for it."""
 
@@ -37,7 +38,7 @@ _IN_WORDS: Mapping[str, str] = {
     DYNAMIC: "linked dynamically",
     STATIC: "linked statically",
     GO: "a Go program, which makes its system calls by itself",
-    SCRIPT: "a script or a wrapper, of which it cannot be told what it will execute",
+    SCRIPT: "a script or a wrapper, of which it cannot be known what it will execute",
     OTHER: "no 64-bit program of this processor",
 }
 

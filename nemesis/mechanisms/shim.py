@@ -34,6 +34,7 @@ __all__ = [
     "CONTROL_BYTES",
     "PREBUILT_MACHINES",
     "TRIAL_SCRIPT",
+    "WATCHED_KINDS",
     "Counters",
     "HostFaults",
     "ShimError",
@@ -73,8 +74,8 @@ _COUNTERS_OFFSET = 2048
 CLOCK_SLOTS = 16
 """Clock faults on one host at a time; one more is refused."""
 
-_HEAD = struct.Struct("=10Qq")
-_SLOT = struct.Struct("=6q")
+_HEAD = struct.Struct("=10QqQq")
+_SLOT = struct.Struct("=7q")
 _COUNTERS = struct.Struct("=5Q")
 
 
@@ -330,18 +331,19 @@ class _Slot:
 
 @dataclass(slots=True)
 class HostFaults:
-    """What is wrong with one host: the content of its control file. Faults are told apart by their id."""
+    """What is wrong with one host: the content of its control file. Faults are distinguished by their id."""
 
     _generation: int = 0
     _skews: dict[str, _Slot] = field(default_factory=dict)
     _disk: dict[str, DiskFault] = field(default_factory=dict)
+    _flipped: dict[str, tuple[int, int]] = field(default_factory=dict)
     _monotonic_gained_ns: int = 0
 
     def add_skew(self, fault_id: str, skew: ClockSkew, *, wall_ns: int, monotonic_ns: int) -> None:
         """Skew the clock from now on; the times are the host's true ones. Raises ShimError for too many."""
         if fault_id not in self._skews and len(self._skews) >= CLOCK_SLOTS - 1:
             raise ShimError(f"{CLOCK_SLOTS - 1} clock faults are in force on one host already")
-        if skew.affects_monotonic and (skew.offset_ms or skew.strobe_ms):
+        if skew.affects_monotonic and (skew.offset_ms or skew.strobe_ms or skew.step_ms):
             raise ValueError("a monotonic clock can be skewed by its rate only: it must not go back")
         if skew.rate_ppm <= -1_000_000:
             raise ValueError(f"a clock cannot stand still or run backwards: {skew.rate_ppm} ppm")
@@ -358,18 +360,23 @@ class HostFaults:
 
     def add_disk_fault(self, fault_id: str, fault: DiskFault) -> None:
         """Impair the disk. Raises ValueError for a kind that the shim does not know."""
-        if fault.kind not in _DISK_FLAGS and fault.kind != "slow":
+        if fault.kind not in (*_DISK_FLAGS, "slow", *WATCHED_KINDS):
             raise ValueError(f"the shim has no disk fault {fault.kind!r}")
         self._disk[fault_id] = fault
 
     def remove_disk_fault(self, fault_id: str) -> None:
-        """Take a disk fault away. Nothing when it is not there."""
+        """Take a disk fault away, or a look at a flipped bit. Nothing when it is not there."""
         self._disk.pop(fault_id, None)
+        self._flipped.pop(fault_id, None)
+
+    def watch_flipped(self, fault_id: str, *, inode: int, offset: int) -> None:
+        """Have reads of a byte counted, of which a bit was flipped. Of several bits the last one counts."""
+        self._flipped[fault_id] = (inode, offset)
 
     @property
     def fault_ids(self) -> frozenset[str]:
         """Every fault in force on this host."""
-        return frozenset({*self._skews, *self._disk})
+        return frozenset({*self._skews, *self._disk, *self._flipped})
 
     @property
     def generation(self) -> int:
@@ -384,11 +391,16 @@ class HostFaults:
         delay_ns = sum(fault.delay_ms for fault in self._disk.values() if fault.kind == "slow") * 1_000_000
         slots = [_pack_slot(slot) for slot in self._skews.values()]
         if self._monotonic_gained_ns:
-            slots.append(_SLOT.pack(self._monotonic_gained_ns, 0, 0, 0, 0, 1))
-        head = _HEAD.pack(_MAGIC, self._generation, int(bool(slots)), int(bool(self._disk)), *flags, delay_ns)
+            slots.append(_SLOT.pack(self._monotonic_gained_ns, 0, 0, 0, 0, 1, 0))
+        flipped = [*self._flipped.values(), (0, 0)][max(0, len(self._flipped) - 1)]
+        has_disk = int(bool(self._disk or self._flipped))
+        head = _HEAD.pack(_MAGIC, self._generation, int(bool(slots)), has_disk, *flags, delay_ns, *flipped)
         body = b"".join(slots).ljust(CLOCK_SLOTS * _SLOT.size, b"\0")
         return head + body + struct.pack("=Q", self._generation)
 
+
+WATCHED_KINDS: Sequence[str] = ("fill", "shutdown")
+"""Disk faults that others bring about; while one is in force the shim counts what the disk itself refuses."""
 
 _DISK_FLAGS: Sequence[str] = ("stall-fsync", "stall", "full", "error-write", "error-fsync", "error-read")
 """In the order of the fields of `struct settings`."""
@@ -403,4 +415,5 @@ def _pack_slot(slot: _Slot) -> bytes:
         skew.strobe_ms * 1_000_000,
         skew.strobe_period_ms * 1_000_000,
         int(skew.affects_monotonic),
+        skew.step_ms * 1_000_000,
     )

@@ -1,7 +1,7 @@
 """Clocks and disks of hosts, by way of the shim or the launcher: see nemesis.target.Clocks and Disks, and
 nemesis.mechanisms.reach.
 
-What a fault did to the replicas is told by the counts that the shim in them, or their supervisor, keeps in the host's
+What a fault did to the replicas is known by the counts that the shim in them, or their supervisor, keeps in the host's
 control file: those of the programs that the harness started there, whatever else runs under the same faults.
 """
 
@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from nemesis.mechanisms.bit_flip import FLIP_SCRIPT, flip_arguments, parse_flip, restore_arguments
 from nemesis.mechanisms.disk_probe import PROBE_SCRIPT, parse_probe
-from nemesis.mechanisms.launcher.control import ProgramCounts
+from nemesis.mechanisms.launcher.control import UNCOUNTED, ProgramCounts
 from nemesis.mechanisms.reach import PRELOAD
-from nemesis.mechanisms.shim import Counters
+from nemesis.mechanisms.shim import WATCHED_KINDS, Counters
 from nemesis.mechanisms.shim_controls import ShimControls
 from nemesis.mechanisms.undo_log import POWER_MODELS, take_back_script
 from nemesis.target import BitFlipped, ClockReading, ClockSkew, DiskFault, DiskProbe, FaultMet, PowerCut
@@ -40,6 +40,9 @@ _CALLS: Mapping[str, tuple[Sequence[str], str]] = {
     "error-write": (("writes", "grows"), "failed"),
     "error-fsync": (("syncs",), "failed"),
     "error-read": (("reads",), "failed"),
+    # Of a whole file system: not every call meets it (a write into a block that a file has already needs no space).
+    "fill": ((), "refused"),
+    "shutdown": ((), "failed"),
 }
 """Kind of disk fault -> the calls that it is about and what it does to them, as ProgramCounts has them."""
 
@@ -138,14 +141,14 @@ class ShimClocks:
         return [_reading(*each) for each in readings]
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
-        """How often the programs of each host have read a skewed clock since a fault began. A patched vDSO counts
-        nothing."""
+        """How often the programs of each host have read a skewed clock since a fault began; None of a host where a
+        patched vDSO does not count."""
 
         async def of(host: str, before: Mapping[int, ProgramCounts]) -> FaultMet:
-            if self._controls.mechanism(host) != PRELOAD:
+            now = await self._controls.counts(host)
+            if any(counts.clock_reads == UNCOUNTED for counts in now.values()):
                 return FaultMet(None, None)
-            reads = _grown(("clock_reads",), before, await self._controls.counts(host))
-            return FaultMet(None, reads)
+            return FaultMet(None, _grown(("clock_reads",), before, now))
 
         hosts = self._hosts.get(fault_id, {})
         found = await asyncio.gather(*(of(host, before) for host, before in hosts.items()))
@@ -225,9 +228,7 @@ class ShimDisks:
             said = (errors.strip().splitlines() or [f"status {status}"])[-1]
             raise RuntimeError(f"what {host} had not synced could not be taken back: {said}")
         operations, size_bytes, files = map(int, words)
-        counts = await self._controls.counts(host)
-        recorded = _grown(("recorded",), self._at_cut.get(host, {}), counts)
-        self._at_cut[host] = counts
+        recorded = await self.recorded(host) or 0
         detail = (
             f"{operations} operations, {size_bytes:,} bytes in {files} files, of {recorded:,} changes that "
             f"{self.mechanism(host)} has seen"
@@ -235,6 +236,15 @@ class ShimDisks:
         cut = PowerCut(operations, size_bytes, detail, recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut
+
+    async def recorded(self, host: str) -> int | None:
+        """How many changes of the host's replica the account has seen since the cut before; None where none is kept."""
+        if self._controls.places[host].undo_path is None:
+            return None
+        counts = await self._controls.counts(host)
+        recorded = _grown(("recorded",), self._at_cut.get(host, {}), counts)
+        self._at_cut[host] = counts
+        return recorded
 
     async def begin_account(self, host: str) -> None:
         """Everything on the host's disk is durable and its undo log is empty: what could not be kept track of before
@@ -250,6 +260,9 @@ class ShimDisks:
         output = await self._flip(host, flip_arguments(self._controls.places[host].data_path, files, place, bit))
         flipped = parse_flip(output)
         self._flipped.setdefault(fault_id, {})[host] = flipped
+        self._begun.setdefault(fault_id, {})[host] = await self._controls.counts(host)
+        self._controls.faults[host].watch_flipped(fault_id, inode=flipped.inode, offset=flipped.offset)
+        await self._controls.write(host)
         return flipped
 
     def flipped(self, fault_id: str) -> Mapping[str, BitFlipped]:
@@ -271,9 +284,7 @@ class ShimDisks:
         flipped = self._flipped.get(fault_id, {})
         for host in list(flipped):
             await self._flip(host, restore_arguments(flipped[host]))
-            del flipped[host]
-        self._flipped.pop(fault_id, None)
-        hosts = self._faults.get(fault_id, ())
+        hosts = [*self._faults.get(fault_id, ()), *self._flipped.pop(fault_id, ())]
         for host in hosts:
             self._controls.faults[host].remove_disk_fault(fault_id)
         await asyncio.gather(*(self._controls.write(host) for host in hosts))
@@ -308,9 +319,18 @@ class ShimDisks:
         faults, before, begun = self._faults.get(fault_id, {}), self._before, self._begun
         found = {}
         for host, counts in (await self._counts(begun.get(fault_id, {}))).items():
-            columns, effect = _CALLS[faults[host].kind]
+            if host not in faults:
+                if self._controls.mechanism(host) == PRELOAD:
+                    reads = _grown(("flipped_reads",), begun[fault_id][host], counts)
+                    found[host] = FaultMet(None, reads or None)  # it may have read the byte in a mapping
+                continue
+            kind = faults[host].kind
+            columns, effect = _CALLS[kind]
+            if kind in WATCHED_KINDS and self._controls.mechanism(host) != PRELOAD:
+                found[host] = FaultMet(None, None)  # a supervisor does not see what came of a call
+                continue
             found[host] = FaultMet(
-                calls=_grown(columns, begun[fault_id][host], counts),
+                calls=_grown(columns, begun[fault_id][host], counts) if columns else None,
                 met=_grown((effect,), before[fault_id][host], counts),
             )
         return found

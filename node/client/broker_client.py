@@ -7,13 +7,13 @@ effect (`ClientError.is_definite`); what to do about it is the caller's choice.
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, NoReturn
 
+from node.client.bodies import read_body
 from node.client.errors import BadReply, ClientError, NoRoute, NotLeader, NotSent, OutcomeUnknown, error_from_reply
 from node.client.requests import DEFAULT_TOPIC, send_request
 from node.client.results import BrokerGroup, PullResult, PullStatus, Route, SendResult, SendStatus
@@ -111,7 +111,7 @@ class BrokerClient:
         request = Command.request(RequestCode.GET_ROUTE_INFO_BY_TOPIC, {"topic": topic})
         reply, address = await self._ask_name_servers(request, timeout_ms)
         try:
-            route = Route.from_body(topic, json.loads(reply.body))
+            route = Route.from_body(topic, read_body(reply.body))
         except _READ_ERRORS as error:
             raise NoRoute(f"the route cannot be read: {error!r}", address=address) from None
         return replace(
@@ -138,7 +138,7 @@ class BrokerClient:
         try:
             reply = await self.invoke(address, Command.request(RequestCode.GET_BROKER_CLUSTER_INFO), timeout_ms)
             self._expect_success(reply, None, address)
-            table = json.loads(reply.body)["brokerAddrTable"]
+            table = read_body(reply.body)["brokerAddrTable"]
             route = Route.from_body("", {"queueDatas": [], "brokerDatas": list(table.values())})
         except ClientError as error:
             return NoRoute(f"no name server helps: {error.remark}", address=address, code=error.code)
@@ -262,9 +262,26 @@ class BrokerClient:
         reply = await self.invoke(address, Command.request(RequestCode.GET_BROKER_RUNTIME_INFO), timeout_ms)
         self._expect_success(reply, None, address)
         try:
-            return {str(name): str(value) for name, value in json.loads(reply.body)["table"].items()}
+            return {str(name): str(value) for name, value in read_body(reply.body)["table"].items()}
         except _READ_ERRORS as error:
             raise BadReply(f"the runtime info cannot be read: {error!r}", address=address, code=0) from None
+
+    async def broker_config(self, address: str, *, timeout_ms: int | None = None) -> dict[str, str]:
+        """The properties that the broker at `address` runs with, its role of the moment among them (code 26). Raises
+        ClientError."""
+        reply = await self.invoke(address, Command.request(RequestCode.GET_BROKER_CONFIG), timeout_ms)
+        self._expect_success(reply, None, address)
+        lines = reply.body.decode("utf-8", "replace").splitlines()
+        return {name: value for name, separator, value in (line.partition("=") for line in lines) if separator}
+
+    async def topic_names(self, address: str, *, timeout_ms: int | None = None) -> frozenset[str]:
+        """The topics that the broker at `address` knows (code 21). Raises ClientError."""
+        reply = await self.invoke(address, Command.request(RequestCode.GET_ALL_TOPIC_CONFIG), timeout_ms)
+        self._expect_success(reply, None, address)
+        try:
+            return frozenset(map(str, read_body(reply.body)["topicConfigTable"]))
+        except _READ_ERRORS as error:
+            raise BadReply(f"the topics cannot be read: {error!r}", address=address, code=0) from None
 
     async def create_topic(
         self,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from node.client.bodies import read_body
 from node.client.messages import PRODUCER_GROUP, MessageQueue
 from node.remoting import Command, RequestCode
 from node.store.properties import encode_properties
@@ -77,7 +78,7 @@ def heartbeat_request(client_id: str, producers: Iterable[str], consumers: Seque
 def read_consumer_ids(reply: Command) -> list[str]:
     """The members of a group, sorted as every member sorts them. Raises ValueError."""
     try:
-        return sorted(str(member) for member in json.loads(reply.body)["consumerIdList"])
+        return sorted(str(member) for member in read_body(reply.body)["consumerIdList"])
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"no list of consumers: {error!r}") from None
 
@@ -99,7 +100,7 @@ def read_locked(reply: Command) -> list[MessageQueue]:
     try:
         return [
             MessageQueue(str(queue["topic"]), str(queue["brokerName"]), int(queue["queueId"]))
-            for queue in json.loads(reply.body)["lockOKMQSet"]
+            for queue in read_body(reply.body)["lockOKMQSet"]
         ]
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"no list of locked queues: {error!r}") from None

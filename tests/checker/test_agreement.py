@@ -27,8 +27,8 @@ def test_engines_agree_with_brute_force(name: str) -> None:
 
 
 def test_restarting_at_every_step_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    for patience in ("NAIVE_PATIENCE_STEPS", "PATIENCE_STEPS", "BLIND_PATIENCE_STEPS", "EASE_STEPS"):
-        monkeypatch.setattr(general, patience, 1)
+    for steps in ("NAIVE_PATIENCE_STEPS", "PATIENCE_STEPS", "BLIND_PATIENCE_STEPS", "EASE_STEPS"):
+        monkeypatch.setattr(general, steps, 1)
     rng = random.Random(2)
     decided = 0
     for number in range(HISTORIES):
@@ -40,8 +40,8 @@ def test_restarting_at_every_step_changes_no_verdict(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("crash", [0, 0.03])
 def test_lookahead_gives_up_no_valid_history(monkeypatch: pytest.MonkeyPatch, crash: float) -> None:
-    for patience in ("NAIVE_PATIENCE_STEPS", "PATIENCE_STEPS", "EASE_STEPS"):
-        monkeypatch.setattr(general, patience, 1)
+    for steps in ("NAIVE_PATIENCE_STEPS", "PATIENCE_STEPS", "EASE_STEPS"):
+        monkeypatch.setattr(general, steps, 1)
     decided = 0
     for seed in range(80):
         clients = (5, 15, 30, 50)[seed % 4]

@@ -16,7 +16,7 @@ from checker.testing.large import large_history
 
 CONTAINERS = ("fifo-queue", "stack", "priority-queue", "unordered-queue")
 #: Seconds for the general engine, beyond which a history is not compared.
-PATIENCE_S = 0.2
+TIMEOUT_S = 0.2
 
 
 @pytest.mark.parametrize("name", CONTAINERS)
@@ -35,8 +35,8 @@ def test_longer_histories_agree_with_the_general_engine(name: str) -> None:
             lie=rng.choice([0, 0.05, 0.1]),
         )
         groups = history.rows_by_key()
-        chosen = decide(history, groups, model, Budget(timeout_s=PATIENCE_S))[0]
-        general = decide(history, groups, model, Budget(timeout_s=PATIENCE_S), general_only=True)[0]
+        chosen = decide(history, groups, model, Budget(timeout_s=TIMEOUT_S))[0]
+        general = decide(history, groups, model, Budget(timeout_s=TIMEOUT_S), general_only=True)[0]
         if Verdict.UNKNOWN not in (chosen.verdict, general.verdict):
             assert chosen.verdict is general.verdict, f"{name} {number}: {chosen.engine}"
             seen.add((chosen.engine == GENERAL, chosen.verdict))

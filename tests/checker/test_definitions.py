@@ -27,7 +27,7 @@ Event = dict[str, Any]
 KINDS = ("invoke", "ok")
 
 
-def told(*lines: tuple[Any, ...]) -> list[Event]:
+def made(*lines: tuple[Any, ...]) -> list[Event]:
     """Events from (process, type, f, value) and a key, if any."""
     return [
         {"process": process, "type": kind, "f": f, "value": value, **({"key": key[0]} if key else {})}
@@ -37,7 +37,7 @@ def told(*lines: tuple[Any, ...]) -> list[Event]:
 
 def done(*operations: tuple[Any, ...]) -> list[Event]:
     """One operation after the other: (process, f, value, result)."""
-    return told(
+    return made(
         *(
             event
             for process, f, value, result in operations
@@ -65,7 +65,7 @@ def test_the_definitions_import_nothing_of_the_checker() -> None:
 def test_the_checker_agrees_with_the_definitions(row: Row) -> None:
     comparison = compare(row, histories=HISTORIES, seed=1)
     shown = {
-        kind: [(judgement.told, judgement.truth, sample.events) for sample, judgement in samples]
+        kind: [(judgement.answer, judgement.truth, sample.events) for sample, judgement in samples]
         for kind, samples in comparison.shown.items()
     }
     assert shown == {}
@@ -116,14 +116,14 @@ def test_values_compare_as_json_does(one: Any, other: Any, equal: bool) -> None:
         (
             "register",
             {"initial": 0},
-            told((0, "invoke", "write", 3), (0, "info", "write", 3), *((0, kind, "read", 0) for kind in KINDS)),
+            made((0, "invoke", "write", 3), (0, "info", "write", 3), *((0, kind, "read", 0) for kind in KINDS)),
             True,
             True,
         ),
         (
             "register",
             {},
-            told((0, "invoke", "write", 3), (0, "fail", "write", 3), (1, "invoke", "read", None), (1, "ok", "read", 3)),
+            made((0, "invoke", "write", 3), (0, "fail", "write", 3), (1, "invoke", "read", None), (1, "ok", "read", 3)),
             False,
             False,
         ),
@@ -151,7 +151,7 @@ def test_values_compare_as_json_does(one: Any, other: Any, equal: bool) -> None:
         (
             "unordered-queue",
             {},
-            told(
+            made(
                 *((0, kind, "enqueue", 4) for kind in KINDS),
                 (1, "invoke", "dequeue", None),
                 *((0, kind, "dequeue", None) for kind in KINDS),
@@ -175,7 +175,7 @@ def test_what_the_definitions_say(
 
 def test_keys_are_objects_of_their_own_in_one_order() -> None:
     # Each key alone has an order that keeps every process's own; both together have none.
-    events = told(
+    events = made(
         *((0, kind, "write", 1, "x") for kind in KINDS),
         *((0, kind, "read", None, "y") for kind in KINDS),
         *((1, kind, "write", 1, 1) for kind in KINDS),
@@ -194,7 +194,7 @@ def transactions(*lines: tuple[Any, ...]) -> list[Event]:
 
 
 def at_once(*lines: tuple[Any, list[Any]]) -> list[Event]:
-    """Transactions that all overlap: (process, steps as told)."""
+    """Transactions that all overlap: (process, steps as answered)."""
     return transactions(
         *((process, "invoke", steps) for process, steps in lines), *((process, "ok", steps) for process, steps in lines)
     )
@@ -338,14 +338,14 @@ def test_the_samples_make_the_trouble_that_they_promise() -> None:
 @pytest.mark.parametrize(
     "events",
     [
-        told(
+        made(
             (1, "invoke", "send", 2),
             (0, "invoke", "read", {"offset": 0, "max": 2, "queue": 0}),
             (0, "ok", "read", {"queue": 0, "offset": 0, "messages": [2], "tail": 1}),
             (0, "invoke", "send", 0),
             (0, "ok", "send", [0, 0]),
         ),
-        told(
+        made(
             ("c", "invoke", "tail", {"queue": 0}),
             ("c", "ok", "tail", [0.0, 1]),
             ("b", "invoke", "send", "v1"),
@@ -364,7 +364,7 @@ def test_what_is_shown_of_a_topic_is_wrong_by_itself(events: list[Event]) -> Non
 
 @pytest.mark.parametrize("also_invoked", [False, True])
 def test_a_message_that_was_seen_too_early_is_wrong_whoever_began_to_receive_first(also_invoked: bool) -> None:
-    early = told((2, "invoke", "receive", None), (2, "ok", "receive", [1]), (3, "invoke", "commit", 1))
-    late = (told((1, "invoke", "receive", None)), told((1, "ok", "receive", [1]))) if also_invoked else ([], [])
+    early = made((2, "invoke", "receive", None), (2, "ok", "receive", [1]), (3, "invoke", "commit", 1))
+    late = (made((1, "invoke", "receive", None)), made((1, "ok", "receive", [1]))) if also_invoked else ([], [])
     result = check_transaction_visibility([*late[0], *early, *late[1]])
     assert result.verdict is Verdict.INVALID and "prepared but not committed" in result.reason

@@ -56,7 +56,7 @@ from checker.workers import map_in_processes
 Event = dict[str, Any]
 
 
-def told(*lines: tuple[Any, ...]) -> list[Event]:
+def made(*lines: tuple[Any, ...]) -> list[Event]:
     """Events from (process, type, f, value)."""
     return [{"process": process, "type": kind, "f": f, "value": value} for process, kind, f, value in lines]
 
@@ -221,7 +221,7 @@ THREE_CRASHED = [*crashed(0, "write", 1), *crashed(1, "cas", [1, 2]), *crashed(2
 def test_a_history_that_a_mutant_got_wrong(
     model: type[Model], options: dict[str, Any], lines: list[tuple[Any, ...]], valid: bool
 ) -> None:
-    events = told(*lines)
+    events = made(*lines)
     assert is_linearizable(pair(events), make_object(model.name, options)) is valid
     assert check(events, model(**options)).verdict is (Verdict.VALID if valid else Verdict.INVALID)
 
@@ -246,7 +246,7 @@ def test_a_history_that_a_mutant_got_wrong(
     ],
 )
 def test_a_session_that_a_mutant_got_wrong(lines: list[tuple[Any, ...]], kinds: list[str]) -> None:
-    counts = check_sessions(told(*lines)).stats["counts"]
+    counts = check_sessions(made(*lines)).stats["counts"]
     assert [kind for kind, count in counts.items() if count] == kinds
 
 
@@ -269,7 +269,7 @@ def test_an_array_names_the_line_of_a_bad_event(tmp_path: Path) -> None:
 
 def test_how_late_a_message_was_is_told() -> None:
     message = {"message": "m", "delay_ms": 100}
-    events = told(
+    events = made(
         (0, "invoke", "send", message), (0, "ok", "send", message), (1, "invoke", "receive", None),
         (1, "ok", "receive", ["m"]),
     )  # fmt: skip
@@ -279,7 +279,7 @@ def test_how_late_a_message_was_is_told() -> None:
 
 
 def test_all_that_is_drawn_is_inside_of_the_drawing() -> None:
-    events = told(*done(0, "write", 1, 1), *done(1, "write", 2, 2), *done(2, "read", None, 1))
+    events = made(*done(0, "write", 1, 1), *done(1, "write", 2, 2), *done(2, "read", None, 1))
     witness = check(events, Register()).witness
     assert witness is not None
     root = ElementTree.fromstring(svg(witness))
@@ -294,7 +294,7 @@ def test_all_that_is_drawn_is_inside_of_the_drawing() -> None:
 
 
 def test_a_witness_without_a_sentence_of_its_engine_has_no_blank_in_front() -> None:
-    events = told(*done(0, "write", 1, 1), *done(0, "cas", [1, 2], [1, 2]), *done(0, "read", None, 1))
+    events = made(*done(0, "write", 1, 1), *done(0, "cas", [1, 2], [1, 2]), *done(0, "read", None, 1))
     witness = check(events, CASRegister()).witness
     assert witness is not None
     assert witness.text == witness.text.strip()
@@ -302,7 +302,7 @@ def test_a_witness_without_a_sentence_of_its_engine_has_no_blank_in_front() -> N
 
 def test_ids_may_come_from_an_operation_of_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ids.jsonl"
-    lines = [json.dumps(event) for event in told(*done(0, "mint", None, 7), *done(1, "mint", None, 8))]
+    lines = [json.dumps(event) for event in made(*done(0, "mint", None, 7), *done(1, "mint", None, 8))]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert main(["--model", "unique-ids", str(path)]) == 0
     assert "2" in capsys.readouterr().out
@@ -313,7 +313,7 @@ def test_keys_are_checked_up_to_the_first_invalid_one_and_no_less() -> None:
     events = [
         {**event, "key": key}
         for key, lines in (("a", good), ("b", bad), ("c", good), ("d", bad))
-        for event in told(*lines)
+        for event in made(*lines)
     ]
     result = check(events, Register(), first=True)
     assert result.verdict is Verdict.INVALID
@@ -325,26 +325,26 @@ def test_keys_are_checked_up_to_the_first_invalid_one_and_no_less() -> None:
 
 
 def test_a_witness_names_the_state_that_it_starts_from() -> None:
-    witness = check(told(*done(0, "get", None, "y")), KeyValue()).witness
+    witness = check(made(*done(0, "get", None, "y")), KeyValue()).witness
     assert witness is not None
     assert "starting from" in witness.text
 
 
 def test_a_session_is_held_to_the_newest_version_that_it_saw() -> None:
     reads = [line for version in (10, 20, 15, 17) for line in done(0, "read", None, [version, "v"])]
-    assert check_sessions(told(*reads)).stats["counts"]["monotonic-reads"] == 2
+    assert check_sessions(made(*reads)).stats["counts"]["monotonic-reads"] == 2
 
 
 def test_what_is_added_without_a_number_is_one() -> None:
     lines = [*done(0, "add", None, 0), *done(0, "add", None, 1), *done(0, "read", None, 2)]
-    assert check(told(*lines), FetchAndAdd()).verdict is Verdict.VALID
+    assert check(made(*lines), FetchAndAdd()).verdict is Verdict.VALID
 
 
 def test_what_a_wrong_answer_is_called() -> None:
-    witness = check(told(*done(0, "read", None, 5)), FetchAndAdd()).witness
+    witness = check(made(*done(0, "read", None, 5)), FetchAndAdd()).witness
     assert witness is not None
     assert "read() -> 5" in witness.text
-    witness = check(told(*done(0, "add", 2, 5)), FetchAndAdd()).witness
+    witness = check(made(*done(0, "add", 2, 5)), FetchAndAdd()).witness
     assert witness is not None
     assert "add(2) -> 5" in witness.text
 
@@ -356,7 +356,7 @@ def test_options_of_a_model_are_cut_at_commas_outside_of_brackets_and_quotes() -
 
 def test_versions_come_after_the_first_one() -> None:
     online = OnlineVersionedRegister(initial=0, initial_version=3)
-    invoked, answered = told(*done(0, "write", 7, 3))
+    invoked, answered = made(*done(0, "write", 7, 3))
     assert online.feed(invoked) is None
     sentence = online.feed(answered)
     assert sentence is not None and "version 3" in sentence
@@ -368,30 +368,30 @@ def first_alarm(online: Any, events: list[Event]) -> int | None:
 
 
 def test_a_write_that_failed_after_it_was_read_is_told_at_once() -> None:
-    events = told((0, "invoke", "write", 7), *done(1, "read", None, 7), (0, "fail", "write", 7))
+    events = made((0, "invoke", "write", 7), *done(1, "read", None, 7), (0, "fail", "write", 7))
     assert first_alarm(OnlineRegister(), events) == 4
     assert first_alarm(OnlineRegister(), [event for event in events if event["process"] == 0]) is None
 
 
 def test_messages_beyond_the_tail_are_told_at_once() -> None:
     view = {"offset": 0, "messages": [5], "tail": 0}
-    events = told((0, "invoke", "append", 5), *done(1, "read", {"offset": 0}, view))
+    events = made((0, "invoke", "append", 5), *done(1, "read", {"offset": 0}, view))
     assert first_alarm(OnlineLog(), events) == 3
 
 
 def test_more_messages_than_there_can_be_are_told_at_once() -> None:
-    events = told((0, "invoke", "append", 5), *done(1, "tail", None, 1), *done(1, "tail", None, 2))
+    events = made((0, "invoke", "append", 5), *done(1, "tail", None, 1), *done(1, "tail", None, 2))
     assert first_alarm(OnlineLog(), events) == 5
 
 
 def test_holds_of_a_lock_are_counted() -> None:
-    events = told(*done(0, "acquire", None, None), *done(0, "release", None, None), *done(1, "acquire", None, None))
+    events = made(*done(0, "acquire", None, None), *done(0, "release", None, None), *done(1, "acquire", None, None))
     assert check_exclusion(events).reason.startswith("2 holds")
 
 
 def test_without_anything_acknowledged_a_log_has_lost_nothing() -> None:
-    assert check_log(told(*crashed(0, "append", 5))).verdict is Verdict.VALID
-    assert check_log(told(*done(0, "append", 5, [0, 5]))).verdict is Verdict.UNKNOWN
+    assert check_log(made(*crashed(0, "append", 5))).verdict is Verdict.VALID
+    assert check_log(made(*done(0, "append", 5, [0, 5]))).verdict is Verdict.UNKNOWN
 
 
 def test_one_step_of_models_where_no_engine_asks_for_it() -> None:
@@ -402,7 +402,7 @@ def test_one_step_of_models_where_no_engine_asks_for_it() -> None:
 def test_offsets_and_tails_may_be_floats_that_are_whole() -> None:
     lines = [*done(0, "append", 5, [0.0, 5]), *done(0, "tail", None, 1.0), *done(1, "append", 6, [1.0, 6])]
     view = {"offset": 0.0, "messages": [5, 6], "tail": 2.0}
-    assert check_log(told(*lines, *done(1, "read", {"offset": 0}, view))).verdict is Verdict.VALID
+    assert check_log(made(*lines, *done(1, "read", {"offset": 0}, view))).verdict is Verdict.VALID
 
 
 def test_what_is_no_event_is_refused_after_events_without_a_process_too() -> None:
@@ -427,7 +427,7 @@ def test_what_was_not_decided_is_never_left_out(monkeypatch: pytest.MonkeyPatch)
         "a": [*done(0, "write", 1, 1), *done(0, "read", None, 1)],
         "b": [*done(0, "write", 1, 1), *done(0, "write", 2, 2), *done(0, "write", 1, 1), *done(0, "read", None, 1)],
     }
-    events = [{**event, "key": key} for key, lines in keyed.items() for event in told(*lines)]
+    events = [{**event, "key": key} for key, lines in keyed.items() for event in made(*lines)]
     for first in (False, True):
         result = check(events, Register(), first=first, timeout_s=0.1)
         assert result.verdict is Verdict.UNKNOWN
@@ -435,7 +435,7 @@ def test_what_was_not_decided_is_never_left_out(monkeypatch: pytest.MonkeyPatch)
 
 def keyed(key: str, lines: list[tuple[Any, ...]]) -> list[Event]:
     """Events of operations on one key."""
-    return [{**event, "key": key} for event in told(*lines)]
+    return [{**event, "key": key} for event in made(*lines)]
 
 
 def shown_by(result: Result) -> list[tuple[Any, ...]]:
@@ -453,13 +453,13 @@ def test_what_another_process_found_is_explained_here() -> None:
 
 def test_what_came_after_a_wrong_read_of_a_counter_is_not_shown() -> None:
     later = [line for _ in range(4) for line in done(0, "increment", 1, 1)]
-    result = check(told(*done(0, "increment", 1, 1), *done(1, "read", None, 5), *later), Counter())
+    result = check(made(*done(0, "increment", 1, 1), *done(1, "read", None, 5), *later), Counter())
     assert shown_by(result) == [(0, "increment", 1), (1, "read", 5)]
 
 
 def test_what_had_left_a_bag_is_not_said_to_have_been_inside() -> None:
     lines = [*done(0, "enqueue", 7, 7), *done(0, "dequeue", None, 7), *done(0, "enqueue", 1, 1)]
-    result = check(told(*lines, *done(1, "dequeue", None, None), *crashed(2, "dequeue", None)), UnorderedQueue())
+    result = check(made(*lines, *done(1, "dequeue", None, None), *crashed(2, "dequeue", None)), UnorderedQueue())
     assert "something was inside: 1." in result.reason
 
 
@@ -469,7 +469,7 @@ def test_a_queue_that_wants_more_sends_than_there_are_needs_no_search() -> None:
         *done(1, "tail", {"queue": 0}, [0, 1]),
         *done(1, "tail", {"queue": 1}, [1, 2]),
     ]
-    result = check(told(*lines), Topic(queues=2))
+    result = check(made(*lines), Topic(queues=2))
     assert result.verdict is Verdict.INVALID
     assert set(result.stats["engines"]) == {"A5 ranks from offsets"}
 
@@ -488,7 +488,7 @@ def test_only_operations_of_the_key_that_is_wrong_are_shown() -> None:
 
 def test_a_search_ends_at_its_number_of_steps() -> None:
     lines = [(process, kind, "write", process % 2) for kind in ("invoke", "ok") for process in range(8)]
-    history = History.of(told(*lines, *done(9, "read", None, 5)))
+    history = History.of(made(*lines, *done(9, "read", None, 5)))
     search = general.Search(history, range(len(history)), CASRegister())
     assert search.run_until(3, math.inf) is None
     assert 0 < search.steps <= 4
@@ -525,12 +525,12 @@ def turns(rng: random.Random) -> list[Event]:
             f = rng.choice(["turn", "turn", "look"])
             begun[process] = f, rng.randint(1, 2) if f == "turn" else None
             lines.append((process, "invoke", *begun[process]))
-    return told(*lines)
+    return made(*lines)
 
 
 def test_what_leads_somewhere_else_from_every_state_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for patience in ("NAIVE_PATIENCE_STEPS", "PATIENCE_STEPS", "BLIND_PATIENCE_STEPS", "EASE_STEPS"):
-        monkeypatch.setattr(general, patience, 1)
+    for steps in ("NAIVE_PATIENCE_STEPS", "PATIENCE_STEPS", "BLIND_PATIENCE_STEPS", "EASE_STEPS"):
+        monkeypatch.setattr(general, steps, 1)
     verdicts = []
     for seed in range(100):
         history = History.of(turns(random.Random(seed)))
@@ -543,7 +543,7 @@ def test_what_leads_somewhere_else_from_every_state_hides_nothing(monkeypatch: p
 def test_reasons_of_a_register_are_those_of_what_is_shown() -> None:
     # Neither value can come first: the plain form, a stale read, does not fit, as the writes ran side by side.
     lines = [(0, "invoke", "write", 1), (1, "invoke", "write", 2), (0, "ok", "write", 1), (1, "ok", "write", 2)]
-    result = check(told(*lines, *(line for seen in (1, 2, 1, 2) for line in done(2, "read", None, seen))), Register())
+    result = check(made(*lines, *(line for seen in (1, 2, 1, 2) for line in done(2, "read", None, seen))), Register())
     assert result.witness is not None
     shown = result.witness.operations
     reasons = [(shown[edge.source], shown[edge.target]) for edge in result.witness.edges if edge.kind == "realtime"]
@@ -555,26 +555,26 @@ def test_reasons_of_a_register_are_those_of_what_is_shown() -> None:
 
 def test_a_stale_read_is_shown_with_the_reason_of_its_engine() -> None:
     lines = [*done(0, "write", 1, 1), *done(0, "write", 2, 2), *done(1, "read", None, 1)]
-    witness = check(told(*lines), Register()).witness
+    witness = check(made(*lines), Register()).witness
     assert witness is not None and "was stale" in witness.text
     assert [edge.kind for edge in witness.edges] == ["realtime", "value", "realtime"]
 
 
 def test_a_stale_read_of_the_first_value_needs_no_write_of_it() -> None:
-    witness = check(told(*done(0, "write", 1, 1), *done(1, "read", None, None)), Register()).witness
+    witness = check(made(*done(0, "write", 1, 1), *done(1, "read", None, None)), Register()).witness
     assert witness is not None and "was stale" in witness.text
 
 
 def test_more_messages_than_there_can_be_are_not_counted_one_by_one() -> None:
     online = OnlineLog()
-    said = [online.feed(event) for event in told((0, "invoke", "append", 5), *done(1, "tail", None, 2))]
+    said = [online.feed(event) for event in made((0, "invoke", "append", 5), *done(1, "tail", None, 2))]
     assert said[-1] is not None and "implies 2 messages, more than there can be" in said[-1]
 
 
 def test_reads_of_a_set_that_each_lack_what_the_other_shows_are_told_at_once() -> None:
     added = [(process, kind, "add", process) for kind in ("invoke",) for process in (0, 1)]
     reads = [(2, "invoke", "read", None), (3, "invoke", "read", None), (2, "ok", "read", [0]), (3, "ok", "read", [1])]
-    assert first_alarm(OnlineGrowOnlySet(), told(*added, *reads)) == 6
+    assert first_alarm(OnlineGrowOnlySet(), made(*added, *reads)) == 6
 
 
 def die_once(folder: Path, number: int) -> int:
@@ -592,4 +592,4 @@ def test_what_is_tried_again_ends_with_the_answer_that_was_looked_for(tmp_path: 
 
 
 def test_without_a_search_no_steps_are_counted() -> None:
-    assert check(told(*done(0, "write", 1, 1)), Register()).stats["steps"] == 0
+    assert check(made(*done(0, "write", 1, 1)), Register()).stats["steps"] == 0

@@ -17,6 +17,7 @@ import pytest
 
 from harness import cleanup, run_state
 from harness.cleanup import CleanReport, clean
+from harness.clusters.host_agent import CONTROL_FILE
 from harness.run_state import (
     KIND_DIRECTORY,
     KIND_FILE,
@@ -30,6 +31,9 @@ from harness.run_state import (
     runs_in,
     state_path,
 )
+from nemesis.mechanisms.launcher.control import parse_programs
+from nemesis.mechanisms.shim import CONTROL_BYTES, HostFaults, build_shim, shim_environment, why_no_shim
+from nemesis.target import DiskFault
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes mounts and network namespaces")
 MINE = f"tc{os.getpid()}"
@@ -198,6 +202,35 @@ def test_files_go_and_what_only_looks_like_ours_stays(state: str, temp: Path) ->
     assert len(report.left) == 4
     assert report.exit_status == 255
     assert runs_in(state) == [R1], "what is left stays on record"
+
+
+@pytest.mark.skipif(why_no_shim() is not None, reason=str(why_no_shim()))
+def test_a_process_that_hides_its_mark_is_let_go(state: str, temp: Path, children: ExitStack) -> None:
+    """It waits for a disk by the preloaded library, and shows nobody that it is the run's."""
+    run = RunState.create(R1, state_root=state)
+    directory = Path(run.make_temp_dir("agents")) / "n1"
+    directory.mkdir()
+    control, data = directory / CONTROL_FILE, temp / "data"
+    data.mkdir()
+    faults = HostFaults()
+    faults.add_disk_fault("f1", DiskFault(kind="stall"))
+    control.write_bytes(faults.pack().ljust(CONTROL_BYTES, b"\0"))
+    library = temp / "shim.so"
+    library.write_bytes(build_shim())
+    script = "import os, sys; os.fsync(os.open(sys.argv[1], os.O_RDONLY)); print('synced')"
+    environment = {**os.environ, **shim_environment(str(library), str(control), str(data), program=1)}
+    waiting = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", script, str(data)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    children.enter_context(waiting)
+    children.callback(waiting.kill)
+    deadline_s = time.monotonic() + 30
+    while not (counts := parse_programs(control.read_bytes())) or not counts[1].held:
+        assert time.monotonic() < deadline_s and waiting.poll() is None
+        time.sleep(0.01)
+    die(run)
+    assert cleaned(state).exit_status == 0 and not directory.exists()
+    assert waiting.communicate(timeout=30)[0] == "synced\n"
 
 
 def test_states_are_found_wherever_this_user_may_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

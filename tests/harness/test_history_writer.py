@@ -17,7 +17,7 @@ from harness.history_writer import HistoryError, HistoryWriteError, HistoryWrite
 from harness.live_stats import RATE_SECONDS, LiveStats, quantile
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
@@ -84,6 +84,7 @@ def test_append_leaves_the_given_event_alone_and_adds_index_and_time(tmp_path):
         ([invoke(-1)], "a process is a number"),
         ([invoke(True)], "a process is a number"),
         ([invoke(value={1, 2})], "holds what JSON cannot"),
+        ([invoke(value=[float("nan")])], "holds what JSON cannot"),
     ],
 )
 def test_misuse_is_the_harness_s_own_error_and_is_not_recorded(tmp_path, events, message):
@@ -252,6 +253,8 @@ def test_an_empty_history_has_no_events(tmp_path):
         (GOOD.replace("invoke", "begun"), "type is one of"),
         (GOOD.replace('"invoke"', "[]"), "type is one of"),
         (GOOD.replace('"write"', "7"), "f is a word"),
+        (GOOD.replace('"value":1', '"value":NaN'), "NaN is no number that JSON has"),
+        (GOOD[:-1] + "," + GOOD[1:], "an object has 'index' twice"),
         (GOOD.replace('"time":5', '"time":5.5'), "number of nanoseconds"),
         (GOOD.replace('"process":0', '"process":"p"'), "a process is a number"),
     ],

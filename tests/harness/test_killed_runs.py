@@ -32,7 +32,10 @@ WHY_NOT = (
     "needs root" if os.geteuid() != 0 else why_no_namespaces(in_user_namespace=False) or why_no_file_systems()
 ) or why_no_shim()
 
+KILLS = int(os.environ.get("SPLITBRAIN_KILLS", "2"))
+
 pytestmark = [
+    pytest.mark.timeout(90 * max(2, KILLS)),
     pytest.mark.root,
     pytest.mark.netns,
     pytest.mark.cluster,
@@ -41,7 +44,6 @@ pytestmark = [
     pytest.mark.skipif(WHY_NOT is not None, reason=f"not every fault can be had: {WHY_NOT}"),
 ]
 
-KILLS = int(os.environ.get("SPLITBRAIN_KILLS", "2"))
 SEED = int(os.environ.get("SPLITBRAIN_KILLS_SEED", "1"))
 STAGES = ("start", "run", "load", *(f"event {number}" for number in range(1, 25, 2)))
 """What a harness has come to when its last moments begin: nothing, a state, a history, or so many events of faults.

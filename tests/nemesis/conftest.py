@@ -107,7 +107,7 @@ class FakeTarget:
         self.hosts: Sequence[str] = [f"n{number}" for number in range(1, count + 1)]
         self.fake_network: FakeNetwork = CountingNetwork() if is_counting else FakeNetwork()
         self.network: Any = self.fake_network
-        self.moments: Any = None
+        self.triggers: Any = None
         self.leader = leader
         self.asked = 0
 

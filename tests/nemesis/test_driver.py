@@ -13,11 +13,11 @@ import pytest
 
 from checker.faults import faults_of
 from nemesis.driver import STEP_TIMEOUT_S, run_schedule
-from nemesis.moments import PATIENCE_S, Moment, MomentWord, moment_problem
 from nemesis.operator import insist
 from nemesis.partition import PARTITION, Partition
 from nemesis.protocol import Injection, Proof
 from nemesis.schedule import HEAL, INJECT, Schedule, ScheduleError, periodic
+from nemesis.triggers import TRIGGER_TIMEOUT_S, Occurrence, Trigger, trigger_problem
 
 Run = Callable[[Any], Any]
 Event = dict[str, Any]
@@ -440,62 +440,62 @@ def test_a_clock_of_the_test_sets_the_zero(make_target: Any, run_virtual: Run) -
     assert recorder[0][0] == pytest.approx(102)
 
 
-class Moments:
-    """Moments at given times of the loop."""
+class Triggers:
+    """Triggers at given times of the loop."""
 
-    def __init__(self, *moments: Moment) -> None:
-        self.moments = moments
+    def __init__(self, *occurrences: Occurrence) -> None:
+        self.occurrences = occurrences
 
-    async def wait(self, word: MomentWord, *, since_s: float, timeout_s: float) -> Moment | None:
+    async def wait(self, trigger: Trigger, *, since_s: float, timeout_s: float) -> Occurrence | None:
         now_s = asyncio.get_running_loop().time()
-        for moment in self.moments:
-            if word.matches(moment) and since_s <= moment.at_s <= now_s + timeout_s:
-                await asyncio.sleep(max(0.0, moment.at_s - now_s))
-                return moment
+        for occurrence in self.occurrences:
+            if trigger.matches(occurrence) and since_s <= occurrence.at_s <= now_s + timeout_s:
+                await asyncio.sleep(max(0.0, occurrence.at_s - now_s))
+                return occurrence
         await asyncio.sleep(timeout_s)
         return None
 
 
 @pytest.mark.parametrize(
-    ("when", "at_s", "moment"),
+    ("when", "at_s", "occurrence"),
     [
         ("elected", 6.0, "elected@n2"),
         ("elected+0.5", 6.5, "elected@n2"),
         ("elected@n3", 7.0, "elected@n3"),
-        ("voted", 5.0 + PATIENCE_S, None),
+        ("voted", 5.0 + TRIGGER_TIMEOUT_S, None),
     ],
 )
-def test_an_event_waits_for_its_moment(
-    when: str, at_s: float, moment: str | None, make_target: Any, run_virtual: Run
+def test_an_event_waits_for_its_trigger(
+    when: str, at_s: float, occurrence: str | None, make_target: Any, run_virtual: Run
 ) -> None:
     events = [{**event.to_json(), "when": when} if event.action == INJECT else event.to_json() for event in ONE_FAULT]
     schedule = Schedule.from_json(events)
     assert Schedule.from_json(schedule.to_json()) == schedule
     target, recorder = make_target(5), Recorder()
-    target.moments = Moments(
-        Moment(kind="elected", host="n2", at_s=6.0), Moment(kind="elected", host="n3", at_s=7.0)
+    target.triggers = Triggers(
+        Occurrence(kind="elected", host="n2", at_s=6.0), Occurrence(kind="elected", host="n3", at_s=7.0)
     )
     run_virtual(drive(schedule, target, recorder))
     assert recorder[0][0] == pytest.approx(at_s)
-    assert [event["value"].get("moment", "none") for _, event in recorder] == [moment, moment, "none", "none"]
+    assert [event["value"].get("trigger", "none") for _, event in recorder] == [occurrence, occurrence, "none", "none"]
 
 
-def test_where_no_moments_are_seen_the_time_alone_counts(make_target: Any, run_virtual: Run) -> None:
+def test_where_no_triggers_are_seen_the_time_alone_counts(make_target: Any, run_virtual: Run) -> None:
     events = [{**event.to_json(), "when": "elected"} for event in ONE_FAULT]
     recorder = Recorder()
     run_virtual(drive(Schedule.from_json(events), make_target(5), recorder))
-    assert recorder[0][0] == pytest.approx(5) and recorder[0][1]["value"]["moment"] is None
+    assert recorder[0][0] == pytest.approx(5) and recorder[0][1]["value"]["trigger"] is None
 
 
 @pytest.mark.parametrize(
     ("word", "problem"),
     [
-        ("elected@n1+0.1", None), ("storing", None), ("lunch", "there is no moment 'lunch'"),
+        ("elected@n1+0.1", None), ("storing", None), ("lunch", "there is no trigger 'lunch'"),
         ("elected@leader", "on a host such as n1"), ("elected+soon", "must be 0 to 60 seconds"), (7, "must be a word"),
     ],
 )  # fmt: skip
-def test_words_for_moments(word: object, problem: str | None) -> None:
-    found = moment_problem(word)
+def test_words_for_triggers(word: object, problem: str | None) -> None:
+    found = trigger_problem(word)
     assert found is None if problem is None else problem in (found or "")
     data = [{"at_s": 1, "action": "inject", "id": "f1", "nemesis": "partition", "variant": "one", "when": word}]
     if problem is None:

@@ -33,8 +33,8 @@ from harness.exploration.mutants import SCENARIOS
 from harness.exploration.rehearsal import parts_of, rehearse_test
 from harness.systems.broker import BrokerSystem
 from harness.test import Test
-from nemesis.moments import KINDS
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
+from nemesis.triggers import KINDS
 
 LOAD_S = 4.0
 
@@ -71,12 +71,12 @@ GOES_BY_WALL_CLOCK = ("delay",)
 
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
-    """Up to four faults, which may overlap and may wait for moments."""
+    """Up to four faults, which may overlap and may wait for triggers."""
     events = []
     for number, (fault, at_s, for_s, kind, delay) in enumerate(draw(st.lists(faults, min_size=1, max_size=4))):
         nemesis, _, variant = fault.partition("=")
         when = None if kind is None else kind + delay
-        for time_s, action, moment in ((at_s, INJECT, when), (min(at_s + for_s, LOAD_S - 0.5), HEAL, None)):
+        for time_s, action, trigger in ((at_s, INJECT, when), (min(at_s + for_s, LOAD_S - 0.5), HEAL, None)):
             events.append(
                 FaultEvent(
                     at_s=time_s,
@@ -84,7 +84,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
                     fault_id=f"f{number}",
                     nemesis=nemesis,
                     variant=variant,
-                    when=moment,
+                    when=trigger,
                 )
             )
     events.sort(key=lambda event: event.at_s)

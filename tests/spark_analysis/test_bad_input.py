@@ -64,7 +64,7 @@ def test_damaged_runs_are_left_out_and_named(spark: Any, synthetic: ModuleType, 
     assert "it has no column time_ns" in problem_of(analysis, runs[4].name)
     assert "schema version 2" in problem_of(analysis, runs[5].name)
     assert "has not invoked" in problem_of(analysis, runs[6].name)
-    assert "line 6 is not JSON" in problem_of(analysis, runs[7].name)
+    assert "line 6: not JSON" in problem_of(analysis, runs[7].name)
     assert "no history" in problem_of(analysis, runs[9].name)
     notes = {Path(r["run"]).name: r["problem"] for r in analysis.table("problems").rows if not r["left_out"]}
     assert "results.json is damaged" in notes[runs[8].name]

@@ -99,8 +99,8 @@ class MultiRegister(Object):
         if not isinstance(result, list | tuple) or len(result) != len(value):
             return False
         return all(
-            same(asked[:2], step[:2]) and (asked[0] in ("write", "w") or canonical(step[2]) == told)
-            for asked, step, told in zip(value, result, answer, strict=True)
+            same(asked[:2], step[:2]) and (asked[0] in ("write", "w") or canonical(step[2]) == answered)
+            for asked, step, answered in zip(value, result, answer, strict=True)
         )
 
 
@@ -283,16 +283,17 @@ class Log(Object):
 
 
 def _reads(asked: Any, messages: tuple[Any, ...], result: Any) -> bool:
-    """Whether a recorded read of a log is what the log holds from the offset told on, and its tail is right.
+    """Whether a recorded read of a log is what the log holds from the offset answered on, and its tail is right.
 
     What was asked for is not judged: a read may carry fewer messages, or more, or those of another offset.
     """
     if not isinstance(result, dict) or not isinstance(result.get("messages"), list | tuple):
         return False
     begin = result.get("offset", (asked or {}).get("offset")) or 0
-    told = tuple(map(canonical, result["messages"]))
+    answered = tuple(map(canonical, result["messages"]))
     place = int(begin)
-    return same(result.get("tail", len(messages)), len(messages)) and messages[place : place + len(told)] == told
+    is_tail_right = same(result.get("tail", len(messages)), len(messages))
+    return is_tail_right and messages[place : place + len(answered)] == answered
 
 
 class Topic(Object):
@@ -318,7 +319,7 @@ class Topic(Object):
             return result is None or (
                 isinstance(result, list | tuple)
                 and len(result) == 2
-                and all(told is None or same(told, true) for told, true in zip(result, answer, strict=True))
+                and all(answered is None or same(answered, true) for answered, true in zip(result, answer, strict=True))
             )
         if f == "tail":
             queue, tail = result

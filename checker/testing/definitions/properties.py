@@ -66,8 +66,8 @@ def _is_between(read: Call, calls: Sequence[Call], initial: int) -> bool:
         is_certain = call.status == "ok" and call.returned < read.invoked
         low += amount if is_certain else min(amount, 0)
         high += amount if is_certain else max(amount, 0)
-    told = read.result
-    return isinstance(told, int | float) and not isinstance(told, bool) and bool(low <= told <= high)
+    shown = read.result
+    return isinstance(shown, int | float) and not isinstance(shown, bool) and bool(low <= shown <= high)
 
 
 def exclusion(events: Sequence[Event]) -> Verdicts:
@@ -228,21 +228,21 @@ def consumer_progress(events: Sequence[Event]) -> Verdicts:
     if not calls:
         return VALID | UNKNOWN
     for call in calls:
-        told = call.result or call.value
+        shown = call.result or call.value
         same_place = [
             other
             for other in calls
-            if other.returned < call.invoked and all(_told(other)[part] == told[part] for part in ("group", "queue"))
+            if other.returned < call.invoked and all(_shown(other)[part] == shown[part] for part in ("group", "queue"))
         ]
-        if call.f == "fetch" and any(_told(other)["offset"] > told["offset"] for other in same_place):
+        if call.f == "fetch" and any(_shown(other)["offset"] > shown["offset"] for other in same_place):
             return INVALID
         own = [other for other in same_place if other.process == call.process and other.f == "commit"]
-        if call.f == "commit" and any(_told(other)["offset"] > told["offset"] for other in own):
+        if call.f == "commit" and any(_shown(other)["offset"] > shown["offset"] for other in own):
             return INVALID
     return VALID
 
 
-def _told(call: Call) -> dict[str, Any]:
+def _shown(call: Call) -> dict[str, Any]:
     return dict(call.result or call.value)
 
 
@@ -303,7 +303,7 @@ def _times(events: Sequence[Event]) -> dict[float, float]:
 
 
 def sessions(events: Sequence[Event]) -> Verdicts:
-    """No process reads or writes behind what it read or wrote before, by the versions that it was told."""
+    """No process reads or writes behind what it read or wrote before, by the versions in its answers."""
     calls = [call for call in pair(events) if call.status == "ok"]
     open_question = False
     for call in calls:

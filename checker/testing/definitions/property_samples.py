@@ -74,9 +74,9 @@ def _ask_id(place: _Place, process: Any) -> tuple[str, Any]:
 
 
 def _answer_id(place: _Place, f: str, value: Any, process: Any) -> Any:
-    told = place.rng.choice(place.memory) if place.lies() and place.memory else place.value()
-    place.memory.append(told)
-    return told
+    shown = place.rng.choice(place.memory) if place.lies() and place.memory else place.value()
+    place.memory.append(shown)
+    return shown
 
 
 def _ask_counter(place: _Place, process: Any) -> tuple[str, Any]:
@@ -88,8 +88,8 @@ def _answer_counter(place: _Place, f: str, value: Any, process: Any) -> Any:
     if f != "read":
         place.memory.append(-1 if f == "decrement" else 1 if value is None else value)
         return value
-    told = sum(place.memory) + place.values.get("initial", 0)
-    return told + place.rng.choice((-2, -1, 1, 3)) if place.lies() else told
+    shown = sum(place.memory) + place.values.get("initial", 0)
+    return shown + place.rng.choice((-2, -1, 1, 3)) if place.lies() else shown
 
 
 def _ask_lock(place: _Place, process: Any) -> tuple[str, Any]:
@@ -120,10 +120,10 @@ def _answer_bank(place: _Place, f: str, value: Any, process: Any) -> Any:
             return FAILED
         place.memory = [place.memory[0] - value["amount"], place.memory[1] + value["amount"]]
         return value
-    told = list(place.memory)
+    shown = list(place.memory)
     if place.lies():
-        told[place.rng.randrange(2)] += place.rng.choice((-20, -1, 1))
-    return dict(zip("ab", told, strict=True)) if place.rng.random() < 0.5 else [["a", told[0]], ["b", told[1]]]
+        shown[place.rng.randrange(2)] += place.rng.choice((-20, -1, 1))
+    return dict(zip("ab", shown, strict=True)) if place.rng.random() < 0.5 else [["a", shown[0]], ["b", shown[1]]]
 
 
 def _ask_fork(place: _Place, process: Any) -> tuple[str, Any]:
@@ -141,11 +141,11 @@ def _answer_fork(place: _Place, f: str, value: Any, process: Any) -> Any:
     if f == "write":
         place.values[value[0][1]] = 1
         return value
-    told = [["r", key, place.values.get(key)] for _, key, _ in value]
+    shown = [["r", key, place.values.get(key)] for _, key, _ in value]
     if place.lies():
-        step = place.rng.choice(told)
+        step = place.rng.choice(shown)
         step[2] = None if step[2] else 1
-    return told
+    return shown
 
 
 def _ask_set(place: _Place, process: Any) -> tuple[str, Any]:
@@ -157,11 +157,11 @@ def _answer_set(place: _Place, f: str, value: Any, process: Any) -> Any:
         if canonical(value) not in map(canonical, place.memory):
             place.memory.append(value)
         return value
-    told = list(place.memory)
-    if told and place.lies():
-        at = place.rng.randrange(len(told))
-        told[at : at + 1] = place.rng.choice(([], [told[at], told[at]], []))
-    return told
+    shown = list(place.memory)
+    if shown and place.lies():
+        at = place.rng.randrange(len(shown))
+        shown[at : at + 1] = place.rng.choice(([], [shown[at], shown[at]], []))
+    return shown
 
 
 def _ask_queue(place: _Place, process: Any) -> tuple[str, Any]:
@@ -176,8 +176,8 @@ def _answer_queue(place: _Place, f: str, value: Any, process: Any) -> Any:
             place.memory.append(value)
         return value
     if f == "drain":
-        told, place.memory = place.memory, []
-        return [*told, place.value()] if place.lies() else told
+        shown, place.memory = place.memory, []
+        return [*shown, place.value()] if place.lies() else shown
     if not place.memory:
         return place.value() if place.lies() else None
     return place.memory[0] if place.lies() else place.memory.pop(0)
@@ -234,9 +234,9 @@ def _answer_delay(place: _Place, f: str, value: Any, process: Any) -> Any:
         due_ms = place.time_ms + value["delay_ms"]
         place.memory.append((due_ms + place.rng.choice((-40, -3, 2000)) if place.lies() else due_ms, value["message"]))
         return value
-    told = [message for due_ms, message in place.memory if due_ms <= place.time_ms]
+    shown = [message for due_ms, message in place.memory if due_ms <= place.time_ms]
     place.memory = [(due_ms, message) for due_ms, message in place.memory if due_ms > place.time_ms]
-    return told if len(told) != 1 or place.rng.random() < 0.5 else told[0]
+    return shown if len(shown) != 1 or place.rng.random() < 0.5 else shown[0]
 
 
 def _ask_session(place: _Place, process: Any) -> tuple[str, Any]:
@@ -323,7 +323,7 @@ def draw_property(
                 continue
             add(process, "info", f, value, at)
         else:
-            told = FAILED if draw < crash_rate + fail_rate else answer(places[at], f, value, process)
-            add(process, "fail" if told is FAILED else "ok", f, value if told is FAILED else told, at)
+            shown = FAILED if draw < crash_rate + fail_rate else answer(places[at], f, value, process)
+            add(process, "fail" if shown is FAILED else "ok", f, value if shown is FAILED else shown, at)
         idle.append(process)
     return Sample(name, chosen, events)

@@ -233,7 +233,7 @@ def _recorded(name: str, f: str, value: Any, answer: Any, rng: random.Random) ->
     if name in ("register", "cas-register"):
         return _plain(answer) if f == "read" else answer if f == "cas" else value
     if name == "multi-register":
-        return [[step[0], step[1], _plain(told)] for step, told in zip(value, answer, strict=True)]
+        return [[step[0], step[1], _plain(recorded)] for step, recorded in zip(value, answer, strict=True)]
     if name == "versioned-register":
         if f == "read":
             return [answer[0], _plain(answer[1])]
@@ -267,14 +267,14 @@ def _recorded_read(log: tuple[Any, ...], f: str, asked: dict[str, Any] | None, r
     return {**queue, "offset": asked["offset"], "messages": messages, "tail": len(log)}
 
 
-def _as_told(value: Any, rng: random.Random) -> Any:
+def _as_answered(value: Any, rng: random.Random) -> Any:
     """The same JSON value, with whole numbers written as floats now and then."""
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int) and rng.random() < 0.1:
         return float(value)
     if isinstance(value, list):
-        return [_as_told(item, rng) for item in value]
+        return [_as_answered(item, rng) for item in value]
     return value
 
 
@@ -356,8 +356,8 @@ class _Simulation:
             if not call.has_happened:
                 self._complete(call, "fail", call.value)
         else:
-            told = _recorded(self.name, call.f, call.value, call.answer, self.rng)
-            self._complete(call, "ok", _as_told(told, self.rng))
+            recorded = _recorded(self.name, call.f, call.value, call.answer, self.rng)
+            self._complete(call, "ok", _as_answered(recorded, self.rng))
 
     def _crash(self, call: _Running) -> None:
         self.open.remove(call)
@@ -453,14 +453,14 @@ def _other_list(name: str, f: str, answer: list[Any], values: _Values, rng: rand
 def _lie(name: str, events: list[Event], values: _Values, rng: random.Random) -> None:
     """Make one or two completions say something else than what happened."""
     for _ in range(rng.randint(1, 2)):
-        told = [event for event in events if event["type"] == "ok"]
-        if not told:
+        recorded = [event for event in events if event["type"] == "ok"]
+        if not recorded:
             return
-        event = rng.choice(told)
+        event = rng.choice(recorded)
         draw = rng.random()
         failed = [event for event in events if event["type"] == "fail"]
         if name == "grow-only-set" and event["f"] == "add":
-            reads = [other for other in told if other["f"] == "read"]
+            reads = [other for other in recorded if other["f"] == "read"]
             event = rng.choice(reads) if reads else event
         if name == "mutex" and failed and draw < 0.6:
             event = rng.choice(failed)

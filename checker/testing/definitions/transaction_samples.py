@@ -23,12 +23,12 @@ TRICKY = (True, False, 0, 1, 1.5, "1", "", "true", "x")
 
 @dataclass
 class _Transaction:
-    """A transaction under way: ``plan`` as asked, ``told`` with what its reads found so far."""
+    """A transaction under way: ``plan`` as asked, ``done`` with what its reads found so far."""
 
     process: Any
     plan: list[list[Any]]
     snapshot: dict[Any, Any]
-    told: list[list[Any]] = field(default_factory=list)
+    done: list[list[Any]] = field(default_factory=list)
     is_committed: bool = False
 
 
@@ -112,11 +112,11 @@ class _Database:
             if self.mode == "committed" and key not in own and self.rng.random() < 0.5:
                 base = {**base, key: self._seen(self.committed, key)}
             if kind == "r":
-                running.told.append([kind, name, own.get(key, self._seen(base, key))])
+                running.done.append([kind, name, own.get(key, self._seen(base, key))])
                 continue
             before = own.get(key, self._seen(self.committed, key))
             own[key] = [*before, value] if self.lists else value
-            running.told.append([kind, name, value])
+            running.done.append([kind, name, value])
         self.committed.update(own)
         running.is_committed = True
 
@@ -130,7 +130,7 @@ class _Database:
             self._event(running.process, kind, running.plan if self.rng.random() < 0.5 else None)
             self.idle += [running.process] if self.rng.random() < 0.7 else []
             return
-        self._event(running.process, kind, running.told if kind == "ok" else running.plan)
+        self._event(running.process, kind, running.done if kind == "ok" else running.plan)
         self.idle.append(running.process)
 
 
@@ -181,20 +181,20 @@ def _other_read(database: _Database, step: list[Any], rng: random.Random) -> Any
     nobodys = 99 if rng.random() < 0.15 else None
     if not database.lists:
         return rng.choice([*asked, None]) if nobodys is None else nobodys
-    told = list(step[2] or [])
+    read = list(step[2] or [])
     kind = rng.randrange(4)
-    if kind == 0 and told:
-        return told[: rng.randrange(len(told))]
-    if kind == 1 and len(told) > 1:
-        rng.shuffle(told)
-        return told
-    if kind == 2 and told:
-        del told[rng.randrange(len(told))]
-        return told
-    fresh = [value for value in asked if canonical(value) not in map(canonical, told)]
+    if kind == 0 and read:
+        return read[: rng.randrange(len(read))]
+    if kind == 1 and len(read) > 1:
+        rng.shuffle(read)
+        return read
+    if kind == 2 and read:
+        del read[rng.randrange(len(read))]
+        return read
+    fresh = [value for value in asked if canonical(value) not in map(canonical, read)]
     if nobodys is not None:
-        return [*told, nobodys]
-    return [*told, rng.choice(fresh)] if fresh else told
+        return [*read, nobodys]
+    return [*read, rng.choice(fresh)] if fresh else read
 
 
 def draw_transactions(name: str, rng: random.Random, *, most_transactions: int = 5) -> Sample:

@@ -1,11 +1,11 @@
 """Isolation levels by trying every order of the transactions.
 
-A history holds transactions of ``["r", key, told]`` with ``["append", key, element]`` (lists) or ``["w", key, value]``
+A history holds transactions of ``["r", key, found]`` with ``["append", key, element]`` (lists) or ``["w", key, value]``
 (registers).  A failed transaction did not happen.  One without a known outcome is committed or not: both are tried;
-what it read is not known.  A register holds null at first, a list is empty, and a list told as null is empty.
+what it read is not known.  A register holds null at first, a list is empty, and a list read as null is empty.
 
 * strict-serializable, strong-session-serializable, serializable: an order of the committed transactions in which each,
-  executed at once, reads what it was told; it keeps real time, the order of each process, or nothing.
+  executed at once, reads what it had in answer; it keeps real time, the order of each process, or nothing.
 * snapshot-isolation (Berenson et al. 1995, Adya's PL-SI, without real time or sessions): an order of starts and
   commits.  A transaction reads what was committed at its start and its own writes, and commits only if nothing that it
   wrote was committed since.
@@ -69,10 +69,10 @@ class Database(Object):
                 yield contents.get(key, self.empty)
 
     def agrees(self, f: str, value: Any, answer: Any, result: Any) -> bool:
-        return bool(answer == self.told(result))
+        return bool(answer == self.answered(result))
 
-    def told(self, steps: Any) -> list[Any]:
-        """What the reads of a completed transaction were told."""
+    def answered(self, steps: Any) -> list[Any]:
+        """What the reads of a completed transaction returned."""
         return [
             self.empty if value is None else canonical(value) for kind, _, value in steps if kind not in ("append", "w")
         ]
@@ -90,14 +90,14 @@ def has_repeated_writes(calls: Sequence[Call]) -> bool:
 
 
 def reads_of_nobody(calls: Sequence[Call]) -> bool:
-    """Whether some read was told a value that no transaction of the history asked to write."""
+    """Whether some read returned a value that no transaction of the history asked to write."""
     written = {
         (canonical(name), canonical(value))
         for call in calls
         for kind, name, value in call.value
         if kind in ("append", "w")
     }
-    told = [
+    answered = [
         (canonical(name), canonical(value))
         for call in calls
         if call.status == "ok"
@@ -106,7 +106,7 @@ def reads_of_nobody(calls: Sequence[Call]) -> bool:
         for value in (read if isinstance(read, list | tuple) else [read])
         if value is not None
     ]
-    return not written.issuperset(told)
+    return not written.issuperset(answered)
 
 
 def is_possible(calls: Sequence[Call], level: str, *, lists: bool, strict: bool = True) -> bool:
@@ -155,7 +155,7 @@ def _has_snapshots(calls: Sequence[Call], database: Database, strict: bool) -> b
             if number not in done and number not in snapshots:
                 seen = {key: value for key, (value, _) in now.items()}
                 read = list(database.execute(seen, call.value))
-                if call.status == "info" or read == database.told(call.result):
+                if call.status == "info" or read == database.answered(call.result):
                     pending.append((done, active | {(number, committed)}, committed))
         for number, snapshot in active:
             seen_at_start = dict(snapshot)
@@ -194,17 +194,17 @@ def _has_versions(calls: Sequence[Call], database: Database, strict: bool) -> bo
 
 
 def _finds(call: Call, versions_of: dict[Any, Any], database: Database, strict: bool) -> bool:
-    """Whether each read was told a committed version or, after a write of its own, what that made of the latest."""
+    """Whether each read returned a committed version or, after a write of its own, what that made of the latest."""
     latest = {key: held[-1] for key, held in versions_of.items()}
     read = iter(list(database.execute(latest, call.value)))
-    told = iter(database.told(call.result))
+    answered = iter(database.answered(call.result))
     own: set[Any] = set()
     for kind, name, _ in call.value:
         key = canonical(name)
         if kind in ("append", "w"):
             own.add(key)
             continue
-        at_its_place, answer = next(read), next(told)
+        at_its_place, answer = next(read), next(answered)
         if key in own:
             if strict and answer != at_its_place:
                 return False

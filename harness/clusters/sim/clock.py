@@ -33,8 +33,16 @@ class SimClock:
         self._monotonic_ppm = 0.0
         self._monotonic_base_ns = 0.0
         self._monotonic_since_s = 0.0
+        self.skewed_reads = 0
+        """How often a process of the host has read its wall clock while a clock was skewed."""
 
     def wall_ms(self) -> int:
+        if self._skews:
+            self.skewed_reads += 1
+        return self.shown_ms()
+
+    def shown_ms(self) -> int:
+        """The wall clock, looked at by nobody of the host: for what the simulation writes down itself."""
         now_ms = EPOCH_MS + (self._loop.now - START_S) * 1000
         return int(now_ms + self.offset_ms) if self._skews else int(now_ms)
 
@@ -79,7 +87,7 @@ class SimClock:
 def _wall_offset_ms(skew: ClockSkew, elapsed_s: float) -> float:
     if skew.affects_monotonic:
         return 0.0
-    offset_ms = skew.offset_ms + skew.rate_ppm * elapsed_s / 1000
+    offset_ms = skew.offset_ms + skew.gained_ms(elapsed_s)
     if skew.strobe_period_ms > 0 and int(elapsed_s * 1000 // skew.strobe_period_ms) % 2 == 0:
         offset_ms += skew.strobe_ms
     return offset_ms

@@ -20,16 +20,16 @@ from harness.clusters.sim.faults import DISK_ABILITIES, SimClocks, SimDisks, Sim
 from harness.clusters.sim.host import Incarnation, SimHost
 from harness.clusters.sim.invariants import Invariants
 from harness.clusters.sim.loop import SimLoop
-from harness.clusters.sim.moments import SimMoments
 from harness.clusters.sim.network import SimNetwork
 from harness.clusters.sim.programs import program_of
 from harness.clusters.sim.simulation import run_simulated
 from harness.clusters.sim.trace import TraceWriter
+from harness.clusters.sim.triggers import SimTriggers
 from harness.clusters.sim.watch import ReplicaWatch
 from harness.run_state import RunState
 from harness.systems.base import CheckOutcome
-from nemesis.moments import KINDS
 from nemesis.target import ABILITIES, DOWN, PAUSED, RUNNING
+from nemesis.triggers import KINDS
 from node.runtime import Runtime
 
 __all__ = ["MAX_HOSTS", "SimCluster", "SimProcess"]
@@ -94,8 +94,8 @@ class SimCluster:
 
     name = "sim"
     description = "hosts, network, disks and clocks in one process on virtual time; repeats by seed"
-    moment_kinds = frozenset(KINDS)
-    """Every moment that a schedule can wait for is seen here."""
+    trigger_kinds = frozenset(KINDS)
+    """Every trigger that a schedule can wait for is seen here."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class SimCluster:
         watch = ReplicaWatch()
         for machine in replicas.values():
             machine.watch = watch
-        self.moments = SimMoments(watch, now_s=loop.time)
+        self.triggers = SimTriggers(watch, now_s=loop.time)
         self.invariants = Invariants(watch, now_s=loop.time, is_running=self._runs)
 
     @staticmethod
@@ -153,6 +153,10 @@ class SimCluster:
             raise KeyError(ability)
         if interface == "resources":
             return f"simulated hosts have no {ability} to run out of: use --cluster netns"
+        if interface == "clients":
+            return "simulated connections have no send queues of a kernel: use --cluster netns or local"
+        if (interface, ability) == ("links", "corrupt"):
+            return "the simulated network refuses what is damaged, so that it is lost: --nemesis link=loss is the same"
         if interface == "disks" and ability not in DISK_ABILITIES:
             return f"simulated hosts have disks but no file systems of their own: {ability} needs --cluster netns"
         return None

@@ -47,14 +47,21 @@ class SimClocks:
 
     def __init__(self, hosts: Mapping[str, SimHost]) -> None:
         self._hosts = hosts
+        self._begun: dict[str, dict[str, int | None]] = {}
+        """fault -> host -> readings of its skewed wall clock when the fault began; None for a monotonic one"""
 
     async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
         """Skew the clocks of hosts. Raises KeyError for an unknown host, ValueError for an impossible rate."""
         for host, skew in skews.items():
             self._hosts[host].clock.skew(fault_id, skew)
+        self._begun[fault_id] = {
+            host: None if skew.affects_monotonic else self._hosts[host].clock.skewed_reads
+            for host, skew in skews.items()
+        }
 
     async def release(self, fault_id: str) -> None:
         """Undo one fault. Idempotent."""
+        self._begun.pop(fault_id, None)
         for host in self._hosts.values():
             host.clock.release(fault_id)
 
@@ -91,8 +98,11 @@ class SimClocks:
         return ClockReading(clock.offset_ms, 0.0, clock.monotonic_ns() / 1e9, now_s)
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
-        """Nobody counts what a simulated process reads."""
-        return {}
+        """How often the processes of each host have read a skewed wall clock since a fault began."""
+        return {
+            host: FaultMet(None, None if count is None else self._hosts[host].clock.skewed_reads - count)
+            for host, count in self._begun.get(fault_id, {}).items()
+        }
 
 
 class _ProbeDisk(ProcessDisk):

@@ -62,7 +62,7 @@ _FORBIDDEN: tuple[tuple[Any, str, str], ...] = (
     )),
     *((os, name, "randomness comes from the runtime") for name in ("urandom", "getrandom")),
     (random, "_urandom", "randomness comes from the runtime"),  # SystemRandom and secrets
-    *((os, name, "a program is told what it needs to know") for name in ("getpid", "times", "getloadavg")),
+    *((os, name, "a program gets what it needs to know") for name in ("getpid", "times", "getloadavg")),
     *((uuid, name, "randomness comes from the runtime") for name in ("uuid1", "uuid4")),
     *((os, name, "files are behind the runtime's disk") for name in (
         "open", "mkdir", "makedirs", "listdir", "scandir", "remove", "unlink", "rename", "replace", "stat", "fsync",

@@ -75,7 +75,7 @@ class Incarnation(Lane):
     def log_record(self, record: logging.LogRecord) -> None:
         """Keep what this process logs."""
         if not self.is_dead and record.levelno >= self.log_level:
-            self.host.log.add(record, self.host.clock.wall_ms())
+            self.host.log.add(record, self.host.clock.shown_ms())
 
     def exit_status(self) -> int | None:
         """None while it lives; negative for a signal."""

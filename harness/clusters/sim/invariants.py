@@ -10,13 +10,13 @@ is made. They are Raft's (Ongaro and Ousterhout, figure 3 and section 5) and tho
     matching         entries of the same index and term are the same, and so is all before them
     commitment       what one member has committed at an index, no other member has otherwise
     durability       what a leader commits is on the disks of a majority (flush mode sync)
-    acknowledgement  whoever appends is told so once the entry is committed
+    acknowledgement  whoever appends hears so once the entry is committed
     end              nothing is committed beyond the end of a member's log, and nothing committed is removed from it
     recovery         a start brings back every durable entry, and none that had been removed
     quorum           a leader that no quorum answers gives up its lead
     membership       a leader that the group has removed gives up its lead
 
-Entries are told apart by their chain CRC, which covers everything before them, so one comparison at an index
+Entries are distinguished by their chain CRC, which covers everything before them, so one comparison at an index
 compares whole logs.
 """
 

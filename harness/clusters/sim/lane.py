@@ -53,7 +53,7 @@ class Lane:
         self.number = loop.next_lane_number()
         self.queue: deque[SimHandle] = deque()
         self.listed = False
-        """False when the loop must be told that the queue is no longer empty."""
+        """False when the loop must learn that the queue is no longer empty."""
         self.is_paused = False
         self.is_dead = False
 

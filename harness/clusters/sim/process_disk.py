@@ -72,7 +72,7 @@ class Operation:
 
 
 class ToldOperation:
-    """The same for somebody who is told by a call."""
+    """The same for somebody who hears it by a call."""
 
     __slots__ = ("_disk", "_then")
 

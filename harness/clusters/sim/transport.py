@@ -391,7 +391,7 @@ class SimTransport(asyncio.Transport):
         self._inbox.clear()
 
     def vanish(self) -> None:
-        """The host lost power: nobody is told."""
+        """The host lost power: nobody hears of it."""
         self.is_gone = self.has_vanished = self._lost = self._closing = True
         self.lane.__dict__["sockets"].pop(self, None)
         self._network.forget(self)

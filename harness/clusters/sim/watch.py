@@ -1,7 +1,7 @@
 """Seeing what simulated replicas do at the moment they do it, without a part in it.
 
 A `ReplicaWatch` puts itself around a few methods of a broker that is about to start and passes on what happens:
-to the invariants, which judge it, and to the moments, which a schedule of faults may wait for. Nothing here
+to the invariants, which judge it, and to the triggers, which a schedule of faults may wait for. Nothing here
 awaits, draws a random number or changes anything of the replica, so a run is the same with it.
 """
 
@@ -23,14 +23,14 @@ __all__ = ["ReplicaWatch"]
 
 ELECTED, MATCHED, PROMOTED, RECOVERED = "elected", "matched", "promoted", "recovered"
 STORING, TRUNCATING, VOTED, VOTING = "storing", "truncating", "voted", "voting"
-"""What a schedule can wait for: see nemesis.moments.KINDS."""
+"""What a schedule can wait for: see nemesis.triggers.KINDS."""
 
 
 @dataclass(slots=True)
 class Listeners:
     """Who hears of what. `host` is the replica's."""
 
-    moment: list[Callable[[str, str], None]]
+    occurrence: list[Callable[[str, str], None]]
     """(kind, host)"""
     recovered: list[Callable[[str, DLedgerServer], None]]
     role: list[Callable[[str, int, Role], None]]
@@ -38,7 +38,7 @@ class Listeners:
     """(host, term, candidate), once the vote counts"""
     committed: list[Callable[[str], None]]
     acknowledged: list[Callable[[str, int], None]]
-    """(host, the last index up to which whoever appended is told that it is committed)"""
+    """(host, the last index up to which whoever appended hears that it is committed)"""
     progressed: list[Callable[[str], None]]
     truncated: list[Callable[[str, int, int, asyncio.Future[None]], None]]
     """(host, last index that stays, last index before, done when that is on the disk)"""
@@ -55,85 +55,92 @@ class ReplicaWatch:
         ledger = broker.ledger
         if not isinstance(ledger, DLedgerServer):
             return
-        tell, state, store, checker = self.tell, ledger.member_state, ledger.store, ledger.pusher.checker
-
-        def moment(kind: str) -> None:
-            for listener in tell.moment:
-                listener(kind, host)
-
-        def role_changed(term: int, role: Role) -> None:
-            for listener in tell.role:
-                listener(host, term, role)
-            if role is Role.LEADER:
-                moment(ELECTED)
-
-        def committed() -> None:
-            for listener in tell.committed:
-                listener(host)
-
-        def progressed() -> None:
-            for listener in tell.progressed:
-                listener(host)
-
-        def recovered() -> None:
-            for listener in tell.recovered:
-                listener(host, ledger)
-            moment(RECOVERED)
-
-        def voted() -> None:
-            candidate = state.voted_for
-            if candidate is not None:
-                for listener in tell.vote:
-                    listener(host, state.term, candidate)
-                moment(VOTED)
-
-        def truncates(cut: Callable[[], asyncio.Future[None]]) -> asyncio.Future[None]:
-            before = store.ledger_end_index
-            moment(TRUNCATING)
-            done = cut()
-            for listener in tell.truncated:
-                listener(host, min(before, store.ledger_end_index), before, done)
-            return done
-
-        def acknowledges(index: int) -> None:
-            for listener in tell.acknowledged:
-                listener(host, index)
-
-        register, register_batch = checker.register, checker.register_batch
-
-        def registers(entry: Entry) -> asyncio.Future[AppendResult]:
-            future = register(entry)
-            if future.done() and not future.cancelled() and future.exception() is None:
-                acknowledges(future.result().index)
-            return future
-
-        def registers_row(last: AppendResult, entries: int, then: AppendCallback) -> None:
-            def heard(outcome: AppendResult | DLedgerError) -> None:
-                if isinstance(outcome, AppendResult):
-                    acknowledges(outcome.index)
-                then(outcome)
-
-            register_batch(last, entries, heard)
-
-        def compares(same: Callable[[], bool]) -> bool:
-            is_same = same()
-            if is_same:
-                moment(MATCHED)
-            return is_same
-
-        state.add_role_listener(role_changed)
-        store.add_commit_listener(committed)
-        store.add_progress_listener(progressed)
+        replica = _Replica(self.tell, host, ledger)
+        state, store, checker = ledger.member_state, ledger.store, ledger.pusher.checker
+        state.add_role_listener(replica.role_changed)
+        store.add_commit_listener(replica.committed)
+        store.add_progress_listener(replica.progressed)
         for name in ("record_vote", "change_term"):
-            _around(state, name, before=lambda: moment(VOTING), after=voted)
-        _around(store, "open", after=recovered)
-        _around(store._files, "begin_write", before=lambda: moment(STORING), after=None)
-        _around(broker.store, "promote", after=lambda: moment(PROMOTED))
-        _inside(ledger.pusher.handler, "is_same", compares)
-        setattr(checker, "register", registers)  # noqa: B010 - an attribute in the place of a method
-        setattr(checker, "register_batch", registers_row)  # noqa: B010
+            _around(state, name, before=lambda: replica.occurred(VOTING), after=replica.voted)
+        _around(store, "open", after=replica.recovered)
+        _around(store._files, "begin_write", before=lambda: replica.occurred(STORING), after=None)
+        _around(broker.store, "promote", after=lambda: replica.occurred(PROMOTED))
+        _inside(ledger.pusher.handler, "is_same", replica.compares)
+        setattr(checker, "register", replica.registers)  # noqa: B010 - an attribute in the place of a method
+        setattr(checker, "register_batch", replica.registers_batch)  # noqa: B010
         for name in ("truncate", "reset"):
-            _inside(store, name, truncates)
+            _inside(store, name, replica.truncates)
+
+
+class _Replica:
+    """What one replica does, passed on to those who listen."""
+
+    def __init__(self, tell: Listeners, host: str, ledger: DLedgerServer) -> None:
+        self._tell, self._host, self._ledger = tell, host, ledger
+        self._register, self._register_batch = ledger.pusher.checker.register, ledger.pusher.checker.register_batch
+
+    def occurred(self, kind: str) -> None:
+        for listener in self._tell.occurrence:
+            listener(kind, self._host)
+
+    def role_changed(self, term: int, role: Role) -> None:
+        for listener in self._tell.role:
+            listener(self._host, term, role)
+        if role is Role.LEADER:
+            self.occurred(ELECTED)
+
+    def committed(self) -> None:
+        for listener in self._tell.committed:
+            listener(self._host)
+
+    def progressed(self) -> None:
+        for listener in self._tell.progressed:
+            listener(self._host)
+
+    def recovered(self) -> None:
+        for listener in self._tell.recovered:
+            listener(self._host, self._ledger)
+        self.occurred(RECOVERED)
+
+    def voted(self) -> None:
+        state = self._ledger.member_state
+        if state.voted_for is not None:
+            for listener in self._tell.vote:
+                listener(self._host, state.term, state.voted_for)
+            self.occurred(VOTED)
+
+    def truncates(self, cut: Callable[[], asyncio.Future[None]]) -> asyncio.Future[None]:
+        store = self._ledger.store
+        before = store.ledger_end_index
+        self.occurred(TRUNCATING)
+        done = cut()
+        for listener in self._tell.truncated:
+            listener(self._host, min(before, store.ledger_end_index), before, done)
+        return done
+
+    def compares(self, same: Callable[[], bool]) -> bool:
+        is_same = same()
+        if is_same:
+            self.occurred(MATCHED)
+        return is_same
+
+    def registers(self, entry: Entry) -> asyncio.Future[AppendResult]:
+        future = self._register(entry)
+        if future.done() and not future.cancelled() and future.exception() is None:
+            self._acknowledges(future.result().index)
+        return future
+
+    def registers_batch(self, last: AppendResult, entries: int, on_done: AppendCallback) -> None:
+        def heard(outcome: AppendResult | DLedgerError) -> None:
+            if isinstance(outcome, AppendResult):
+                self._acknowledges(outcome.index)
+            on_done(outcome)
+
+        self._register_batch(last, entries, heard)
+
+    def _acknowledges(self, index: int) -> None:
+        for listener in self._tell.acknowledged:
+            listener(self._host, index)
 
 
 def _nothing() -> None:

@@ -25,7 +25,7 @@ _RECORD = struct.Struct("=2I8Q2I")
 _FIRST_LIMIT_BYTES = 16 << 20
 """The log is compacted when it is longer than this, or twice what must stay."""
 _MAX_LOG_BYTES = 1 << 30
-"""Beyond this nothing is kept track of, and the harness is told."""
+"""Beyond this nothing is kept track of, and the harness learns that."""
 _CHUNK_BYTES = 1 << 20
 _PREDECESSOR_S = 5.0
 """How long the log may still be locked for a program that was killed: its supervisor has some calls to finish."""
@@ -44,7 +44,7 @@ class Account:
         self._directory = directory
         self._path = os.path.join(directory, "log")
         self._log = open(self._path, "a+b", buffering=0)  # noqa: SIM115 (open for the program's life)
-        _lock(self._log.fileno(), patience_s=_PREDECESSOR_S)
+        _lock(self._log.fileno(), timeout_s=_PREDECESSOR_S)
         self._limit_bytes = _FIRST_LIMIT_BYTES
         records = self._records()
         self._next_seq = 1 + max((record[2] for record, _, _ in records), default=0)
@@ -182,7 +182,7 @@ class Account:
                 for at in range(begin, end, _CHUNK_BYTES):
                     fresh.write(os.pread(self._log.fileno(), min(_CHUNK_BYTES, end - at), at))
         fresh_log = open(fresh_path, "a+b", buffering=0)  # noqa: SIM115
-        _lock(fresh_log.fileno(), patience_s=0)
+        _lock(fresh_log.fileno(), timeout_s=0)
         os.replace(fresh_path, self._path)
         self._log.close()
         self._log = fresh_log
@@ -196,9 +196,9 @@ class Account:
             pass
 
 
-def _lock(descriptor: int, *, patience_s: float) -> None:
+def _lock(descriptor: int, *, timeout_s: float) -> None:
     """Say that the log is kept by this program; a power cut waits for the lock. Raises BlockingIOError."""
-    deadline_s = time.monotonic() + patience_s
+    deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

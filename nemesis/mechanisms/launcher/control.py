@@ -15,6 +15,7 @@ __all__ = [
     "HELD",
     "PROGRAM_SLOTS",
     "REFUSED",
+    "UNCOUNTED",
     "UNDO_OVERFLOW",
     "Control",
     "ProgramCounts",
@@ -23,22 +24,25 @@ __all__ = [
 ]
 
 MAGIC = 0x3154554146425053
-CONTROL_BYTES = 12288
+CONTROL_BYTES = 16384
 COUNTERS_OFFSET = 2048
-HEAD = struct.Struct("=10Qq")
+HEAD = struct.Struct("=10QqQq")
 PROGRAMS_OFFSET = 4096
-PROGRAM_BYTES = 128
+PROGRAM_BYTES = 192
 PROGRAM_SLOTS = 64
 """Programs of one host that are counted at a time."""
 CLOCK_SLOTS = 16
-CLOCK_SLOT = struct.Struct("=6q")
+CLOCK_SLOT = struct.Struct("=7q")
+
+UNCOUNTED = 2**64 - 1
+"""For `clock_reads`, where some process of the program cannot count them."""
 
 HELD, DELAYED, REFUSED, FAILED, UNDO_OVERFLOW = range(5)
 """Columns of `COUNTERS`."""
 
 _COLUMNS = (
     *("id", "syncs", "writes", "grows", "reads", "held", "delayed", "refused", "failed", "recorded", "clock_reads"),
-    *("unseen", "clock_generation", "clock_reached", "clock_failed", "lost"),
+    *("unseen", "clock_generation", "clock_reached", "clock_failed", "lost", "flipped_reads"),
 )
 _PROGRAM = struct.Struct(f"={len(_COLUMNS)}Q")
 _COLUMN_OFFSETS = {column: 8 * position for position, column in enumerate(_COLUMNS)}
@@ -52,9 +56,10 @@ class ProgramCounts:
     `syncs`, `writes`, `grows` (writes that need more space) and `reads` are calls on files under the root; so many of
     them were `held`, `delayed`, `refused` (no space) and `failed` (EIO). The preloaded shim counts them while a disk
     fault is in force or what is written is recorded, the launcher always. `recorded` changes are in the account of
-    unsynced data; `clock_reads` are of a clock that is skewed (shim only). `unseen` calls are about files that the
+    unsynced data; `clock_reads` are of a clock that is skewed, or UNCOUNTED. `unseen` calls are about files that the
     launcher may not look at. Its clock driver has brought the settings of `clock_generation` into force in
     `clock_reached` processes and could not in `clock_failed`. `lost`: the supervisor has ended before the program.
+    `flipped_reads` are reads, by a call, of a byte of which a bit was flipped (shim only).
     """
 
     id: int
@@ -73,6 +78,7 @@ class ProgramCounts:
     clock_reached: int = 0
     clock_failed: int = 0
     lost: int = 0
+    flipped_reads: int = 0
 
     @property
     def calls(self) -> int:
@@ -123,7 +129,7 @@ class Control:
         """What is in force now."""
         if self._map[8:16] != self._generation:
             raw = self._consistent()
-            disk, stall_sync, stall, full, error_write, error_sync, error_read, delay_ns = HEAD.unpack_from(raw)[3:]
+            disk, stall_sync, stall, full, error_write, error_sync, error_read, delay_ns = HEAD.unpack_from(raw)[3:11]
             self._generation = raw[8:16]
             self._settings = Settings(
                 has_disk=bool(disk),
@@ -183,6 +189,20 @@ class Control:
     def count_recorded(self) -> None:
         """Count a change that the account of unsynced data has seen."""
         self._add_one("recorded")
+
+    def count_clock_reads(self, count: int) -> None:
+        """Count so many readings of a skewed clock; nothing once they cannot all be counted."""
+        offset = self._offset("clock_reads")
+        if offset is not None and count:
+            before = struct.unpack_from("=Q", self._map, offset)[0]
+            if before != UNCOUNTED:
+                struct.pack_into("=Q", self._map, offset, before + count)
+
+    def cannot_count_clock(self) -> None:
+        """Say that readings of the program's clock are not counted."""
+        offset = self._offset("clock_reads")
+        if offset is not None:
+            struct.pack_into("=Q", self._map, offset, UNCOUNTED)
 
     def count_met(self, column: int) -> None:
         """Count that a call, which is counted already, met a fault: a column of `COUNTERS`."""

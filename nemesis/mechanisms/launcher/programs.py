@@ -2,7 +2,7 @@
 
 A library that is preloaded is met by programs that are linked dynamically and call the C library. Those that are linked
 statically never load it, and those that the Go compiler has made load it and make their system calls by themselves.
-What a script or a shell will execute cannot be told beforehand.
+What a script or a shell will execute cannot be known beforehand.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _section_names(file: Any, at: int, each_bytes: int, count: int, names_index:
 
 def judge(argv: Sequence[str]) -> dict[str, str]:
     """The file that a command would execute, as `path`, and its `kind`; that of the program behind a wrapper where that
-    can be told, else SCRIPT. Neither is there where the file cannot be read: `error` says why."""
+    can be known, else SCRIPT. Neither is there where the file cannot be read: `error` says why."""
     words = list(argv)
     path = shutil.which(words[0]) or words[0]
     name = os.path.basename(path)

@@ -5,6 +5,9 @@ But that code is the program's own copy: written to through /proc/PID/mem, it di
 `clock_gettime`, `gettimeofday` and `time` are given a jump to a few instructions behind the image's end, in the rest
 of its last page. Those make the real system call and add a number of nanoseconds that lies beside them, to
 the wall clocks only (CLOCK_REALTIME, its coarse twin, CLOCK_TAI). So a jump of the clock is one write of eight bytes.
+Beside that number the readings of wall clocks are counted. For this the program itself must be able to write there: it
+is made to ask the kernel for that (mprotect) while it stands still. Where that is refused nothing is counted.
+
 This reaches static programs and Go as well as those with a C library; not programs that make the raw system call.
 
 Nothing is patched before a fault asks for it, and what was there comes back when none does: the real system call costs
@@ -20,27 +23,29 @@ import ctypes
 import errno
 import os
 import platform
+import signal
 import struct
 import time
 from dataclasses import dataclass
 
 from .control import Control
 
-__all__ = ["ClockDriver", "ClockError", "read_offset_ns"]
+__all__ = ["ClockDriver", "ClockError", "Image", "locate", "read_offset_ns"]
 
 _STUB = bytes.fromhex(
-    "0000000000000000b8e40000000f0585c0753483ff00740a83ff05740583ff0b"
-    "752548690600ca9a3b48034608480305ccffffffb900ca9a3b489948f7f94889"
-    "064889560831c0c3b8600000000f054885ff742e574883ec1031ff4889e6e8a5"
-    "ffffff488b44240831d2b9e803000048f7f1488b0c244883c4105f48890f4889"
-    "470831c0c3574883ec1031ff4889e6e874ffffff488b04244883c4105f4885ff"
-    "7403488907c3"
+    "00000000000000000000000000000000b8e40000000f0585c0753c83ff00740a"
+    "83ff05740583ff0b752df048ff05d6ffffff48690600ca9a3b48034608480305"
+    "bcffffffb900ca9a3b489948f7f94889064889560831c0c3b8600000000f0548"
+    "85ff742e574883ec1031ff4889e6e89dffffff488b44240831d2b9e803000048"
+    "f7f1488b0c244883c4105f48890f4889470831c0c3574883ec1031ff4889e6e8"
+    "6cffffff488b04244883c4105f4885ff7403488907c3"
 )
-"""x86-64, at any address: the offset in nanoseconds, then
+"""x86-64, at any address: the offset in nanoseconds, how often a wall clock was read, then
 
     clock_gettime:  mov eax,228; syscall; test eax,eax; jnz out; cmp edi,0; je wall; cmp edi,5; je wall
                     cmp edi,11; jne out
-            wall:   imul rax,[rsi],1000000000; add rax,[rsi+8]; add rax,[rip+offset]
+            wall:   lock inc qword [rip+count]
+                    imul rax,[rsi],1000000000; add rax,[rsi+8]; add rax,[rip+offset]
                     mov ecx,1000000000; cqo; idiv rcx; mov [rsi],rax; mov [rsi+8],rdx; xor eax,eax
             out:    ret
     gettimeofday:   mov eax,96; syscall; test rdi,rdi; jz none; push rdi; sub rsp,16; xor edi,edi; mov rsi,rsp
@@ -52,8 +57,18 @@ _STUB = bytes.fromhex(
             end:    ret
 """
 
-_ENTRIES = {"__vdso_clock_gettime": 0x08, "__vdso_gettimeofday": 0x48, "__vdso_time": 0x85}
+_ENTRIES = {"__vdso_clock_gettime": 0x10, "__vdso_gettimeofday": 0x58, "__vdso_time": 0x95}
 """Function of the image -> where its replacement begins in the stub."""
+
+_COUNT, _CODE, _SYSCALL, _COUNTING = 0x08, 0x10, 0x15, 0x2A
+"""Where the stub has its count, where its code begins, makes a system call, and counts."""
+_NO_COUNTING = bytes.fromhex("0f1f840000000000")
+"""An instruction as long as the one that counts, which does nothing: where the program may not write to the page."""
+
+_MPROTECT = 10
+_PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4
+_MAX_STOPS = 100
+"""Signals that may come to a thread before one system call of ours is done in it."""
 
 _JUMP_BYTES = 5
 _HELPERS = b"fault-"
@@ -68,10 +83,12 @@ _SETTLE_ATTEMPTS = 50
 """How often a process is let go on because one of its threads stands in the bytes that are to change."""
 
 _AT_SYSINFO_EHDR = 33
-_PTRACE_GETREGS, _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 12, 17, 0x4206, 0x4207
+_PTRACE_SINGLESTEP, _PTRACE_GETREGS, _PTRACE_SETREGS, _PTRACE_DETACH = 9, 12, 13, 17
+_PTRACE_SEIZE, _PTRACE_INTERRUPT = 0x4206, 0x4207
 _WALL = 0x40000000
-_RIP = 16
+_RAX, _RDX, _RSI, _RDI, _ORIG_RAX, _RIP = 10, 12, 13, 14, 15, 16
 _REGISTERS = 27
+_TGKILL = 234
 
 
 class ClockError(RuntimeError):
@@ -80,9 +97,10 @@ class ClockError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Where a process has its vDSO: its first byte, the functions' entries, and room for the stub."""
+    """Where a process has its vDSO: its first byte and length, the functions' entries, and room for the stub."""
 
     base: int
+    length: int
     entries: dict[int, int]
     """address of a function's entry -> address of its replacement"""
     stub: int
@@ -138,7 +156,7 @@ def locate(pid: int) -> Image:
             entries[base + address] = base + stub + _ENTRIES[name]
     if len(set(entries.values())) < len(_ENTRIES):
         raise ClockError("the vDSO lacks a clock function")
-    return Image(base, entries, base + stub)
+    return Image(base, len(image), entries, base + stub)
 
 
 def _symbols(image: bytes, sections_at: int, section_bytes: int, count: int) -> list[tuple[str, int]]:
@@ -157,19 +175,32 @@ def _symbols(image: bytes, sections_at: int, section_bytes: int, count: int) -> 
 
 
 def _is_patched(pid: int, image: Image) -> bool:
-    return _read(pid, image.stub + 8, len(_STUB) - 8) == _STUB[8:] and all(
+    code = _read(pid, image.stub + _CODE, len(_STUB) - _CODE)
+    return code in (_code(is_counted=True), _code(is_counted=False)) and all(
         _read(pid, entry, _JUMP_BYTES) == _jump(entry, to) for entry, to in image.entries.items()
     )
+
+
+def _code(*, is_counted: bool) -> bytes:
+    end = _COUNTING + len(_NO_COUNTING)
+    return _STUB[_CODE:_COUNTING] + (_STUB[_COUNTING:end] if is_counted else _NO_COUNTING) + _STUB[end:]
+
+
+def _count_of(pid: int, image: Image) -> int | None:
+    """How often a patched process has read a wall clock since; None where it does not count. Raises OSError."""
+    if _read(pid, image.stub + _COUNTING, len(_NO_COUNTING)) == _NO_COUNTING:
+        return None
+    return int(struct.unpack("=Q", _read(pid, image.stub + _COUNT, 8))[0])
 
 
 def _jump(entry: int, to: int) -> bytes:
     return b"\xe9" + struct.pack("=i", to - entry - _JUMP_BYTES)
 
 
-def read_offset_ns(pid: int) -> int | None:
+def read_offset_ns(pid: int, image: Image | None = None) -> int | None:
     """By how much the process's clock functions are moved, from its own memory; None where they are the kernel's own.
-    Raises ClockError, OSError."""
-    image = locate(pid)
+    `image` is its vDSO, where that was located. Raises ClockError, OSError."""
+    image = image or locate(pid)
     return struct.unpack("=q", _read(pid, image.stub, 8))[0] if _is_patched(pid, image) else None
 
 
@@ -223,6 +254,42 @@ class _Stopped:
                 found.append(registers[_RIP])
         return found
 
+    def call(self, instruction: int, number: int, *arguments: int) -> int:
+        """Have the program's first thread make a system call by the instruction at an address, and go on as if it had
+        not. Returns the call's result. Raises OSError, ClockError."""
+        thread = self._threads[0]
+        saved, changed = (ctypes.c_uint64 * _REGISTERS)(), (ctypes.c_uint64 * _REGISTERS)()
+        self._trace(_PTRACE_GETREGS, thread, ctypes.addressof(saved))
+        ctypes.memmove(changed, saved, ctypes.sizeof(saved))
+        changed[_RAX], changed[_RIP] = number, instruction
+        changed[_ORIG_RAX] = 2**64 - 1  # else the kernel would begin the call anew from which the thread was taken
+        for register, value in zip((_RDI, _RSI, _RDX), arguments, strict=True):
+            changed[register] = value
+        self._trace(_PTRACE_SETREGS, thread, ctypes.addressof(changed))
+        signals: list[int] = []
+        try:
+            self._step(thread, signals)
+            self._trace(_PTRACE_GETREGS, thread, ctypes.addressof(changed))
+        finally:
+            self._trace(_PTRACE_SETREGS, thread, ctypes.addressof(saved))
+            for number_of_signal in signals:
+                self._libc.syscall(_TGKILL, self._pid, thread, number_of_signal)
+        return ctypes.c_int64(changed[_RAX]).value
+
+    def _step(self, thread: int, signals: list[int]) -> None:
+        """One instruction of a thread; notes the signals that came in its place."""
+        for _ in range(_MAX_STOPS):
+            self._trace(_PTRACE_SINGLESTEP, thread)
+            _, status = os.waitpid(thread, _WALL)
+            if not os.WIFSTOPPED(status):
+                raise ProcessLookupError(errno.ESRCH, "the program has ended")
+            if status >> 16:
+                continue  # stopped anew, for a reason of ptrace's own
+            if os.WSTOPSIG(status) == signal.SIGTRAP:
+                return
+            signals.append(os.WSTOPSIG(status))
+        raise ClockError("a thread of the program is sent one signal after the other")
+
     def __exit__(self, *_: object) -> None:
         for thread in self._threads:
             with contextlib.suppress(OSError):
@@ -236,6 +303,8 @@ def patch(pid: int, image: Image) -> None:
             if any(entry < at < entry + _JUMP_BYTES for at in stopped.positions() for entry in image.entries):
                 continue
             _write(pid, image.stub, _STUB)
+            if not _make_writable(stopped, image, is_writable=True):
+                _write(pid, image.stub + _CODE, _code(is_counted=False))
             for entry, to in image.entries.items():
                 _write(pid, entry, _jump(entry, to))
             return
@@ -248,9 +317,19 @@ def restore(pid: int, image: Image) -> None:
     OSError."""
     own_base = _base_of(os.getpid())
     _write(pid, image.stub, struct.pack("=q", 0))
-    with _Stopped(pid):
+    with _Stopped(pid) as stopped:
         for entry in image.entries:
             _write(pid, entry, _read(os.getpid(), own_base + entry - image.base, _JUMP_BYTES))
+        # A thread may still be in the replacement, and count.
+        _write(pid, image.stub + _COUNTING, _NO_COUNTING)
+        _make_writable(stopped, image, is_writable=False)
+
+
+def _make_writable(stopped: _Stopped, image: Image, *, is_writable: bool) -> bool:
+    """Let the program write to its vDSO, or not; the kernel suffers no other rights for a part of it. False where it
+    refuses. Raises OSError, ClockError."""
+    rights = _PROT_READ | _PROT_EXEC | (_PROT_WRITE if is_writable else 0)
+    return stopped.call(image.stub + _SYSCALL, _MPROTECT, image.base, image.length, rights) == 0
 
 
 class ClockDriver:
@@ -264,6 +343,8 @@ class ClockDriver:
         self._processes = {program: _start_of(program)}
         self._program = program
         self._images: dict[int, Image] = {}
+        self._counted: dict[int, int] = {}
+        """process -> readings of its clock that the control file has"""
         self._is_used = False
 
     def serve(self) -> None:
@@ -289,6 +370,7 @@ class ClockDriver:
             except OSError:
                 self._processes.pop(pid)
                 self._images.pop(pid, None)
+                self._counted.pop(pid, None)
                 continue
             for thread in threads:
                 with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
@@ -312,21 +394,39 @@ class ClockDriver:
         image = self._images.get(pid)
         if image is None or _base_of(pid) != image.base:
             image = self._images[pid] = locate(pid)
+            self._counted.pop(pid, None)
         is_patched = _is_patched(pid, image)
+        if is_patched:
+            self._count(pid, image)
         if not slots:
             if is_patched:
                 restore(pid, image)
+                self._counted.pop(pid, None)
             return
         if not is_patched:
             patch(pid, image)
+            self._counted[pid] = 0
         offset_ns = sum(_slot_offset_ns(slot, time.time_ns()) for slot in slots)
         _write(pid, image.stub, struct.pack("=q", offset_ns))
 
 
+    def _count(self, pid: int, image: Image) -> None:
+        """Bring the readings of a process to the control file. A child begins with its parent's count."""
+        count = _count_of(pid, image)
+        if count is None:
+            self._control.cannot_count_clock()
+            return
+        self._control.count_clock_reads(count - self._counted.get(pid, count))
+        self._counted[pid] = count
+
+
 def _slot_offset_ns(slot: tuple[int, ...], now_ns: int) -> int:
     """What a skew adds to the wall clock at a true time, as shim/clock.c has it."""
-    offset_ns, rate_ppb, since_ns, strobe_ns, period_ns, _ = slot
-    total_ns = offset_ns + (now_ns - since_ns) * rate_ppb // 1_000_000_000
+    offset_ns, rate_ppb, since_ns, strobe_ns, period_ns, _, step_ns = slot
+    gained_ns = (now_ns - since_ns) * abs(rate_ppb) // 1_000_000_000
+    if step_ns > 0:
+        gained_ns %= step_ns
+    total_ns = offset_ns + (gained_ns if rate_ppb > 0 else -gained_ns)
     if period_ns > 0 and (now_ns - since_ns) // (period_ns // 2 + 1) % 2:
         total_ns += strobe_ns
     return total_ns

@@ -45,8 +45,10 @@ static int64_t skew_ns(int64_t now_ns, int want_monotonic)
         if (!!slot->is_monotonic != want_monotonic)
             continue;
         sum += slot->offset_ns;
-        if (slot->rate_ppb && now_ns > slot->since_ns)
-            sum += (int64_t)((__int128)(now_ns - slot->since_ns) * slot->rate_ppb / SECOND_NS);
+        if (slot->rate_ppb && now_ns > slot->since_ns) {
+            int64_t gained_ns = (int64_t)((__int128)(now_ns - slot->since_ns) * slot->rate_ppb / SECOND_NS);
+            sum += slot->step_ns > 0 ? gained_ns % slot->step_ns : gained_ns;
+        }
         if (slot->period_ns > 0 && ((now_ns - slot->since_ns) / (slot->period_ns / 2 + 1)) % 2)
             sum += slot->strobe_ns;
     }

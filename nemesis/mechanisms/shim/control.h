@@ -15,11 +15,11 @@
 #include <stdint.h>
 
 #define CONTROL_MAGIC 0x3154554146425053ull
-#define CONTROL_BYTES 12288
+#define CONTROL_BYTES 16384
 #define COUNTERS_OFFSET 2048
 #define PROGRAMS_OFFSET 4096
 #define PROGRAM_SLOTS 64
-#define PROGRAM_BYTES 128
+#define PROGRAM_BYTES 192
 #define CLOCK_SLOTS 16
 
 struct clock_slot {
@@ -29,6 +29,7 @@ struct clock_slot {
     int64_t strobe_ns;        /* added in every second half of a period */
     int64_t period_ns;
     int64_t is_monotonic;     /* moves the monotonic clock instead of the wall clock */
+    int64_t step_ns;          /* above 0: what the rate has added up to is gone whenever it has come to this */
 };
 
 struct settings {
@@ -43,6 +44,8 @@ struct settings {
     uint64_t error_sync;
     uint64_t error_read;
     int64_t delay_ns;
+    uint64_t flipped_inode;   /* of the file of which a bit was flipped at rest; 0: of none */
+    int64_t flipped_offset;
     struct clock_slot clocks[CLOCK_SLOTS];
     uint64_t end;
 };
@@ -67,6 +70,8 @@ struct program {
     /* launcher only: calls about files that it may not look at, and how far its clock driver is,
      * and whether its supervisor was lost */
     uint64_t unseen, clock_generation, clock_reached, clock_failed, lost;
+    uint64_t flipped_reads;   /* of a byte of which a bit was flipped; shim only */
+    uint64_t unused[7];
 };
 
 /* The settings as they are now; returns 0 and leaves `out` alone when this program is not under control. */

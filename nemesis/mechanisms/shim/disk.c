@@ -146,6 +146,18 @@ static int is_watched(void)
     return control_has_disk() || undo_is_on();
 }
 
+/* What a disk itself has answered: an error of its own counts as one that it was made to give. */
+static ssize_t answered(int fd, ssize_t result)
+{
+    if (result < 0 && (errno == ENOSPC || errno == EIO || errno == EROFS) && control_has_disk() && concerns_fd(fd)) {
+        if (errno == ENOSPC)
+            COUNT_MET(refused);
+        else
+            COUNT_MET(failed);
+    }
+    return result;
+}
+
 /* Everything that precedes a write of `length` bytes; offset -1 is where the descriptor stands. */
 static int before_write(int fd, off_t offset, uint64_t length)
 {
@@ -173,37 +185,37 @@ static uint64_t total(const struct iovec *pieces, int count)
 ssize_t write(int fd, const void *data, size_t length)
 {
     REAL(write);
-    return before_write(fd, -1, length) ? -1 : real(fd, data, length);
+    return before_write(fd, -1, length) ? -1 : answered(fd, real(fd, data, length));
 }
 
 ssize_t pwrite(int fd, const void *data, size_t length, off_t offset)
 {
     REAL(pwrite);
-    return before_write(fd, offset, length) ? -1 : real(fd, data, length, offset);
+    return before_write(fd, offset, length) ? -1 : answered(fd, real(fd, data, length, offset));
 }
 
 ssize_t pwrite64(int fd, const void *data, size_t length, off64_t offset)
 {
     REAL(pwrite64);
-    return before_write(fd, offset, length) ? -1 : real(fd, data, length, offset);
+    return before_write(fd, offset, length) ? -1 : answered(fd, real(fd, data, length, offset));
 }
 
 ssize_t writev(int fd, const struct iovec *pieces, int count)
 {
     REAL(writev);
-    return before_write(fd, -1, total(pieces, count)) ? -1 : real(fd, pieces, count);
+    return before_write(fd, -1, total(pieces, count)) ? -1 : answered(fd, real(fd, pieces, count));
 }
 
 ssize_t pwritev(int fd, const struct iovec *pieces, int count, off_t offset)
 {
     REAL(pwritev);
-    return before_write(fd, offset, total(pieces, count)) ? -1 : real(fd, pieces, count, offset);
+    return before_write(fd, offset, total(pieces, count)) ? -1 : answered(fd, real(fd, pieces, count, offset));
 }
 
 ssize_t pwritev64(int fd, const struct iovec *pieces, int count, off64_t offset)
 {
     REAL(pwritev64);
-    return before_write(fd, offset, total(pieces, count)) ? -1 : real(fd, pieces, count, offset);
+    return before_write(fd, offset, total(pieces, count)) ? -1 : answered(fd, real(fd, pieces, count, offset));
 }
 
 static int before_read(int fd)
@@ -211,22 +223,39 @@ static int before_read(int fd)
     return control_has_disk() && concerns_fd(fd) ? gate(READ) : 0;
 }
 
+/* What was read from `offset` on; -1 is where the descriptor stood before. Counts it when a flipped byte is in it. */
+static ssize_t has_read(int fd, off_t offset, ssize_t result)
+{
+    struct settings settings;
+    struct stat status;
+    int saved = errno;
+    if (result > 0 && control_has_disk() && control_read(&settings) && settings.flipped_inode &&
+        fstat(fd, &status) == 0 && (uint64_t)status.st_ino == settings.flipped_inode && concerns_fd(fd)) {
+        if (offset < 0)
+            offset = (off_t)syscall(SYS_lseek, fd, 0, SEEK_CUR) - result;
+        if (settings.flipped_offset >= offset && settings.flipped_offset < offset + result)
+            COUNT_PROGRAM(flipped_reads);
+    }
+    errno = saved;
+    return answered(fd, result);
+}
+
 ssize_t read(int fd, void *data, size_t length)
 {
     REAL(read);
-    return before_read(fd) ? -1 : real(fd, data, length);
+    return before_read(fd) ? -1 : has_read(fd, -1, real(fd, data, length));
 }
 
 ssize_t pread(int fd, void *data, size_t length, off_t offset)
 {
     REAL(pread);
-    return before_read(fd) ? -1 : real(fd, data, length, offset);
+    return before_read(fd) ? -1 : has_read(fd, offset, real(fd, data, length, offset));
 }
 
 ssize_t pread64(int fd, void *data, size_t length, off64_t offset)
 {
     REAL(pread64);
-    return before_read(fd) ? -1 : real(fd, data, length, offset);
+    return before_read(fd) ? -1 : has_read(fd, offset, real(fd, data, length, offset));
 }
 
 static int synced(int fd, int (*real)(int))
@@ -239,7 +268,7 @@ static int synced(int fd, int (*real)(int))
     int result = real(fd);
     if (result == 0)
         undo_after_sync(fd, begun);
-    return result;
+    return (int)answered(fd, result);
 }
 
 int fsync(int fd)
@@ -268,19 +297,19 @@ static int before_truncate(int fd, off_t length)
 int ftruncate(int fd, off_t length)
 {
     REAL(ftruncate);
-    return before_truncate(fd, length) ? -1 : real(fd, length);
+    return before_truncate(fd, length) ? -1 : (int)answered(fd, real(fd, length));
 }
 
 int ftruncate64(int fd, off64_t length)
 {
     REAL(ftruncate64);
-    return before_truncate(fd, length) ? -1 : real(fd, length);
+    return before_truncate(fd, length) ? -1 : (int)answered(fd, real(fd, length));
 }
 
 int fallocate(int fd, int mode, off_t offset, off_t length)
 {
     REAL(fallocate);
-    return before_write(fd, offset, (uint64_t)length) ? -1 : real(fd, mode, offset, length);
+    return before_write(fd, offset, (uint64_t)length) ? -1 : (int)answered(fd, real(fd, mode, offset, length));
 }
 
 int posix_fallocate(int fd, off_t offset, off_t length)
@@ -314,6 +343,12 @@ static int opened(int directory_fd, const char *path, int flags, mode_t mode)
     int fd = (int)syscall(SYS_openat, directory_fd, path, flags, mode);
     if (fd >= 0 && is_new)
         undo_after_create(resolved);
+    if (fd < 0 && is_ours && control_has_disk()) {
+        if (errno == ENOSPC)
+            COUNT_MET(refused);
+        else if (errno == EIO || errno == EROFS)
+            COUNT_MET(failed);
+    }
     return fd;
 }
 

@@ -17,7 +17,7 @@ from harness.clusters.base import ClusterUnavailable
 from harness.clusters.clock_helper import RESTORE_SCRIPT, ClockHelper, skew_ns
 from nemesis.target import ClockSkew
 
-NOTHING = {"offset_ms": 0, "rate_ppm": 0, "strobe_ms": 0, "strobe_period_ms": 0}
+NOTHING = {"offset_ms": 0, "rate_ppm": 0, "strobe_ms": 0, "strobe_period_ms": 0, "step_ms": 0}
 SECOND = 1_000_000_000
 
 

@@ -185,7 +185,7 @@ def test_an_agent_that_has_ended_takes_its_programs_along_and_says_so(tmp_path: 
         stat = Path(f"/proc/{answer['pid']}/stat").read_text()
         os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
         with pytest.raises(AgentGone, match="the agent on this host has ended"):
-            await host.link.request("run", {"argv": ["true"]}, timeout_s=host_agent.RELAY_PATIENCE_S + 15)
+            await host.link.request("run", {"argv": ["true"]}, timeout_s=host_agent.RELAY_TIMEOUT_S + 15)
         assert host.events[-1] == {"event": "gone"}
         async with asyncio.timeout(20):
             while Path(f"/proc/{answer['pid']}").exists():  # noqa: ASYNC110 - another process's end

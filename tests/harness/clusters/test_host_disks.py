@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
@@ -22,8 +23,9 @@ from harness.clusters.netns import IMAGE, MEMORY, SHARED, NetnsCluster, storage_
 from harness.clusters.netns_trial import why_no_namespaces
 from harness.faults.file_system_disks import FileSystemDisks
 from harness.process_table import find_processes, marked_with
-from harness.run_state import KIND_CGROUP, KIND_IMAGE, RunState, load_run, temp_dir
+from harness.run_state import KIND_CGROUP, KIND_IMAGE, RunState, harness_process, load_run, temp_dir
 from nemesis.mechanisms.file_systems import freeze
+from nemesis.mechanisms.shim import why_no_shim
 from nemesis.target import DiskFault
 
 WHY_NOT = why_no_file_systems() or why_no_namespaces(in_user_namespace=False)
@@ -34,6 +36,7 @@ pytestmark = [
     pytest.mark.skipif(WHY_NOT is not None, reason=f"no file systems for hosts: {WHY_NOT}"),
 ]
 
+ROOT = Path(__file__).resolve().parents[3]
 RUN = f"td{os.getpid()}"
 PORT = 7000
 WAIT_S = 10.0
@@ -213,6 +216,46 @@ def test_the_shim_keeps_its_account_on_the_hosts_disk_and_begins_anew_with_it(tm
     with_cluster(tmp_path, scenario, needs=("power", "shutdown"))
 
 
+GROWS = """
+import os, sys, time
+print("up", flush=True)
+number = 0
+while True:
+    number += 1
+    try:
+        descriptor = os.open(os.path.join(sys.argv[1], f"file{number % 4}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.write(descriptor, bytes(1 << 16))
+        os.fsync(descriptor)
+        if number % 40 == 0:
+            os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+    except OSError as error:
+        print(error.strerror, flush=True)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.skipif(why_no_shim() is not None, reason=str(why_no_shim()))
+@pytest.mark.parametrize("kind", ["fill", "shutdown", "freeze"])
+def test_a_fault_of_a_whole_file_system_is_met_by_who_writes_and_by_nobody_else(tmp_path: Path, kind: str) -> None:
+    async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
+        idle = "import time\nprint('up', flush=True)\ntime.sleep(600)"
+        for host, code in (("n1", GROWS), ("n2", idle)):
+            argv = [sys.executable, "-c", code, cluster.data_dir(host)]
+            child = await cluster.spawn(host, Program(name="p", argv=argv, log_name="p.log"))
+            async with asyncio.timeout(WAIT_S):
+                while "up" not in Path(child.log_path).read_text():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        await disks.impair("f", {host: DiskFault(kind=kind) for host in ("n1", "n2")})
+        async with asyncio.timeout(2 * WAIT_S):
+            while not (await disks.met("f"))["n1"].met:  # noqa: ASYNC110 - a program elsewhere
+                await asyncio.sleep(0.02)
+        assert (await disks.met("f"))["n2"].met == 0
+        await disks.release("f")
+
+    with_cluster(tmp_path, scenario, needs=("freeze", "fill", "shutdown", "crash", "full"))
+
+
 def test_a_host_without_a_file_system_of_its_own_says_so(tmp_path: Path) -> None:
     assert NetnsCluster.configured(storage=SHARED).missing("disks", "freeze") is not None
     assert NetnsCluster.configured(storage=MEMORY).missing("disks", "freeze") is None
@@ -228,6 +271,7 @@ from harness.clusters.base import Program
 from harness.clusters.netns import NetnsCluster
 from harness.run_state import RunState
 from nemesis.mechanisms.file_systems import freeze
+from nemesis.mechanisms.shim import why_no_shim
 
 async def main():
     run = RunState.create(sys.argv[1], state_root=sys.argv[2])
@@ -346,6 +390,40 @@ def test_the_mark_of_a_live_harness_and_of_another_machine_protects_its_image(
     with_cluster(tmp_path, scenario)
     elsewhere = ImageMark(run_id=RUN, pid=1, start_ticks=1, boot_id="another machine's")
     assert not elsewhere.is_of_the_dead
+
+
+_SAYS_WHO_IT_IS = """
+import json, os, sys
+from harness.run_state import harness_process
+namespace = os.stat("/proc/self/ns/pid").st_ino
+print(json.dumps({"run_id": "x", **harness_process(), "pid_namespace": namespace}), flush=True)
+sys.stdin.read()
+"""
+
+_JUDGES_A_MARK = """
+import json, sys
+from harness.clusters.loop_devices import ImageMark
+print(ImageMark(**json.loads(sys.argv[1])).is_of_the_dead)
+"""
+
+
+def test_a_harness_in_another_pid_namespace_protects_its_image_for_as_long_as_it_may_live() -> None:
+    apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c"]
+    with subprocess.Popen(
+        [*apart, _SAYS_WHO_IT_IS], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdin is not None
+        fields = json.loads(other.stdout.readline())
+        mark = ImageMark(**fields)
+        assert not mark.is_of_the_dead, "here it is another process that has its number, or none"
+        other.stdin.close()
+    is_seen_everywhere = os.stat("/proc/self/ns/pid").st_ino == 0xEFFFFFFC
+    assert mark.is_of_the_dead is is_seen_everywhere
+    own = json.dumps({**fields, **harness_process(), "pid_namespace": os.stat("/proc/self/ns/pid").st_ino})
+    judged = subprocess.run(
+        [*apart, _JUDGES_A_MARK, own], cwd=ROOT, capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
+    assert judged.stdout == "False\n", "this process is not seen there, and runs"
 
 
 def test_a_mount_namespace_that_somebody_else_makes_holds_nothing(tmp_path: Path) -> None:

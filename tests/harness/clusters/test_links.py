@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import random
 import statistics
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.clusters.agent_links import AgentLinks
 from harness.clusters.base import Program
 from harness.clusters.link_relay import Schedule
 from harness.clusters.local import LocalCluster
@@ -119,6 +121,54 @@ def test_streams_of_large_packets_pass_the_relay_whole(tmp_path: Path) -> None:
     on_cluster(NetnsCluster, tmp_path, 4712, work)
 
 
+@pytest.mark.netns
+@needs_netns
+def test_damaged_packets_are_refused_by_whoever_receives_them(tmp_path: Path) -> None:
+    """A stream comes whole through a link that flips bits, and the receiver's kernel counts what it has refused."""
+    sent = random.Random(5).randbytes(300_000)
+
+    async def work(cluster: NetnsCluster) -> None:
+        links = cluster.links
+        assert isinstance(links, AgentLinks)
+        await links.shape("f", {THERE: LinkShape(corrupt_percent=20)})
+        seen = dict(await links.measure([THERE, BACK, OTHER], count=100, size_bytes=400, timeout_s=3.0))
+        assert 2 <= seen[THERE].damaged <= 60 and seen[THERE].received + seen[THERE].damaged <= 100
+        assert [(seen[link].received, seen[link].damaged) for link in (BACK, OTHER)] == [(100, 0)] * 2
+        before = await links.refused(["n1", "n2", "n3"])
+        receiver = (
+            "import hashlib, socket, sys\n"
+            "server = socket.create_server((sys.argv[1], 4714))\n"
+            "print('serving', flush=True)\n"
+            "connection, _ = server.accept()\n"
+            "data = b''.join(iter(lambda: connection.recv(1 << 16), b''))\n"
+            "print(hashlib.sha256(data).hexdigest(), flush=True)\n"
+        )
+        sender = (
+            "import random, socket, sys\n"
+            "s = socket.create_connection((sys.argv[1], 4714))\n"
+            "s.sendall(random.Random(5).randbytes(300_000))\n"
+            "s.shutdown(socket.SHUT_WR)\n"
+            "s.recv(1)\n"
+        )
+        address, log = cluster.bind_address("n2"), tmp_path / "work" / "n2" / "receiver"
+        argv = [sys.executable, "-S", "-c", receiver, address]
+        receives = await cluster.spawn("n2", Program(name="receiver", argv=argv, log_name="receiver"))
+        async with asyncio.timeout(60):
+            while "serving" not in log.read_text():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            argv = [sys.executable, "-S", "-c", sender, address]
+            await cluster.spawn("n1", Program(name="sender", argv=argv, log_name="sender"))
+            assert await receives.wait() == 0
+        assert hashlib.sha256(sent).hexdigest() in log.read_text()
+        after = await links.refused(["n1", "n2", "n3"])
+        assert after["n2"] > before["n2"] and (after["n1"], after["n3"]) == (before["n1"], before["n3"])
+        await links.release_all()
+        seen = dict(await links.measure([THERE, BACK], count=60, size_bytes=400, timeout_s=3.0))
+        assert [(measured.received, measured.damaged) for measured in seen.values()] == [(60, 0)] * 2
+
+    on_cluster(NetnsCluster, tmp_path, 4714, work)
+
+
 def test_streams_are_late_and_slow_on_local(tmp_path: Path) -> None:
     async def work(cluster: LocalCluster) -> None:
         links = cluster.links
@@ -128,8 +178,9 @@ def test_streams_are_late_and_slow_on_local(tmp_path: Path) -> None:
         assert statistics.median(seen[THERE].delays_ms) >= 80 and statistics.median(seen[OTHER].delays_ms) < 40
         seen = await measure(cluster, count=25, size_bytes=1000)
         assert seen[BACK].seconds >= 0.4 and seen[OTHER].seconds < 0.4
-        with pytest.raises(ValueError, match="netns"):
-            await links.shape("f2", {THERE: LinkShape(loss_percent=5)})
+        for shape in (LinkShape(loss_percent=5), LinkShape(corrupt_percent=5)):
+            with pytest.raises(ValueError, match="netns"):
+                await links.shape("f2", {THERE: shape})
         await links.release_all()
         assert all(statistics.median(m.delays_ms) < 40 for m in (await measure(cluster)).values())
 

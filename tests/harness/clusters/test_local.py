@@ -441,20 +441,27 @@ def test_runs_side_by_side_take_networks_of_their_own(tmp_path: Path) -> None:
 
 
 def test_two_runs_that_want_the_same_network_do_not_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalCluster, "_candidates", lambda self: iter([211, 212]))
-
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack:
             runs = [RunState.create(f"r{number}", state_root=str(tmp_path / "states")) for number in range(3)]
-            for number in range(2):
-                cluster = await stack.enter_async_context(cluster_of(runs[number], tmp_path / str(number), 2))
-                assert cluster.bind_address("n1") == f"127.{211 + number}.0.1"
+            clusters = [await stack.enter_async_context(cluster_of(runs[0], tmp_path / "0", 2))]
+            taken = [_network_of(clusters[0])]
+            # Which of the others are free at this moment is up to whatever runs beside this test.
+            monkeypatch.setattr(LocalCluster, "_candidates", lambda self: iter([*taken, *range(1, 255)]))
+            clusters.append(await stack.enter_async_context(cluster_of(runs[1], tmp_path / "1", 2)))
+            taken = [_network_of(cluster) for cluster in clusters]
+            assert taken[0] != taken[1]
+            monkeypatch.setattr(LocalCluster, "_candidates", lambda self: iter(taken))
             third = LocalCluster(node_count=2, run=runs[2], work_dir=str(tmp_path / "2"), ports=[25555])
             with pytest.raises(ClusterUnavailable, match="loopback networks are in use"):
                 await third.start()
             assert not runs[2].claims
 
     asyncio.run(main())
+
+
+def _network_of(cluster: LocalCluster) -> int:
+    return int(cluster.bind_address("n1").split(".")[1])
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path, run_state: RunState) -> None:

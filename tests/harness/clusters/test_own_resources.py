@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.clusters import own_resources
 from harness.clusters.agent_processes import AgentProcess
 from harness.clusters.base import Program
 from harness.clusters.local import LocalCluster
@@ -20,7 +21,7 @@ from harness.clusters.own_resources import OwnResources
 from harness.faults.processes import ReplicaProcesses
 from harness.run_state import RunState
 from nemesis.resources import RESOURCES
-from nemesis.target import ABILITIES, ResourceLimit
+from nemesis.target import ABILITIES, ProcessMember, ResourceLimit
 
 Eventually = Callable[..., Any]
 KINDS = ABILITIES["resources"]
@@ -158,3 +159,49 @@ def test_what_carries_out_an_ability_is_known_for_each(cluster: Any) -> None:
     of_clusters = {interface: abilities for interface, abilities in ABILITIES.items() if interface != "operator"}
     assert all(cluster.mechanism_of(interface, ability) for interface, of in of_clusters.items() for ability in of)
     assert cluster.mechanism_of("resources", "cpu") != cluster.mechanism_of("resources", "descriptors")
+
+
+ACCEPTS = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+print("up", flush=True)
+while True:
+    try:
+        server.accept()[0].close()
+    except OSError as error:
+        print(error.strerror, flush=True)
+        time.sleep(0.05)
+"""
+
+
+def test_a_want_of_descriptors_is_met_by_a_program_that_cannot_accept(
+    tmp_path: Path, run_state: RunState, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the queue of its socket. A program that may still accept has met nothing, whatever is said of its limit."""
+
+    async def scenario(cluster: Any) -> None:
+        program = Program(name="accepts", argv=[sys.executable, "-c", ACCEPTS], log_name="accepts.log")
+        child = await cluster.spawn("n1", program)
+        await eventually(lambda: "up" in Path(child.log_path).read_text())
+        resources: OwnResources = cluster.resources
+
+        def waiting(child: AgentProcess) -> int:
+            return own_resources._waiting([ProcessMember(child.pid, 0, "S", "accepts")])
+
+        for is_sabotaged in (True, False):
+            before = await resources.usage("n1", "descriptors")
+            with monkeypatch.context() as patched:
+                if is_sabotaged:
+                    patched.setattr("harness.clusters.own_resources._lowest_free", lambda pid: 1000)
+                await resources.limit("f", {"n1": ResourceLimit(kind="descriptors")})
+            if not is_sabotaged:
+                await eventually(lambda: "Too many open files" in Path(child.log_path).read_text())
+            await eventually(lambda wanted=not is_sabotaged: waiting(child) == wanted)
+            use = await resources.usage("n1", "descriptors")
+            assert before.met is not None and use.met == before.met + (not is_sabotaged)
+            await resources.release("f")
+            assert (await resources.usage("n1", "descriptors")).met == use.met
+        assert resources._knocks == {}
+
+    cluster = LocalCluster(node_count=2, run=run_state, work_dir=str(tmp_path), ports=[21932])
+    asyncio.run(with_cluster(cluster, "descriptors", scenario))

@@ -58,15 +58,15 @@ int main(int argc, char **argv)
 class Target:
     """What a nemesis sees of one program on one host."""
 
-    def __init__(self, cluster: LocalCluster, argv: Sequence[str]) -> None:
+    def __init__(self, cluster: LocalCluster, argv: Sequence[str], multiprocess: bool = False) -> None:
         self._cluster = cluster
-        self._argv = argv
+        self._program = Program("writer", argv, "writer.log", multiprocess=multiprocess)
         self.hosts = cluster.hosts
         self.disks, self.clocks, self.processes = cluster.disks, cluster.clocks, self
         self.process: HostProcess | None = None
 
     async def start(self) -> None:
-        self.process = await self._cluster.spawn("n1", Program("writer", self._argv, "writer.log"))
+        self.process = await self._cluster.spawn("n1", self._program)
 
     async def look(self, host: str) -> ProcessView:
         assert self.process is not None
@@ -106,7 +106,12 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def on_a_host(
-    tmp_path: Path, argv: Callable[[str], Sequence[str]], scenario: Scenario, *, mechanism: str | None = None
+    tmp_path: Path,
+    argv: Callable[[str], Sequence[str]],
+    scenario: Scenario,
+    *,
+    mechanism: str | None = None,
+    multiprocess: bool = False,
 ) -> None:
     """Run a program on a local cluster that is prepared for the faults here, and `scenario` on it."""
 
@@ -118,7 +123,7 @@ def on_a_host(
         cluster.prepare({("disks", "stall-fsync"), ("disks", "power"), ("clocks", "wall"), ("processes", "kill")})
         await cluster.start()
         try:
-            target = Target(cluster, argv(cluster.data_dir("n1")))
+            target = Target(cluster, argv(cluster.data_dir("n1")), multiprocess)
             await target.start()
             await wrote(cluster)
             await scenario(target)
@@ -190,6 +195,34 @@ def test_a_power_cut_counts_what_the_replica_wrote(tmp_path: Path, programs: dic
         assert cut.recorded, cut
 
     on_a_host(tmp_path, lambda data: [programs[kind], data], scenario)
+
+
+def test_a_power_cut_of_a_program_of_several_processes_is_accounted_for(tmp_path: Path) -> None:
+    """The library keeps an account for one process; told that several write, the launcher keeps it for all of them."""
+    script = """
+import os, sys, time
+os.fork()
+with open(f"{sys.argv[1]}/log", "ab", buffering=0) as log:
+    while True:
+        log.write(b"line\\n")
+        time.sleep(0.005)
+"""
+
+    async def scenario(target: Target) -> None:
+        assert target.disks is not None
+        await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
+        [cut] = target.disks.lost("f1").values()
+        assert cut.recorded and "seccomp" in cut.detail, cut
+
+    async def refuses(target: Target) -> None:
+        with pytest.raises(RuntimeError, match="several processes wrote"):
+            await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))
+
+    def command(data: str) -> Sequence[str]:
+        return [sys.executable, "-c", script, data]
+
+    on_a_host(tmp_path, command, scenario, multiprocess=True)
+    on_a_host(tmp_path / "again", command, refuses)
 
 
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
@@ -279,6 +312,12 @@ def test_a_replica_may_run_as_another_user(open_directory: Path, programs: dict[
         return ["setpriv", f"--reuid={nobody.pw_uid}", "--clear-groups", program, data]
 
     async def scenario(target: Target) -> None:
+        proof, met, healed = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
+        assert proof.proven and met.exercised and healed.proven, (proof, met, healed)
+        assert target.process is not None
+        await target.process.kill()  # the next one opens the control file anew, which faults have written to since
+        await target.start()
+        await wrote(target._cluster, await wrote(target._cluster))
         proof, met, healed = await proofs(DISK_STALL, target, fault(DISK_STALL, "fsync@n1"))
         assert proof.proven and met.exercised and healed.proven, (proof, met, healed)
         await POWER.inject(target, fault(POWER, "cut@n1", model="ext4"))

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.commands.durations import duration_s
+from harness.cli_options import duration_s
 from harness.errors import OperatorError
 from harness.exploration.mixes import QUIET_END_S, random_mix
 from harness.exploration.rehearsal import rehearse_test, usable_choices
 from harness.exploration.search import Tally, explore, mix_for
 from harness.exploration.shrinking import shrink
 from harness.test import NemesisChoice, Test
-from nemesis.moments import PATIENCE_S
 from nemesis.schedule import HEAL, INJECT, Schedule
+from nemesis.triggers import TRIGGER_TIMEOUT_S
 
 CHOICES = [("partition", ["halves", "leader"]), ("kill", ["sigkill@one", "sigkill@leader"]), ("pause", ["sigstop@one"])]
 
@@ -53,7 +53,7 @@ def test_mixes_are_schedules_that_heal_in_time(seed: int, limit_s: float, events
 @given(seed=st.integers(0, 2**63), limit_s=st.floats(5.0, 30.0))
 def test_every_mix_has_a_fault_that_begins_before_the_load_ends(seed: int, limit_s: float) -> None:
     schedule = random_mix(CHOICES, random.Random(seed), time_limit_s=limit_s)
-    latest_s = [event.at_s + (PATIENCE_S if event.when else 0.0) for event in schedule if event.action == INJECT]
+    latest_s = [event.at_s + (TRIGGER_TIMEOUT_S if event.when else 0.0) for event in schedule if event.action == INJECT]
     assert min(latest_s) < limit_s
 
 

@@ -10,12 +10,14 @@ import pytest
 
 from harness import registry
 from harness.errors import OperatorError
-from harness.sdk.plugin import PluginError, load_file, require_client, settings_of
+from harness.sdk.plugin import PluginError, load_file, recipes_of, require_client, settings_of
 
 Write = Callable[[str], str]
 
-HEAD = "from harness.sdk import Client, Refused, Status, System, path, pip\n"
-COMES_ALONG = {"toy": 25, "etcd": 60, "redis": 60, "nats": 60}
+HEAD = "from harness.sdk import Client, Refused, Status, System, by_setting, path, pip\n"
+COMES_ALONG = {
+    "toy": 25, "etcd": 60, "etcd-lock": 60, "redis": 60, "nats": 60, "zookeeper": 230, "postgres": 260,
+}  # fmt: skip
 """System -> the lines that its plug-in may have, empty ones not counted."""
 
 GOOD_SYSTEM = """
@@ -83,9 +85,14 @@ def test_what_a_system_is_made_from_is_not_taken_for_another_one(write: Write) -
         (GOOD_SYSTEM + "    def ready(self, host):\n        return True\n" + GOOD_CLIENT, "Mine.ready must be async$"),
         (GOOD_SYSTEM.replace("7000", "70000") + GOOD_CLIENT, "^mine.py:3: port 'client' is 70000 and not a"),
         (GOOD_SYSTEM.replace('7000}', '7000, "peer": 7000}') + GOOD_CLIENT, "two of the ports are the same"),
+        (GOOD_SYSTEM + "    long_request = 'peer', b'?'\n" + GOOD_CLIENT, "long_request is .'peer', b'.'. and not"),
         (GOOD_SYSTEM + "    settings = {'size': 3}\n" + GOOD_CLIENT, "setting 'size' is 3 and neither a text"),
         (GOOD_SYSTEM + "    settings = ['size']\n" + GOOD_CLIENT, r"settings is \['size'\] and not a mapping"),
         (GOOD_SYSTEM + "    install = ('curl',)\n" + GOOD_CLIENT, "install has 'curl', which is none of pip, apt"),
+        (GOOD_SYSTEM + "    install = by_setting('version', {'2': pip('a'), '1': pip('b')})\n"
+         "    settings = {'version': ('2',)}\n" + GOOD_CLIENT,
+         "^mine.py:3: install has not one recipe for each value of a setting 'version'$"),
+        (GOOD_SYSTEM + "    user = 3\n" + GOOD_CLIENT, "^mine.py:3: user is 3 and not the name of one$"),
         (GOOD_SYSTEM + "    def __init__(self, x):\n        pass\n" + GOOD_CLIENT, "Mine must be made without"),
         (GOOD_SYSTEM + GOOD_CLIENT.replace("self, key", "self"), r"^mine.py:9: Talk.read must take \(self, key\)"),
         (GOOD_SYSTEM + GOOD_CLIENT.replace("async def", "def"), "^mine.py:9: Talk.read must be async$"),
@@ -96,6 +103,14 @@ def test_each_mistake_is_told_with_its_line(write: Write, source: str, expected:
     with pytest.raises(PluginError, match=expected) as caught:
         load_file(write(source))
     assert "\n" not in str(caught.value)
+
+
+def test_a_method_with_a_common_name_is_the_clients_own_unless_it_has_the_others_too(write: Write) -> None:
+    helper = "    def get(self, path, times=3):\n        return path\n"
+    assert load_file(write(GOOD_SYSTEM + GOOD_CLIENT + helper)).client_class.__name__ == "Talk"
+    others = "".join(f"    async def {name}(self, key, text):\n        pass\n" for name in ("put", "concat"))
+    with pytest.raises(PluginError, match=r"Talk.get must be async"):
+        load_file(write(GOOD_SYSTEM + GOOD_CLIENT + helper + others))
 
 
 def test_a_file_without_a_client_is_for_runs_that_bring_one(write: Write) -> None:
@@ -124,6 +139,19 @@ def test_settings_are_checked_and_their_default_comes_first(write: Write) -> Non
     assert flags.default == "" and flags.problem("-v") is None
 
 
+def test_what_is_installed_may_depend_on_a_setting(write: Write) -> None:
+    choice = "(pip('common'), by_setting('version', {'2': pip('kv==2'), '1': (pip('kv==1'), pip('old'))}))"
+    source = f"{GOOD_SYSTEM}    install = {choice}\n    settings = {{'version': ('2', '1')}}\n"
+    cls = load_file(write(source + GOOD_CLIENT)).system_class
+
+    def installed(settings: dict[str, str] | None) -> list[str]:
+        return [str(recipe) for recipe in recipes_of(cls, settings)]
+
+    assert installed({"version": "1"}) == ["pip common", "pip kv==1", "pip old"]
+    assert installed({}) == ["pip common", "pip kv==2"]
+    assert installed(None) == ["pip common", "pip kv==2", "pip kv==1", "pip old"]
+
+
 def test_the_registry_takes_a_file_for_a_system(write: Write) -> None:
     found = registry.load("systems", write(GOOD_SYSTEM + GOOD_CLIENT))
     assert (found.name, found.ports, found.offers) == ("mine", (7000,), {"client"})
@@ -140,6 +168,6 @@ def test_the_systems_that_come_along_are_what_the_registry_asks_of_one() -> None
 
 def test_the_systems_that_come_along_stay_short() -> None:
     for name, most in COMES_ALONG.items():
-        source = Path(registry.__file__).parent / "systems" / f"{name}.py"
+        source = Path(registry.__file__).parent / "systems" / f"{name.replace('-', '_')}.py"
         lines = [line for line in source.read_text(encoding="utf-8").splitlines() if line.strip()]
         assert len(lines) <= most, name

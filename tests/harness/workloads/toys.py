@@ -10,6 +10,7 @@ from typing import Any
 
 class Refused(Exception):
     is_definite = True
+    reopen = False
 
 
 class LostAnswer(Exception):
@@ -30,6 +31,12 @@ class Store:
         self.shown: list[Any] = []
         self.locked: set[str] = set()
         self.ids = itertools.count()
+        self.versions: dict[Any, list[Any]] = {}
+        self.texts: dict[Any, str] = {}
+        self.stack: list[Any] = []
+        self.partitions: list[list[Any]] = [[], [], [], []]
+        self.offsets: dict[Any, int] = {}
+        self.prepared: set[Any] = set()
         self.opened = 0
         self.open_now = 0
         self._fault = fault
@@ -152,6 +159,99 @@ class ToyClient:
 
     async def generate(self) -> Any:
         return await self._do("generate", lambda: next(self.store.ids), 0)
+
+    async def fetch_add(self, by: int) -> Any:
+        def change() -> int:
+            self.store.total += by
+            return self.store.total - by
+
+        return await self._do("fetch_add", change, self.store.total)
+
+    async def read_version(self, key: Any) -> Any:
+        written = self.store.versions.setdefault(key, [])
+        old = [len(written) - 1, written[-2]] if len(written) > 1 else None
+        return await self._do("read_version", lambda: [len(written), written[-1]] if written else None, old)
+
+    async def write_version(self, key: Any, value: Any) -> Any:
+        written = self.store.versions.setdefault(key, [])
+
+        def change() -> int:
+            written.append(value)
+            return len(written)
+
+        return await self._do("write_version", change, len(written) + 1)
+
+    async def get(self, key: Any) -> Any:
+        return await self._do("get", lambda: self.store.texts.get(key))
+
+    async def put(self, key: Any, text: str) -> None:
+        await self._do("put", lambda: self.store.texts.update({key: text}))
+
+    async def concat(self, key: Any, text: str) -> None:
+        await self._do("concat", lambda: self.store.texts.update({key: self.store.texts.get(key, "") + text}))
+
+    async def publish(self, value: Any) -> Any:
+        number = hash((value, 7)) % len(self.store.partitions)
+        log = self.store.partitions[number]
+
+        def change() -> list[int]:
+            log.append(value)
+            return [number, len(log) - 1]
+
+        return await self._do("publish", change, [number, len(log)])
+
+    async def fetch(self, partition: int, offset: int, max_messages: int) -> Any:
+        log = self.store.partitions[partition]
+        return await self._do("fetch", lambda: log[offset : offset + max_messages], [])
+
+    async def commit_offset(self, partition: int, offset: int) -> None:
+        await self._do("commit_offset", lambda: self.store.offsets.update({partition: offset}))
+
+    async def committed_offset(self, partition: int) -> Any:
+        return await self._do("committed_offset", lambda: self.store.offsets.get(partition))
+
+    async def schedule(self, value: Any, delay_ms: int) -> None:
+        waiting = self.store.waiting
+
+        def change() -> None:
+            asyncio.get_running_loop().call_later(delay_ms / 1000, waiting.append, value)
+
+        await self._do("schedule", change)
+
+    async def prepare(self, value: Any) -> None:
+        await self._do("prepare", lambda: self.store.prepared.add(value))
+
+    async def commit(self, value: Any) -> None:
+        def change() -> None:
+            self.store.prepared.discard(value)
+            self.store.waiting.append(value)
+
+        await self._do("commit", change)
+
+    async def rollback(self, value: Any) -> None:
+        await self._do("rollback", lambda: self.store.prepared.discard(value))
+
+    async def push(self, value: Any) -> None:
+        await self._do("push", lambda: self.store.stack.append(value))
+
+    async def pop(self) -> Any:
+        stack = self.store.stack
+        return await self._do("pop", lambda: stack.pop() if stack else None)
+
+    async def insert(self, value: Any) -> None:
+        await self._do("insert", lambda: self.store.stack.append(value))
+
+    async def extract(self) -> Any:
+        heap = self.store.stack
+
+        def change() -> Any:
+            if not heap:
+                return None
+            smallest = min(heap)
+            heap.remove(smallest)
+            return smallest
+
+        return await self._do("extract", change)
 
 
 class AcknowledgingClient(ToyClient):

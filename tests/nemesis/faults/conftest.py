@@ -29,6 +29,8 @@ from nemesis.target import (
     ProcessView,
     ResourceLimit,
     ResourceUse,
+    SlowClient,
+    UnreadAnswers,
 )
 
 
@@ -107,6 +109,7 @@ class FakeClocks:
         self.unreached: set[str] = set()
         self.unreadable: set[str] = set()
         self.reads: int | None = 3
+        self.unsure_ms = 0.01
 
     async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -132,16 +135,16 @@ class FakeClocks:
     ) -> Sequence[ClockReading]:
         if host in self.unreadable:
             raise RuntimeError(f"the clock of {host} is out of sight")
-        readings = [self.now(host)]
+        readings = [self.now(host, self.unsure_ms)]
         for pause_s in pauses_s:
             offsets_ms = [reading.offset_ms for reading in readings]
             if 0 < apart_ms <= max(offsets_ms) - min(offsets_ms):
                 break
             await asyncio.sleep(pause_s)
-            readings.append(self.now(host))
+            readings.append(self.now(host, self.unsure_ms))
         return readings
 
-    def now(self, host: str) -> ClockReading:
+    def now(self, host: str, unsure_ms: float = 1.0) -> ClockReading:
         now_s = asyncio.get_running_loop().time()
         offset_ms, monotonic_s = self.wrong_by_ms.get(host, 0.0), now_s
         for by_host in self.skews.values():
@@ -151,10 +154,10 @@ class FakeClocks:
             if skew.affects_monotonic:
                 monotonic_s += (now_s - since_s) * skew.rate_ppm / 1e6
                 continue
-            offset_ms += skew.offset_ms + (now_s - since_s) * skew.rate_ppm / 1000
+            offset_ms += skew.offset_ms + skew.gained_ms(now_s - since_s)
             if skew.strobe_period_ms and int((now_s - since_s) * 2000 / skew.strobe_period_ms) % 2:
                 offset_ms += skew.strobe_ms
-        return ClockReading(offset_ms, 1.0, monotonic_s, now_s)
+        return ClockReading(offset_ms, unsure_ms, monotonic_s, now_s)
 
 
 class FakeDisks:
@@ -168,6 +171,7 @@ class FakeDisks:
         self.calls: int | None = 5
         self.calls_that_met: int | None = 5
         self.recorded: int | None = 7
+        self.flipped_reads: int | None = None
         self.cuts: dict[str, dict[str, PowerCut]] = {}
         self.flips: dict[str, dict[str, BitFlipped]] = {}
 
@@ -229,7 +233,8 @@ class FakeDisks:
         return "the tests"
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
-        return {host: FaultMet(self.calls, self.calls_that_met) for host in self.faults.get(fault_id, ())}
+        read = {host: FaultMet(None, self.flipped_reads) for host in self.flips.get(fault_id, ())}
+        return read | {host: FaultMet(self.calls, self.calls_that_met) for host in self.faults.get(fault_id, ())}
 
 
 class FakeResources:
@@ -258,6 +263,40 @@ class FakeResources:
 
     async def release_all(self) -> None:
         self.faults.clear()
+
+
+class FakeClients:
+    """Clients that fill the send queue of whoever they are connected to; `immune` hosts send what they are asked for
+    to clients that read it all."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, Mapping[str, SlowClient]] = {}
+        self.gone: set[str] = set()
+        self.immune: set[str] = set()
+        self.lingering = False
+
+    async def connect(self, fault_id: str, clients: Mapping[str, SlowClient]) -> None:
+        self.faults[fault_id] = clients
+
+    async def unread(self, fault_id: str) -> Mapping[str, UnreadAnswers]:
+        found = {}
+        for host, client in self.faults.get(fault_id, {}).items():
+            count = client.connections if fault_id not in self.gone or self.lingering else 0
+            is_read = host in self.immune
+            found[host] = UnreadAnswers(
+                connections=count,
+                stuck=0 if is_read else count,
+                queued_bytes=0 if is_read else 1000 * count,
+                read_bytes=9999 if is_read else 10,
+                may_read_bytes=100,
+            )
+        return found
+
+    async def release(self, fault_id: str) -> None:
+        self.gone.add(fault_id)
+
+    async def release_all(self) -> None:
+        self.gone |= self.faults.keys()
 
 
 class FakeLinks:
@@ -291,7 +330,9 @@ class FakeLinks:
         for shapes in self.shapes.values():
             if link in shapes and link not in self.immune:
                 shape = shapes[link].on_top_of(shape)
-        received = 0 if link in self.dead else round(count * (1 - shape.loss_percent / 100))
+        arrived = 0 if link in self.dead else round(count * (1 - shape.loss_percent / 100))
+        damaged = round(arrived * shape.corrupt_percent / 100)
+        received = arrived - damaged
         # What overtakes others goes ahead of every delay.
         overtakes = round(received * shape.reorder_percent / 100)
         queued_ms = 1000 * size_bytes / shape.rate_bytes_per_s if shape.rate_bytes_per_s else 0.0
@@ -305,6 +346,7 @@ class FakeLinks:
             delays_ms=[0.1 + number * queued_ms for number in range(overtakes)]
             + [0.1 + shape.delay_ms + number * queued_ms for number in range(overtakes, received)],
             seconds=seconds,
+            damaged=damaged,
         )
 
 
@@ -319,7 +361,8 @@ class FaultTarget:
         self.disks = FakeDisks()
         self.links = FakeLinks()
         self.resources = FakeResources()
-        self.moments = None
+        self.clients = FakeClients()
+        self.triggers = None
         self.operator: Any = None
         self.leader = leader
         self.lacks: dict[tuple[str, str], str] = {}

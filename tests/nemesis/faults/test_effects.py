@@ -17,9 +17,10 @@ from nemesis.power import POWER
 from nemesis.process import BACK_TIMEOUT_S, KILL, PAUSE
 from nemesis.protocol import Injection
 from nemesis.resources import RESOURCES
-from nemesis.target import Link, LinkShape, LinkTraffic
+from nemesis.slow_client import SLOW_CLIENT
+from nemesis.target import ClockSkew, Link, LinkShape, LinkTraffic
 
-ALL = [KILL, PAUSE, CLOCK, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, POWER, LINK, BIT_FLIP, RESOURCES]
+ALL = [KILL, PAUSE, CLOCK, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, POWER, LINK, BIT_FLIP, RESOURCES, SLOW_CLIENT]
 CASES = [(nemesis, variant) for nemesis in ALL for variant in nemesis.variants]
 Run = Callable[[Any], Any]
 
@@ -158,7 +159,7 @@ def test_bad_links_were_exercised_if_the_system_used_them(
 def spare(target: Any, injection: Injection) -> None:
     """Make one victim feel nothing."""
     host = injection.value["hosts"][0]
-    for interface in (target.processes, target.clocks, target.disks, target.resources):
+    for interface in (target.processes, target.clocks, target.disks, target.resources, target.clients):
         interface.immune.add(host)
     target.links.immune |= {Link(*name.split("->")) for name in injection.value.get("links", ())[:1]}
 
@@ -531,3 +532,111 @@ def test_a_sender_that_is_slow_makes_no_link_narrow(make_fault_target: Any, plan
         assert (await LINK.prove_healed(target, injection)).proven
 
     run_virtual(scenario(make_fault_target(3)))
+
+
+def test_a_slew_that_is_too_little_to_be_seen_is_not_proven(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(CLOCK, target, "slew@n1")
+        await CLOCK.inject(target, injection)
+        assert (await CLOCK.prove(target, injection)).proven
+        target.clocks.unsure_ms = 2.0
+        proof = await CLOCK.prove(target, injection)
+        assert not proof.proven and "too little to see a drift by" in proof.detail
+
+    run_virtual(main())
+
+
+def test_a_clock_that_drifts_and_is_never_stepped_fails_the_proof(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(5)
+        injection = await plan_fault(CLOCK, target, "step@n1")
+        rate_ppm = injection.value["skews"]["n1"]["rate_ppm"]
+        await target.clocks.skew("f1", {"n1": ClockSkew(rate_ppm=rate_ppm)})
+        proof = await CLOCK.prove(target, injection)
+        assert not proof.proven and "n1 was not stepped" in proof.detail
+        await target.clocks.skew("f1", {"n1": ClockSkew(rate_ppm=-rate_ppm, step_ms=128)})
+        assert not (await CLOCK.prove(target, injection)).proven
+
+    run_virtual(main())
+
+
+def test_damaged_packets_are_no_lost_ones(make_fault_target: Any, plan_fault: Any, run_virtual: Run) -> None:
+    """And a link that only loses packets damages none."""
+
+    async def main() -> None:
+        target = make_fault_target(5)
+        planned = {form: await plan_fault(LINK, target, f"{form}@n1", fault_id=form) for form in ("loss", "corrupt")}
+        for form, other in (("loss", "corrupt"), ("corrupt", "loss")):
+            planned[form].value["shape"].update({f"{form}_percent": 40.0})
+            await LINK.inject(target, planned[form])
+            assert (await LINK.prove(target, planned[form])).proven
+            assert not (await LINK.prove(target, planned[other], in_force=[planned[form]])).proven
+            await LINK.heal(target, planned[form])
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("refused", [0, 3])
+def test_damaged_packets_were_met_if_a_kernel_refused_some(
+    refused: int, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        counts = dict.fromkeys(target.hosts, 5)
+
+        async def count(hosts: Any) -> dict[str, int]:
+            return {host: counts[host] for host in hosts}
+
+        target.links.refused = count
+        injection = await plan_fault(LINK, target, "corrupt@n1")
+        await LINK.inject(target, injection)
+        proof = await LINK.prove(target, injection)
+        counts["n2"] += refused
+        met = await LINK.prove_met(target, dataclasses.replace(injection, evidence=proof.evidence))
+        assert met.proven and met.exercised is bool(refused)
+
+    run_virtual(main())
+
+
+def test_a_slow_client_that_reads_after_all_fails_the_proof(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    """Then, or later and seen in the end; and one that does not go away is not healed."""
+
+    async def main() -> None:
+        target = make_fault_target(3)
+        injection = await plan_fault(SLOW_CLIENT, target, "slow@n2")
+        await SLOW_CLIENT.inject(target, injection)
+        assert (await SLOW_CLIENT.prove(target, injection)).exercised is True
+        met = await SLOW_CLIENT.prove_met(target, injection)
+        assert met.proven and met.exercised is True
+        target.clients.immune = {"n2"}
+        for proof in (await SLOW_CLIENT.prove(target, injection), await SLOW_CLIENT.prove_met(target, injection)):
+            assert not proof.proven and "n2" in proof.failed[0]
+        await SLOW_CLIENT.heal(target, injection)
+        target.clients.lingering = True
+        proof = await SLOW_CLIENT.prove_healed(target, injection)
+        assert not proof.proven and "n2 still has" in proof.detail
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(("reads", "exercised"), [(2, True), (None, None)])
+def test_a_flipped_bit_was_met_by_who_has_read_it(
+    reads: int | None, exercised: bool | None, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        injection = await plan_fault(BIT_FLIP, target, "log@n2")
+        await BIT_FLIP.inject(target, injection)
+        target.disks.flipped_reads = reads
+        proof = await BIT_FLIP.prove(target, injection)
+        assert proof.proven and proof.exercised is exercised
+        assert (await BIT_FLIP.prove_met(target, injection)).exercised is exercised
+
+    run_virtual(main())

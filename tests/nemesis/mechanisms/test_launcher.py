@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nemesis.mechanisms.launcher.control import Control, ProgramCounts, parse_programs
+from nemesis.mechanisms.launcher import vdso
+from nemesis.mechanisms.launcher.control import UNCOUNTED, Control, ProgramCounts, parse_programs
 from nemesis.mechanisms.launcher.vdso import ClockDriver, read_offset_ns
 from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_command, why_no_clock, why_no_traps
 from nemesis.mechanisms.shim import CONTROL_BYTES, Counters, HostFaults, parse_counters, trial_control
@@ -371,6 +372,78 @@ def test_a_clock_jumps_and_comes_back(clocked: Program) -> None:
     assert read_offset_ns(clocked.process.pid) is None, "the kernel's own code is back"
     clocked.skew(ClockSkew(offset_ms=-3_600_000))
     assert abs(offset_s(clocked) + 3600) < 600
+
+
+@needs_clock
+def test_readings_of_a_moved_clock_are_counted(clocked: Program) -> None:
+    """Those of the wall clock, by all processes, and none while nothing is moved."""
+    assert clocked.do("clock") and clocked.count().clock_reads == 0
+    clocked.skew(ClockSkew(offset_ms=3_600_000))
+    before = clocked.count().clock_reads
+    time.sleep(0.05)
+    assert clocked.count().clock_reads == before, "nobody reads the clock but the driver"
+    for _ in range(20):
+        clocked.do("clock")
+    wait_until(lambda: clocked.count().clock_reads >= before + 20)
+    assert clocked.count().clock_reads == before + 20
+    clocked.skew(None)
+    clocked.do("clock")
+    assert clocked.count().clock_reads == before + 20
+
+
+MANY_THREADS = """
+import signal, sys, threading, time
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+def read():
+    while True:
+        time.time()
+for _ in range(4):
+    threading.Thread(target=read, daemon=True).start()
+for line in sys.stdin:
+    print(time.time_ns(), flush=True)
+"""
+
+
+@needs_clock
+def test_a_busy_program_of_many_threads_and_signals_is_patched_again_and_again(tmp_path: Path) -> None:
+    """Its threads stand anywhere when they are stopped; its first one is interrupted in a system call."""
+    program = Program(tmp_path, [sys.executable, "-I", "-S", "-c", MANY_THREADS], clock=True)
+    try:
+        program.do("clock")
+        for number in range(20):
+            program.skew(ClockSkew(offset_ms=3_600_000))
+            assert abs(offset_s(program) - 3600) < 600, number
+            program.skew(None)
+            assert abs(offset_s(program)) < 600, number
+        assert program.count().clock_reads != UNCOUNTED and program.count().clock_reads > 20
+    finally:
+        program.close()
+
+
+@needs_clock
+def test_a_vdso_that_the_program_may_not_write_to_is_moved_and_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vdso, "_make_writable", lambda *_, **__: False)
+    path = tmp_path / "control"
+    faults = HostFaults()
+    faults.add_skew("f1", ClockSkew(offset_ms=-3_600_000), wall_ns=0, monotonic_ns=0)
+    path.write_bytes(faults.pack().ljust(CONTROL_BYTES, b"\0"))
+    control = Control(str(path))
+    control.claim(NUMBER)
+    code = "import sys, time\nfor line in sys.stdin: print(time.time(), flush=True)"
+    argv = [sys.executable, "-I", "-S", "-c", code]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdin is not None and running.stdout is not None
+        driver = ClockDriver(control, running.pid)
+        for _ in range(2):
+            driver._apply(*control.wall_clock_slots())
+            running.stdin.write("\n")
+            running.stdin.flush()
+            assert abs(float(running.stdout.readline()) - time.time() + 3600) < 600
+        running.stdin.close()
+    assert parse_programs(path.read_bytes())[NUMBER].clock_reads == UNCOUNTED
 
 
 @needs_clock

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemesis.mechanisms import shim
+from nemesis.mechanisms.launcher.control import parse_programs
 from nemesis.mechanisms.shim import (
     CLOCK_SLOTS,
     CONTROL_BYTES,
@@ -29,6 +30,8 @@ from nemesis.target import ClockSkew, DiskFault
 
 NO_SHIM = why_no_shim()
 needs_shim = pytest.mark.skipif(NO_SHIM is not None, reason=str(NO_SHIM))
+
+NUMBER = 66
 
 CHILD = """
 import os, sys, time
@@ -61,7 +64,7 @@ for line in sys.stdin:
 class Child:
     """A Python under the shim that does what it is told, line by line."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, program: int = 0) -> None:
         self.root = directory / "data"
         self.root.mkdir()
         self.control = directory / "control"
@@ -70,7 +73,7 @@ class Child:
         self.faults = HostFaults()
         self.control.write_bytes(self.faults.pack().ljust(CONTROL_BYTES, b"\0"))
         environment: Mapping[str, str] = {
-            **os.environ, **shim_environment(str(library), str(self.control), str(self.root))
+            **os.environ, **shim_environment(str(library), str(self.control), str(self.root), program=program)
         }  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", CHILD, str(self.root)],
@@ -148,6 +151,27 @@ def test_wall_clocks_jump_and_monotonic_ones_do_not(child: Child) -> None:
     assert -7201 < child.offset_s() < -7199
     child.unskew("f2")
     assert abs(child.offset_s()) < 0.5
+
+
+@needs_shim
+@pytest.mark.parametrize(("offset", "other_inode", "expected"), [(5, 0, 1), (10, 0, 0), (5, 1, 0)])
+def test_who_reads_a_flipped_byte_is_counted(tmp_path: Path, offset: int, other_inode: int, expected: int) -> None:
+    """The child reads the first ten bytes; not those of another file, nor what comes after them."""
+    child = Child(tmp_path, program=NUMBER)
+    try:
+        child.ask("write 0")
+        inode = os.stat(child.root / "file").st_ino + other_inode
+        child.faults.watch_flipped("f1", inode=inode, offset=offset)
+        child.apply()
+        assert child.ask("read") == "ok"
+        assert parse_programs(child.control.read_bytes())[NUMBER].flipped_reads == expected
+        child.faults.remove_disk_fault("f1")
+        child.apply()
+        child.ask("read")
+        assert parse_programs(child.control.read_bytes())[NUMBER].flipped_reads == expected
+    finally:
+        child.process.kill()
+        child.process.communicate()
 
 
 @needs_shim

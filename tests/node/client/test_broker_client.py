@@ -416,6 +416,34 @@ def test_create_topic_on_every_master() -> None:
     run(scenario)
 
 
+def test_create_topic_by_a_name_server_that_writes_numbers_as_keys() -> None:
+    async def scenario() -> None:
+        async with staged() as s:
+            groups = '{"brokerAddrTable":{"b":{"brokerAddrs":{0:"%s",1:"127.0.0.1:1"},"brokerName":"b","cluster":"c"}}}'
+            s.answer(106, {"code": 0, "body": (groups % s.address).encode()})
+            s.answer(17, {"code": 0})
+            client = BrokerClient(name_servers=[s.address], runtime=make_runtime(HandClock()))
+            await client.create_topic("U")
+            await client.close()
+            assert s.requests[-1].ext_fields["topic"] == "U"
+
+    run(scenario)
+
+
+def test_configuration_and_topics_of_a_broker() -> None:
+    async def scenario() -> None:
+        async with staged() as s:
+            s.answer(26, {"code": 0, "body": b"brokerRole=SLAVE\nname=a=b\n\nno property\n"})
+            assert await s.client.broker_config(s.address) == {"brokerRole": "SLAVE", "name": "a=b"}
+            s.answer(21, {"code": 0, "body": b'{"dataVersion":{},"topicConfigTable":{"T":{},"U":{}}}'})
+            assert await s.client.topic_names(s.address) == {"T", "U"}
+            s.answer(21, {"code": 0, "body": b'{"topicConfigTable":5}'})
+            with pytest.raises(BadReply, match="cannot be read"):
+                await s.client.topic_names(s.address)
+
+    run(scenario)
+
+
 def test_unreadable_routes_are_no_routes() -> None:
     async def scenario() -> None:
         for body in (b"", b"[]", b"{}", b'{"queueDatas":[{}],"brokerDatas":[]}', b'{"queueDatas":[],"brokerDatas":5}'):

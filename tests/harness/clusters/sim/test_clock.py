@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from harness.clusters.sim.clock import EPOCH_MS, SimClock
-from nemesis.target import ClockSkew
+from harness.clusters.sim.faults import SimClocks
+from nemesis.target import ClockSkew, FaultMet
 
 Simulate = Callable[..., Any]
 
@@ -90,5 +91,21 @@ def test_a_strobe_comes_and_goes(simulate: Simulate) -> None:
         assert seen == [500.0, 500.0, 0.0, 0.0] * 5
         clock.release("f1")
         assert clock.offset_ms == 0
+
+    simulate(scenario)
+
+
+def test_readings_of_a_skewed_clock_are_counted_and_those_of_the_harness_are_not(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> None:
+        clocks = SimClocks({"a": world["a"], "b": world["b"]})
+        world["a"].clock.wall_ms()
+        await clocks.skew("f1", {"a": ClockSkew(offset_ms=60_000), "b": ClockSkew(rate_ppm=9, affects_monotonic=True)})
+        await clocks.read("a", timeout_s=1)
+        world["a"].clock.shown_ms()
+        assert await clocks.met("f1") == {"a": FaultMet(None, 0), "b": FaultMet(None, None)}
+        world["a"].clock.wall_ms()
+        assert (await clocks.met("f1"))["a"] == FaultMet(None, 1)
+        await clocks.release("f1")
+        assert await clocks.met("f1") == {}
 
     simulate(scenario)

@@ -1,4 +1,4 @@
-"""Moments: every kind comes, and whoever waits for one gets it, also when it came a little before."""
+"""Triggers: every kind comes, and whoever waits for one gets it, also when it came a little before."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from typing import Any
 
 import pytest
 
-from harness.clusters.sim.moments import SimMoments
 from harness.clusters.sim.simulation import run_simulated
+from harness.clusters.sim.triggers import SimTriggers
 from harness.clusters.sim.watch import ReplicaWatch
 from harness.exploration.mutants import SCENARIOS
 from harness.exploration.rehearsal import rehearse_test
-from nemesis.moments import KINDS, Moment, MomentWord
+from nemesis.triggers import KINDS, Occurrence, Trigger
 
 
-def test_every_kind_of_moment_comes_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_trigger_occurs_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[str] = set()
-    note = SimMoments._note
+    note = SimTriggers._note
 
-    def noted(self: SimMoments, kind: str, host: str) -> None:
+    def noted(self: SimTriggers, kind: str, host: str) -> None:
         seen.add(kind)
         note(self, kind, host)
 
-    monkeypatch.setattr(SimMoments, "_note", noted)
+    monkeypatch.setattr(SimTriggers, "_note", noted)
     run = rehearse_test(*SCENARIOS["truncate-committed"].run_of("none", 1))
     assert run.symptoms == ()
     assert seen == set(KINDS)
 
 
-def test_waiting_for_a_moment() -> None:
+def test_waiting_for_a_trigger() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         watch = ReplicaWatch()
-        moments = SimMoments(watch, now_s=loop.time)
+        triggers = SimTriggers(watch, now_s=loop.time)
 
         def tell(kind: str, host: str) -> None:
-            for listener in watch.tell.moment:
+            for listener in watch.tell.occurrence:
                 listener(kind, host)
 
         async def wait(word: str, since_s: float) -> Any:
-            return await moments.wait(MomentWord.parse(word), since_s=since_s, timeout_s=2.0)
+            return await triggers.wait(Trigger.parse(word), since_s=since_s, timeout_s=2.0)
 
         begin_s = loop.time()
         tell("elected", "n1")
         await asyncio.sleep(1.0)
-        assert await wait("elected", begin_s) == Moment(kind="elected", host="n1", at_s=begin_s)
+        assert await wait("elected", begin_s) == Occurrence(kind="elected", host="n1", at_s=begin_s)
         assert loop.time() == begin_s + 1.0
         loop.call_later(0.5, tell, "elected", "n1")
         loop.call_later(0.7, tell, "elected", "n2")

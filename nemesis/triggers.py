@@ -1,16 +1,16 @@
-"""Moments: things that replicas do, for which an event of a schedule may wait.
+"""Triggers: what replicas do, for which an event of a schedule may wait.
 
 Much of what breaks replication happens within milliseconds of something else: a crash between a vote and its sync,
-a cut right after an election. An event with `when` happens at the next such moment after its time:
+a cut right after an election. An event with `when` happens when its trigger next occurs after its time:
 
     elected              somebody is elected leader
     elected@n2           n2 is
     elected@n2+0.15      0.15 seconds after n2 was
 
-A moment that came since the event before began counts too, since the proof of a fault takes time. Where no
-such moment comes within PATIENCE_S seconds the event happens anyway, and where the cluster cannot see it (simulation
-sees all, others what replicas log at once) the event's time alone counts: `when` aims a fault, it does not condition
-it. The history says which it was.
+What occurred since the event before began counts too, since the proof of a fault takes time. Where nothing matches
+within TRIGGER_TIMEOUT_S seconds the event happens anyway, and where the cluster cannot see it (simulation sees all,
+others what replicas log at once) the event's time alone counts: `when` aims a fault, it does not condition it. The
+history says which it was.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["KINDS", "PATIENCE_S", "Moment", "MomentWord", "moment_problem"]
+__all__ = ["KINDS", "TRIGGER_TIMEOUT_S", "Occurrence", "Trigger", "trigger_problem"]
 
-PATIENCE_S = 3.0
-"""How long a moment is waited for: some elections of the fast timings."""
+TRIGGER_TIMEOUT_S = 3.0
+"""How long a trigger is waited for: some elections of the fast timings."""
 
 MAX_DELAY_S = 60.0
 
@@ -39,7 +39,7 @@ KINDS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class Occurrence:
     """Something that happened on a host; `at_s` is the event loop's time."""
 
     kind: str
@@ -51,38 +51,38 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class MomentWord:
-    """What an event waits for. `host` is empty for any."""
+class Trigger:
+    """What an event of a schedule waits for. `host` is empty for any."""
 
     kind: str
     host: str = ""
     delay_s: float = 0.0
 
     @classmethod
-    def parse(cls, text: str) -> MomentWord:
+    def parse(cls, text: str) -> Trigger:
         """Raises ValueError with one line that says what is wrong."""
-        problem = moment_problem(text)
+        problem = trigger_problem(text)
         if problem is not None:
             raise ValueError(problem)
         place, _, delay = text.partition("+")
         kind, _, host = place.partition("@")
         return cls(kind, host, float(delay or 0))
 
-    def matches(self, moment: Moment) -> bool:
-        """Whether this moment is meant."""
-        return moment.kind == self.kind and self.host in ("", moment.host)
+    def matches(self, occurrence: Occurrence) -> bool:
+        """Whether this is what was waited for."""
+        return occurrence.kind == self.kind and self.host in ("", occurrence.host)
 
 
-def moment_problem(text: object) -> str | None:
-    """Why `text` names no moment, as one line; None when it does."""
+def trigger_problem(text: object) -> str | None:
+    """Why `text` names no trigger, as one line; None when it does."""
     if not isinstance(text, str):
         return f"when must be a word such as elected@n1+0.1, not {text!r}"
     place, plus, delay = text.partition("+")
     kind, at, host = place.partition("@")
     if kind not in KINDS:
-        return f"there is no moment {kind!r}; there are: {', '.join(KINDS)}"
+        return f"there is no trigger {kind!r}; there are: {', '.join(KINDS)}"
     if at and not (host[:1] == "n" and host[1:].isdigit()):
-        return f"a moment happens on a host such as n1, not on {host!r}"
+        return f"a trigger occurs on a host such as n1, not on {host!r}"
     if plus:
         try:
             seconds = float(delay)

@@ -1,7 +1,7 @@
-"""What brokers do, by the lines that they log as they do it (nemesis.target.Moments).
+"""What brokers do, by the lines that they log as they do it (nemesis.target.Triggers).
 
 On clusters whose programs log into files that the harness can read meanwhile, a schedule may wait for what a broker
-logs at once. A moment is known here some POLL_S after its line was written, and a fault takes a few milliseconds more,
+logs at once. It is known here some POLL_S after its line was written, and a fault takes a few milliseconds more,
 so what is over within a sync of the disk (`voting`, `storing`) is not among the kinds.
 """
 
@@ -16,15 +16,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemesis.moments import Moment, MomentWord
+from nemesis.triggers import Occurrence, Trigger
 
-__all__ = ["LOGGED_KINDS", "LogMoments", "moment_of"]
+__all__ = ["LOGGED_KINDS", "LogTriggers", "occurrence_of"]
 
 POLL_S = 0.002
 """Between two looks at the logs. A look is one call to the system for each host."""
 
 MAX_REMEMBERED = 500
-"""Moments that a schedule can still find afterwards: those of the step before, which takes seconds at most."""
+"""Occurrences that a schedule can still find afterwards: those of the step before, which takes seconds at most."""
 
 MAX_READ_BYTES = 1 << 20
 """Read at once from one log; the rest follows with the next look."""
@@ -37,15 +37,15 @@ _LINES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r" node\.dledger\.pusher push to (n\d+): COMPARE -> TRUNCATE at "), "truncating"),
     (re.compile(r" node\.dledger\.pusher push to (n\d+): (?:COMPARE|TRUNCATE) -> APPEND at (?!-1$)"), "matched"),
 )
-"""A line, and the moment it stands for. It happens on the host that logs it, unless the line names another one: the
+"""A line, and the trigger it stands for. It occurs on the host that logs it, unless the line names another one: the
 leader logs what it tells a follower to do."""
 
 LOGGED_KINDS = frozenset(kind for _, kind in _LINES)
-"""The moments of nemesis.moments.KINDS that a broker's log shows."""
+"""The triggers of nemesis.triggers.KINDS that a broker's log shows."""
 
 
-def moment_of(host: str, line: str) -> tuple[str, str] | None:
-    """(kind, host) of a line that the broker of `host` logged; None when it stands for no moment."""
+def occurrence_of(host: str, line: str) -> tuple[str, str] | None:
+    """(kind, host) of a line that the broker of `host` logged; None when it stands for none."""
     for pattern, kind in _LINES:
         if found := pattern.search(line):
             return kind, (found.group(1) if pattern.groups else host)
@@ -59,18 +59,18 @@ class _Log:
     rest: bytes = b""
 
 
-class LogMoments:
-    """See nemesis.target.Moments; `logs` maps hosts to the files that their brokers log into."""
+class LogTriggers:
+    """See nemesis.target.Triggers; `logs` maps hosts to the files that their brokers log into."""
 
     def __init__(self, logs: Mapping[str, Path], *, now_s: Callable[[], float]) -> None:
         self._logs = {host: _Log(path) for host, path in logs.items()}
         self._now_s = now_s
-        self._past: deque[Moment] = deque(maxlen=MAX_REMEMBERED)
+        self._past: deque[Occurrence] = deque(maxlen=MAX_REMEMBERED)
         self._news = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def watch(self) -> AsyncIterator[None]:
-        """Hear of moments while the block runs; what was logged before it is not looked at."""
+        """Follow the logs while the block runs; what was logged before it is not looked at."""
         for log in self._logs.values():
             log.position, log.rest = _size_bytes(log.path), b""
         follower = asyncio.create_task(self._follow())
@@ -80,17 +80,17 @@ class LogMoments:
             follower.cancel()
             await asyncio.gather(follower, return_exceptions=True)
 
-    async def wait(self, word: MomentWord, *, since_s: float, timeout_s: float) -> Moment | None:
-        """The first such moment since a time of the loop; None when none comes within `timeout_s` seconds, and at once
-        for a kind that is not logged."""
-        if word.kind not in LOGGED_KINDS:
+    async def wait(self, trigger: Trigger, *, since_s: float, timeout_s: float) -> Occurrence | None:
+        """The trigger's first occurrence since a time of the loop; None when there is none within `timeout_s` seconds,
+        and at once for a kind that is not logged."""
+        if trigger.kind not in LOGGED_KINDS:
             return None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
-                    for moment in self._past:
-                        if moment.at_s >= since_s and word.matches(moment):
-                            return moment
+                    for occurrence in self._past:
+                        if occurrence.at_s >= since_s and trigger.matches(occurrence):
+                            return occurrence
                     self._news.clear()
                     await self._news.wait()
         return None
@@ -99,9 +99,9 @@ class LogMoments:
         while True:
             for host, log in self._logs.items():
                 for line in _new_lines(log):
-                    found = moment_of(host, line)
+                    found = occurrence_of(host, line)
                     if found is not None:
-                        self._past.append(Moment(kind=found[0], host=found[1], at_s=self._now_s()))
+                        self._past.append(Occurrence(kind=found[0], host=found[1], at_s=self._now_s()))
                         self._news.set()
             await asyncio.sleep(POLL_S)
 

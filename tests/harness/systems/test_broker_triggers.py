@@ -1,4 +1,4 @@
-"""Moments told from the brokers' logs: every kind shows, and is told of once it is written."""
+"""Triggers read from the brokers' logs: every kind shows, once it is written."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from harness.clusters.sim.cluster import SimCluster
 from harness.execution import rehearse
 from harness.exploration.mutants import SCENARIOS
 from harness.exploration.rehearsal import parts_of
-from harness.faults.moments import count_moments, kinds_seen, not_waited_for
+from harness.faults.triggers import count_triggers, kinds_seen, not_waited_for
 from harness.history_writer import read_history
 from harness.systems.broker import BrokerSystem
-from harness.systems.broker_moments import LOGGED_KINDS, LogMoments, moment_of
-from nemesis.moments import KINDS, MomentWord
+from harness.systems.broker_triggers import LOGGED_KINDS, LogTriggers, occurrence_of
 from nemesis.schedule import Schedule
+from nemesis.triggers import KINDS, Trigger
 
 QUIET = Console(file=io.StringIO(), quiet=True)
 ELECTED = "2026-01-01T00:00:00.000Z INFO node.dledger.role role_change self=n2 role=LEADER term=7\n"
@@ -27,7 +27,7 @@ MATCHED = "2026-01-01T00:00:00.000Z INFO node.dledger.pusher push to n3: COMPARE
 
 
 @pytest.mark.parametrize(
-    ("line", "moment"),
+    ("line", "occurrence"),
     [
         (ELECTED, ("elected", "n2")),
         (MATCHED, ("matched", "n3")),
@@ -37,8 +37,8 @@ MATCHED = "2026-01-01T00:00:00.000Z INFO node.dledger.pusher push to n3: COMPARE
         ("x INFO node.broker.append_errors a message says role_change self=n2 role=LEADER term=7", None),
     ],
 )
-def test_lines_and_their_moments(line: str, moment: tuple[str, str] | None) -> None:
-    assert moment_of("n2", line.rstrip()) == moment
+def test_lines_and_their_triggers(line: str, occurrence: tuple[str, str] | None) -> None:
+    assert occurrence_of("n2", line.rstrip()) == occurrence
 
 
 def test_a_broker_logs_every_kind_that_is_looked_for(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_broker_logs_every_kind_that_is_looked_for(tmp_path: Path) -> None:
     rehearse(parts_of(*SCENARIOS["truncate-committed"].run_of("none", 1)), str(tmp_path), QUIET)
     seen = set()
     for path in tmp_path.glob("*/2*/nodes/n*/broker.log"):
-        seen |= {found for line in path.read_text().splitlines() if (found := moment_of(path.parent.name, line))}
+        seen |= {found for line in path.read_text().splitlines() if (found := occurrence_of(path.parent.name, line))}
     assert {kind for kind, _ in seen} == LOGGED_KINDS
     assert {host for _, host in seen} <= {"n1", "n2", "n3"}
     assert set(KINDS) > LOGGED_KINDS
@@ -58,13 +58,13 @@ def test_waiting_for_what_is_logged(tmp_path: Path) -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        moments = LogMoments({"n2": log, "n3": tmp_path / "not-yet.log"}, now_s=loop.time)
+        triggers = LogTriggers({"n2": log, "n3": tmp_path / "not-yet.log"}, now_s=loop.time)
 
         async def wait(word: str, timeout_s: float = 30.0) -> str:
-            found = await moments.wait(MomentWord.parse(word), since_s=begin_s, timeout_s=timeout_s)
+            found = await triggers.wait(Trigger.parse(word), since_s=begin_s, timeout_s=timeout_s)
             return str(found)
 
-        async with moments.watch():
+        async with triggers.watch():
             begin_s = loop.time()
             assert await wait("elected", 0.05) == "None", "what was there before does not count"
             assert await wait("storing") == "None", "nobody waits for what is not logged"
@@ -97,8 +97,8 @@ def test_what_a_cluster_cannot_see_is_said() -> None:
     assert line is not None and "local cannot see storing" in line and line.endswith("at their time alone: inject f1")
 
 
-def test_moments_that_came_are_counted(tmp_path: Path) -> None:
+def test_triggers_that_occurred_are_counted(tmp_path: Path) -> None:
     rehearse(parts_of(*SCENARIOS["truncate-not-persisted"].run_of("none", 1)), str(tmp_path), QUIET)
     (history,) = tmp_path.glob("*/2*/history.jsonl")
-    came, waited = count_moments(read_history(history))
+    came, waited = count_triggers(read_history(history))
     assert waited == 4 and 2 <= came <= 4

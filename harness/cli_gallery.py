@@ -1,0 +1,42 @@
+"""The options of `harness gallery`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from harness.cli_options import positive_count, seed_number
+
+__all__ = ["add_gallery_command"]
+
+
+def add_gallery_command(commands: Any) -> None:
+    """`gallery`, `gallery run` and `gallery page`."""
+    gallery = commands.add_parser("gallery", help="known bugs of real systems: list them, find them again")
+    _add_places(gallery)
+    gallery.set_defaults(gallery_command=None)
+    inner = gallery.add_subparsers(dest="gallery_command", metavar="COMMAND")
+    run = inner.add_parser("run", help="run findings and their controls, and say how often each was as expected")
+    run.add_argument("findings", nargs="*", metavar="NAME", help="of findings (harness gallery lists them)")
+    run.add_argument("--all", action="store_true", help="all of them")
+    run.add_argument(
+        "--times", type=positive_count, default=1, metavar="N", help="of each finding and its control (default: 1)"
+    )
+    run.add_argument("--seed", type=seed_number, metavar="N", help="decides everything random (default: random)")
+    run.add_argument("--cluster", metavar="NAME", help="how hosts are made (default: the best one here)")
+    _add_places(run, is_inner=True)
+    page = inner.add_parser("page", help="write the page of findings, beside the results that it is made of")
+    _add_places(page, is_inner=True)
+
+
+def _add_places(parser: Any, *, is_inner: bool = False) -> None:
+    """`--store` and `--results`, before the inner command's name or after it: the inner one's defaults must not undo
+    what was given before."""
+    parser.add_argument(
+        "--store", default=argparse.SUPPRESS if is_inner else "store", metavar="DIR",
+        help="where runs are kept (default: ./store)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--results", default=argparse.SUPPRESS if is_inner else None, metavar="FILE",
+        help="what runs came to, as JSON (default: gallery.json in the store)",
+    )  # fmt: skip

@@ -1,0 +1,74 @@
+"""Which triggers a schedule can wait for on a cluster, and how many of them occurred."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from harness.clusters.abilities import LiveLogs
+from nemesis.schedule import Schedule
+from nemesis.target import Triggers
+from nemesis.triggers import Trigger
+
+__all__ = ["HasTriggers", "KnowsTriggers", "WatchedTriggers", "count_triggers", "kinds_seen", "not_waited_for"]
+
+
+@runtime_checkable
+class KnowsTriggers(Protocol):
+    """A class of clusters that see themselves what their replicas do, or of systems whose replicas log it."""
+
+    trigger_kinds: Collection[str]
+    """Kinds of nemesis.triggers."""
+
+
+@runtime_checkable
+class HasTriggers(Protocol):
+    """A cluster or a system that reports what replicas do to a nemesis."""
+
+    triggers: Triggers | None
+    """None where nothing can be seen in this run."""
+
+
+@runtime_checkable
+class WatchedTriggers(Triggers, Protocol):
+    """Triggers that are seen only while somebody listens."""
+
+    def watch(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Listen while the block runs."""
+        ...
+
+
+def kinds_seen(cluster_class: Any, system_class: Any) -> frozenset[str]:
+    """The kinds of nemesis.triggers that can be waited for: what the cluster sees itself, or else what the system logs,
+    where logs can be read while the run goes on."""
+    seen = frozenset(cluster_class.trigger_kinds) if isinstance(cluster_class, KnowsTriggers) else frozenset()
+    if isinstance(cluster_class, LiveLogs) and cluster_class.logs_are_live and isinstance(system_class, KnowsTriggers):
+        seen |= frozenset(system_class.trigger_kinds)
+    return seen
+
+
+def not_waited_for(schedule: Schedule, cluster_class: Any, system_class: Any) -> str | None:
+    """One line about the events whose triggers a cluster cannot see; None when there are none."""
+    seen = kinds_seen(cluster_class, system_class)
+    lost = [
+        (event, kind) for event in schedule if event.when and (kind := Trigger.parse(event.when).kind) not in seen
+    ]
+    if not lost:
+        return None
+    kinds = ", ".join(sorted({kind for _, kind in lost}))
+    events = ", ".join(f"{event.action} {event.fault_id}" for event, _ in lost)
+    known = f"it sees {', '.join(sorted(seen))}" if seen else "it sees none"
+    return f"cluster {cluster_class.name} cannot see {kinds} ({known}): at their time alone: {events}"
+
+
+def count_triggers(events: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+    """(triggers that occurred, triggers waited for), by the nemesis's events of a history.
+
+    Histories of earlier versions call them moments."""
+    values = [
+        event["value"] for event in events
+        if event["process"] == "nemesis" and event["type"] != "invoke" and isinstance(event.get("value"), Mapping)
+    ]  # fmt: skip
+    waited = [value[name] for value in values for name in ("trigger", "moment") if name in value]
+    return sum(occurrence is not None for occurrence in waited), len(waited)

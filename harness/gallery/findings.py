@@ -1,0 +1,184 @@
+"""The findings, as data. Another one is another `Finding` here: nothing else has to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.gallery.finding import Finding
+
+__all__ = ["FINDINGS"]
+
+_NATS = Finding(
+    name="nats-power-loss",
+    title="JetStream loses what it has acknowledged when all servers lose power at once",
+    version="NATS 2.15.1",
+    options="--system nats --nodes 3 --workload log --nemesis power=cut@all --nemesis-interval 8 --time-limit 20",
+    finding="--set sync=2m",
+    control="--set sync=always",
+    control_says="with `sync_interval: always` a server syncs before it acknowledges",
+    check="log",
+    names=("lost",),
+    promised="A message that was acknowledged has been persisted, says the guide for developers; files are synced "
+    "every two minutes by default, says the documentation of `sync_interval`.",
+    reported="Kyle Kingsbury, nats-server #7564 and Jepsen: NATS 2.12.1, December 2025",
+    link="https://jepsen.io/analyses/nats-2.12.1",
+)
+
+_REDIS = Finding(
+    name="redis-failover-loss",
+    title="A primary that is cut off acknowledges writes which are gone once a replica has been promoted",
+    version="Valkey 9.1.0, a fork of Redis, with Sentinel",
+    options="--system redis --nodes 3 --workload set --nemesis partition=leader --nemesis-interval 10 --time-limit 30",
+    finding="--set quorum=2",
+    control="--set quorum=9",
+    control_says="more watchers must agree than there are, so that nobody is promoted: one primary takes all writes, "
+    "and its replicas follow it again",
+    check="set-full",
+    names=("lost",),
+    promised="Replication is asynchronous: the documentation of Sentinel says that acknowledged writes may be lost.",
+    reported="Kyle Kingsbury, Call me maybe: Redis, May 2013",
+    link="https://aphyr.com/posts/283-call-me-maybe-redis",
+)
+
+_ETCD_STALE = Finding(
+    name="etcd-serializable-reads",
+    title="Serializable reads of a member behind a partition are stale",
+    version="etcd 3.5.1",
+    options="--system etcd --nodes 3 --workload register --nemesis partition --time-limit 40",
+    finding="--set read=serializable",
+    control="--set read=linearizable",
+    control_says="linearizable reads, the default, ask a quorum",
+    check="linearizable",
+    names=("read",),
+    promised="The documentation of the API calls serializable reads possibly stale.",
+    reported="Kyle Kingsbury, Jepsen: etcd and Consul, June 2014",
+    link="https://aphyr.com/posts/316-jepsen-etcd-and-consul",
+)
+
+_ETCD_LOCK = Finding(
+    name="etcd-lock-pause",
+    title="What etcd's lock protects is lost when its holder's member stands still for longer than the lease",
+    version="etcd 3.5.1",
+    options="--system etcd-lock --nodes 3 --workload set --nemesis pause=sigstop@n1 --nemesis-interval 4 "
+    "--concurrency 2 --operation-timeout 10 --time-limit 50",
+    finding="--set fenced=no",
+    control="--set fenced=yes",
+    control_says="a transaction that writes only while the lock's key is still there refuses the late write",
+    check="set-full",
+    names=("lost",),
+    promised="The documentation says since 2020 that a lock's lease may end unseen, and to write in a transaction "
+    "that checks the lock's key.",
+    reported="Jepsen, etcd 3.4.3, January 2020",
+    link="https://jepsen.io/analyses/etcd-3.4.3",
+)
+
+_ROCKETMQ = Finding(
+    name="rocketmq-async-ha-loss",
+    title="An ASYNC_MASTER acknowledges messages that no slave has, and they are gone once a slave is promoted",
+    version="Apache RocketMQ 4.9.7",
+    options="--system rocketmq --nodes 2 --workload log --set workload.polls=eventual --nemesis promote=failover "
+    "--nemesis-interval 12 --time-limit 45",
+    finding="--set replication=async",
+    control="--set replication=sync",
+    control_says="a SYNC_MASTER says SEND_OK only when a slave has the message",
+    check="log",
+    names=("lost", "divergent"),
+    promised="The documentation says that with asynchronous replication slaves lag by milliseconds, and some messages "
+    "are lost with a master's disk; with synchronous double write a message is acknowledged when both have it.",
+    reported="Apache RocketMQ's own documentation of its deployments",
+    link="https://github.com/apache/rocketmq/blob/develop/docs/en/operation.md",
+)
+
+_KAFKA = Finding(
+    name="kafka-acks-1-loss",
+    title="A leader that is cut off acknowledges records with acks=1 which are gone once another one leads",
+    version="Apache Kafka 3.9.1",
+    options="--system kafka --nodes 3 --workload log --set workload.polls=eventual --nemesis partition=leader "
+    "--nemesis-interval 15 --time-limit 40",
+    finding="--set acks=1",
+    control="--set acks=all",
+    control_says="with acks=all and two replicas that must be in sync, a leader that is cut off acknowledges nothing",
+    check="log",
+    names=("lost", "divergent"),
+    promised="The documentation of the producer says that with acks=1 a record is lost if the leader fails right after "
+    "it has acknowledged it and before its followers have it.",
+    reported="Kyle Kingsbury, Jepsen: Kafka, September 2013",
+    link="https://aphyr.com/posts/293-jepsen-kafka",
+)
+
+_ZOOKEEPER = Finding(
+    name="zookeeper-local-reads",
+    title="A server behind a partition answers reads from what it has",
+    version="ZooKeeper 3.9.3",
+    options="--system zookeeper --nodes 3 --workload register --nemesis partition=one --nemesis-interval 3 --rate 1000 "
+    "--time-limit 40",
+    finding="--set reads=local",
+    control="--set reads=quorum",
+    control_says="the client has a write committed before each read, which only a true leader can do",
+    check="linearizable",
+    names=("read",),
+    promised="The programmer's guide says that different clients do not always see the same at the same time, and to "
+    "call sync before a read where that matters.",
+    reported="ZooKeeper's own programmer's guide",
+    link="https://zookeeper.apache.org/doc/current/zookeeperProgrammers.html#ch_zkGuarantees",
+)
+
+_ZOOKEEPER_SNAPSHOT = Finding(
+    name="zookeeper-empty-snapshot",
+    title="A server whose first snapshot was emptied by a power cut, since it was never synced, does not start again",
+    version="ZooKeeper 3.9.3",
+    options="--system zookeeper --nodes 3 --workload register --nemesis power=cut@majority --nemesis-interval 8 "
+    "--time-limit 20",
+    finding="--set trust_empty_snapshot=false",
+    control="--set trust_empty_snapshot=true",
+    control_says="with `zookeeper.snapshot.trust.empty` a server takes an empty snapshot for one of nothing, and "
+    "replays its log, which was synced",
+    check="recovers",
+    names=("not back",),
+    promised="The administrator's guide says that the service is available while a majority is, and that servers which "
+    "failed may be started again; of the property it says that it is for upgrades.",
+    reported="seen here; the check that refuses to start is of ZOOKEEPER-2325, the way around it of ZOOKEEPER-3056",
+    link="https://issues.apache.org/jira/browse/ZOOKEEPER-2325",
+)
+
+_POSTGRES_G2 = Finding(
+    name="postgres-12-g2-item",
+    title="Transactions under SERIALIZABLE of which no serial order exists, without any fault",
+    version="PostgreSQL 12.2",
+    options="--system postgres --nodes 1 --workload list-append --nemesis none --concurrency 20 --rate 2000 "
+    "--set workload.keys=10 --set workload.writes_per_key=4 --set workload.isolation=serializable --time-limit 40",
+    finding="--set version=12.2",
+    control="--set version=12.6",
+    control_says="12.4 and later no longer miss the conflict of an upsert with a row that changed meanwhile",
+    check="isolation",
+    names=("G2-item", "G2", "G-single", "lost-update"),
+    promised="The documentation says that SERIALIZABLE gives the same effect as running all transactions one at a time "
+    "in some order.",
+    reported="Kyle Kingsbury, Jepsen: PostgreSQL 12.3, June 2020",
+    link="https://jepsen.io/analyses/postgresql-12.3",
+)
+
+_POSTGRES_COMMIT = Finding(
+    name="postgres-synchronous-commit-off",
+    title="Transactions that were acknowledged before they were on disk are gone after a power cut",
+    version="PostgreSQL 17.5",
+    options="--system postgres --nodes 1 --workload set --nemesis power=crash --time-limit 30",
+    finding="--set synchronous_commit=off",
+    control="--set synchronous_commit=on",
+    control_says="with `synchronous_commit = on`, the default, a commit is on disk before it is acknowledged",
+    check="set-full",
+    names=("lost",),
+    promised="The documentation says that with `synchronous_commit = off` transactions that were reported as committed "
+    "may be lost in a crash.",
+    reported="PostgreSQL's own documentation of asynchronous commit",
+    link="https://www.postgresql.org/docs/17/wal-async-commit.html",
+)
+
+FINDINGS: Mapping[str, Finding] = {
+    each.name: each
+    for each in (
+        _NATS, _REDIS, _ETCD_STALE, _ETCD_LOCK, _ROCKETMQ, _KAFKA, _ZOOKEEPER, _ZOOKEEPER_SNAPSHOT,
+        _POSTGRES_G2, _POSTGRES_COMMIT,
+    )
+}  # fmt: skip
+"""By name, in the order in which they are listed and run."""

@@ -1,0 +1,54 @@
+"""A witness as a picture that stands alone: an SVG file for a page that is no report of ours."""
+
+from __future__ import annotations
+
+__all__ = ["witness_picture"]
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from harness.report.svg import element
+from harness.report.timeline import DRAWN_WIDTH_PX, arrowhead, timeline
+from harness.report.units import clip
+from harness.report.witness import Witness
+
+NAMES_PX = 92
+"""Room for the names of the lanes."""
+
+EDGE_PX = 12
+TITLE_PX = 34
+
+
+def witness_picture(witness: Witness, faults: Sequence[Mapping[str, Any]], *, title: str) -> Markup:
+    """The operations in conflict, a lane for each process, with the faults at their time, as one SVG."""
+    drawing = timeline(witness, (), faults)
+    names = [
+        element("text", f"process {name}", x=NAMES_PX - 10, y=TITLE_PX + share * drawing.height_px + 4, class_="name")
+        for share, name in drawing.lanes
+    ]
+    chart = element("svg", drawing.svg, x=NAMES_PX, y=TITLE_PX, width=DRAWN_WIDTH_PX, height=drawing.height_px)
+    width, height = NAMES_PX + DRAWN_WIDTH_PX + EDGE_PX, TITLE_PX + drawing.height_px + EDGE_PX
+    return element(
+        "svg",
+        element("style", _style()),
+        arrowhead(),
+        element("rect", x=0, y=0, width=width, height=height, rx=8, class_="page"),
+        element("text", clip(title, 110), x=EDGE_PX, y=22, class_="title"),
+        *names,
+        chart,
+        xmlns="http://www.w3.org/2000/svg",
+        view_box=f"0 0 {width} {height}",
+        width=width,
+        height=height,
+        role="img",
+        aria_label=clip(title, 110),
+    )
+
+
+@cache
+def _style() -> Markup:
+    return Markup((Path(__file__).parent / "static" / "picture.css").read_text(encoding="utf-8"))

@@ -1,0 +1,51 @@
+"""A set that is kept under etcd's lock: read, added to and written back by whoever holds the lock.
+
+The lock is etcd's own, with a lease of two seconds that nobody renews: a holder whose requests are held up may lose it
+and not know. With `--set fenced=yes` the write is a transaction that looks whether the lock's key is still there.
+"""
+
+import asyncio
+import base64
+import json
+from typing import Any
+
+from harness.sdk import Client, JsonHttp, Refused
+from harness.systems.etcd import Etcd, text
+
+LEASE_S = 2
+"""The shortest that etcd grants with its default election timeout."""
+
+WORK_S = 0.3
+"""What a holder does between reading and writing takes so long."""
+
+
+class LockedSetClient(Client):
+    async def open(self) -> None:
+        self.http = JsonHttp(self.url("client"))
+
+    async def close(self) -> None:
+        await self.http.close()
+
+    async def add(self, value: int) -> None:
+        lease = (await self.http.post("/v3/lease/grant", {"TTL": LEASE_S}))["ID"]
+        held = (await self.http.post("/v3/lock/lock", {"name": text("lock"), "lease": lease}))["key"]
+        members = await self.members()
+        await asyncio.sleep(WORK_S)
+        change = {"requestPut": {"key": text("set"), "value": text([*members, value])}}
+        still_held = {"key": held, "target": "CREATE", "result": "GREATER", "createRevision": "0"}
+        compare = [still_held] if self.settings["fenced"] == "yes" else []
+        done = await self.http.post("/v3/kv/txn", {"compare": compare, "success": [change]})
+        if not done.get("succeeded"):
+            raise Refused("the lock was lost before the write")
+        await self.http.post("/v3/lease/revoke", {"ID": lease})
+
+    async def members(self) -> list[Any]:
+        found = (await self.http.post("/v3/kv/range", {"key": text("set")})).get("kvs", [])
+        return list(json.loads(base64.b64decode(found[0]["value"]))) if found else []
+
+
+class EtcdLock(Etcd):
+    """etcd 3.5.1, a set in one key that clients change under etcd's lock."""
+
+    client = LockedSetClient
+    settings = {"fenced": ("no", "yes")}

@@ -1,0 +1,147 @@
+"""Apache's own RocketMQ 4.9: brokers in classic HA or as a DLedger group, and a name server on a host of its own.
+
+In classic HA the first host is the master and the others are slaves; nobody is elected, and an operator may promote a
+slave. `async` acknowledges what the master has, `sync` what a slave has as well. Clients are those of `node.client`.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from harness.runtime import harness_runtime
+from harness.sdk import Client, Host, Status, System, maven
+from node.client import BrokerClient, PullStatus
+
+TOPIC = "splitbrain"
+NAME_SERVER = "ns1"
+
+ASKING_TIMEOUT_MS = 1000
+"""For a question of the harness's, so that a connection into a partition is given up after two."""
+
+OPENED = ("java.nio", "sun.nio.ch", "java.lang", "java.util", "java.util.concurrent", "jdk.internal.ref")
+"""Packages of the JDK into which RocketMQ 4.9 reaches, closed to it since Java 16."""
+
+LOG_TO_CONSOLE = """<configuration><appender name="OUT" class="ch.qos.logback.core.ConsoleAppender">
+<encoder><pattern>%d %level %logger{0} %msg%n</pattern></encoder></appender>
+<root level="WARN"><appender-ref ref="OUT"/></root></configuration>
+"""
+
+ROLES = {"async": "ASYNC_MASTER", "sync": "SYNC_MASTER", "dledger": "ASYNC_MASTER"}
+
+
+class RocketMQ(System):
+    """Apache RocketMQ 4.9.7: brokers in classic HA or as a DLedger group, and a name server."""
+
+    install = maven("org.apache.rocketmq:rocketmq-broker:4.9.7", "org.apache.rocketmq:rocketmq-namesrv:4.9.7")
+    ports = {"broker": 10911, "ha": 10912, "dledger": 40911, "nameserver": 9876}
+    settings = {"replication": ("dledger", "async", "sync"), "flush": ("sync", "async")}
+    extra_hosts = (NAME_SERVER,)
+    ready_timeout_s = 180.0
+    recovery_timeout_s = 180.0
+    master = 1
+
+    def files(self, host: Host) -> Mapping[str, str]:
+        """A configuration, and where logs go."""
+        logs = {f"conf/logback_{program}.xml": LOG_TO_CONSOLE for program in ("broker", "namesrv")}
+        if host.name == NAME_SERVER:
+            return {**logs, "namesrv.conf": f"listenPort=9876\nkvConfigPath={host.path('kvConfig.json')}\n"}
+        lines = [f"{name}={value}" for name, value in self.configuration(host).items()]
+        return {**logs, "broker.conf": "\n".join(lines) + "\n"}
+
+    def configuration(self, host: Host) -> Mapping[str, Any]:
+        """The configuration of the broker of a host."""
+        leads, group = host.number == self.master, self.settings["replication"] == "dledger"
+        peers = ";".join(f"{each.name}-{each.advertise('dledger')}" for each in self.hosts)
+        return {
+            **{"brokerClusterName": "tested", "brokerName": "broker-a", "brokerId": 0 if leads else host.number},
+            **{"brokerRole": ROLES[self.settings["replication"]] if leads or group else "SLAVE"},
+            **{"flushDiskType": f"{self.settings['flush'].upper()}_FLUSH", "autoCreateTopicEnable": "false"},
+            **{"namesrvAddr": self.others[NAME_SERVER].advertise("nameserver"), "registerNameServerPeriod": 10000},
+            **{"brokerIP1": host.ip, "brokerIP2": host.ip, "listenPort": 10911, "haListenPort": 10912},
+            **{"storePathRootDir": host.path("store"), "storePathCommitLog": host.path("store", "commitlog")},
+            **{"mappedFileSizeCommitLog": 64 << 20, "diskMaxUsedSpaceRatio": 95},
+            **{"enableDLegerCommitLog": str(group).lower(), "dLegerGroup": "broker-a", "dLegerPeers": peers},
+            **{"dLegerSelfId": host.name, "transientStorePoolEnable": "false"},
+        }
+
+    def command(self, host: Host) -> list[str]:
+        """A broker, or the name server."""
+        name = "namesrv" if host.name == NAME_SERVER else "broker"
+        return [
+            *("java", "-Xms320m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:MaxDirectMemorySize=256m"),
+            *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
+            *(f"-Duser.home={host.data}", "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"),
+            "-Drocketmq.broker.diskSpaceCleanForciblyRatio=0.98",
+            *(f"org.apache.rocketmq.{name}.{name.capitalize()}Startup", "-c", host.path(f"{name}.conf")),
+        ]
+
+    def environment(self, host: Host) -> Mapping[str, str]:
+        """The directory of its logging configuration."""
+        return {"ROCKETMQ_HOME": host.data}
+
+    async def ready(self, host: Host) -> bool:
+        """Whether its own port is listened on."""
+        return await host.listens(["nameserver" if host.name == NAME_SERVER else "broker"])
+
+    async def start_together(self) -> None:
+        """The topic, by the master; slaves ask it for topics every ten seconds, and one that is promoted needs it."""
+        for host in self.hosts:
+            if (await self.status(host)).leads:
+                await self.asking.create_topic(TOPIC, queues=self.keys, address=host.address("broker"))
+        for host in self.hosts:
+            if TOPIC not in await self.asking.topic_names(host.address("broker")):
+                raise LookupError(f"{host.name} does not know the topic yet")
+
+    async def status(self, host: Host) -> Status:
+        """The role in its configuration, which changes with its role, and how far its log goes."""
+        address = host.address("broker")
+        configuration, table = await self.asking.broker_config(address), await self.asking.runtime_info(address)
+        facts = {name: configuration[name] for name in ("brokerRole", "brokerId")}
+        return Status(leads=facts["brokerRole"] != "SLAVE", end=int(table["commitLogMaxOffset"]), facts=facts)
+
+    async def promote(self, host: Host) -> None:
+        """The host is the master, and all others are slaves."""
+        self.master = host.number
+
+    @cached_property
+    def asking(self) -> BrokerClient:
+        """A client for the harness's own questions; its connections are kept."""
+        return BrokerClient(name_servers=[], runtime=harness_runtime(None), request_timeout_ms=ASKING_TIMEOUT_MS)
+
+
+class RocketMQClient(Client):
+    async def open(self) -> None:
+        """A client that asks the name server where the master is."""
+        self.broker = BrokerClient(
+            name_servers=[self.address("nameserver", self.others[NAME_SERVER])],
+            runtime=harness_runtime(None),
+            request_timeout_ms=int(self.timeout_s * 900),
+            translate=self.dialled,
+        )
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self.broker.close()
+
+    async def append(self, key: int, value: Any) -> int:
+        """The offset; raises where the broker says that the message may be on the master alone."""
+        sent = await self.broker.send(TOPIC, key, json.dumps(value).encode())
+        if sent.is_local:
+            raise TimeoutError(f"stored, and {sent.status.name}")
+        return sent.queue_offset
+
+    async def poll(self, key: int, offset: int, most: int) -> list[Any]:
+        """Pulls until it has enough, or reached the end that the master says."""
+        found: list[Any] = []
+        while len(found) < most:
+            pulled = await self.broker.pull(TOPIC, key, offset + len(found), most - len(found))
+            if pulled.status is not PullStatus.FOUND:
+                if offset + len(found) < pulled.max_offset:
+                    raise OSError(f"{pulled.status.name} at {offset + len(found)} of {pulled.max_offset}")
+                break
+            for message in pulled.messages:
+                if message.queue_offset != offset + len(found):
+                    raise OSError(f"offset {message.queue_offset} where {offset + len(found)} was due")
+                found.append(json.loads(message.body))
+        return found

@@ -1,0 +1,77 @@
+"""Workload `delay` for any client: `schedule(value, delay_ms)`, `dequeue()`, and `ack(value)` where the queue has that.
+
+A value must not come out before it was due: so many milliseconds after its `schedule` was invoked, by the harness's
+clock. Delays are 0 and two more up to `longest_ms`. With a clock nemesis, early values are found where the system keeps
+its times by the wall clock. Lateness is counted (more than a second) and is no violation: while nobody leads, nothing
+can be delivered. See `queue` for what becomes of values that a dequeue of unknown outcome may have taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from harness.generator import Calls, Context, EachThread, Generator, Mix, Op
+from harness.systems.base import CheckOutcome, Setting
+from harness.worker import Client
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload
+from harness.workloads.checks import delays
+from harness.workloads.client_queue import DEQUEUE, taking_client
+from harness.workloads.draining import TakeUntilQuiet, unless_taken_unseen
+from harness.workloads.queues import Numbered
+
+__all__ = ["ClientDelayWorkload", "delayed_sends"]
+
+SHORTER = 5
+"""The delay between none and the longest is the longest divided by this."""
+
+
+async def _schedule(client: Any, value: Any, key: Any) -> Any:
+    await client.schedule(value["message"], value["delay_ms"])
+    return value
+
+
+def delayed_sends(delays_ms: Sequence[int]) -> Numbered:
+    """Sends of messages with one of these delays each."""
+
+    def send(context: Context, number: int) -> Op:
+        return Op("send", None, {"message": number, "delay_ms": context.random.choice(delays_ms)})
+
+    return Numbered(send)
+
+
+class ClientDelayWorkload(CapabilityWorkload):
+    """Somewhat more dequeues than delayed sends."""
+
+    name = "delay"
+    description = "Delayed values: never early, and none lost."
+    capabilities = ("schedule", "dequeue")
+    settings = (
+        Setting("longest_ms", "5000", "the longest delay in milliseconds", bounds=(100, 60_000)),
+        Setting("drain_s", "3", "seconds without a value, beyond the longest delay, after which it counts as empty",
+                bounds=(1, 60)),
+    )  # fmt: skip
+    calls: ClassVar[Mapping[str, Call]] = {"send": Call("schedule", _schedule), "receive": DEQUEUE}
+    check_names = ("delay",)
+
+    def generator(self) -> Generator:
+        longest_ms = self.number("longest_ms")
+        sends = delayed_sends((0, longest_ms // SHORTER, longest_ms))
+        return Mix(((0.4, sends), (0.6, Calls(lambda _: Op("receive")))))
+
+    def final_generator(self) -> Generator:
+        """Every thread takes what is left, until nothing can be due any more."""
+        quiet_s = self.number("longest_ms") / 1000 + self.number("drain_s")
+        return EachThread(TakeUntilQuiet("receive", quiet_s))
+
+    def client(self, connection: Any) -> Client:
+        return taking_client(connection, self.calls, "receive")
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        found = delays(history)
+        if found.valid is False:
+            found = unless_taken_unseen(
+                found, history, put="send", taken="receive", lost="lost", certain=("early",)
+            )  # fmt: skip
+        return {"delay": found}

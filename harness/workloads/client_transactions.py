@@ -1,0 +1,114 @@
+"""Workload `transactions` for any client: `prepare(value)`, then `commit(value)` or `rollback(value)`, and `dequeue()`,
+with `ack(value)` where the queue has that.
+
+A value must come out if its transaction was committed, and only then: neither before the commit nor after a rollback.
+One client does both steps of a transaction, one right after the other; some transactions are prepared and never
+ended. An end that is refused leaves open what becomes of the transaction. See `queue` for what becomes of values that
+a dequeue of unknown outcome may have taken.
+
+The checker gets each `transact` as a `prepare` and a `commit` or `rollback` of the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from harness.generator import Calls, Context, EachThread, Generator, Mix, Op
+from harness.systems.base import CheckOutcome
+from harness.worker import Client, TellsOutcome
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload
+from harness.workloads.checks import transaction_visibility
+from harness.workloads.client_queue import DEQUEUE, taking_client
+from harness.workloads.draining import TakeUntilQuiet, unless_taken_unseen
+from harness.workloads.queues import Numbered
+from harness.workloads.stack import DRAIN_SETTING
+
+__all__ = ["ClientTransactionsWorkload", "as_prepare_and_end"]
+
+COMMITTED_SHARE = 0.6
+ROLLED_BACK_SHARE = 0.3
+"""What is left is never ended."""
+
+
+class _Undecided(Exception):
+    """The transaction was prepared, and its end was refused: what the system makes of it is its own affair."""
+
+    is_definite = False
+
+
+async def _prepare(client: Any, value: Any, key: Any) -> Any:
+    await client.prepare(value)
+    return value
+
+
+async def _transact(client: Any, value: Any, key: Any) -> Any:
+    message = value["message"]
+    await client.prepare(message)
+    try:
+        await (client.commit if value["commit"] else client.rollback)(message)
+    except Exception as error:
+        if isinstance(error, TellsOutcome) and error.is_definite:
+            raise _Undecided(f"prepared, then {error}") from error
+        raise
+    return value
+
+
+def _transaction(context: Context, number: int) -> Op:
+    draw = context.random.random()
+    if draw >= COMMITTED_SHARE + ROLLED_BACK_SHARE:
+        return Op("prepare", None, number)
+    return Op("transact", None, {"message": number, "commit": draw < COMMITTED_SHARE})
+
+
+class ClientTransactionsWorkload(CapabilityWorkload):
+    """Somewhat more dequeues than transactions."""
+
+    name = "transactions"
+    description = "Transactional values: they come out if they were committed, and only then."
+    capabilities = ("prepare", "commit", "rollback", "dequeue")
+    settings = (DRAIN_SETTING,)
+    calls: ClassVar[Mapping[str, Call]] = {
+        "prepare": Call("prepare", _prepare),
+        "transact": Call("commit", _transact),
+        "receive": DEQUEUE,
+    }
+    check_names = ("transaction-visibility",)
+
+    def generator(self) -> Generator:
+        return Mix(((0.4, Numbered(_transaction)), (0.6, Calls(lambda _: Op("receive")))))
+
+    def final_generator(self) -> Generator:
+        """Every thread takes what is left."""
+        return EachThread(TakeUntilQuiet("receive", self.number("drain_s")))
+
+    def client(self, connection: Any) -> Client:
+        return taking_client(connection, self.calls, "receive")
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        certain = ("rolled-back-seen", "prepared-seen")
+        found = transaction_visibility(list(as_prepare_and_end(history)))
+        if found.valid is False:
+            found = unless_taken_unseen(
+                found, history, put="transact", taken="receive", lost="committed-lost", certain=certain
+            )
+        return {"transaction-visibility": found}
+
+
+def as_prepare_and_end(history: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The checker's vocabulary: process p becomes 2p, and 2p + 1 where it ends a transaction meanwhile."""
+    index = 0
+    for event in history:
+        if event["f"] == "lag":
+            continue
+        base = {**event, "process": 2 * event["process"]}
+        if event["f"] != "transact":
+            yield {**base, "index": index}
+            index += 1
+            continue
+        value = event["value"]
+        end = "commit" if value["commit"] else "rollback"
+        for f, process in (("prepare", base["process"]), (end, base["process"] + 1)):
+            yield {**base, "index": index, "process": process, "f": f, "value": value["message"]}
+            index += 1

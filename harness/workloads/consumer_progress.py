@@ -1,0 +1,106 @@
+"""Workload `consumer-progress`: `commit_offset(partition, offset)` and `committed_offset(partition)`, of one group.
+
+Every thread commits growing offsets of a partition that is its own, and all look at what is stored of any partition.
+What is stored must never go back. A commit of unknown outcome may still arrive later, behind newer ones, in any system:
+its thread goes on with another partition.
+
+`committed_offset` returns the offset, or None where none was ever committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from harness.generator import Context, EachThread, Generator, Op, Unpaced
+from harness.systems.base import CheckOutcome
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
+from harness.workloads.checks import consumer_progress
+from harness.workloads.queues import MAX_FINAL_ATTEMPTS
+
+__all__ = ["ConsumerProgressWorkload"]
+
+GROUP = "group"
+"""The name of the one group, in results."""
+
+MAX_ADVANCE = 10
+"""Between two commits of a partition: messages that a consumer took meanwhile."""
+
+
+def _is_offset(found: Any) -> bool:
+    return isinstance(found, int) and not isinstance(found, bool) and found >= 0
+
+
+async def _commit(client: Any, value: Any, key: Any) -> Any:
+    await client.commit_offset(value["queue"], value["offset"])
+    return value
+
+
+async def _fetch(client: Any, value: Any, key: Any) -> Any:
+    offset = await client.committed_offset(value["queue"])
+    if offset is not None and not _is_offset(offset):
+        raise ClientMistake(f"committed_offset returned {offset!r:.80}: it must return an offset, from 0 on, or None")
+    return {**value, "offset": -1 if offset is None else offset}
+
+
+@dataclass(frozen=True, slots=True)
+class _Commits(Unpaced):
+    """One thread's: thread t of n has the partitions t, t + n, t + 2n ..., one after the other."""
+
+    generation: int = 0
+    offset: int = 0
+
+    def next(self, context: Context) -> tuple[Op, Generator]:
+        rng = context.random
+        if rng.random() < 0.5:
+            queue = self.generation * context.threads + rng.randrange(context.threads)
+            return Op("fetch", None, {"group": GROUP, "queue": queue}), self
+        queue, offset = self.generation * context.threads + context.thread, self.offset + rng.randint(1, MAX_ADVANCE)
+        return Op("commit", None, {"group": GROUP, "queue": queue, "offset": offset}), replace(self, offset=offset)
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        if event["f"] == "commit" and event["type"] == "info":
+            return _Commits(self.generation + 1, 0)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class _LastLook(Unpaced):
+    """One thread's look at its first partition and the next thread's, each until it was answered."""
+
+    left: int = 2
+    attempts: int = 0
+
+    def next(self, context: Context) -> tuple[Op | None, Generator]:
+        if not self.left or self.attempts == MAX_FINAL_ATTEMPTS:
+            return None, self
+        queue = (context.thread + self.left - 1) % context.threads
+        return Op("fetch", None, {"group": GROUP, "queue": queue}), replace(self, attempts=self.attempts + 1)
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        return replace(self, left=self.left - 1) if event["type"] == "ok" else self
+
+
+class ConsumerProgressWorkload(CapabilityWorkload):
+    """As many commits as looks."""
+
+    name = "consumer-progress"
+    description = "Offsets of a consumer group: what is stored never goes back."
+    capabilities = ("commit_offset", "committed_offset")
+    calls: ClassVar[Mapping[str, Call]] = {
+        "commit": Call("commit_offset", _commit),
+        "fetch": Call("committed_offset", _fetch, is_read=True),
+    }
+    check_names = ("consumer-progress",)
+
+    def generator(self) -> Generator:
+        return EachThread(_Commits())
+
+    def final_generator(self) -> Generator:
+        """Every thread looks at two partitions."""
+        return EachThread(_LastLook())
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        return {"consumer-progress": consumer_progress(history)}

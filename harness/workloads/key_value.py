@@ -1,0 +1,80 @@
+"""Workload `key-value`: `get(key)`, `put(key, text)` and `concat(key, text)`.
+
+Every key holds a text that is empty at first. `put` replaces it, `concat` adds to its end, `get` returns it, or None
+where nothing was ever put. What is added is distinct, so that a text shows which additions it has seen and in which
+order: what the key-value store of MIT's course 6.824 is tested with. One order for each key must explain every text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from harness.generator import Calls, Context, EachThread, Generator, IgnoresEvents, Limit, Op
+from harness.systems.base import CheckOutcome, Setting
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
+from harness.workloads.checks import linearizable_key_values
+
+__all__ = ["KeyValueWorkload"]
+
+PUT_SHARE = 0.05
+"""Of all operations. Each begins a text anew, which keeps texts at some ten additions."""
+
+CONCAT_SHARE = 0.45
+
+
+async def _get(client: Any, value: Any, key: Any) -> Any:
+    found = await client.get(key)
+    if found is not None and not isinstance(found, str):
+        raise ClientMistake(f"get returned {found!r:.80}: it must return a text, or None")
+    return found
+
+
+async def _put(client: Any, value: Any, key: Any) -> Any:
+    await client.put(key, value)
+    return value
+
+
+async def _concat(client: Any, value: Any, key: Any) -> Any:
+    await client.concat(key, value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Load(IgnoresEvents):
+    keys: int
+    next_number: int = 0
+
+    def next(self, context: Context) -> tuple[Op, Generator]:
+        key, draw = context.random.randrange(self.keys), context.random.random()
+        if draw >= PUT_SHARE + CONCAT_SHARE:
+            return Op("get", key), self
+        f = "put" if draw < PUT_SHARE else "append"
+        return Op(f, key, f"{self.next_number} "), _Load(self.keys, self.next_number + 1)
+
+
+class KeyValueWorkload(CapabilityWorkload):
+    """Half reads, over `keys` texts."""
+
+    name = "key-value"
+    description = "Texts by key that are replaced, added to and read."
+    capabilities = ("get", "put", "concat")
+    settings = (Setting("keys", "8", "keys", bounds=(1, 1000)),)
+    calls: ClassVar[Mapping[str, Call]] = {
+        "get": Call("get", _get, is_read=True),
+        "put": Call("put", _put),
+        "append": Call("concat", _concat),
+    }
+    check_names = ("linearizable",)
+
+    def generator(self) -> Generator:
+        return _Load(self.keys)
+
+    def final_generator(self) -> Generator:
+        """Every thread reads as many random keys as there are keys, so that each is read by several."""
+        return EachThread(Limit(self.keys, Calls(lambda context: Op("get", context.random.randrange(self.keys)))))
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        return {"linearizable": linearizable_key_values(history, context)}

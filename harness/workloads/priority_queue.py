@@ -1,0 +1,66 @@
+"""Workload `priority-queue`: `insert(value)` and `extract()`, one queue of numbers that starts empty.
+
+`extract` takes the smallest number that is there (with `first=largest` the largest) and returns it, or None where
+there is none. All numbers are distinct. One order of all operations must explain every result. At the end every thread
+extracts until nothing came for `drain_s` seconds, so that a number that was lost is missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from harness.generator import Calls, Context, EachThread, Generator, Mix, Op
+from harness.systems.base import CheckOutcome, Setting
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload
+from harness.workloads.checks import linearizable_priority_queue
+from harness.workloads.draining import TakeUntilQuiet
+from harness.workloads.queues import Numbered
+from harness.workloads.stack import DRAIN_SETTING
+
+__all__ = ["PriorityQueueWorkload"]
+
+PRIORITIES = 1_000
+"""Different urgencies: many operations are open at once, few of them equally urgent."""
+
+OPERATIONS = 1_000_000_000
+"""More inserts than any run makes: what keeps numbers of one urgency apart."""
+
+
+async def _insert(client: Any, value: Any, key: Any) -> Any:
+    await client.insert(value)
+    return value
+
+
+async def _extract(client: Any, value: Any, key: Any) -> Any:
+    return await client.extract()
+
+
+def _numbered_insert(context: Context, number: int) -> Op:
+    return Op("insert", None, context.random.randrange(PRIORITIES) * OPERATIONS + number)
+
+
+class PriorityQueueWorkload(CapabilityWorkload):
+    """As many inserts as extracts."""
+
+    name = "priority-queue"
+    description = "One priority queue: the most urgent first."
+    capabilities = ("insert", "extract")
+    settings = (
+        Setting("first", "smallest", "what is the most urgent", ("smallest", "largest")),
+        DRAIN_SETTING,
+    )
+    calls: ClassVar[Mapping[str, Call]] = {"insert": Call("insert", _insert), "extract": Call("extract", _extract)}
+    check_names = ("linearizable",)
+
+    def generator(self) -> Generator:
+        return Mix(((1.0, Numbered(_numbered_insert)), (1.0, Calls(lambda _: Op("extract")))))
+
+    def final_generator(self) -> Generator:
+        """Every thread takes what is left."""
+        return EachThread(TakeUntilQuiet("extract", self.number("drain_s")))
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        largest_first = self.text("first") == "largest"
+        return {"linearizable": linearizable_priority_queue(history, context, largest_first=largest_first)}

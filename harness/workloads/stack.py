@@ -1,0 +1,55 @@
+"""Workload `stack`: `push(value)` and `pop()`, one stack that starts empty.
+
+`pop` returns the value that was pushed last of those that are there, or None where there is none. All values are
+distinct. One order of all operations must explain every result. At the end every thread pops until nothing came for
+`drain_s` seconds, so that a value that was lost is missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from harness.generator import Calls, EachThread, Generator, Mix, Op
+from harness.systems.base import CheckOutcome, Setting
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload
+from harness.workloads.checks import linearizable_stack
+from harness.workloads.draining import TakeUntilQuiet
+from harness.workloads.queues import message_numbers
+
+__all__ = ["DRAIN_SETTING", "StackWorkload"]
+
+DRAIN_SETTING = Setting(
+    "drain_s", "1", "seconds without a value after which nothing is left at the end", bounds=(1, 60)
+)
+
+
+async def _push(client: Any, value: Any, key: Any) -> Any:
+    await client.push(value)
+    return value
+
+
+async def _pop(client: Any, value: Any, key: Any) -> Any:
+    return await client.pop()
+
+
+class StackWorkload(CapabilityWorkload):
+    """As many pushes as pops."""
+
+    name = "stack"
+    description = "One stack: last in, first out."
+    capabilities = ("push", "pop")
+    settings = (DRAIN_SETTING,)
+    calls: ClassVar[Mapping[str, Call]] = {"push": Call("push", _push), "pop": Call("pop", _pop)}
+    check_names = ("linearizable",)
+
+    def generator(self) -> Generator:
+        return Mix(((1.0, message_numbers("push")), (1.0, Calls(lambda _: Op("pop")))))
+
+    def final_generator(self) -> Generator:
+        """Every thread takes what is left."""
+        return EachThread(TakeUntilQuiet("pop", self.number("drain_s")))
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        return {"linearizable": linearizable_stack(history, context)}

@@ -1,0 +1,164 @@
+"""Workload `topic`: `publish(value)` and `fetch(partition, offset, max_messages)`, one topic of `partitions` logs.
+
+The system chooses the partition of a value. `publish` returns `[partition, offset]`; offsets of a partition count up
+from 0 without gaps. `fetch` returns the values of a partition from an offset on, at most `max_messages`, and fewer only
+where the partition has no more. With `fetches=linearizable` one order of all operations must explain every result; with
+`fetches=eventual` a fetch may be behind. Every partition is read whole at the end, and every acknowledged value is
+accounted for: lost, duplicated, phantom, reordered or stored under two offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from harness.generator import Context, Generator, Mix, Op, Unpaced
+from harness.systems.base import CheckOutcome, Setting
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
+from harness.workloads.checks import linearizable_topic, log_contents
+from harness.workloads.client_log import POLL_MAX_MESSAGES, ReadToTheEnd, untailed, without_full_polls
+from harness.workloads.queues import ReadWhole, message_numbers
+
+__all__ = ["TopicWorkload"]
+
+NEAR_END = 8
+"""Fetches of the load begin at most so many values before the end as last seen, where stale replicas give themselves
+away."""
+
+
+def _is_offset(found: Any) -> bool:
+    return isinstance(found, int) and not isinstance(found, bool) and found >= 0
+
+
+async def _publish(client: Any, value: Any, key: Any) -> Any:
+    found = await client.publish(value)
+    if not isinstance(found, (list, tuple)) or len(found) != 2 or not all(map(_is_offset, found)):
+        raise ClientMistake(f"publish returned {found!r:.80}: it must return [partition, offset], both from 0 on")
+    return list(found)
+
+
+async def _fetch(client: Any, value: Any, key: Any) -> Any:
+    offset, most = value["offset"], value["max"]
+    messages = await client.fetch(value["queue"], offset, most)
+    if not isinstance(messages, (list, tuple)):
+        raise ClientMistake(f"fetch returned {messages!r:.80}: it must return a list of values")
+    if len(messages) > most:
+        raise ClientMistake(f"fetch returned {len(messages)} values where at most {most} were asked for")
+    # What a full answer leaves open is None: there may be more.
+    tail = offset + len(messages) if len(messages) < most else None
+    found = {"queue": value["queue"], "offset": offset, "messages": list(messages), "tail": tail}
+    return {**found, "final": True} if value.get("final") else found
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetches(Unpaced):
+    partitions: int
+    tails: tuple[int, ...]
+
+    def next(self, context: Context) -> tuple[Op, Generator]:
+        queue = context.random.randrange(self.partitions)
+        offset = max(0, self.tails[queue] - context.random.randrange(NEAR_END))
+        return Op("read", None, {"queue": queue, "offset": offset, "max": POLL_MAX_MESSAGES}), self
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        if event["type"] != "ok":
+            return self
+        value = event["value"]
+        queue, tail = (value[0], value[1] + 1) if event["f"] == "send" else (value["queue"], _end_of(value))
+        if queue >= self.partitions or tail <= self.tails[queue]:
+            return self
+        return replace(self, tails=(*self.tails[:queue], tail, *self.tails[queue + 1 :]))
+
+
+def _end_of(value: Mapping[str, Any]) -> int:
+    return int(value["offset"]) + len(value["messages"])
+
+
+@dataclass(frozen=True, slots=True)
+class _EveryPartition(Unpaced):
+    """Reads of logs by key, as fetches of partitions."""
+
+    inner: Generator
+
+    def next(self, context: Context) -> tuple[Any, Generator]:
+        step, inner = self.inner.next(context)
+        if isinstance(step, Op):
+            step = step._replace(key=None, value={"queue": step.key, **step.value})
+        return step, _EveryPartition(inner)
+
+    def update(self, context: Context, event: Mapping[str, Any]) -> Generator:
+        return _EveryPartition(self.inner.update(context, _by_partition(event)))
+
+
+class TopicWorkload(CapabilityWorkload):
+    """As many values published as partitions fetched from."""
+
+    name = "topic"
+    description = "One topic of several partitions, which the system chooses."
+    capabilities = ("publish", "fetch")
+    settings = (
+        Setting("partitions", "4", "partitions of the topic", bounds=(1, 100)),
+        Setting("fetches", "linearizable", "whether a fetch may miss what was acknowledged before it",
+                ("linearizable", "eventual")),
+    )  # fmt: skip
+    calls: ClassVar[Mapping[str, Call]] = {
+        "send": Call("publish", _publish),
+        "read": Call("fetch", _fetch, is_read=True),
+    }
+    check_names = ("linearizable", "log")
+
+    def generator(self) -> Generator:
+        partitions = self.number("partitions")
+        return Mix(((1.0, message_numbers("send")), (1.0, _Fetches(partitions, (0,) * partitions))))
+
+    def final_generator(self) -> Generator:
+        """Every partition from its beginning to its end."""
+        return _EveryPartition(ReadToTheEnd(ReadWhole(self.number("partitions"), POLL_MAX_MESSAGES)))
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        logs = list(_as_logs(history))
+        if self.text("fetches") == "eventual":
+            return {"log": log_contents([untailed(event) for event in logs], context)}
+        order = [without_full_polls(event) for event in history]
+        return {
+            "linearizable": linearizable_topic(order, context, queues=self.number("partitions")),
+            "log": log_contents(logs, context),
+        }
+
+
+def _by_partition(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An event of a fetch with the partition as its key."""
+    return {**event, "key": event["value"]["queue"]} if event["f"] == "read" else event
+
+
+def _as_logs(history: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The same history as that of logs, one for each partition.
+
+    A value that was not acknowledged belongs to the partition that shows it first; one that none shows says nothing.
+    """
+    shown: dict[Any, int] = {}
+    acknowledged: dict[Any, int] = {}
+    asked: dict[Any, Any] = {}
+    for event in history:
+        if event["f"] == "send":
+            if event["type"] == "invoke":
+                asked[event["process"]] = event["value"]
+            elif event["type"] == "ok":
+                acknowledged[asked[event["process"]]] = event["value"][0]
+        elif event["type"] == "ok":
+            for value in event["value"]["messages"]:
+                shown.setdefault(value, event["value"]["queue"])
+    sent: dict[Any, Any] = {}
+    for event in history:
+        if event["f"] == "read":
+            yield _by_partition(event)
+            continue
+        if event["type"] == "invoke":
+            sent[event["process"]] = event["value"]
+        value = sent[event["process"]]
+        key = acknowledged.get(value, shown.get(value))
+        if key is not None:
+            is_ok = event["type"] == "ok"
+            yield {**event, "f": "append", "key": key, "value": [event["value"][1], value] if is_ok else value}

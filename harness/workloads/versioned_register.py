@@ -1,0 +1,74 @@
+"""Workload `versioned-register`: `read_version(key)` and `write_version(key, value)`.
+
+Every key is a register whose writes are counted: the first one makes version 1. `read_version` returns
+`[version, value]`, or None for a key that was never written; `write_version` returns the version that it made, or None
+where the system does not say. Versions fix the order of all writes, so little is left to search for.
+
+With `check=linearizable` one order must explain every result. With `check=sessions` every client must only see its own
+writes, and what it has seen, again (the session guarantees of Terry et al. 1994): what a store promises that lets reads
+lag behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from harness.generator import Calls, EachThread, Generator, Limit, Mix
+from harness.systems.base import CheckOutcome, Setting
+from harness.workloads.base import CheckContext
+from harness.workloads.capability import Call, CapabilityWorkload, ClientMistake
+from harness.workloads.checks import linearizable_versioned_registers, session_guarantees
+from harness.workloads.client_register import RandomReads
+from harness.workloads.queues import distinct_writes
+
+__all__ = ["VersionedRegisterWorkload"]
+
+
+def _is_version(found: Any) -> bool:
+    return isinstance(found, int) and not isinstance(found, bool) and found > 0
+
+
+async def _read_version(client: Any, value: Any, key: Any) -> Any:
+    found = await client.read_version(key)
+    if found is None:
+        return [0, None]
+    if not isinstance(found, (list, tuple)) or len(found) != 2 or not _is_version(found[0]):
+        raise ClientMistake(f"read_version returned {found!r:.80}: it must return [version, value], from 1 on, or None")
+    return list(found)
+
+
+async def _write_version(client: Any, value: Any, key: Any) -> Any:
+    version = await client.write_version(key, value)
+    if version is not None and not _is_version(version):
+        raise ClientMistake(f"write_version returned {version!r:.80}: it must return the version, from 1 on, or None")
+    return version
+
+
+class VersionedRegisterWorkload(CapabilityWorkload):
+    """Half writes, half reads, over `keys` registers."""
+
+    name = "versioned-register"
+    description = "Registers that count their writes: one order, or the guarantees of a session."
+    capabilities = ("read_version", "write_version")
+    settings = (
+        Setting("keys", "8", "registers", bounds=(1, 1000)),
+        Setting("check", "linearizable", "what must hold of the versions that were seen", ("linearizable", "sessions")),
+    )
+    calls: ClassVar[Mapping[str, Call]] = {
+        "read": Call("read_version", _read_version, is_read=True),
+        "write": Call("write_version", _write_version),
+    }
+    check_names = ("linearizable", "sessions")
+
+    def generator(self) -> Generator:
+        return Mix(((1.0, distinct_writes("write", self.keys)), (1.0, Calls(RandomReads(self.keys)))))
+
+    def final_generator(self) -> Generator:
+        """Every thread reads as many random keys as there are keys, so that each is read by several."""
+        return EachThread(Limit(self.keys, Calls(RandomReads(self.keys))))
+
+    def check(self, history: Sequence[Mapping[str, Any]], context: CheckContext) -> Mapping[str, CheckOutcome]:
+        if self.text("check") == "sessions":
+            return {"sessions": session_guarantees(history)}
+        return {"linearizable": linearizable_versioned_registers(history, context)}

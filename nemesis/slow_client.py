@@ -1,0 +1,150 @@
+"""The nemesis `slow-client`: clients that ask and do not read what they are answered.
+
+Each opens connections to a replica with a small receive buffer, sends one request after the other, whose answers are
+long, and reads none of them, or a few bytes a second. The client's receive window closes, and what the replica answers
+stays in the send queues of its own sockets, as the kernel of its host has them: that is the proof, and at the same time
+that the replica met the fault. What a replica should do is its own affair: wait, close such a connection, or take no
+more requests on it. Other clients should not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nemesis.forms import Form, FormNemesis
+from nemesis.impairments import Activity, hosts_kept_from
+from nemesis.protocol import Injection, Proof
+from nemesis.target import Clients, SlowClient, Target, UnreadAnswers
+
+__all__ = ["SLOW_CLIENT", "SlowClientNemesis"]
+
+MIN_CONNECTIONS, MAX_CONNECTIONS = 2, 8
+SLOW_BYTES_PER_S = 200
+"""Far below what any answer needs: a kilobyte takes five seconds."""
+
+FILL_TIMEOUT_S = 10.0
+"""Until the answers have filled both kernels' buffers and something stays with the replica, on a busy machine."""
+CLOSE_TIMEOUT_S = 6.0
+"""Until a replica has noticed that such a client is gone."""
+POLL_S = 0.1
+STUCK_LOOKS = 5
+"""One after the other that must find the answers stuck: any answer is in a send queue for a moment."""
+
+
+class SlowClientNemesis(FormNemesis):
+    """Connects clients that do not read. See the module's text."""
+
+    name = "slow-client"
+    description = "clients that ask and leave the answers unread, so that they stay with the replica"
+    forms: Mapping[str, Form] = {
+        form.name: form
+        for form in (
+            Form(
+                name="stuck",
+                description="2 to 8 connections to each victim read nothing",
+                needs=(("clients", "stuck"),),
+                targets=("leader", "all"),
+            ),
+            Form(
+                name="slow",
+                description="2 to 8 connections to each victim read 200 bytes a second",
+                needs=(("clients", "slow"),),
+                targets=("leader", "one"),
+            ),
+        )
+    }
+
+    def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
+        rate = SLOW_BYTES_PER_S if form.name == "slow" else 0
+        return {"connections": rng.randint(MIN_CONNECTIONS, MAX_CONNECTIONS), "bytes_per_s": rate}
+
+    async def inject(self, target: Target, injection: Injection) -> None:
+        """Connect the clients, which begin to ask at once."""
+        if injection.problem is None:
+            value = injection.value
+            client = SlowClient(connections=value["connections"], bytes_per_s=value["bytes_per_s"])
+            await _clients(target).connect(injection.fault_id, dict.fromkeys(value["hosts"], client))
+
+    async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """Answers stay in the send queues of every victim, on each of these connections; the clients have read no more
+        than they are to."""
+        if injection.problem is not None:
+            return Proof(proven=False, detail=injection.problem)
+        kept = hosts_kept_from(Activity.ANSWER, in_force)
+        victims = [host for host in injection.value["hosts"] if host not in kept]
+        if not victims:
+            return Proof(proven=False, detail="every victim is held by another fault: it answers nobody")
+        wanted, looks = int(injection.value["connections"]), 0
+        deadline_s = asyncio.get_running_loop().time() + FILL_TIMEOUT_S
+        while True:
+            unread = await _clients(target).unread(injection.fault_id)
+            failed = [problem for host in victims if (problem := _not_stuck(host, unread.get(host), wanted))]
+            looks = looks + 1 if not failed else 0
+            if looks == STUCK_LOOKS or asyncio.get_running_loop().time() > deadline_s:
+                break
+            await asyncio.sleep(POLL_S)
+        words = "; ".join(f"{host}: {unread[host]}" for host in victims[:4] if host in unread)
+        return Proof(
+            proven=not failed,
+            exercised=True if not failed else None,
+            detail="; ".join(failed[:3]) if failed else words,
+            checked=len(victims),
+            failed=failed,
+        )
+
+    async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The clients still read nothing, or little; who was closed by a replica has been met all the more."""
+        unread = await _clients(target).unread(injection.fault_id)
+        failed = [
+            f"clients of {host} have read {each.read_bytes} bytes, not {each.may_read_bytes} at most"
+            for host, each in unread.items()
+            if each.read_bytes > each.may_read_bytes
+        ]
+        met = [host for host, each in unread.items() if each.stuck or each.closed]
+        words = "; ".join(f"{host}: {each}" for host, each in list(unread.items())[:4])
+        detail = "; ".join(failed[:3]) if failed else words
+        return Proof(proven=not failed, exercised=bool(met), detail=detail, checked=len(unread), failed=failed)
+
+    async def heal(self, target: Target, injection: Injection) -> None:
+        """Close the connections. Idempotent."""
+        await _clients(target).release(injection.fault_id)
+
+    async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """No connection of these clients is left at any victim, and the victims answer."""
+        kept = hosts_kept_from(Activity.ANSWER, in_force)
+        deadline_s = asyncio.get_running_loop().time() + CLOSE_TIMEOUT_S
+        while True:
+            unread = await _clients(target).unread(injection.fault_id)
+            left = {host: each.connections for host, each in unread.items() if each.connections}
+            failed = [f"{host} still has {count} of them" for host, count in left.items()]
+            if not failed or asyncio.get_running_loop().time() > deadline_s:
+                break
+            await asyncio.sleep(POLL_S)
+        asked = [host for host in injection.value.get("hosts", ()) if host not in kept]
+        return Proof(
+            proven=not failed,
+            detail="; ".join(failed[:3]) if failed else f"nothing is left of them at {len(asked)} replicas",
+            checked=len(asked),
+            failed=failed,
+        )
+
+
+def _not_stuck(host: str, unread: UnreadAnswers | None, wanted: int) -> str | None:
+    if unread is None or unread.stuck < wanted:
+        return f"{host}: {unread or 'no such client is connected'}, not in those of {wanted}"
+    if unread.read_bytes > unread.may_read_bytes:
+        return f"clients of {host} have read {unread.read_bytes} bytes, not {unread.may_read_bytes} at most"
+    return None
+
+
+def _clients(target: Target) -> Clients:
+    if target.clients is None:
+        raise ValueError("this cluster and this system have no slow clients")
+    return target.clients
+
+
+SLOW_CLIENT = SlowClientNemesis()
+"""The one instance that the registry hands out; it holds no state."""

@@ -1,0 +1,29 @@
+"""Bodies of replies in JSON, as RocketMQ's own brokers and name servers write them.
+
+They write maps with numbers for keys as they are, `{0:"10.0.0.1:10911"}`, which is no JSON (R: RemotingSerializable, by
+fastjson).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+__all__ = ["read_body"]
+
+_STRING_OR_KEY = re.compile(rb'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
+"""A whole text, so that nothing within one is taken for a key; or a key without quotes, between what surrounds it."""
+
+
+def read_body(body: bytes) -> Any:
+    """The value of a body. Raises ValueError when it is none, RecursionError when it is nested too deeply."""
+    try:
+        return json.loads(body)
+    except ValueError:
+        return json.loads(_STRING_OR_KEY.sub(_quoted, body))
+
+
+def _quoted(match: re.Match[bytes]) -> bytes:
+    before, key, colon = match.groups()
+    return match[0] if key is None else b'%s"%s"%s' % (before, key, colon)

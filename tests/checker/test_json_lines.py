@@ -1,0 +1,76 @@
+"""The one reader of JSON lines: whatever pieces they come in, each line is an object, damaged, or blank."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from checker.codecs import jsonl
+from checker.codecs.jsonl import EVENT_FIELDS, DamagedLine, JsonLines, read_batches
+
+EVENTS = [{"process": number, "type": "ok", "value": "a\nb}{"} for number in range(5)]
+LINES = [json.dumps(event).encode() for event in EVENTS]
+WHOLE = st.sampled_from(LINES)
+DAMAGED = st.sampled_from([LINES[0][:30], b"\xff\xfe", b"[" * 50_000, b"NaN", LINES[0][:-1] + b"," + LINES[1][1:]])
+BLANK = st.sampled_from([b"", b" \r"])
+
+
+def contents(data: bytes, *pieces: int) -> tuple[list[tuple[int, object]], list[int]]:
+    """(line, object) of all objects and the damaged lines, of data that comes in pieces."""
+    lines = JsonLines(EVENT_FIELDS)
+    edges = [0, *sorted(piece % (len(data) + 1) for piece in pieces), len(data)]
+    batches = [lines.feed(data[begin:end]) for begin, end in itertools.pairwise(edges)]
+    batches.append(lines.finish())
+    found = [pair for batch in batches for pair in zip(batch.numbers, batch.objects, strict=True)]
+    return found, [line.number for batch in batches for line in batch.damaged]
+
+
+@given(st.lists(WHOLE | DAMAGED | BLANK, max_size=8), st.booleans(), st.lists(st.integers(0, 10_000), max_size=6))
+@example([LINES[0], LINES[1]], True, [3, len(LINES[0]), len(LINES[0]) + 1])
+def test_every_line_is_accounted_for_in_whatever_pieces_it_comes(
+    lines: list[bytes], has_end: bool, pieces: list[int]
+) -> None:
+    data = b"\n".join(lines) + (b"\n" if has_end else b"")
+    expected = [(number, json.loads(line)) for number, line in enumerate(lines, 1) if line in LINES]
+    damaged = [number for number, line in enumerate(lines, 1) if line not in LINES and line.strip()]
+    assert contents(data) == (expected, damaged)
+    assert contents(data, *pieces) == (expected, damaged)
+
+
+def test_lines_that_became_one_are_found_in_a_batch_that_parses() -> None:
+    merged = b"\n".join([LINES[0], LINES[1][:-1] + b"," + LINES[2][1:], LINES[3], b""])
+    assert json.loads(b"[" + merged.strip().replace(b"\n", b",") + b"]")
+    assert contents(merged) == ([(1, EVENTS[0]), (3, EVENTS[3])], [2])
+
+
+def test_what_comes_before_the_first_damage_is_handed_on_and_nothing_behind_it() -> None:
+    batch = JsonLines().feed(b"\n".join([LINES[0], b"{", LINES[1], b""]))
+    seen = []
+    with pytest.raises(DamagedLine) as caught:
+        for number, event in batch.whole():
+            seen.append((number, event))
+    assert seen == [(1, EVENTS[0])]
+    assert (caught.value.number, caught.value.is_cut) == (2, False)
+
+
+def test_only_a_last_line_without_its_end_is_cut() -> None:
+    lines = JsonLines()
+    assert lines.feed(LINES[0][:9]).damaged == ()
+    [cut] = lines.finish().damaged
+    assert (cut.number, cut.is_cut, cut.size_bytes) == (1, True, 9)
+    [whole] = JsonLines().feed(LINES[0][:9] + b"\n").damaged
+    assert not whole.is_cut
+
+
+def test_a_line_without_an_end_is_given_up_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "CHUNK_BYTES", 100)
+    batches = list(read_batches(io.BytesIO(LINES[0] + b"\n" + b"x" * 5_000), max_line_bytes=1_000))
+    [damaged] = [line for batch in batches for line in batch.damaged]
+    assert (damaged.number, damaged.reason) == (2, "the line is longer than 1000 bytes")
+    assert not damaged.is_cut and len(damaged.text) < 1_000
+    assert [found for batch in batches for found in batch.objects] == [EVENTS[0]]

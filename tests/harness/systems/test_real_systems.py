@@ -1,0 +1,102 @@
+"""Whole runs of systems of which nothing is ours: short ones of `make test`, those of `make test-systems` beside them.
+
+What a system is made of is fetched once, into a cache. A test of one that cannot be fetched is skipped with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import registry
+from harness.cli_parser import build_parser
+from harness.clusters.select import choose
+from harness.commands.run import prepare
+from harness.embedding import judged_run
+from harness.errors import OperatorError
+from harness.execution import perform
+from harness.gallery.finding import Finding, outcome_of
+from harness.gallery.findings import FINDINGS
+from harness.report import OutputConsole
+from harness.store import Store
+
+pytestmark = [pytest.mark.cluster, pytest.mark.serial]
+
+SAFE: dict[str, dict[str, Any]] = {
+    "etcd": {"workload": "cas-register"},
+    "nats": {"workload": "log"},
+    "rocketmq": {"workload": "log", "settings": {"workload.polls": "eventual"}, "nemesis_interval": 10},
+    "kafka": {"workload": "log", "settings": {"workload.polls": "eventual"}, "nemesis_interval": 10},
+}
+"""System -> options of a run in which it must be valid under partitions, kills and pauses."""
+
+
+@pytest.fixture
+def fetch(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    """Have a system's packages here, saying what is fetched; the test is skipped where they cannot be had."""
+
+    def say(line: str) -> None:
+        with capsys.disabled():
+            print(f"\n{line}", flush=True)
+
+    def fetch_system(name: str, settings: Mapping[str, str] | None = None) -> None:
+        try:
+            registry.load("systems", name).fetch(say, settings or {})
+        except OperatorError as error:
+            pytest.skip(f"system {name} could not be fetched: {error}")
+
+    return fetch_system
+
+
+def require_namespaces() -> None:
+    choice = choose("auto")
+    if choice.name != "netns" or choice.in_user_namespace:
+        pytest.skip(f"these systems listen on every address of their host, and hosts of their own need root here "
+                    f"(found: {choice.name}, {choice.reason})")  # fmt: skip
+
+
+def assert_valid(run: Any) -> None:
+    results = run.results
+    assert results["valid"] is True, results["reason"]
+    assert results["ops"]["ok"] > 0 and results["faults"]
+    assert all(fault["proven"] and fault["healed"] for fault in results["faults"])
+
+
+@pytest.mark.parametrize(("system", "workload"), [("etcd", "cas-register"), ("nats", "log")])
+def test_a_short_run_without_root(
+    fetch: Callable[..., None], tmp_path: Path, system: str, workload: str
+) -> None:
+    """Processes with link proxies, so that a wheel is all that it needs."""
+    fetch(system)
+    assert_valid(
+        judged_run(
+            system, workload=workload, cluster="local", nemesis="partition,kill", nemesis_interval=1.5,
+            time_limit=7, rate=50, concurrency=6, seed=3, store=str(tmp_path),
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.systems
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("system", sorted(SAFE))
+def test_safe_under_partitions_kills_and_pauses(fetch: Callable[..., None], tmp_path: Path, system: str) -> None:
+    fetch(system)
+    require_namespaces()
+    assert_valid(
+        judged_run(system, nemesis="partition,kill,pause", time_limit=60, store=str(tmp_path), **SAFE[system])
+    )
+
+
+@pytest.mark.systems
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("finding", FINDINGS.values(), ids=list(FINDINGS))
+def test_a_control_is_valid(fetch: Callable[..., None], tmp_path: Path, finding: Finding) -> None:
+    words = finding.words("control")
+    prepared = prepare(build_parser().parse_args(["run", *words, "--seed", "43"]))
+    fetch(words[words.index("--system") + 1], prepared.parts.test.system_settings)
+    require_namespaces()
+    _, results = perform(prepared.parts, Store(str(tmp_path)), OutputConsole(stderr=True))
+    assert outcome_of(finding, results) == "valid", results["reason"]

@@ -1,0 +1,181 @@
+"""The plug-in of ZooKeeper: its protocol against a server of the test's own, and its configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from harness.sdk import Host, Refused, Status
+from harness.systems import zookeeper
+from harness.systems.planned_hosts import PlannedHosts
+from harness.systems.zookeeper import (
+    BAD_VERSION,
+    CREATE,
+    GET_CHILDREN,
+    GET_DATA,
+    NO_NODE,
+    NODE_EXISTS,
+    SET_DATA,
+    SYNC,
+    Refusal,
+    Session,
+    ZooKeeper,
+    ZooKeeperClient,
+    counted,
+    opened,
+    text,
+    texts,
+)
+
+SESSION_ID = 77
+Answer = bytes | int | None
+"""A body, the number of an error, or nothing but the end of the connection."""
+
+
+def stat(version: int = 0, owner: int = 0) -> bytes:
+    return struct.pack(">qqqqiiiqiiq", 3, 4, 0, 0, version, 0, 0, owner, 0, 0, 0)
+
+
+def data(value: str, version: int) -> bytes:
+    return text(value) + stat(version)
+
+
+def with_server(
+    answers: Sequence[Answer], scenario: Callable[[Session], Awaitable[Any]], *, timeout_ms: int = 8000
+) -> tuple[Any, list[int]]:
+    """What `scenario` returns over a server that gives these answers, one a request, and the kinds of the requests."""
+    asked: list[int] = []
+
+    async def frame(reader: asyncio.StreamReader) -> bytes:
+        return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert len(await frame(reader)) == 45  # protocol, zxid, timeout, session, 16 bytes of password, read-only
+        writer.write(counted(struct.pack(">iiq", 0, timeout_ms, SESSION_ID), counted(bytes(16)), b"\0"))
+        for answer in answers:
+            number, kind = struct.unpack_from(">ii", await frame(reader))
+            asked.append(kind)
+            if answer is None:
+                break
+            error, body = (answer, b"") if isinstance(answer, int) else (0, answer)
+            writer.write(counted(struct.pack(">iqi", number, 9, error), body))
+        writer.close()
+
+    async def main() -> Any:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        streams = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        try:
+            return await scenario(await opened(streams))
+        finally:
+            streams[1].close()
+            server.close()
+
+    return asyncio.run(main()), asked
+
+
+def calling(
+    answers: Sequence[Answer], call: Callable[[ZooKeeperClient], Awaitable[Any]], reads: str = "local"
+) -> tuple[Any, list[int]]:
+    """What a method of the client returns or raises, and the kinds of its requests."""
+
+    async def scenario(session: Session) -> Any:
+        client = ZooKeeperClient()
+        client.session, client.settings = session, {"reads": reads}
+        try:
+            return await call(client)
+        except (Refused, OSError, EOFError) as raised:
+            return raised
+
+    return with_server(answers, scenario)
+
+
+def test_texts_are_counted() -> None:
+    assert text("ab") == b"\0\0\0\2ab"
+    assert texts(struct.pack(">i", 2) + text("a") + text("bc")) == ["a", "bc"]
+
+
+@pytest.mark.parametrize(("reads", "before"), [("local", []), ("sync", [SYNC]), ("quorum", [SET_DATA])])
+def test_reads_are_as_new_as_the_setting_says(reads: str, before: list[int]) -> None:
+    answers = [*(b"" for _ in before), data("5", 1)]
+    assert calling(answers, lambda client: client.read(1), reads) == (5, [*before, GET_DATA])
+
+
+def test_a_node_that_is_not_there_is_none_and_is_made_by_a_write() -> None:
+    assert calling([NO_NODE], lambda client: client.read(1)) == (None, [GET_DATA])
+    written, asked = calling([NO_NODE, NODE_EXISTS, stat()], lambda client: client.write(1, 5))
+    assert written is None and asked == [SET_DATA, CREATE, SET_DATA]
+
+
+def test_compare_and_set_compares_again_when_somebody_was_faster() -> None:
+    answers = [data("5", 1), BAD_VERSION, data("5", 2), stat(3)]
+    assert calling(answers, lambda client: client.cas(1, 5, 6))[0] is True
+    answers = [data("5", 1), BAD_VERSION, data("7", 2)]
+    assert calling(answers, lambda client: client.cas(1, 5, 6))[0] is False
+
+
+def test_only_what_the_server_answers_is_refused() -> None:
+    refused, _ = calling([NODE_EXISTS], lambda client: client.add(3))
+    assert isinstance(refused, Refusal) and refused.error == NODE_EXISTS
+    for answer, kind in ((-4, OSError), (None, EOFError)):
+        lost, _ = calling([answer], lambda client: client.add(3))
+        assert isinstance(lost, kind) and not isinstance(lost, Refused)
+
+
+def test_a_session_that_has_expired_is_no_session() -> None:
+    async def scenario(session: Session) -> None:
+        raise AssertionError("it opened")
+
+    with pytest.raises(OSError, match="expired"):
+        with_server([], scenario, timeout_ms=0)
+
+
+def test_a_lock_is_given_back_by_whoever_has_it() -> None:
+    ours, asked = calling([stat(owner=SESSION_ID), b""], lambda client: client.unlock("lock1"))
+    assert ours is None and len(asked) == 2
+    _, asked = calling([stat(owner=SESSION_ID + 1)], lambda client: client.unlock("lock1"))
+    assert len(asked) == 1, "another one's is left alone"
+    assert calling([NODE_EXISTS], lambda client: client.lock("lock1"))[0] is False
+
+
+def test_a_job_that_somebody_else_took_is_passed_over() -> None:
+    names = struct.pack(">i", 2) + text("0000000002") + text("0000000001")
+    answers = [names, data("11", 0), NO_NODE, data("12", 0), b""]
+    found, asked = calling(answers, lambda client: client.dequeue())
+    assert found == 12 and asked[0] == GET_CHILDREN
+
+
+def test_the_configuration_names_every_server() -> None:
+    system = ZooKeeper()
+    cluster: Any = PlannedHosts(())
+    system.hosts = [Host(f"n{n}", n, cluster, ZooKeeper.ports, lambda host, name: name) for n in (1, 2, 3)]
+    files = system.files(system.hosts[1])
+    assert files["zk/myid"] == "2"
+    assert "server.1=127.0.0.1:2888:3888\nserver.2=127.0.0.2:2888:3888\n" in files["zoo.cfg"]
+    assert "clientPortAddress=127.0.0.2" in files["zoo.cfg"]
+    system.settings = {"trust_empty_snapshot": "true"}
+    assert "-Dzookeeper.snapshot.trust.empty=true" in system.command(system.hosts[1])
+
+
+def test_who_leads_and_in_which_epoch_is_in_the_answer_to_srvr(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = b"Zookeeper version: 3.9.3\nReceived: 3\nZxid: 0x500000021\nMode: %s\nNode count: 12\n"
+
+    async def ask(mode: bytes) -> Status:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            assert await reader.readexactly(4) == b"srvr"
+            writer.write(said % mode if mode else b"This ZooKeeper instance is not currently serving requests\n")
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        host = Host("n1", 1, PlannedHosts(()), {"client": port}, lambda host, name: name)  # type: ignore[arg-type]
+        async with server:
+            return await zookeeper.ZooKeeper().status(host)
+
+    assert asyncio.run(ask(b"leader")) == Status(leads=True, term=5)
+    assert asyncio.run(ask(b"follower")) == Status(leads=False, term=5)
+    with pytest.raises(KeyError):
+        asyncio.run(ask(b""))
