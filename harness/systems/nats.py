@@ -20,8 +20,7 @@ class Nats(System):
 
     def files(self, host: Host) -> dict[str, str]:
         routes = [f"nats://{each.advertise('route')}" for each in self.hosts if each is not host]
-        own_route = {"listen": host.listen("route"), "advertise": host.advertise("route")}
-        cluster = {"name": "c", "routes": routes, "no_advertise": True} | own_route
+        cluster = {"name": "c", "listen": host.listen("route"), "advertise": host.advertise("route"), "routes": routes}
         store = {"store_dir": host.path("js"), "sync_interval": self.settings["sync"]}
         own = {"server_name": host.name, "listen": host.listen("client"), "http": host.listen("monitor")}
         return {"nats.conf": json.dumps(own | {"jetstream": store, "cluster": cluster})}

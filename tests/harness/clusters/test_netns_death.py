@@ -164,12 +164,17 @@ def namespaces_of(run_id: str) -> list[str]:
     return []
 
 
+def is_trial_of_tempfile(path: Path) -> bool:
+    """Whether Python was killed between writing and removing the few bytes by which it tries a temporary directory."""
+    return path.is_file() and path.stat().st_size <= 4 and path.read_bytes() in (b"", b"blat")
+
+
 def remains(place: Place, run_id: str) -> list[str]:
     """Everything of a run that can still be found."""
     found = [f"process {process}" for process in find_processes(marked_with(RUN_VARIABLE, run_id))]
     found += namespaces_of(run_id)
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"sb-{run_id}-" in line]
-    found += [str(path) for path in place.temp.iterdir()]
+    found += [str(path) for path in place.temp.iterdir() if not is_trial_of_tempfile(path)]
     found += [name for name in os.listdir(place.state) if run_id in name]
     return found
 
