@@ -47,7 +47,7 @@ from harness.systems.node_program import node_program
 from harness.systems.program_logs import last_lines
 from nemesis.target import DOWN, PAUSED
 from node.client import BrokerClient, Client, TransactionState
-from node.mutants.switch import mutate_client
+from node.mutants.client import mutate_client
 
 __all__ = ["BROKER_PORT", "DLEDGER_PORT", "NAME_SERVER_PORT", "TOPIC", "BrokerSystem"]
 

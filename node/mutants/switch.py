@@ -1,20 +1,16 @@
-"""Putting a mutant into a node or a client."""
+"""Putting a mutant into a node; `client.py` beside this puts one into a client."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from node.broker.controller import BrokerController
-from node.client import BrokerClient
-from node.client.errors import ClientError
 from node.dledger import DLedgerServer
 from node.ha.ledger import HaLedger
 from node.mutants import election, group, ha, replication, serving
 from node.mutants.catalogue import check_mutant
-from node.mutants.parts import replace
 
-__all__ = ["mutate_broker", "mutate_client"]
+__all__ = ["mutate_broker"]
 
 _IN_LEDGER: Mapping[str, Callable[[DLedgerServer], None]] = {
     "vote-not-persisted": election.vote_not_persisted,
@@ -70,17 +66,3 @@ def mutate_broker(name: str, broker: BrokerController) -> None:
         _IN_HA[name](broker.ledger)
     elif name in _IN_BROKER:
         _IN_BROKER[name](broker)
-
-
-def mutate_client(name: str, client: BrokerClient) -> None:
-    """Put the mutant `name` into a client. Does nothing for "none" and for mutants of nodes."""
-    if check_mutant(name) == "indefinite-as-definite":
-
-        async def send(self: BrokerClient, *arguments: Any, **options: Any) -> Any:
-            try:
-                return await BrokerClient.send(self, *arguments, **options)
-            except ClientError as error:
-                error.is_definite = True
-                raise
-
-        replace(client, send=send)

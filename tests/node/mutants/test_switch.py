@@ -15,8 +15,9 @@ from node.client import BrokerClient
 from node.config import ConfigError, parse_broker_config
 from node.ha.ledger import HaLedger
 from node.mutants.catalogue import CLIENT_MUTANTS, MUTANTS, NO_MUTANT
+from node.mutants.client import mutate_client
 from node.mutants.parts import MissingPart, replace
-from node.mutants.switch import mutate_broker, mutate_client
+from node.mutants.switch import mutate_broker
 from node.real_runtime import real_runtime
 
 
