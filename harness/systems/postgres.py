@@ -59,7 +59,9 @@ class Archive(Recipe):
             with zipfile.ZipFile(jar) as files:
                 name = next(name for name in files.namelist() if name.endswith(".txz"))
                 with files.open(name) as packed, tarfile.open(fileobj=packed, mode="r:xz") as archive:
-                    archive.extractall(directory, filter="tar")
+                    if hasattr(tarfile, "tar_filter"):  # from 3.11.4 on; Pythons before do as it says
+                        archive.extraction_filter = tarfile.tar_filter
+                    archive.extractall(directory)
             jar.unlink()
 
 
