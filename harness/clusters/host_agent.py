@@ -87,7 +87,7 @@ SOCKET = "agent.sock"
 UNDO_FILE = "undo.json"
 HELPER_POLL_S = 0.02
 _PR_SET_PDEATHSIG = 1
-_CLONE_NEWNET, _CLONE_NEWNS = 0x40000000, 0x00020000
+_CLONE_NEWNET, _CLONE_NEWNS, _CLONE_NEWUSER = 0x40000000, 0x00020000, 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _IFF_UP = 0x8914, 0x8916, 0x891C, 1
 _ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -649,14 +649,20 @@ def death_signal_setter() -> Callable[[], None]:
 
 
 def _mounts_setter(mounts: Sequence[Sequence[str]], first: Callable[[], None]) -> Callable[[], None]:
-    """What a child of this process runs to see each file of [file, place] in its place, after it ran `first`."""
+    """What a child of this process runs to see each file of [file, place] in its place, after it ran `first`. An
+    ordinary user may mount in a user namespace, in which the child is who it was."""
     libc = ctypes.CDLL(None, use_errno=True)
+    user, group = os.geteuid(), os.getegid()
     pairs = [(os.fsencode(file), os.fsencode(place)) for file, place in mounts]
     every, bind = ctypes.c_ulong(_MS_REC | _MS_PRIVATE), ctypes.c_ulong(_MS_BIND)
 
     def set_mounts() -> None:
         first()
-        _require(libc.unshare(_CLONE_NEWNS), "a mount namespace")
+        _require(libc.unshare(_CLONE_NEWNS | (_CLONE_NEWUSER if user else 0)), "a mount namespace")
+        if user:
+            own = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+            for name, line in own.items():
+                Path("/proc/self", name).write_text(line, encoding="ascii")
         _require(libc.mount(b"none", b"/", None, every, None), "a mount namespace")
         for file, place in pairs:
             _require(libc.mount(file, place, None, bind, None), "a mount")

@@ -10,8 +10,8 @@ through the proxy, which knows by the address which link it is. Nodes must there
 addresses one by one, as each of them sees them; nobody may hand an address on to another host. Where one does,
 connections go past the link that they belong to: they are found among those of the hosts' programs, and disprove a cut.
 
-Names may be handed on where the harness may make mount namespaces (as root): every host's programs have an /etc/hosts
-of their own, in which the name of another host stands for their own link to it.
+Names may be handed on where the harness may make mount namespaces (as root, or in user namespaces): every host's
+programs have an /etc/hosts of their own, in which the name of another host stands for their own link to it.
 """
 
 from __future__ import annotations
@@ -276,8 +276,10 @@ class LocalCluster(OwnMachineCluster):
     async def _name_hosts(self) -> None:
         """Write the file of names for each host, if its programs can be shown one. Raises ShellError."""
         agent = self.agent(self._hosts[0])
-        status, _, _ = await agent.run(["unshare", "--mount", "true"])
-        if os.geteuid() != 0 or status != 0:
+        namespaces = ["--mount"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--mount"]
+        trial = ["mount", "--bind", _HOSTS_FILE, _HOSTS_FILE]
+        status, _, _ = await agent.run(["unshare", *namespaces, *trial])
+        if status != 0:
             return
         with contextlib.suppress(OSError):
             own_names = Path(_HOSTS_FILE).read_text(encoding="utf-8", errors="replace")
