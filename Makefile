@@ -8,10 +8,11 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime-done
 SETUP := $(VENV)/.setup-done
 SPARK := $(VENV)/.spark-done
+DOCS := $(VENV)/.docs-done
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NODE_SOURCES := $(shell find node -name '*.py' 2>/dev/null)
 
-.PHONY: help setup host demo demo-plan test test-systems gallery lint bench node shim spark wheel release-check clean
+.PHONY: help setup host demo demo-plan test test-systems gallery docs lint bench node shim spark wheel release-check clean
 # The targets of `demo` and `test` are steps, one after the other; pytest and pip use the cores by themselves.
 .NOTPARALLEL:
 
@@ -20,6 +21,7 @@ help:
 	@echo "make test    run the tests (sets everything up)"
 	@echo "make test-systems   whole runs of etcd, NATS, Redis, RocketMQ, Kafka (fetches them: 300 MB; half an hour)"
 	@echo "make gallery   every known finding and its control five times, and the page of them (two hours)"
+	@echo "make docs    the pages of docs/ as a site, in site/"
 	@echo "make setup   the harness and the tools of its development into .venv"
 	@echo "make spark   what harness report needs: PySpark, pandas and a Java"
 	@echo "make lint    ruff and mypy --strict"
@@ -94,6 +96,16 @@ gallery: $(SETUP) host
 	@status=0; $(BIN)/harness gallery run --all --times 5 --results docs/gallery.json || status=$$?; \
 	$(BIN)/harness gallery page --results docs/gallery.json; exit $$status
 
+# --strict: a link that leads nowhere is an error. The variable silences what the theme says of its makers' plans.
+docs: $(DOCS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The site is site/index.html; with search: $(BIN)/python -m http.server --directory site"
+
+$(DOCS): $(RUNTIME)
+	@echo "Installing mkdocs-material into $(VENV): some seconds."
+	@$(PIP) -e '.[docs]'
+	@touch $(DOCS)
+
 lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -109,4 +121,4 @@ release-check:
 	$(PYTHON) scripts/release_check.py
 
 clean:
-	rm -rf $(VENV) node.pyz build dist *.egg-info nemesis/mechanisms/shim/built
+	rm -rf $(VENV) node.pyz build dist site *.egg-info nemesis/mechanisms/shim/built

@@ -30,10 +30,10 @@ def checkout(tmp_path: Path) -> Path:
         tmp_path / ".venv" / "bin" / "python",
         'echo "$@" >>asked; case "$*" in *pytest*"${FAIL-nothing}"*) exit 1;; *build_shims*) exit "${SHIM-0}";; esac',
     )
-    for name in ("ruff", "mypy"):
+    for name in ("ruff", "mypy", "mkdocs"):
         script(tmp_path / ".venv" / "bin" / name, f'echo {name} >>asked; [ "${{FAIL-}}" != {name} ]')
     script(tmp_path / "scripts" / "setup-host.sh", "")
-    for stamp in (".runtime-done", ".setup-done", ".spark-done"):
+    for stamp in (".runtime-done", ".setup-done", ".spark-done", ".docs-done"):
         (tmp_path / ".venv" / stamp).touch()
     return tmp_path
 
@@ -91,10 +91,11 @@ def test_the_demo_needs_no_tools_of_development(checkout: Path) -> None:
     assert asked(checkout)[-1] == "scripts/demo.py"
 
 
-@pytest.mark.parametrize(("fail", "status"), [("ruff", 1), ("loadfile", 1), ("nothing", 0)])
-def test_the_ci_runs_lint_and_tests_whatever_becomes_of_the_first(checkout: Path, fail: str, status: int) -> None:
+@pytest.mark.parametrize(("fail", "status"), [("ruff", 1), ("mkdocs", 1), ("loadfile", 1), ("nothing", 0)])
+def test_the_ci_runs_lint_docs_and_tests_whatever_becomes_of_the_first(checkout: Path, fail: str, status: int) -> None:
     (checkout / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", checkout / ".ci" / "run")
     done = run(checkout, str(checkout / ".ci" / "run"), FAIL=fail)
     assert done.returncode == status, done.stderr
-    assert "ruff" in asked(checkout) and sum("pytest" in line for line in asked(checkout)) == len(STAGES)
+    assert {"ruff", "mkdocs"} <= set(asked(checkout))
+    assert sum("pytest" in line for line in asked(checkout)) == len(STAGES)
