@@ -1,11 +1,12 @@
 """The pages in headless Chromium: they open without an error, nothing is out of reach at 400 pixels, the replay plays.
 
-Needs the distribution's Chromium and `pip install playwright`.
+Needs the distribution's Chromium and the extra `browser` (Playwright's package, without its browsers).
 """
 
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ WIDTHS = (400, 1280)
 def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no Chromium (apt-get install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[browser]'")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -55,6 +56,22 @@ def look(browser: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+def until(page: Any, condition: str, within_s: float = 10) -> None:
+    """Wait until an expression holds on the page.
+
+    Asked from here again and again: the page's own policy forbids what `wait_for_function` does to ask by itself.
+    """
+    deadline = time.monotonic() + within_s
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, f"{condition}: not within {within_s} s: {page.inner_text('body')[:2000]}"
+        page.wait_for_timeout(20)
+
+
+def until_clock(page: Any, moment: str) -> None:
+    """Wait until a replay shows this moment."""
+    until(page, f"document.getElementById('clock').textContent === '{moment} s'")
 
 
 def overflow_px(page: Any) -> int:
@@ -84,7 +101,7 @@ def test_a_live_page_comes_to_the_verdict(store: Store, serve: Callable[..., Cli
     at_work.write_test({"cluster": "sim"})
     client = serve()
     page = look(f"http://127.0.0.1:{client.port}/runs/{at_work.name}/live")
-    page.wait_for_function("document.getElementById('time').textContent === '0.0 s'")
+    until(page, "document.getElementById('time').textContent === '0.0 s'")
     at_work.write_results({"valid": "unknown", "reason": "<b>who knows</b>"})
     at_work.finish()
     page.wait_for_selector("#verdict.unknown")
@@ -101,18 +118,66 @@ def replay_path(run: Any, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_replay_opens_at_the_violation(replay_path: Path, look: Callable[..., Any], width: int) -> None:
     page = look(f"file://{replay_path}", width)
-    page.wait_for_function("document.getElementById('clock').textContent !== ''")
+    until(page, "document.getElementById('clock').textContent !== ''")
     assert page.inner_text("#clock") == "0.042000 s"
     assert "91 was stale" in page.inner_text("#content")
     assert "in force: f1 partition leader" in page.inner_text("#content")
     assert overflow_px(page) <= 0
 
 
+def click_at(page: Any, canvas: str, x: float, y: float) -> None:
+    """Click at a place of a canvas, and wait until the page has drawn what that changes."""
+    page.locator(canvas).click(position={"x": x, "y": y})
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_is_clicked_in_a_replay_shows_its_content(replay_path: Path, look: Callable[..., Any], width: int) -> None:
+    page = look(f"file://{replay_path}", width)
+    page.select_option("#jump", label="0.010 s n1 leads term 1")
+    while "n1 sends n2 append" not in page.inner_text("#content"):
+        page.keyboard.press("ArrowRight")
+        page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    box = page.locator("#ring").bounding_box()
+    top = 62 + 4  # where the ring's first replica stands; the second is right below it
+    click_at(page, "#ring", box["width"] / 2, top)
+    assert page.inner_text("#what") == "n1"
+    assert "leader in term 1" in page.inner_text("#content")
+    click_at(page, "#ring", box["width"] / 2 - 5, top + 36)  # at the edge of its sender, which it has just left
+    assert page.inner_text("#what") == "Message"
+    for text in ("n1 → n2", "append 480", "sent at 0.020000 s", "arrives after 1000 µs"):
+        assert text in page.inner_text("#content")
+    page.click("#forget")
+    until(page, "document.getElementById('what').textContent === 'Now'")
+
+
+def test_an_operation_that_is_clicked_shows_its_content(replay_path: Path, look: Callable[..., Any]) -> None:
+    page = look(f"file://{replay_path}")
+    until_clock(page, "0.042000")
+    box = page.locator("#near").bounding_box()
+    # 0.1 ms of time is a pixel: the read of the contradiction ends in the middle, and began 120 pixels before it.
+    click_at(page, "#near", box["width"] / 2 - 60, box["height"] / 28)
+    assert page.inner_text("#what") == "Operation"
+    for text in ("process 3", "key 7: read → 91 on n1", "from 0.030000 s", "ok after 12000 µs"):
+        assert text in page.inner_text("#content")
+    click_at(page, "#near", box["width"] / 2 - 60, box["height"] * 3 / 28)
+    assert "no answer until the end" in page.inner_text("#content")
+
+
+def test_a_replay_jumps_to_its_violation_from_anywhere(replay_path: Path, look: Callable[..., Any]) -> None:
+    page = look(f"file://{replay_path}")
+    page.select_option("#jump", label="0.005 s f1 partition leader")
+    until_clock(page, "0.005000")
+    page.select_option("#jump", label="0.042 s linearizable: 91 was stale")
+    until_clock(page, "0.042000")
+    assert "91 was stale" in page.inner_text("#content .violation")
+
+
 def test_a_replay_is_stepped_through_searched_and_played(replay_path: Path, look: Callable[..., Any]) -> None:
     page = look(f"file://{replay_path}")
 
     def wait_for(clock: str, text: str) -> None:
-        page.wait_for_function("wanted => document.getElementById('clock').textContent === wanted", arg=f"{clock} s")
+        until_clock(page, clock)
         assert text in page.inner_text("#content")
 
     wait_for("0.042000", "stale")
@@ -133,5 +198,5 @@ def test_a_replay_is_stepped_through_searched_and_played(replay_path: Path, look
     wait_for("0.010000", "in force")
     page.select_option("#speed", "5")
     page.click("#play")
-    page.wait_for_function("document.getElementById('play').textContent === 'Play'")
-    page.wait_for_function("parseFloat(document.getElementById('clock').textContent) > 0.05")
+    until(page, "document.getElementById('play').textContent === 'Play'")
+    until(page, "parseFloat(document.getElementById('clock').textContent) > 0.05")
