@@ -41,6 +41,8 @@ IMPAIRMENTS: Mapping[str, frozenset[Activity]] = {
     # Slow enough to be silent for long, and killed for want of memory; a start needs all that is limited.
     "resources": frozenset({Activity.RUN, Activity.ANSWER, Activity.START, Activity.USE_DISK}),
     "clock": frozenset({Activity.TELL_TIME}),
+    # Many systems end at once when they are started and cannot find the others.
+    "name-service": frozenset({Activity.START}),
     "partition": frozenset({Activity.BE_REACHED}),
 }
 """Nemesis -> what a host may be unable to do while such a fault is in force."""

@@ -42,6 +42,9 @@ __all__ = [
     "LinkShape",
     "LinkTraffic",
     "Links",
+    "NameFault",
+    "NameLookup",
+    "Names",
     "Network",
     "Operator",
     "PowerCut",
@@ -73,6 +76,7 @@ ABILITIES: Mapping[str, Sequence[str]] = {
     "resources": ("cpu", "memory", "processes", "descriptors"),
     "operator": ("transfer", "members", "promote"),
     "clients": ("stuck", "slow"),
+    "names": ("gone", "silent", "slow", "wrong", "unused"),
 }
 """Interface -> what it may be able to do. A cluster can have an interface and lack some of its abilities; `operator` is
 the system's own affair, on any cluster, and `clients` that of both."""
@@ -638,6 +642,59 @@ class Clients(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameFault:
+    """What the name service of a host does to the names of others; `kind` is an ability of names, `delay_ms` how late
+    it answers, for slow. A name that is gone does not exist; wrong ones lead to another host, unused ones to an
+    address that nobody has; a silent service answers nothing."""
+
+    kind: str
+    delay_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameLookup:
+    """What a question for one name came to: `found` is an address, "gone" for a name that does not exist, or "silent"
+    when no answer came within the time. `right` is the address that it should lead to, `seconds` what it took."""
+
+    name: str
+    found: str
+    right: str
+    seconds: float
+
+
+class Names(Protocol):
+    """The name service by which the programs of each host find the other hosts. Faults of several ids add up: silent
+    before gone, gone before wrong and unused, and the longest delay."""
+
+    async def disturb(self, fault_id: str, faults: Mapping[str, NameFault]) -> None:
+        """Put faults in force on hosts until released; in force on return."""
+        ...
+
+    async def look_up(self, host: str, *, timeout_s: float) -> Sequence[NameLookup]:
+        """Ask the service of a host for every other host, as its programs would; waits `timeout_s` seconds for an
+        answer. Such questions are not counted. Raises RuntimeError when the host cannot be asked."""
+        ...
+
+    async def reaches(self, host: str) -> str | None:
+        """None when every process of the host's replica has this service and no other before it; otherwise why not, in
+        one line."""
+        ...
+
+    async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
+        """How often the replica of each host has asked for the address of another one since the fault began, and how
+        often the fault was in its answer."""
+        ...
+
+    async def release(self, fault_id: str) -> None:
+        """Undo one fault. Idempotent; safe after half a `disturb`."""
+        ...
+
+    async def release_all(self) -> None:
+        """Undo every fault. Idempotent; safe in any state."""
+        ...
+
+
 class Triggers(Protocol):
     """What replicas do, as it happens: seen by the cluster, or read from what they log at once."""
 
@@ -730,6 +787,9 @@ class Target(Protocol):
 
     @property
     def clients(self) -> Clients | None: ...
+
+    @property
+    def names(self) -> Names | None: ...
 
     def missing(self, interface: str, ability: str) -> str | None:
         """Why this target lacks an ability of an interface (see ABILITIES), as one line that names what mends

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from nemesis.target import Clocks, Disks, Links, Resources
+from nemesis.target import Clocks, Disks, Links, Names, Resources
 
 __all__ = [
     "BendsClocks",
@@ -23,6 +23,7 @@ __all__ = [
     "OwnWorld",
     "SeesSendQueues",
     "SendQueue",
+    "ServesNames",
     "ShapesLinks",
     "TakesOptions",
     "Traced",
@@ -135,6 +136,16 @@ class LimitsResources(Protocol):
     @property
     def resources(self) -> Resources | None:
         """None unless the run was prepared for them."""
+        ...
+
+
+@runtime_checkable
+class ServesNames(Protocol):
+    """A cluster whose hosts' programs find one another by a name service that can be disturbed."""
+
+    @property
+    def names(self) -> Names | None:
+        """None unless the run was prepared for it."""
         ...
 
 

@@ -164,6 +164,8 @@ class AgentCluster(ABC):
             return cls.file_systems_missing
         if interface == "resources":
             return f"what programs use is not limited on {cls.name}: use --cluster netns as root"
+        if interface == "names":
+            return f"the hosts of {cls.name} keep their own name service: use --cluster netns, or local as root"
         return agent_shim_missing() if interface in ("clocks", "disks") else None
 
     @staticmethod
@@ -183,6 +185,7 @@ class AgentCluster(ABC):
             "disks": "the program's own calls",
             "clocks": "the program's own calls",
             "clients": "connections of the harness's own",
+            "names": "a name service of each host's own",
             "resources": "prlimit on every process" if ability == "descriptors" else "a control group of a host",
         }
         return names[interface]

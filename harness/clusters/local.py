@@ -24,7 +24,6 @@ import socket
 import zlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import permutations
-from pathlib import Path
 from typing import NamedTuple, Unpack
 
 from harness.clusters.abilities import SendQueue
@@ -34,6 +33,7 @@ from harness.clusters.agent_helper import START_TIMEOUT_S, AgentHelper, HelperRe
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.agent_processes import AgentProcess
 from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable, Program
+from harness.clusters.host_names import HOSTS_FILE, NamedHost, hosts_file
 from harness.clusters.link_probe import LinkProbe
 from harness.clusters.link_proxy import raise_descriptor_limit
 from harness.clusters.own_machine import OwnMachineCluster, import_path
@@ -54,8 +54,7 @@ RESERVATION_PORT = 2127
 
 _CLIENTS_NUMBER = 251
 _FIRST_EXTRA_NUMBER = 240
-
-_HOSTS_FILE = "/etc/hosts"
+_NOBODY = 253
 
 _MACHINE = "here"
 """The one agent serves all hosts."""
@@ -281,13 +280,21 @@ class LocalCluster(OwnMachineCluster):
         status, _, _ = await agent.run(["unshare", *namespaces, *trial])
         if status != 0:
             return
-        with contextlib.suppress(OSError):
-            own_names = Path(_HOSTS_FILE).read_text(encoding="utf-8", errors="replace")
-            for host in self._all_hosts:
-                lines = [f"{self._address_by_name(host, peer)}\t{peer}" for peer in self._reached_from(host)]
-                path = os.path.join(agent.directory, f"{host}.hosts")
-                await put_file(agent, path, (own_names.rstrip("\n") + "\n" + "\n".join(lines) + "\n").encode())
-                self._hosts_files[host] = path
+        for host in self._all_hosts:
+            path = os.path.join(agent.directory, f"{host}.hosts")
+            await put_file(agent, path, hosts_file(self._known_to(host)).encode())
+            self._hosts_files[host] = path
+
+    def _known_to(self, host: str) -> dict[str, str]:
+        """The hosts that a host reaches, itself among them, with the addresses at which it does."""
+        return {peer: self._address_by_name(host, peer) for peer in self._reached_from(host)}
+
+    def _named_host(self, host: str) -> NamedHost:
+        own, others = self._address(host), self._known_to(host)
+        del others[host]
+        # The link of a host to nobody: nothing listens there.
+        unused = f"127.{self._net}.{self._numbers[host]}.{_NOBODY}"
+        return NamedHost(self.agent(host), listen=own, own=own, names=others, unused=unused)
 
     def _reached_from(self, host: str) -> list[str]:
         return [host, *(pair.destination for pair in self._pairs if pair.source == host)]
@@ -297,10 +304,11 @@ class LocalCluster(OwnMachineCluster):
 
     def names_of(self, host: str) -> Sequence[str]:
         """Its own name, where programs have a file of names."""
-        return (host,) if host in self._hosts_files else ()
+        return super().names_of(host) or ((host,) if host in self._hosts_files else ())
 
     def _mounts(self, host: str) -> Sequence[tuple[str, str]]:
-        return [(self._hosts_files[host], _HOSTS_FILE)] if host in self._hosts_files else []
+        shown = [(self._hosts_files[host], HOSTS_FILE)] if host in self._hosts_files else []
+        return super()._mounts(host) or shown
 
     async def _prepare_links(self, agents: Mapping[str, AgentLink]) -> None:
         """They are part of the network."""

@@ -40,6 +40,7 @@ from harness.clusters.agent_file_systems import AgentFileSystems, FileSystemPlac
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import CLIENTS_HOST, ClusterUnavailable
 from harness.clusters.control_groups import cgroup_parents, limiting_controllers, remove_group
+from harness.clusters.host_names import NamedHost
 from harness.clusters.loop_devices import file_id, loop_devices_of, release_device
 from harness.clusters.netns_calls import enter_namespace, namespace_path, open_current_namespace, remove_namespace
 from harness.clusters.netns_trial import PROGRAMS, why_no_netem
@@ -66,6 +67,10 @@ DEVICE = "eth0"
 """A host's one device, by which it reaches every other."""
 
 _SUBNET = "10.77.0"
+_NOBODY = f"{_SUBNET}.254"
+"""An address that no host has."""
+_NAME_SERVICE = "127.0.0.153"
+"""Where the programs of every host ask for names, each in its own network."""
 _PREFIX_BITS = 24
 _BRIDGE_HOST = "net"
 """The namespace of the bridge; no program runs there."""
@@ -147,6 +152,12 @@ class NetnsCluster(OwnMachineCluster):
 
     def _address(self, host: str) -> str:
         return self._addresses[host]
+
+    def _named_host(self, host: str) -> NamedHost:
+        others = {other: self._addresses[other] for other in self._all_hosts if other != host}
+        return NamedHost(
+            self.agent(host), listen=_NAME_SERVICE, own=self._addresses[host], names=others, unused=_NOBODY
+        )
 
     # Making hosts
 

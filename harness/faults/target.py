@@ -11,7 +11,14 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from harness.clusters.abilities import BendsClocks, DamagesDisks, LimitsResources, SeesSendQueues, ShapesLinks
+from harness.clusters.abilities import (
+    BendsClocks,
+    DamagesDisks,
+    LimitsResources,
+    SeesSendQueues,
+    ServesNames,
+    ShapesLinks,
+)
 from harness.clusters.base import CLIENTS_HOST, Cluster
 from harness.faults.processes import ReplicaProcesses
 from harness.faults.slow_clients import SlowClients
@@ -36,6 +43,7 @@ from nemesis.target import (
     Clocks,
     Disks,
     Links,
+    Names,
     Network,
     Operator,
     Processes,
@@ -109,6 +117,7 @@ class PlannedTarget:
         self.triggers: Triggers | None = None
         self.operator: Operator | None = None
         self.clients: Clients | None = None
+        self.names: Names | None = None
 
     def missing(self, interface: str, ability: str) -> str | None:
         """As the class of the cluster says, or that of the system."""
@@ -216,6 +225,10 @@ class RunTarget:
         return self._clients
 
     @property
+    def names(self) -> Names | None:
+        return self._cluster.names if isinstance(self._cluster, ServesNames) else None
+
+    @property
     def operator(self) -> Operator | None:
         return self._system.operator if isinstance(self._system, Operated) else None
 
@@ -277,7 +290,7 @@ class RunTarget:
         Disks come first: a replica on a frozen one can be neither ended nor started. Who was taken out of the group
         comes last: only a group that is well lets anybody in.
         """
-        held = (self.disks, self.resources, self.clocks, self.links, self.clients)
+        held = (self.disks, self.resources, self.clocks, self.links, self.clients, self.names)
         steps: list[Callable[[], Awaitable[None]]] = [
             interface.release_all for interface in held if interface is not None
         ]

@@ -155,6 +155,8 @@ class SimCluster:
             return f"simulated hosts have no {ability} to run out of: use --cluster netns"
         if interface == "clients":
             return "simulated connections have no send queues of a kernel: use --cluster netns or local"
+        if interface == "names":
+            return "simulated hosts have addresses and no names: use --cluster netns, or local as root"
         if (interface, ability) == ("links", "corrupt"):
             return "the simulated network refuses what is damaged, so that it is lost: --nemesis link=loss is the same"
         if interface == "disks" and ability not in DISK_ABILITIES:

@@ -24,6 +24,8 @@ from nemesis.target import (
     Link,
     LinkMeasure,
     LinkShape,
+    NameFault,
+    NameLookup,
     PowerCut,
     ProcessMember,
     ProcessView,
@@ -299,6 +301,44 @@ class FakeClients:
         self.gone |= self.faults.keys()
 
 
+class FakeNames:
+    """A name service on each host, of which `immune` ones answer right whatever the faults say; programs have asked
+    `asked` questions, and `met` of them were answered as the faults say."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.right = {host: f"10.0.0.{number}" for number, host in enumerate(hosts, 1)}
+        self.faults: dict[str, Mapping[str, NameFault]] = {}
+        self.immune: set[str] = set()
+        self.unreached: set[str] = set()
+        self.asked, self.met_by_programs = 3, 3
+
+    async def disturb(self, fault_id: str, faults: Mapping[str, NameFault]) -> None:
+        self.faults[fault_id] = faults
+
+    async def look_up(self, host: str, *, timeout_s: float) -> Sequence[NameLookup]:
+        mine = [of[host] for of in self.faults.values() if host in of and host not in self.immune]
+        fault = mine[0] if mine else NameFault(kind="")
+        found = []
+        for name, right in self.right.items():
+            said = {"gone": "gone", "silent": "silent", "wrong": self.right[host], "unused": "10.0.0.254"}
+            if name != host:
+                seconds = timeout_s if fault.kind == "silent" else fault.delay_ms / 1000
+                found.append(NameLookup(name=name, found=said.get(fault.kind, right), right=right, seconds=seconds))
+        return found
+
+    async def reaches(self, host: str) -> str | None:
+        return f"process 7 (io) of {host} sees another /etc/resolv.conf" if host in self.unreached else None
+
+    async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
+        return {host: FaultMet(self.asked, self.met_by_programs) for host in self.faults.get(fault_id, ())}
+
+    async def release(self, fault_id: str) -> None:
+        self.faults.pop(fault_id, None)
+
+    async def release_all(self) -> None:
+        self.faults.clear()
+
+
 class FakeLinks:
     """Links that do to a hundred packets exactly what their shape says."""
 
@@ -362,6 +402,7 @@ class FaultTarget:
         self.links = FakeLinks()
         self.resources = FakeResources()
         self.clients = FakeClients()
+        self.names = FakeNames(self.hosts)
         self.triggers = None
         self.operator: Any = None
         self.leader = leader

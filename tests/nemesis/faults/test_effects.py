@@ -13,14 +13,18 @@ from nemesis.clock import CLOCK
 from nemesis.corruption import BIT_FLIP
 from nemesis.disk import DISK_ERROR, DISK_FULL, DISK_SLOW, DISK_STALL
 from nemesis.link import LINK
+from nemesis.name_service import NAME_SERVICE
 from nemesis.power import POWER
 from nemesis.process import BACK_TIMEOUT_S, KILL, PAUSE
 from nemesis.protocol import Injection
 from nemesis.resources import RESOURCES
 from nemesis.slow_client import SLOW_CLIENT
-from nemesis.target import ClockSkew, Link, LinkShape, LinkTraffic
+from nemesis.target import ClockSkew, Link, LinkShape, LinkTraffic, NameFault
 
-ALL = [KILL, PAUSE, CLOCK, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, POWER, LINK, BIT_FLIP, RESOURCES, SLOW_CLIENT]
+ALL = [
+    *(KILL, PAUSE, CLOCK, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, POWER, LINK, BIT_FLIP, RESOURCES, SLOW_CLIENT),
+    NAME_SERVICE,
+]
 CASES = [(nemesis, variant) for nemesis in ALL for variant in nemesis.variants]
 Run = Callable[[Any], Any]
 
@@ -127,6 +131,42 @@ def test_a_process_that_is_not_under_the_limit_fails_the_proof(
     run_virtual(main())
 
 
+@pytest.mark.parametrize(
+    ("asked", "met", "proven", "exercised"), [(3, 3, True, True), (0, 0, True, False), (3, 0, False, False)]
+)
+def test_wrong_names_were_exercised_if_the_programs_of_the_replica_asked_for_them(
+    asked: int, met: int, proven: bool, exercised: bool, make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        target.names.asked, target.names.met_by_programs = asked, met
+        injection = await plan_fault(NAME_SERVICE, target, "wrong@n2")
+        await NAME_SERVICE.inject(target, injection)
+        assert (await NAME_SERVICE.prove(target, injection)).exercised is None, "nobody has asked yet"
+        found = await NAME_SERVICE.prove_met(target, injection)
+        assert (found.proven, found.exercised) == (proven, exercised), found
+
+    run_virtual(main())
+
+
+def test_a_program_that_sees_other_files_of_names_fails_the_proof(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        injection = await plan_fault(NAME_SERVICE, target, "gone@n2")
+        await NAME_SERVICE.inject(target, injection)
+        assert (await NAME_SERVICE.prove(target, injection)).proven
+        target.names.unreached = {"n2"}
+        for proof in (
+            await NAME_SERVICE.prove(target, injection),
+            await NAME_SERVICE.prove_met(target, injection),
+        ):
+            assert not proof.proven and proof.failed == ["process 7 (io) of n2 sees another /etc/resolv.conf"]
+
+    run_virtual(main())
+
+
 class Counting:
     """A network that counts; `sent` is what the system has sent over every link so far."""
 
@@ -159,7 +199,8 @@ def test_bad_links_were_exercised_if_the_system_used_them(
 def spare(target: Any, injection: Injection) -> None:
     """Make one victim feel nothing."""
     host = injection.value["hosts"][0]
-    for interface in (target.processes, target.clocks, target.disks, target.resources, target.clients):
+    held = (target.processes, target.clocks, target.disks, target.resources, target.clients, target.names)
+    for interface in held:
         interface.immune.add(host)
     target.links.immune |= {Link(*name.split("->")) for name in injection.value.get("links", ())[:1]}
 
@@ -232,6 +273,7 @@ def test_the_unhurt_are_looked_at_too(make_fault_target: Any, plan_fault: Any, r
             (DISK_FULL, "full@n1", lambda t: t.disks.broken.add("n3")),
             (LINK, "delay@n1", lambda t: t.links.always.update({Link("n3", "n4"): LinkShape(delay_ms=500)})),
             (LINK, "loss@n1", lambda t: t.links.dead.add(Link("n3", "n4"))),
+            (NAME_SERVICE, "gone@n1", lambda t: t.names.faults.update(f9={"n3": NameFault(kind="gone")})),
         ):
             target = make_fault_target(5)
             injection = await plan_fault(nemesis, target, variant)

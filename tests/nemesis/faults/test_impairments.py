@@ -11,6 +11,7 @@ from nemesis.clock import CLOCK
 from nemesis.corruption import BIT_FLIP
 from nemesis.disk import DISK_ERROR, DISK_FULL, DISK_SLOW, DISK_STALL
 from nemesis.impairments import IMPAIRMENTS, Activity, faults_that_impair, hosts_kept_from
+from nemesis.name_service import NAME_SERVICE
 from nemesis.partition import PARTITION
 from nemesis.power import POWER
 from nemesis.process import KILL, PAUSE
@@ -18,6 +19,7 @@ from nemesis.resources import RESOURCES
 
 IMPAIRING = [
     *(KILL, PAUSE, POWER, BIT_FLIP, DISK_STALL, DISK_SLOW, DISK_FULL, DISK_ERROR, CLOCK, PARTITION, RESOURCES),
+    NAME_SERVICE,
 ]
 
 

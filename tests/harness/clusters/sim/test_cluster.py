@@ -250,7 +250,7 @@ async def _too_many(tmp_path: Path) -> None:
 def test_it_has_every_ability_but_those_of_a_file_system_and_a_kernel() -> None:
     lacking = [ability for kind, names in ABILITIES.items() for ability in names if SimCluster.missing(kind, ability)]
     # No file system, no checksum that a damaged packet could be refused by, and no kernel.
-    kernel = [*ABILITIES["resources"], *ABILITIES["clients"]]
+    kernel = [*ABILITIES["resources"], *ABILITIES["clients"], *ABILITIES["names"]]
     assert lacking == ["freeze", "fill", "shutdown", "crash", "corrupt", *kernel]
     with pytest.raises(KeyError):
         SimCluster.missing("links", "colour")

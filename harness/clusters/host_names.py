@@ -1,0 +1,213 @@
+"""The names by which the programs of hosts find one another: a name service for each host, and the files that say so.
+
+Every program of a host is shown files of its own in three places, in a mount namespace that ends with it: a resolv.conf
+that names the host's service (name_server), an /etc/hosts that has the machine's own names and the host's, and an
+nsswitch.conf by which the C library asks there. Nothing on the host itself is changed, so nothing need be put back.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from harness.clusters.agent_access import put_file
+from harness.clusters.agent_helper import START_TIMEOUT_S, AgentHelper, HelperRefused
+from harness.clusters.agent_link import AgentLink
+from harness.clusters.base import ClusterUnavailable
+from harness.clusters.name_server import PORT
+from harness.clusters.threads import all_of
+from harness.clusters.trials import TrialFailed, TrialUnfinished, run_trial
+from harness.programs import find_program
+from harness.run_state import TEMP_PREFIX
+from nemesis.mechanisms.shell import ShellError
+from nemesis.target import FaultMet, NameFault, NameLookup, ProcessMember
+
+__all__ = ["HOSTS_FILE", "HostNames", "NamedHost", "hosts_file", "nsswitch_file", "why_no_names"]
+
+HOSTS_FILE, RESOLVER_FILE, ORDER_FILE = "/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf"
+
+_GRACE_S = 10.0
+"""For a helper's answer, beyond the time that it is given."""
+
+_TRIAL = """
+set -e
+for place in "$@"; do mount --bind "$0" "$place"; done
+"""
+
+
+@functools.cache
+def why_no_names() -> str | None:
+    """None when programs on this machine can be shown other files in these places; otherwise why not, in one line that
+    names the mend. Found out in a mount namespace that vanishes with the trial."""
+    missing = [place for place in (HOSTS_FILE, RESOLVER_FILE) if not os.path.exists(place)]
+    if missing:
+        return f"a name service per host needs {missing[0]} on this machine: make it, empty if need be"
+    if os.geteuid() != 0:
+        return "a name service per host needs mounts of its own: run as root, or use --cluster netns"
+    with tempfile.NamedTemporaryFile(prefix=f"{TEMP_PREFIX}trial-{os.getpid()}-") as file:
+        command = [find_program("sh") or "/bin/sh", "-c", _TRIAL, file.name, HOSTS_FILE, RESOLVER_FILE]
+        try:
+            run_trial("a file of names", ["--mount", "--propagation", "private"], command)
+            return None
+        except TrialUnfinished as error:
+            return str(error)
+        except TrialFailed as error:
+            return f"a name service per host needs mounts of its own ({error}): run as root with CAP_SYS_ADMIN"
+
+
+def hosts_file(names: Mapping[str, str]) -> str:
+    """The machine's own /etc/hosts, and these names with their addresses."""
+    try:
+        own = Path(HOSTS_FILE).read_text(encoding="utf-8", errors="replace").rstrip("\n")
+    except OSError:
+        own = "127.0.0.1\tlocalhost"
+    return "\n".join([own, *(f"{address}\t{name}" for name, address in names.items())]) + "\n"
+
+
+def nsswitch_file(text: str) -> str:
+    """A nsswitch.conf by which hosts are looked for in /etc/hosts and then by DNS, and all else as in `text`."""
+    kept = [line for line in text.splitlines() if line.split(":")[0].strip() != "hosts"]
+    return "\n".join([*kept, "hosts: files dns"]) + "\n"
+
+
+class NamedHost:
+    """A host with a service: the link to its agent, the address that its service listens on, its own address, the names
+    of the others with their addresses as it is to reach them, and an address that nobody has."""
+
+    def __init__(self, link: AgentLink, *, listen: str, own: str, names: Mapping[str, str], unused: str) -> None:
+        self.link = link
+        self.listen = listen
+        self.own = own
+        self.names = dict(names)
+        self.unused = unused
+
+    def path(self, host: str, place: str) -> str:
+        """The file of this host that its programs see in a place."""
+        return os.path.join(self.link.directory, f"{host}.names.{os.path.basename(place)}")
+
+    def served(self, replicas: Sequence[str]) -> dict[str, object]:
+        """What its service is told (see name_server). Wrong is the next replica's address, or this host's own."""
+        addresses = [self.names[name] for name in replicas if name in self.names]
+        turned = dict(zip(addresses, [*addresses[1:], addresses[0] if len(addresses) > 1 else self.own], strict=True))
+        wrong = {name: turned.get(address, self.own) for name, address in self.names.items()}
+        return {"listen": self.listen, "names": self.names, "wrong": wrong, "unused": self.unused}
+
+
+class HostNames:
+    """See nemesis.target.Names. Made by `prepared`. `members` tells every process of the programs of a host."""
+
+    def __init__(
+        self,
+        hosts: Mapping[str, NamedHost],
+        helpers: Mapping[AgentLink, AgentHelper],
+        *,
+        members: Callable[[str], Awaitable[Sequence[ProcessMember]]],
+    ) -> None:
+        self._hosts = dict(hosts)
+        self._helpers = dict(helpers)
+        self._members = members
+        self._places = [HOSTS_FILE, RESOLVER_FILE]
+
+    @classmethod
+    async def prepared(
+        cls,
+        hosts: Mapping[str, NamedHost],
+        replicas: Sequence[str],
+        *,
+        import_path: str,
+        members: Callable[[str], Awaitable[Sequence[ProcessMember]]],
+    ) -> HostNames:
+        """Start the services and write the files. Raises ClusterUnavailable when the port is taken, ShellError."""
+        links = list(dict.fromkeys(named.link for named in hosts.values()))
+        helpers = {
+            link: AgentHelper(link, module="harness.clusters.name_server", import_path=import_path) for link in links
+        }
+
+        async def start(link: AgentLink) -> None:
+            served = {host: named.served(replicas) for host, named in hosts.items() if named.link is link}
+            await helpers[link].start()
+            try:
+                await helpers[link].request("open", hosts=served, listens_within_s=START_TIMEOUT_S)
+            except HelperRefused as error:
+                raise ClusterUnavailable(
+                    f"no name service for {', '.join(served)} ({error.reply.get('error')}): end what listens on port "
+                    f"{PORT} of all addresses of this machine"
+                ) from None
+
+        await all_of(map(start, links))
+        made = cls(hosts, helpers, members=members)
+        await all_of(made._write_files(host) for host in hosts)
+        return made
+
+    async def _write_files(self, host: str) -> None:
+        named = self._hosts[host]
+        texts = {
+            HOSTS_FILE: hosts_file({host: named.own}),
+            # No domain of the machine's own is put after a name, and a late answer is waited for.
+            RESOLVER_FILE: f"nameserver {named.listen}\nsearch .\noptions timeout:5 attempts:2\n",
+        }
+        if os.path.exists(ORDER_FILE):
+            texts[ORDER_FILE] = nsswitch_file(Path(ORDER_FILE).read_text(encoding="utf-8", errors="replace"))
+        self._places = list(texts)
+        for place, text in texts.items():
+            await put_file(named.link, named.path(host, place), text.encode())
+
+    def mounts(self, host: str) -> Sequence[tuple[str, str]]:
+        """(file, place): what the programs of a host are to see."""
+        return [(self._hosts[host].path(host, place), place) for place in self._places] if host in self._hosts else []
+
+    def _helper(self, host: str) -> AgentHelper:
+        return self._helpers[self._hosts[host].link]
+
+    async def disturb(self, fault_id: str, faults: Mapping[str, NameFault]) -> None:
+        """Put faults in force. Raises ShellError."""
+        for host, fault in faults.items():
+            wanted = {"kind": fault.kind, "delay_ms": fault.delay_ms}
+            await self._helper(host).request("disturb", fault=fault_id, hosts={host: wanted})
+
+    async def look_up(self, host: str, *, timeout_s: float) -> Sequence[NameLookup]:
+        """Ask a host's service for every other host. Raises RuntimeError."""
+        right = self._hosts[host].names
+        try:
+            answer = await self._helper(host).request(
+                "look_up", host=host, wait_s=timeout_s, timeout_s=timeout_s + _GRACE_S
+            )
+        except ShellError as error:
+            raise RuntimeError(f"its name service cannot be asked: {error}") from None
+        return [
+            NameLookup(name=name, found=found, right=right[name], seconds=seconds)
+            for name, found, seconds in answer["lookups"]
+        ]
+
+    async def reaches(self, host: str) -> str | None:
+        """None when every process of the host's programs sees the files."""
+        members = await self._members(host)
+        for place in self._places:
+            answer = await self._helper(host).request(
+                "sees", pids=[member.pid for member in members], path=place, file=self._hosts[host].path(host, place)
+            )
+            if answer["astray"]:
+                stray = next(str(member) for member in members if member.pid == answer["astray"][0])
+                return f"{stray} of {host} sees another {place}"
+        return None
+
+    async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
+        """What programs have asked since a fault began, and met. Raises ShellError."""
+        found: dict[str, FaultMet] = {}
+        for helper in self._helpers.values():
+            answer = await helper.request("met", fault=fault_id)
+            found |= {host: FaultMet(asked, met) for host, (asked, met) in answer["hosts"].items()}
+        return found
+
+    async def release(self, fault_id: str) -> None:
+        """Take one fault back. Raises ShellError."""
+        for helper in self._helpers.values():
+            await helper.request("release", fault=fault_id)
+
+    async def release_all(self) -> None:
+        """Take every fault back. Raises ShellError."""
+        for helper in self._helpers.values():
+            await helper.request("release_all")

@@ -1,0 +1,271 @@
+"""The name server: tells the programs of hosts where the other hosts are, by DNS, and wrongly where a fault says so.
+
+It is a process of its own on a host with an agent, and serves each host on an address that only this host's programs
+are told of. Answers have a lifetime of zero: whoever wants a name again asks again. It is spoken to over the Unix
+socket that its argument names, as control_server says.
+
+    open      {"hosts": {host: {"listen": ip, "names": {name: ip}, "wrong": {name: ip}, "unused": ip}}}    where each
+              host asks, what is right, and what is wrong in two ways
+    disturb   {"fault": id, "hosts": {host: {"kind", "delay_ms"}}}    in force when answered; several faults add up
+    release   {"fault": id};  release_all {}
+    look_up   {"host", "wait_s"} -> {"lookups": [[name, address or "gone" or "silent", seconds], ...]}
+    sees      {"pids": [...], "path", "file"} -> {"astray": [pid, ...]}    processes that see another file in that place
+    met       {"fault": id} -> {"hosts": {host: [asked, met]}}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.clusters.control_server import Operation, run_helper
+
+__all__ = ["GONE", "PORT", "SILENT", "NameServer", "Question", "answer_to", "main", "parse_question", "question_for"]
+
+PORT = 53
+"""Where resolvers ask: resolv.conf names no port."""
+
+GONE, SILENT = "gone", "silent"
+_KINDS = (SILENT, GONE, "wrong", "unused")
+"""What there is but delays; the first in force on a host decides."""
+
+MAX_WAITING = 1000
+"""Late answers of a host; what is asked beyond that is answered not at all, as by any server that is flooded."""
+
+_HEADER = struct.Struct("!6H")
+_ADDRESS, _ADDRESS_6, _INTERNET = 1, 28, 1
+_IS_ANSWER, _IS_AUTHORITATIVE, _WANTS_RECURSION, _HAS_RECURSION = 0x8000, 0x0400, 0x0100, 0x0080
+_NO_SUCH_NAME = 3
+_MAX_LABEL_BYTES = 63
+_NAME_POINTER = 0xC000 | _HEADER.size
+"""The name of the question, in the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a resolver asks: `raw` is the question's own part of the message."""
+
+    ident: int
+    flags: int
+    name: str
+    kind: int
+    raw: bytes
+
+
+def parse_question(message: bytes) -> Question:
+    """The one question of a message. Raises ValueError for what is none."""
+    if len(message) < _HEADER.size:
+        raise ValueError("a message without a header")
+    ident, flags, count, *_ = _HEADER.unpack_from(message)
+    if flags & _IS_ANSWER or count != 1:
+        raise ValueError("no message with one question")
+    labels, at = [], _HEADER.size
+    while at < len(message) and (length := message[at]):
+        if length > _MAX_LABEL_BYTES:
+            raise ValueError("a question whose name points elsewhere")
+        labels.append(message[at + 1 : at + 1 + length].decode("ascii", "replace").lower())
+        at += 1 + length
+    end = at + 5
+    if end > len(message):
+        raise ValueError("a question that ends early")
+    kind, space = struct.unpack_from("!2H", message, at + 1)
+    if space != _INTERNET:
+        raise ValueError("a question about another network")
+    return Question(ident, flags, ".".join(labels), kind, message[_HEADER.size : end])
+
+
+def question_for(name: str, ident: int) -> bytes:
+    """A message that asks for the address of a name."""
+    labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
+    header = _HEADER.pack(ident, _WANTS_RECURSION, 1, 0, 0, 0)
+    return header + labels + b"\0" + struct.pack("!2H", _ADDRESS, _INTERNET)
+
+
+def answer_to(question: Question, address: str | None) -> bytes:
+    """The answer with an address, of which the name has none for IPv6; None: there is no such name."""
+    flags = _IS_ANSWER | _IS_AUTHORITATIVE | _HAS_RECURSION | question.flags & _WANTS_RECURSION
+    has_record = address is not None and question.kind == _ADDRESS
+    header = _HEADER.pack(question.ident, flags | (_NO_SUCH_NAME if address is None else 0), 1, int(has_record), 0, 0)
+    if not has_record or address is None:
+        return header + question.raw
+    record = struct.pack("!3HIH", _NAME_POINTER, _ADDRESS, _INTERNET, 0, 4) + socket.inet_aton(address)
+    return header + question.raw + record
+
+
+def _address_in(answer: bytes) -> str:
+    """What an answer to `question_for` says."""
+    _, flags, _, records, _, _ = _HEADER.unpack_from(answer)
+    return GONE if flags & 0xF or not records else socket.inet_ntoa(answer[-4:])
+
+
+@dataclass(slots=True)
+class _Served:
+    """A host: where its programs ask, and what is told them."""
+
+    listen: str
+    names: dict[str, str]
+    wrong: dict[str, str]
+    unused: str
+    faults: dict[str, dict[str, Any]] = field(default_factory=dict)
+    waiting: int = 0
+
+    def told(self, name: str) -> tuple[str | None, float, list[str]]:
+        """(address, or None for no such name, or "silent"; how late (s); faults that are in the answer)."""
+        right = self.names.get(name)
+        found: str | None = right
+        deciding = [fault for kind in _KINDS for fault, each in self.faults.items() if each["kind"] == kind][:1]
+        late = [fault for fault, each in self.faults.items() if each["kind"] == "slow"]
+        delay_s = max((self.faults[fault]["delay_ms"] / 1000 for fault in late), default=0.0)
+        if deciding and right is not None:
+            kind = self.faults[deciding[0]]["kind"]
+            found = {GONE: None, SILENT: SILENT, "wrong": self.wrong[name], "unused": self.unused}[kind]
+        return found, delay_s, [*deciding, *late]
+
+
+class NameServer:
+    """The hosts that are served, and the faults in force. `port` is for tests."""
+
+    def __init__(self, *, port: int = PORT) -> None:
+        self.port = port
+        self._served: dict[str, _Served] = {}
+        self._counts: dict[str, dict[str, list[int]]] = {}
+        """fault -> host -> [asked, met]; also once it was released"""
+        self._own: set[tuple[str, int]] = set()
+        """Where the harness's own questions come from."""
+
+    async def open(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Serve hosts. Raises OSError, for instance when something else listens there."""
+        loop = asyncio.get_running_loop()
+        for host, given in message["hosts"].items():
+            served = self._served[host] = _Served(given["listen"], given["names"], given["wrong"], given["unused"])
+
+            def made(host: str = host, served: _Served = served) -> _Listener:
+                return _Listener(self, host, served)
+
+            await loop.create_datagram_endpoint(made, local_addr=(served.listen, self.port))
+        return {}
+
+    async def disturb(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Put one fault in force."""
+        for host, fault in message["hosts"].items():
+            self._served[host].faults[message["fault"]] = dict(fault)
+            self._counts.setdefault(message["fault"], {})[host] = [0, 0]
+        return {}
+
+    async def release(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Take one fault back."""
+        for served in self._served.values():
+            served.faults.pop(message["fault"], None)
+        return {}
+
+    async def release_all(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Take every fault back."""
+        for served in self._served.values():
+            served.faults.clear()
+        return {}
+
+    async def met(self, message: dict[str, Any]) -> dict[str, Any]:
+        """What the programs of each host have asked since a fault began."""
+        return {"hosts": self._counts.get(message["fault"], {})}
+
+    async def sees(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Which processes see another file at a path than this one. Those that have ended see nothing."""
+        wanted, astray = os.stat(message["file"]), []
+        for pid in message["pids"]:
+            try:
+                found = os.stat(f"/proc/{pid}/root{message['path']}")
+            except (FileNotFoundError, ProcessLookupError):
+                if os.path.exists(f"/proc/{pid}/stat"):
+                    astray.append(pid)
+                continue
+            if (found.st_dev, found.st_ino) != (wanted.st_dev, wanted.st_ino):
+                astray.append(pid)
+        return {"astray": astray}
+
+    async def look_up(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Ask a host's own service for every other host, by the network, as a resolver would."""
+        served = self._served[message["host"]]
+        found = await asyncio.gather(
+            *(self._look_up(served.listen, name, float(message["wait_s"])) for name in served.names)
+        )
+        return {"lookups": [list(each) for each in found]}
+
+    async def _look_up(self, server: str, name: str, timeout_s: float) -> tuple[str, str, float]:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            asking.setblocking(False)
+            asking.connect((server, self.port))
+            own = asking.getsockname()
+            self._own.add(own)
+            try:
+                await loop.sock_sendall(asking, question_for(name, 1))
+                answer = await asyncio.wait_for(loop.sock_recv(asking, 512), timeout_s)
+                return name, _address_in(answer), loop.time() - began_s
+            except TimeoutError:
+                return name, SILENT, loop.time() - began_s
+            finally:
+                self._own.discard(own)
+
+    def take(self, host: str, served: _Served, data: bytes, asker: tuple[str, int]) -> tuple[bytes | None, float]:
+        """(the answer to a message, None for none; how late it is due). Counts what programs meet. Raises
+        ValueError."""
+        question = parse_question(data)
+        name = question.name.partition(".")[0]
+        found, delay_s, faults = served.told(name)
+        if name in served.names and question.kind == _ADDRESS and asker not in self._own:
+            is_met = found != served.names[name] or delay_s > 0
+            for fault in faults:
+                count = self._counts[fault][host]
+                count[0] += 1
+                count[1] += is_met
+        return (None if found == SILENT else answer_to(question, found)), delay_s
+
+
+class _Listener(asyncio.DatagramProtocol):
+    """The socket of one host."""
+
+    def __init__(self, server: NameServer, host: str, served: _Served) -> None:
+        self._server = server
+        self._host = host
+        self._served = served
+        self._transport: asyncio.DatagramTransport | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        try:
+            answer, delay_s = self._server.take(self._host, self._served, data, addr)
+        except ValueError:
+            return
+        if answer is None or self._served.waiting >= MAX_WAITING:
+            return
+        if delay_s:
+            self._served.waiting += 1
+            asyncio.get_running_loop().call_later(delay_s, self._send_late, answer, addr)
+        elif self._transport is not None:
+            self._transport.sendto(answer, addr)
+
+    def _send_late(self, answer: bytes, asker: Any) -> None:
+        self._served.waiting -= 1
+        if self._transport is not None:
+            self._transport.sendto(answer, asker)
+
+
+def main() -> None:
+    """Run the server on the path that is the first argument."""
+    server = NameServer()
+    operations: list[Operation] = [
+        *(server.open, server.disturb, server.release, server.release_all),
+        *(server.look_up, server.sees, server.met),
+    ]
+    run_helper({operation.__name__: operation for operation in operations})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The nemesis `name-service`: the names by which hosts find one another are gone, wrong, or slow to be told.
+
+Every program of a host has a resolv.conf that names a service of its own, which knows the other hosts by name, and an
+/etc/hosts without them. So whatever resolves names by the C library, by Go's own resolver or by Java's asks that
+service, unless it remembers an earlier answer: Java does for 30 s, and for 10 s that there was none; Go and the C
+library do not. What is proved is that the service of every victim answers as the fault says and that every process of
+its replica has this service; that of everybody else answers right. The fault was exercised if the replica's programs
+have asked the service for another host while it lasted: no other program is told of it, and the harness's own questions
+are not counted.
+
+Replicas look a name up when they connect. Connections that stand need none, so that the fault is met beside others that
+end them: `--nemesis name-service,kill`. A system that is given addresses only never asks; then nobody met the fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nemesis.forms import Form, FormNemesis
+from nemesis.process import prove_released
+from nemesis.protocol import Injection, Proof
+from nemesis.target import NameFault, NameLookup, Names, Target
+
+__all__ = ["NAME_SERVICE", "NameServiceNemesis"]
+
+MIN_DELAY_MS, MAX_DELAY_MS = 1500, 3500
+"""Of an answer that is slow: above ANSWER_S, and below the 5 s that resolvers wait."""
+
+ANSWER_S = 1.0
+"""An answer that takes less is at once, on a busy machine too; one that takes longer is late or none."""
+
+EARLY_MS = 50
+"""An answer may come this much before its time: clocks of event loops are coarse."""
+
+
+class NameServiceNemesis(FormNemesis):
+    """Takes the names of the other hosts away from some hosts, or makes them wrong. See the module's text."""
+
+    name = "name-service"
+    description = "the names by which hosts find one another are gone, wrong, or slow to be told"
+    is_of_all = False  # hosts are made known to one another by name for it, and not by address as in other runs
+    forms: Mapping[str, Form] = {
+        form.name: form
+        for form in (
+            Form(
+                name="gone",
+                description="no host has a name: the service says that there is none such (NXDOMAIN)",
+                needs=(("names", "gone"),),
+                targets=("all", "one", "leader"),
+            ),
+            Form(
+                name="silent",
+                description="the service answers nothing, so that lookups end when the resolver's time is up",
+                needs=(("names", "silent"),),
+                targets=("all", "one"),
+            ),
+            Form(
+                name="slow",
+                description="every answer comes 1.5 to 3.5 s late",
+                needs=(("names", "slow"),),
+                targets=("all", "minority"),
+            ),
+            Form(
+                name="wrong",
+                description="every name leads to another host than its own",
+                needs=(("names", "wrong"),),
+                targets=("one", "minority"),
+            ),
+            Form(
+                name="unused",
+                description="every name leads to an address that nobody has",
+                needs=(("names", "unused"),),
+                targets=("one", "minority"),
+            ),
+        )
+    }
+
+    def requires(self, target: Target, variant: str | None = None) -> list[str]:
+        """As every nemesis with forms, and another host to have a name."""
+        problems = super().requires(target, variant)
+        return problems if len(target.hosts) > 1 else [*problems, f"{self.name}: one host looks up nobody"]
+
+    def _details(self, form: Form, target: Target, rng: random.Random, hosts: Sequence[str]) -> dict[str, Any]:
+        return {"delay_ms": rng.randint(MIN_DELAY_MS, MAX_DELAY_MS)} if form.name == "slow" else {}
+
+    async def inject(self, target: Target, injection: Injection) -> None:
+        """Have the services of the victims answer so from now on."""
+        if injection.problem is None:
+            fault = NameFault(kind=self._form_of(injection), delay_ms=injection.value.get("delay_ms", 0))
+            await _names(target).disturb(injection.fault_id, dict.fromkeys(injection.value["hosts"], fault))
+
+    async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The service of every victim, asked for every other host, answers as the fault says, and every process of its
+        replica has that service; that of everybody else answers right and at once."""
+        if injection.problem is not None:
+            return Proof(proven=False, detail=injection.problem)
+        disturbed = self._disturbed(in_force)
+        victims = [host for host in injection.value["hosts"] if host not in disturbed]
+        if not victims:
+            return Proof(proven=False, detail="every victim is held by another fault")
+        others = [host for host in target.hosts if host not in {*injection.value["hosts"], *disturbed}]
+        kind, delay_ms = self._form_of(injection), int(injection.value.get("delay_ms", 0))
+        expected = {**dict.fromkeys(victims, (kind, delay_ms)), **dict.fromkeys(others, ("", 0))}
+        found = await asyncio.gather(*(_problems(target, host, *wanted) for host, wanted in expected.items()))
+        failed = [problem for problems in found for problem in problems]
+        names = len(target.hosts) - 1
+        detail = f"{kind}: {names} names each on {', '.join(victims)}; right on {len(others)} others"
+        return Proof(
+            proven=not failed,
+            detail="; ".join(failed[:3]) if failed else detail,
+            checked=len(expected),
+            failed=failed,
+        )
+
+    async def prove_met(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The replicas still have these services; and how often their own questions got such an answer."""
+        names, hosts = _names(target), list(injection.value["hosts"])
+        failed = [problem for host in hosts if (problem := await names.reaches(host)) is not None]
+        found = await names.met(injection.fault_id)
+        asked = sum(each.calls or 0 for each in found.values())
+        met = sum(each.met or 0 for each in found.values())
+        if met:
+            detail = f"{', '.join(host for host in hosts if host in found and found[host].met)} met it {met} times"
+        else:
+            detail = (
+                f"the programs of {', '.join(hosts)} asked for no name: who connects does, so add a fault that ends "
+                "connections (name-service,kill), and a plug-in must hand on host.advertise(port), not addresses"
+            )
+            if asked:
+                failed.append(f"{asked} questions of {', '.join(hosts)} were answered as if nothing were wrong")
+        return Proof(
+            proven=not failed,
+            exercised=met > 0,
+            detail="; ".join(failed[:3]) if failed else detail,
+            checked=len(hosts),
+            failed=failed,
+        )
+
+    async def heal(self, target: Target, injection: Injection) -> None:
+        """Have the services answer right, and start replicas that ended for want of a name. Idempotent."""
+        await _names(target).release(injection.fault_id)
+        if target.processes is not None:
+            await target.processes.revive(injection.value.get("hosts", ()))
+
+    async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
+        """The services of the victims answer right and at once, but for those that another fault disturbs, and the
+        replicas run and answer."""
+        hosts: Sequence[str] = injection.value["hosts"]
+        disturbed = self._disturbed(in_force)
+        freed = [host for host in hosts if host not in disturbed]
+        running = await prove_released(target, hosts, in_force=in_force)
+        found = await asyncio.gather(*(_problems(target, host, "", 0) for host in freed))
+        failed = [*(problem for problems in found for problem in problems), *running.failed]
+        detail = "; ".join(failed[:3]) if failed else f"names are right on {len(freed)} hosts; {running.detail}"
+        return Proof(proven=not failed, detail=detail, checked=len(freed) + running.checked, failed=failed)
+
+    def _disturbed(self, in_force: Sequence[Injection]) -> frozenset[str]:
+        """The hosts whose names another fault of this kind disturbs."""
+        return frozenset(host for fault in in_force if fault.nemesis == self.name for host in fault.value["hosts"])
+
+
+async def _problems(target: Target, host: str, kind: str, delay_ms: int) -> list[str]:
+    """How the service of `host` is otherwise than a fault of this kind, or none (""), makes it."""
+    names = _names(target)
+    try:
+        lookups = await names.look_up(host, timeout_s=ANSWER_S + delay_ms / 1000)
+    except RuntimeError as error:
+        return [f"{host}: {error}"]
+    problems = [f"{host} {problem}" for each in lookups if (problem := _difference(each, kind, delay_ms)) is not None]
+    if not lookups:
+        problems.append(f"{host} has a service that knows nobody")
+    astray = await names.reaches(host)
+    return problems if astray is None else [*problems, astray]
+
+
+def _difference(lookup: NameLookup, kind: str, delay_ms: int) -> str | None:
+    """How an answer is otherwise than a fault of this kind, or none (""), makes it; None when it is not."""
+    took_ms = lookup.seconds * 1000
+    said = f"finds {lookup.name} at {lookup.found} after {took_ms:.0f} ms"
+    if lookup.found in ("gone", "silent"):
+        said = f"finds {lookup.name} {lookup.found}"
+        return None if lookup.found == kind else said
+    is_right = lookup.found == lookup.right
+    if kind in ("wrong", "unused"):
+        return said if is_right else None
+    if kind == "slow":
+        return None if is_right and took_ms >= delay_ms - EARLY_MS else said
+    return None if not kind and is_right and lookup.seconds < ANSWER_S else said
+
+
+def _names(target: Target) -> Names:
+    if target.names is None:
+        raise ValueError("the hosts of this cluster have no names to act on")
+    return target.names
+
+
+NAME_SERVICE = NameServiceNemesis()
+"""The one instance that the registry hands out; it holds no state."""

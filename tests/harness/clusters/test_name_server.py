@@ -1,0 +1,146 @@
+"""What is asked of the name server and what it answers, as bytes and over its socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from harness.clusters.host_names import hosts_file, nsswitch_file
+from harness.clusters.name_server import NameServer, answer_to, parse_question, question_for
+
+NAMES = {"n2": "127.0.0.2", "n3": "127.0.0.3"}
+WRONG = {"n2": "127.0.0.3", "n3": "127.0.0.2"}
+SERVED = {"listen": "127.0.0.1", "names": NAMES, "wrong": WRONG, "unused": "127.0.0.9"}
+
+
+def test_a_question_is_read_back_and_answered_with_an_address() -> None:
+    question = parse_question(question_for("n2", 7))
+    assert (question.ident, question.name, question.kind) == (7, "n2", 1)
+    answer = answer_to(question, "10.0.0.2")
+    ident, flags, questions, records, _, _ = struct.unpack_from("!6H", answer)
+    assert (ident, flags & 0x8000, flags & 0xF, questions, records) == (7, 0x8000, 0, 1, 1)
+    assert answer.endswith(bytes([0, 0, 0, 0, 0, 4, 10, 0, 0, 2])), "an address with a lifetime of zero"
+
+
+def test_a_name_without_an_address_of_a_kind_exists_all_the_same() -> None:
+    asked = bytearray(question_for("n2", 7))
+    asked[-4:-2] = struct.pack("!H", 28)
+    answer = answer_to(parse_question(bytes(asked)), "10.0.0.2")
+    assert struct.unpack_from("!6H", answer)[1:4] == (0x8580, 1, 0), "no error and no record"
+    assert struct.unpack_from("!6H", answer_to(parse_question(bytes(asked)), None))[1] & 0xF == 3
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\0" * 11,
+        question_for("n2", 1)[:-1],
+        question_for("n2", 1)[:-2] + b"\0\3",
+        answer_to(parse_question(question_for("n2", 1)), "10.0.0.2"),
+        struct.pack("!6H", 1, 0, 2, 0, 0, 0) + question_for("n2", 1)[12:],
+        question_for("n2", 1)[:12] + b"\xc0\x0c\0\1\0\1",
+        question_for("n2", 1)[:12] + b"\x3fn2",
+    ],
+)
+def test_what_is_no_question_is_refused(message: bytes) -> None:
+    with pytest.raises(ValueError, match=r"question|message"):
+        parse_question(message)
+
+
+def test_hosts_are_looked_for_in_the_file_and_then_by_dns_and_all_else_as_before() -> None:
+    text = nsswitch_file("passwd: files\nhosts:  files mdns4 [NOTFOUND=return] dns\n")
+    assert text.splitlines() == ["passwd: files", "hosts: files dns"]
+    assert hosts_file({"n1": "10.0.0.1"}).endswith("\n10.0.0.1\tn1\n")
+
+
+def served(scenario: Callable[[NameServer], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        server = NameServer(port=port)
+        await server.open({"hosts": {"n1": SERVED}})
+        await scenario(server)
+
+    asyncio.run(main())
+
+
+async def looked_up(server: NameServer, wait_s: float = 0.3) -> dict[str, tuple[str, float]]:
+    found = (await server.look_up({"host": "n1", "wait_s": wait_s}))["lookups"]
+    return {name: (answer, seconds) for name, answer, seconds in found}
+
+
+class Asker(asyncio.DatagramProtocol):
+    """A program that asks for n2; `answers` are the bytes that came."""
+
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def connection_made(self, transport: Any) -> None:
+        transport.sendto(question_for("n2", 1))
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        self.answers.put_nowait(data)
+
+
+async def ask(server: NameServer) -> Asker:
+    made = await asyncio.get_running_loop().create_datagram_endpoint(Asker, remote_addr=("127.0.0.1", server.port))
+    return made[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("gone", {"n2": "gone", "n3": "gone"}),
+        ("silent", {"n2": "silent", "n3": "silent"}),
+        ("wrong", WRONG),
+        ("unused", dict.fromkeys(NAMES, "127.0.0.9")),
+        ("slow", NAMES),
+    ],
+)
+def test_each_kind_of_fault_is_in_every_answer_until_it_is_released(kind: str, found: dict[str, str]) -> None:
+    async def scenario(server: NameServer) -> None:
+        assert {name: answer for name, (answer, _) in (await looked_up(server)).items()} == NAMES
+        await server.disturb({"fault": "f1", "hosts": {"n1": {"kind": kind, "delay_ms": 120}}})
+        answers = await looked_up(server)
+        assert {name: answer for name, (answer, _) in answers.items()} == found
+        assert all(seconds >= 0.115 for _, seconds in answers.values()) is (kind in ("slow", "silent"))
+        await server.release({"fault": "f1"})
+        assert {name: answer for name, (answer, _) in (await looked_up(server)).items()} == NAMES
+
+    served(scenario)
+
+
+def test_only_what_programs_ask_is_counted_and_only_while_the_fault_lasts() -> None:
+    async def scenario(server: NameServer) -> None:
+        await (await ask(server)).answers.get()
+        await server.disturb({"fault": "f1", "hosts": {"n1": {"kind": "wrong", "delay_ms": 0}}})
+        await looked_up(server)
+        assert (await server.met({"fault": "f1"}))["hosts"] == {"n1": [0, 0]}, "the harness's own questions"
+        answer = await (await ask(server)).answers.get()
+        assert answer.endswith(bytes([127, 0, 0, 3]))
+        await server.release_all({})
+        await (await ask(server)).answers.get()
+        assert (await server.met({"fault": "f1"}))["hosts"] == {"n1": [1, 1]}
+
+    served(scenario)
+
+
+def test_of_faults_beside_one_another_the_stronger_counts_and_delays_stay() -> None:
+    async def scenario(server: NameServer) -> None:
+        for number, kind in enumerate(("wrong", "gone", "slow")):
+            fault = {"kind": kind, "delay_ms": 60 * (number == 2)}
+            await server.disturb({"fault": f"f{number}", "hosts": {"n1": fault}})
+        answers = await looked_up(server)
+        assert {answer for answer, _ in answers.values()} == {"gone"}
+        await (await ask(server)).answers.get()
+        counts = [(await server.met({"fault": f"f{number}"}))["hosts"]["n1"] for number in range(3)]
+        assert counts == [[0, 0], [1, 1], [1, 1]], "the wrong name was in no answer"
+
+    served(scenario)
