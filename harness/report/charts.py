@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from harness.report.collect import OUTCOMES, RunData
 from harness.report.grid import BINS_PER_DECADE, latency_of, quantiles_of
+from harness.report.readout import leader_spans, readout
 from harness.report.svg import element, percent, runs_path, stretched
 from harness.report.units import clip, count, duration, instant, linear_ticks, time_ticks
 
@@ -38,7 +39,9 @@ LEADER_HEIGHT_PX = 16
 
 DRAWN_WIDTH_PX = 980
 NAME_CHARACTER_PX = 6.6
-"""For how much of a fault's name has room in its bar on a wide page; narrow pages show the number only."""
+TERM_CHARACTER_PX = 5.6
+"""Whether a name has room beside its bar, and a term in its own, on a wide page; narrow pages without script show the
+number only."""
 
 MAX_TERMS = 400
 """Leader bars drawn; the checks section counts all of them."""
@@ -55,7 +58,9 @@ class Band:
     start: float
     end: float
     proven: bool
+    words: str
     title: str
+    """The words with the times"""
     tint: int
 
 
@@ -81,6 +86,8 @@ class Panels:
     window_ns: int = 0
     column_ns: int = 0
     dots: int = 0
+    readout: Mapping[str, Any] = field(default_factory=dict)
+    """What the page's script says of each moment"""
 
 
 def bands_of(faults: Sequence[Mapping[str, Any]], end_ns: int) -> tuple[list[Band], list[str], int]:
@@ -100,7 +107,8 @@ def bands_of(faults: Sequence[Mapping[str, Any]], end_ns: int) -> tuple[list[Ban
         tint = nemeses.setdefault(nemesis, len(nemeses))
         stop_ns = stop_ns if isinstance(stop_ns, (int, float)) else end_ns
         proven, is_unmet = fault.get("proven") is True, fault.get("exercised") is False
-        title = f"fault {number}: {nemesis} {variant}, {instant(start_ns)} to {instant(stop_ns)}"
+        what = clip(f"fault {number}: {nemesis} {variant}", 100)
+        notes = ("" if proven else ", NOT PROVEN") + (", met by nobody" if is_unmet else "")
         bands.append(
             Band(
                 number=number,
@@ -108,7 +116,8 @@ def bands_of(faults: Sequence[Mapping[str, Any]], end_ns: int) -> tuple[list[Ban
                 start=min(1.0, max(0.0, start_ns / end_ns)),
                 end=min(1.0, max(0.0, stop_ns / end_ns)),
                 proven=proven,
-                title=title + ("" if proven else ", NOT PROVEN") + (", met by nobody" if is_unmet else ""),
+                words=what + notes,
+                title=f"{what}, {instant(start_ns)} to {instant(stop_ns)}{notes}",
                 tint=tint % 5,
             )
         )
@@ -158,6 +167,14 @@ def over_time(
         window_ns=per_window * data.grid.column_ns,
         column_ns=column_ns,
         dots=dots,
+        readout=readout(
+            data,
+            [(band.start, band.end, band.words) for band in bands],
+            terms,
+            [(moment, f"violation {number}") for number, moment in enumerate(moments_ns, 1)],
+            window_ns=per_window * data.grid.column_ns,
+            end_ns=end_ns,
+        ),
     )
 
 
@@ -168,7 +185,7 @@ def _band(band: Band) -> Markup:
 
 
 def _verticals(ticks: Iterable[tuple[float, str]]) -> list[Markup]:
-    return [element("line", x1=percent(at), x2=percent(at), y1=0, y2="100%", class_="grid") for at, _ in ticks]
+    return [element("line", x1=percent(at), x2=percent(at), y1=0, y2="100%", class_="grid vertical") for at, _ in ticks]
 
 
 def _axis(ticks: Sequence[tuple[float, str]]) -> Markup:
@@ -186,15 +203,10 @@ def _drawing(height_px: int, label: str, *content: Markup) -> Markup:
 
 def _track(bands: Sequence[Band]) -> Panel:
     """The faults as labelled bars, in as many rows as overlap."""
-    free_from: list[float] = []
+    rows = _rows(bands)
     bars = []
-    for band in bands:
-        row = next((r for r, free in enumerate(free_from) if free <= band.start), len(free_from))
-        if row >= MAX_TRACKS:
-            row = MAX_TRACKS - 1
-        if row == len(free_from):
-            free_from.append(0.0)
-        free_from[row] = max(free_from[row], band.end)
+    for place, (band, row) in enumerate(zip(bands, rows, strict=True)):
+        following = next((bands[n].start for n in range(place + 1, len(bands)) if rows[n] == row), 1.0)
         width = max(band.end - band.start, 0.002)
         css = f"fault tint{band.tint}" + ("" if band.proven else " unproven")
         inside = [
@@ -205,9 +217,8 @@ def _track(bands: Sequence[Band]) -> Panel:
             size = "wide" if width > 0.05 else "narrow"
             inside.append(element("text", str(band.number), x=5, y=13, class_=f"number {size}"))
         name_px = 11 + 7 * len(str(band.number))
-        room = int((width * DRAWN_WIDTH_PX - name_px) / NAME_CHARACTER_PX)
-        if room >= 4:
-            inside.append(element("text", clip(band.name, room), x=name_px, y=13, class_="name"))
+        room = max(width, following - band.start)
+        inside.append(_label(band.name, name_px, room, NAME_CHARACTER_PX, y=13, class_="name"))
         bars.append(
             element(
                 "svg",
@@ -218,9 +229,33 @@ def _track(bands: Sequence[Band]) -> Panel:
                 height=TRACK_HEIGHT_PX - 4,
             )
         )
-    height_px = len(free_from) * TRACK_HEIGHT_PX
+    height_px = (max(rows) + 1) * TRACK_HEIGHT_PX
     label = f"{len(bands)} faults: " + "; ".join(band.title for band in bands[:20])
     return Panel("Faults, from injection to heal", _drawing(height_px, label, *bars), height_px, kind="track")
+
+
+def _rows(bands: Sequence[Band]) -> list[int]:
+    """The row of each fault: the first that is free, the last where more overlap than there are rows."""
+    free_from: list[float] = []
+    rows = []
+    for band in bands:
+        row = next((r for r, free in enumerate(free_from) if free <= band.start), len(free_from))
+        row = min(row, MAX_TRACKS - 1)
+        if row == len(free_from):
+            free_from.append(0.0)
+        free_from[row] = max(free_from[row], band.end)
+        rows.append(row)
+    return rows
+
+
+def _label(text: str, x: int, room: float, character_px: float, **attributes: Any) -> Markup:
+    """A text in a bar with `room` for it (a share of the drawing's width): whole, or hidden where it would be cut.
+
+    Fits are those of a wide page; the page's script measures again, at every width and zoom.
+    """
+    needed_px = round(x + character_px * len(text))
+    hidden = None if needed_px <= room * DRAWN_WIDTH_PX else "none"
+    return element("text", text, x=x, display=hidden, data_room=f"{room:.4f}", data_needs=needed_px, **attributes)
 
 
 def _latency_panels(
@@ -356,29 +391,24 @@ def _rates(data: RunData, kind: str, columns: int, per_window: int, end_ns: int)
 def _leader_panel(terms: Sequence[Mapping[str, Any]], end_ns: int, back: Markup, front: Markup) -> Panel | None:
     """A row for each node, a bar for each term it led: until its end where that is known, else until the next
     term's leader."""
-    known = [term for term in terms if isinstance(term.get("start_ns"), (int, float)) and term.get("leader")]
-    if not known:
+    spans, left_out = leader_spans(terms, end_ns, MAX_TERMS)
+    if not spans:
         return None
-    known.sort(key=lambda term: (term["start_ns"], term.get("term", 0)))
-    left_out = max(0, len(known) - MAX_TERMS)
-    known = known[:MAX_TERMS]
-    nodes = sorted({str(term["leader"]) for term in known}, key=lambda name: (len(name), name))[:15]
+    nodes = sorted({span.leader for span in spans}, key=lambda name: (len(name), name))[:15]
     rows = {node: row for row, node in enumerate(nodes)}
     bars = []
-    for place, term in enumerate(known):
-        following = known[place + 1]["start_ns"] if place + 1 < len(known) else end_ns
-        stop_ns = term["end_ns"] if isinstance(term.get("end_ns"), (int, float)) else following
-        start, stop = (min(1.0, max(0.0, at / end_ns)) for at in (term["start_ns"], stop_ns))
-        row = rows.get(str(term["leader"]))
-        if row is None or (stop <= 0 and place + 1 < len(known)):
+    for place, span in enumerate(spans):
+        start, stop = (min(1.0, max(0.0, at / end_ns)) for at in (span.start_ns, span.stop_ns))
+        row = rows.get(span.leader)
+        if row is None or (stop <= 0 and place + 1 < len(spans)):
             continue
         width = max(stop - start, 0.003)
         inside = [
-            element("title", clip(f"{term['leader']} leads term {term.get('term')} from {instant(term['start_ns'])}")),
+            element("title", clip(f"{span.leader} leads term {span.term} from {instant(span.start_ns)}")),
             element("rect", x=0, y=0, width="100%", height=LEADER_HEIGHT_PX - 4, rx=2, class_="leader"),
         ]
-        if width > 0.03:
-            inside.append(element("text", clip(f"term {term.get('term')}", 20), x=4, y=9.5, class_="term"))
+        text = clip(f"term {span.term}", 20)
+        inside.append(_label(text, 4, width, TERM_CHARACTER_PX, y=9.5, class_="term"))
         bars.append(
             element(
                 "svg",
@@ -392,5 +422,5 @@ def _leader_panel(terms: Sequence[Mapping[str, Any]], end_ns: int, back: Markup,
     height_px = len(nodes) * LEADER_HEIGHT_PX
     labels = [((row + 0.5) / len(nodes), clip(node, 12)) for node, row in rows.items()]
     caption = "Leader by node and term" + (f" (first {MAX_TERMS} of {MAX_TERMS + left_out})" if left_out else "")
-    svg = _drawing(height_px, f"{caption}: {len(known)} terms on {len(nodes)} nodes", back, *bars, front)
+    svg = _drawing(height_px, f"{caption}: {len(spans)} terms on {len(nodes)} nodes", back, *bars, front)
     return Panel(caption, svg, height_px, labels, kind="leaders")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 __all__ = ["CheckSection", "Table", "check_sections", "terms_of"]
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.report.units import clip, count, instant
+from harness.report.units import clip, count, duration, instant
 
 MAX_FACTS = 24
 """Counts shown for one check."""
@@ -88,7 +89,9 @@ def _add(section: CheckSection, key: str, value: Any, depth: int) -> None:
     if value is None or value in ([], {}, ""):
         return
     if isinstance(value, Mapping):
-        if key == "examples":
+        if key == "engines":
+            section.facts.append(("decided by", _engines(value)))
+        elif key == "examples":
             for kind, examples in value.items():
                 _add(section, f"examples: {kind}", examples, depth + 1)
         elif all(_is_number(item) for item in value.values()) and (depth == 0 or len(value) > 3):
@@ -102,7 +105,16 @@ def _add(section: CheckSection, key: str, value: Any, depth: int) -> None:
         elif len(section.facts) < MAX_FACTS:
             section.facts.append((title, clip(", ".join(str(item) for item in value[:MAX_ROWS]), 160)))
     elif len(section.facts) < MAX_FACTS:
-        section.facts.append((title, _shown(value)))
+        if key.endswith("_s") and _is_number(value):
+            section.facts.append((title.removesuffix(" s"), duration(value * 1e9)))
+        else:
+            section.facts.append((title, _shown(value)))
+
+
+def _engines(engines: Mapping[Any, Any]) -> str:
+    """What decided, by the names that docs/checking.md explains, and for how many keys."""
+    names = [(re.sub(r"^A\d+ ", "", str(name)), number) for name, number in engines.items()]
+    return clip(", ".join(f"{name} ({_shown(number)} keys)" if number != 1 else name for name, number in names), 160)
 
 
 def _add_table(section: CheckSection, table: Table) -> None:

@@ -6,9 +6,10 @@ kept in `RunData.damage` and shown.
 
 from __future__ import annotations
 
-__all__ = ["OUTCOMES", "RunData", "collect"]
+__all__ = ["OUTCOMES", "ErrorCount", "RunData", "collect", "error_kind"]
 
 import os
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,31 @@ MAX_FUNCTIONS = 6
 OTHER = "other"
 
 MAX_ERRORS = 1_000
-"""Distinct errors counted apart; a node that puts a counter into its errors must not fill memory."""
+"""Kinds of errors counted apart; a node that puts random words into its errors must not fill memory."""
+
+_NUMBERS = re.compile(
+    r"(?P<kept>\b(?:code|errno|status)\b[ :=#]*-?\d+\b)"  # what kind it is, not how many
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"
+    r"|\b(?=[0-9a-f-]*\d)(?=[0-9a-f-]*[a-f])[0-9a-f][0-9a-f-]{7,}\b"
+    r"|(?<![A-Za-z0-9_])\d[\d_,.:]*(?<![,.:])",
+    re.IGNORECASE,
+)
+
+
+def error_kind(text: str) -> str:
+    """An error with "#" for its numbers, addresses and identifiers: what differs from one such error to the next.
+
+    Numbers that name an error ("code 1", "errno 5") stay, and those within names (n1, S0).
+    """
+    return _NUMBERS.sub(lambda found: found["kept"] or "#", text)
+
+
+@dataclass(slots=True)
+class ErrorCount:
+    """How often a kind of error came, and the first of them."""
+
+    first: str
+    events: int = 0
 
 
 @dataclass(slots=True)
@@ -42,8 +67,8 @@ class RunData:
     """f -> invoke, ok, fail, info -> events"""
     still_open: int = 0
     """Operations without a completion when the history ended"""
-    errors: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    """(f, outcome, error) -> events"""
+    errors: dict[tuple[str, str, str], ErrorCount] = field(default_factory=dict)
+    """(f, outcome, kind of error) -> how often"""
     errors_not_told_apart: int = 0
     silence_ns: tuple[int, int] = (0, 0)
     """The longest time without an ok completion: from, to"""
@@ -140,13 +165,14 @@ class _Collector:
 
     def _count_error(self, f: str, kind: str, error: Any) -> None:
         errors = self._data.errors
-        key = (f, kind, error[:500] if isinstance(error, str) else str(error)[:500])
-        if key in errors:
-            errors[key] += 1
-        elif len(errors) < MAX_ERRORS:
-            errors[key] = 1
-        else:
-            self._data.errors_not_told_apart += 1
+        text = error[:500] if isinstance(error, str) else str(error)[:500]
+        key = (f, kind, error_kind(text))
+        if key not in errors:
+            if len(errors) >= MAX_ERRORS:
+                self._data.errors_not_told_apart += 1
+                return
+            errors[key] = ErrorCount(text)
+        errors[key].events += 1
 
     def finish(self) -> None:
         data = self._data

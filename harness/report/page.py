@@ -1,8 +1,8 @@
 """report.html: one self-contained file that answers first and explains after.
 
-No script runs but the one that copies the replay line, nothing is loaded from anywhere, and whatever the
-nodes or the operator wrote appears as text only: templates escape, and the page's own content policy refuses
-any script but ours.
+No script runs but our own, which zooms the charts and copies the replay line; nothing is loaded from anywhere, and
+whatever the nodes or the operator wrote appears as text only: templates escape, and the page's own content policy
+refuses any script but ours. Without script the charts show the whole run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from harness.report.checks import check_sections, terms_of, verdict_word
 from harness.report.collect import OUTCOMES, RunData, collect
 from harness.report.faults import fault_rows
 from harness.report.grid import latency_of, quantiles_of
-from harness.report.templating import report_template, script, style
+from harness.report.templating import json_data, report_template, script, style
 from harness.report.timeline import arrowhead, timeline
 from harness.report.units import clip, count, duration, plural, share
 from harness.report.witness import Witness, witness_from
@@ -144,6 +144,7 @@ def _render(
         replay=clip(results.get("replay") or "", 2000),
         witnesses=views,
         over=over,
+        readout=json_data(over.readout if over else {}),
         latencies=_latency_rows(data),
         fault_rows=rows,
         faults_left_out=len(faults) - len(rows),
@@ -325,9 +326,13 @@ def _outcome_rows(data: RunData) -> list[tuple[str, list[str]]]:
 
 
 def _error_rows(data: RunData) -> dict[str, Any]:
-    ranked = sorted(data.errors.items(), key=lambda item: (-item[1], item[0]))
-    shown = [(f, kind, clip(error, 300), count(number)) for (f, kind, error), number in ranked[:MAX_ERROR_ROWS]]
-    left_out = sum(number for _, number in ranked[MAX_ERROR_ROWS:]) + data.errors_not_told_apart
+    ranked = sorted(data.errors.items(), key=lambda item: (-item[1].events, item[0]))
+    shown = []
+    for (f, kind, pattern), error in ranked[:MAX_ERROR_ROWS]:
+        example = clip(error.first, 300) if error.first != pattern and error.events > 1 else ""
+        # What came once is shown as it was.
+        shown.append((f, kind, clip(pattern if example else error.first, 300), example, count(error.events)))
+    left_out = sum(error.events for _, error in ranked[MAX_ERROR_ROWS:]) + data.errors_not_told_apart
     return {"rows": shown, "left_out": left_out}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 __all__ = ["EVER_NS", "MAX_MESSAGES", "MAX_REPLAY_BYTES", "Replay", "collect_replay", "replay_page"]
 
 import contextlib
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +17,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from checker.faults import NEMESIS, faults_of
 from harness.history_writer import HistoryError, read_history
 from harness.report.checks import terms_of, verdict_word
-from harness.report.templating import report_template, script, style
+from harness.report.templating import json_data, report_template, script, style
 from harness.report.trace_window import Message, TraceError, Window, choose, read_window
 from harness.report.units import clip, operation_text, plural
 from harness.report.witness import witness_from
@@ -309,12 +306,10 @@ def replay_page(replay: Replay) -> str:
 
 
 def _render(replay: Replay, messages: Sequence[Message], notes: Sequence[str]) -> str:
-    data = json.dumps(_packed(replay, messages), separators=(",", ":"), ensure_ascii=True)
     return report_template("replay.html").render(
         css=style("report.css", "replay.css"),
         **script("replay.js"),
-        # No text of the run can end the element that holds it.
-        data=Markup(data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")),
+        data=json_data(_packed(replay, messages)),
         title=replay.title,
         verdict=replay.verdict,
         reason=replay.reason,

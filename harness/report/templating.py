@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from markupsafe import Markup
 
 from harness.report.units import clip, count, duration, instant, operation_text, plural
 
-__all__ = ["report_template", "script", "style", "template_environment"]
+__all__ = ["json_data", "report_template", "script", "style", "template_environment"]
 
 
 def template_environment(package: str = "harness.report", **filters: Callable[..., Any]) -> jinja2.Environment:
@@ -45,6 +46,12 @@ def _static(name: str) -> str:
 def style(*names: str) -> Markup:
     """The style sheets of these names, one after the other."""
     return Markup("".join(map(_static, names)))
+
+
+def json_data(data: Any) -> Markup:
+    """Data for the inside of `<script type="application/json">`: no text of it can end the element that holds it."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def script(name: str) -> Mapping[str, str]:

@@ -66,8 +66,8 @@ def duration(time_ns: float) -> str:
 
 
 def instant(time_ns: float) -> str:
-    """A moment of the run to the millisecond: "12.345 s"."""
-    return f"{time_ns / 1e9:,.3f} s"
+    """A moment of the run to the millisecond: "12.345 s"; "0.040 s before the load"."""
+    return f"{time_ns / 1e9:,.3f} s" if time_ns >= 0 else f"{-time_ns / 1e9:,.3f} s before the load"
 
 
 def time_ticks(end_ns: int, *, wanted: int = 7) -> list[tuple[float, str]]:

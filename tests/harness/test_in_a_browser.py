@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from harness.report import write_report
 from harness.report.replay import collect_replay, replay_page
 from harness.report.store_page import update_store_page
 from harness.store import Store
 
+from .report import conftest as reports
 from .report.test_replay import run as run
 from .serve.conftest import Client, make_run
 from .serve.conftest import serve as serve
@@ -123,6 +125,94 @@ def test_a_replay_opens_at_the_violation(replay_path: Path, look: Callable[..., 
     assert "91 was stale" in page.inner_text("#content")
     assert "in force: f1 partition leader" in page.inner_text("#content")
     assert overflow_px(page) <= 0
+
+
+BEYOND_THE_EDGE = """() => [...document.querySelectorAll("main *")].filter(each => {
+    for (let around = each; around; around = around.parentElement)
+        if (around !== each && /auto|scroll|hidden/.test(getComputedStyle(around).overflowX)) return false;
+    const box = each.getBoundingClientRect();
+    return box.width > 0 && (box.right > innerWidth + 1 || box.left < -1);
+}).map(each => each.outerHTML.slice(0, 200))"""
+"""What is neither within the page's width nor within something that scrolls or cuts it on purpose (a zoomed chart)."""
+
+
+@pytest.fixture
+def report_path(tmp_path: Path) -> Path:
+    """A minute of reads and writes, six partitions, a leader before and after the first, a contradiction, errors."""
+    run = Store(tmp_path / "reports").create("t")
+    faults = reports.make_faults(60)
+    reports.write_run(run.history_path, faults=faults)
+    results = reports.make_results(faults, valid=False, reason="linearizable: key 5 is not linearizable")
+    terms = [{"term": 1, "leader": "n2", "start_ns": -(10**7)}, {"term": 2, "leader": "n3", "start_ns": 6 * 10**9}]
+    results["checks"]["leaders"] = {"valid": True, "terms": terms}
+    results["checks"]["linearizable"] = {"valid": False, "reason": "stale", "witness": reports.make_witness()}
+    return write_report(run.path, reports.TEST, results, run.history_path)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_of_a_report_is_out_of_reach(
+    report_path: Path, look: Callable[..., Any], width: int, scheme: str
+) -> None:
+    page = look(f"file://{report_path}", width, scheme)
+    assert overflow_px(page) <= 0
+    assert page.evaluate(BEYOND_THE_EDGE) == []
+    names = page.locator(".track .name, .leaders .term")
+    cut = """each => each.style.display !== 'none'
+        && each.getComputedTextLength() > each.dataset.room * each.closest('.chart').clientWidth"""
+    assert names.count() >= 8 and not any(names.evaluate_all(f"all => all.map({cut})"))
+
+
+def test_the_charts_say_what_happened_where_they_are_pointed_at(report_path: Path, look: Callable[..., Any]) -> None:
+    page = look(f"file://{report_path}")
+    assert not page.locator(".readout").is_visible()
+    chart = page.locator(".panel.latency .drawing").first
+    chart.hover(position={"x": chart.bounding_box()["width"] * 0.16, "y": 50})
+    said = page.inner_text(".readout")
+    for words in ("fault 1: partition halves", "leader n3, term 2", "ok/s, median"):
+        assert words in said
+    assert page.locator(".cursor:visible").count() == page.locator(".panels .drawing").count()
+    page.mouse.move(1, 1)
+    assert not page.locator(".readout").is_visible()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_part_of_the_run_is_looked_at_from_near(report_path: Path, look: Callable[..., Any], width: int) -> None:
+    page = look(f"file://{report_path}", width)
+    chart = page.locator(".panel.latency .drawing").first
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60, steps=3)
+    page.mouse.up()
+    assert page.inner_text(".range").startswith("15.") and " to 30." in page.inner_text(".range")
+    drawn = chart.locator("svg").first.bounding_box()
+    assert drawn["width"] == pytest.approx(4 * box["width"], rel=0.05), "a quarter of the run fills the chart"
+    ticks = page.locator(".axis .tick:visible").all_text_contents()
+    assert "20 s" in ticks and not {"0", "10 s", "40 s"} & set(ticks)
+    assert overflow_px(page) <= 0
+    for _ in range(12):
+        page.keyboard.press("+")
+    page.focus(".panels")
+    for _ in range(12):
+        page.keyboard.press("+")
+    begin, end = (float(word.removesuffix(" s")) for word in page.inner_text(".range").split(" to "))
+    assert 0 < end - begin < 3, "and no nearer than there is something to see"
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".readout").is_visible()
+    page.keyboard.press("Escape")
+    assert page.inner_text(".range") == ""
+    assert chart.locator("svg").first.bounding_box()["width"] == pytest.approx(box["width"], abs=1)
+
+
+def test_the_charts_are_there_without_script(report_path: Path, browser: Any) -> None:
+    page = browser.new_context(java_script_enabled=False).new_page()
+    page.goto(f"file://{report_path}")
+    assert page.locator(".panel.latency .dots").count() > 0
+    assert page.locator(".axis .tick:visible").count() > 3
+    assert not page.locator(".zoom").is_visible()
+    page.context.close()
 
 
 def click_at(page: Any, canvas: str, x: float, y: float) -> None:

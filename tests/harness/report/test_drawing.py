@@ -258,6 +258,13 @@ def test_checks_become_sections_those_that_failed_first():
     assert [section.name for section in check_sections(checks, 1)] == ["log"]
 
 
+def test_what_decided_and_how_long_it_took_are_words():
+    stats = {"engines": {"A3 register zones": 8, "general": 1}, "search_s": 0.0221, "terms": [{"start_ns": -40 * MS}]}
+    (section,) = check_sections({"linearizable": {"valid": True, "stats": stats}}, 1)
+    assert section.facts == [("decided by", "register zones (8 keys), general"), ("search", "22.1 ms")]
+    assert section.tables[0].rows == [["0.040 s before the load"]]
+
+
 def test_terms_are_found_where_there_are_any():
     assert terms_of({"leaders": {"terms": [{"term": 1}, 3]}}) == [{"term": 1}]
     assert terms_of({"leaders": None}) == terms_of(None) == terms_of({"leaders": {"terms": 4}}) == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from harness.live_stats import quantile
 from harness.report import collect as module
-from harness.report.collect import collect
+from harness.report.collect import collect, error_kind
 from harness.report.grid import (
     BINS,
     BINS_PER_DECADE,
@@ -99,7 +99,8 @@ def test_collect_agrees_with_counting(history):
     events = events_of(history)
     counted = Counter((event["f"], event["type"]) for event in events)
     assert {(f, kind): n for f, kinds in data.outcomes.items() for kind, n in kinds.items() if n} == counted
-    assert data.errors == Counter((e["f"], e["type"], e["error"]) for e in events if "error" in e)
+    counts = {key: error.events for key, error in data.errors.items()}
+    assert counts == Counter((e["f"], e["type"], error_kind(e["error"])) for e in events if "error" in e)
     assert data.end_ns == max(json.loads(line)["time"] for line in history.read_text().splitlines())
     ok_times = [0, *(event["time"] for event in events if event["type"] == "ok"), data.end_ns]
     gaps = [later - earlier for earlier, later in itertools.pairwise(ok_times)]
@@ -128,12 +129,37 @@ def test_many_functions_and_errors_are_bounded(tmp_path, monkeypatch):
     events = []
     for number in range(50):
         events.append((2 * number, 1, "invoke", f"f{number % 20}", {}))
-        events.append((2 * number + 1, 1, "fail", f"f{number % 20}", {"error": f"error {number}"}))
+        events.append((2 * number + 1, 1, "fail", f"f{number % 20}", {"error": "no " + "x" * number}))
     data = collect(write(tmp_path / "h", events))
     assert data.functions == ["f0", "f1", "f2", "f3", "f4", "other"]
     assert (data.total("invoke"), data.total("fail")) == (50, 50)
     assert len(data.errors) == 10
-    assert sum(data.errors.values()) + data.errors_not_told_apart == 50
+    assert sum(error.events for error in data.errors.values()) + data.errors_not_told_apart == 50
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("entry 488 of term 1", "entry # of term #"),
+        ("10.77.0.2:10911: code 1: no, after 1.5 s", "#: code 1: no, after # s"),
+        ("Errno 111, status=404, -3", "Errno 111, status=404, -#"),
+        ("this node follows n3, not S0; utf8", "this node follows n3, not S0; utf8"),
+        ("lease 694d7bb1f8a2 of 0f1e2d3c-4b5a", "lease # of #"),
+        ("deadbeef and defaced added", "deadbeef and defaced added"),
+        ("took 1,234.", "took #."),
+        ("", ""),
+    ],
+)
+def test_errors_that_differ_by_numbers_only_are_of_one_kind(text, kind):
+    assert error_kind(text) == kind
+
+
+def test_the_first_of_a_kind_of_error_is_kept(tmp_path):
+    events = [(n, n, "info", "write", {"error": f"entry {n} is not known"}) for n in range(7, 107)]
+    data = collect(write(tmp_path / "h", events))
+    ((key, error),) = data.errors.items()
+    assert key == ("write", "info", "entry # is not known")
+    assert (error.events, error.first) == (100, "entry 7 is not known")
 
 
 def test_operations_without_an_answer_are_counted(tmp_path):

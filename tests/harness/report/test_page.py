@@ -202,7 +202,8 @@ def test_nothing_that_a_node_or_an_operator_wrote_becomes_markup(run):
     (run.path / "nodes" / "n1").mkdir(parents=True)
     (run.path / "nodes" / "n1" / "<img src=x onerror=alert(2)>.log").touch()
     page = report(run, results, test=test)
-    assert page.tags.count("script") == 1
+    assert page.tags.count("script") == 2, "ours, and the data of the charts"
+    assert ("script", "type", "application/json") in page.attributes
     assert "img" not in page.tags
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     assert "alert(1)" in page.text
@@ -229,6 +230,61 @@ def test_it_links_to_what_the_run_left(run):
     page = report(run, runs.make_results(), operations=10)
     links = {value for tag, name, value in page.attributes if (tag, name) == ("a", "href")}
     assert {"results.json", "test.json", "history.jsonl", "harness.log", "nodes/n1/broker%201.log"} <= links
+
+
+def readout_of(page):
+    return json.loads(re.search(r'<script type="application/json" id="readout">(.*?)</script>', page.source)[1])
+
+
+def test_what_the_charts_say_is_what_happened(run):
+    faults = runs.make_faults(60)
+    results = invalid_results(faults)
+    terms = [("n2", -5), ("n<3>", 20 * 10**9)]
+    results["checks"]["leaders"] = {
+        "terms": [{"term": term, "leader": host, "start_ns": at} for term, (host, at) in enumerate(terms, 1)]
+    }
+    page = report(run, results, faults=faults, operations=6000)
+    said = readout_of(page)
+    events = [json.loads(line) for line in run.history_path.read_text().splitlines()]
+    assert said["end"] == max(event["time"] for event in events)
+    assert said["spans"][0][:2] == pytest.approx([5e9, 10e9], abs=1e3)
+    assert [text for *_, text in said["spans"]] == [
+        *(f"fault {number}: partition {fault['variant']}" for number, fault in enumerate(faults, 1)),
+        "leader n2, term 1", "leader n<3>, term 2",
+    ]  # fmt: skip
+    assert said["spans"][-2][:2] == [-5, 20 * 10**9] and said["spans"][-1][1] == said["end"]
+    window = 20
+    lines = said["windows"][window]
+    of_window = [e for e in events if e["time"] // said["window"] == window and e["process"] != "nemesis"]
+    reads = sum(event["f"] == "read" and event["type"] == "ok" for event in of_window)
+    rate = next(line for line in lines if line.startswith("read: "))
+    assert rate.startswith(f"read: {reads / (said['window'] / 1e9):,.0f} ok/s, median ")
+    assert [text for _, text in said["moments"]] == ["violation 1"]
+    assert len(said["windows"]) * said["window"] >= said["end"] > (len(said["windows"]) - 1) * said["window"]
+
+
+def test_names_in_the_charts_are_whole_or_hidden(run):
+    faults = [
+        {**fault, "variant": variant, "start_ns": 10**9 * start, "end_ns": 10**9 * (start + 1)}
+        for fault, variant, start in zip(
+            runs.make_faults(60)[:3], ("a-rather-long-name", "next", "last"), (1, 3, 50), strict=True
+        )
+    ]
+    report(run, runs.make_results(faults), faults=faults, operations=1000)
+    names = re.findall(r'<text x="\d+"( display="none")? [^>]*class="name">([^<]*)<', run.report_path.read_text())
+    assert names == [(' display="none"', "a-rather-long-name"), ("", "next"), ("", "last")]
+
+
+def test_errors_are_grouped_by_kind_and_one_is_shown_whole(run):
+    with open(run.history_path, "w") as file:
+        for number in range(40):
+            error = f"entry {number} of term 3" if number < 39 else "it fell down 7 stairs"
+            for kind in ({"type": "invoke"}, {"type": "info", "error": error}):
+                event = {"time": number * 10**8 + len(kind), "process": number, "f": "write", "value": 1}
+                file.write(json.dumps(event | kind) + "\n")
+    page = report(run, runs.make_results())
+    assert "39 write info entry # of term # the first: entry 0 of term 3" in page.text
+    assert "1 write info it fell down 7 stairs" in page.text
 
 
 def test_no_faults_and_no_operations(run):

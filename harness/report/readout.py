@@ -1,0 +1,100 @@
+"""What the charts over time say where they are pointed at: a few words for each window, and for all that lasted.
+
+The page's script only looks up: every word is made here. Times are nanoseconds since the test began.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LeaderSpan", "leader_spans", "readout"]
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from harness.report.collect import RunData
+from harness.report.grid import latency_of, quantiles_of
+from harness.report.units import clip, duration
+
+LEAST_COLUMNS = 16
+"""Columns of the grid that are looked at from nearest: dots nearer than that would only grow apart."""
+
+MAX_SPANS = 1_000
+"""Faults and terms that are named; the charts draw fewer."""
+
+
+class LeaderSpan(NamedTuple):
+    """Who led which term, from when until when at the latest."""
+
+    start_ns: int
+    stop_ns: int
+    leader: str
+    term: Any
+
+
+def leader_spans(terms: Sequence[Mapping[str, Any]], end_ns: int, limit: int) -> tuple[list[LeaderSpan], int]:
+    """The first `limit` terms in order, each until its end where that is known, else until the next one's leader; and
+    how many were left out."""
+    known = [term for term in terms if isinstance(term.get("start_ns"), (int, float)) and term.get("leader")]
+    known.sort(key=lambda term: (term["start_ns"], term.get("term", 0)))
+    kept = known[:limit]
+    spans = []
+    for place, term in enumerate(kept):
+        following = kept[place + 1]["start_ns"] if place + 1 < len(kept) else end_ns
+        stop_ns = term["end_ns"] if isinstance(term.get("end_ns"), (int, float)) else following
+        spans.append(LeaderSpan(term["start_ns"], stop_ns, str(term["leader"]), term.get("term")))
+    return spans, len(known) - len(kept)
+
+
+def readout(
+    data: RunData,
+    bands: Sequence[tuple[float, float, str]],
+    terms: Sequence[Mapping[str, Any]],
+    moments: Sequence[tuple[int, str]],
+    *,
+    window_ns: int,
+    end_ns: int,
+) -> dict[str, Any]:
+    """What the script looks up: `windows` of `window` ns with lines of text, `spans` and `moments` with one each.
+
+    `bands` are the faults: first and last share of the axis, and their words.
+    """
+    spans: list[tuple[int, int, str]] = [
+        (round(start * end_ns), round(end * end_ns), clip(text, 120)) for start, end, text in bands
+    ]
+    leaders, _ = leader_spans(terms, end_ns, MAX_SPANS)
+    spans += [
+        (int(span.start_ns), int(span.stop_ns), clip(f"leader {span.leader}, term {span.term}", 60)) for span in leaders
+    ]
+    return {
+        "end": end_ns,
+        "window": window_ns,
+        "least": LEAST_COLUMNS * data.grid.column_ns,
+        "windows": _windows(data, window_ns, end_ns),
+        "spans": spans[:MAX_SPANS],
+        "moments": [(at_ns, clip(text, 120)) for at_ns, text in moments],
+    }
+
+
+def _windows(data: RunData, window_ns: int, end_ns: int) -> list[list[str]]:
+    lines: list[list[str]] = [[] for _ in range(-(-end_ns // window_ns))]
+    for f in data.functions:
+        for place, text in _words(data, f, window_ns, end_ns).items():
+            if place < len(lines):
+                lines[place].append(f"{clip(f, 24)}: {text}")
+    return [said or ["no operation ended"] for said in lines]
+
+
+def _words(data: RunData, f: str, window_ns: int, end_ns: int) -> dict[int, str]:
+    """For each window in which operations of this function ended: how many, and how fast those were that succeeded."""
+    per_window = window_ns // data.grid.column_ns
+    found: dict[int, list[str]] = {}
+    succeeded = data.grid.windows(data.series([f], ["ok"]), per_window)
+    for window, steps in succeeded.items():
+        length_s = min(window_ns, max(end_ns - window * window_ns, window_ns // 4)) / 1e9
+        median, slowest = (duration(latency_of(step)) for step in quantiles_of(steps, (0.5, 0.99)))
+        found[window] = [f"{steps.total() / length_s:,.0f} ok/s, median {median}, p99 {slowest}"]
+    for kind in ("fail", "info"):
+        counted: dict[int, Counter[int]] = data.grid.windows(data.series([f], [kind]), per_window)
+        for window, steps in counted.items():
+            found.setdefault(window, []).append(f"{steps.total():,} {kind}")
+    return {window: ", ".join(parts) for window, parts in found.items()}
