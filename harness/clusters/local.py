@@ -276,7 +276,7 @@ class LocalCluster(OwnMachineCluster):
         """Write the file of names for each host, if its programs can be shown one. Raises ShellError."""
         agent = self.agent(self._hosts[0])
         namespaces = ["--mount"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--mount"]
-        trial = ["mount", "--bind", _HOSTS_FILE, _HOSTS_FILE]
+        trial = ["mount", "--bind", HOSTS_FILE, HOSTS_FILE]
         status, _, _ = await agent.run(["unshare", *namespaces, *trial])
         if status != 0:
             return

