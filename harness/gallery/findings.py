@@ -174,11 +174,28 @@ _POSTGRES_COMMIT = Finding(
     link="https://www.postgresql.org/docs/17/wal-async-commit.html",
 )
 
+_RABBITMQ = Finding(
+    name="rabbitmq-autoheal-loss",
+    title="Confirmed messages of a mirrored queue are gone once a partition has healed by itself",
+    version="RabbitMQ 3.10 (of Debian 12)",
+    options="--system rabbitmq --nodes 3 --workload queue --set workload.dequeues=20 --set partitions=autoheal "
+    "--nemesis partition=leader --nemesis-interval 10 --time-limit 29 --rate 40",
+    finding="--set queue=mirrored",
+    control="--set queue=quorum",
+    control_says="a quorum queue confirms what a majority of its members has, by Raft",
+    check="total-queue",
+    names=("lost",),
+    promised="The guide to confirms says that a persistent message is confirmed once all mirrors have taken it. The "
+    "one to partitions says of autoheal that it is for those to whom service matters more than consistency.",
+    reported="Kyle Kingsbury, Jepsen: RabbitMQ, June 2014",
+    link="https://aphyr.com/posts/315-jepsen-rabbitmq",
+)
+
 FINDINGS: Mapping[str, Finding] = {
     each.name: each
     for each in (
         _NATS, _REDIS, _ETCD_STALE, _ETCD_LOCK, _ROCKETMQ, _KAFKA, _ZOOKEEPER, _ZOOKEEPER_SNAPSHOT,
-        _POSTGRES_G2, _POSTGRES_COMMIT,
+        _POSTGRES_G2, _POSTGRES_COMMIT, _RABBITMQ,
     )
 }  # fmt: skip
 """By name, in the order in which they are listed and run."""

@@ -72,7 +72,7 @@ def taking_client(connection: Any, calls: Mapping[str, Call], taken: str) -> Cap
 
 
 class ClientQueueWorkload(CapabilityWorkload):
-    """Somewhat more dequeues than enqueues."""
+    """By default somewhat more dequeues than enqueues, so that the queue is short."""
 
     name = "queue"
     description = "One queue: what was acknowledged comes out, and nothing else."
@@ -80,6 +80,8 @@ class ClientQueueWorkload(CapabilityWorkload):
     settings = (
         Setting("delivery", "at-least-once", "whether a value may come out twice", ("at-least-once", "exactly-once")),
         Setting("order", "none", "the queue that it must be linearizable as, if any", ("none", "any", "fifo")),
+        Setting("dequeues", "55", "of a hundred operations; with fewer, more is in the queue for faults to lose",
+                bounds=(0, 95)),
         Setting("drain_s", "3", "seconds without a value after which a queue counts as empty at the end",
                 bounds=(1, 60)),
     )  # fmt: skip
@@ -87,7 +89,8 @@ class ClientQueueWorkload(CapabilityWorkload):
     check_names = ("total-queue", "linearizable")
 
     def generator(self) -> Generator:
-        return Mix(((0.45, message_numbers("enqueue")), (0.55, Calls(lambda _: Op("dequeue")))))
+        share = self.number("dequeues") / 100
+        return Mix(((1 - share, message_numbers("enqueue")), (share, Calls(lambda _: Op("dequeue")))))
 
     def final_generator(self) -> Generator:
         """Every thread takes what is left."""

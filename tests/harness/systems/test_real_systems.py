@@ -28,6 +28,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.serial]
 SAFE: dict[str, dict[str, Any]] = {
     "etcd": {"workload": "cas-register"},
     "nats": {"workload": "log"},
+    "zookeeper": {"workload": "register", "nodes": 3},
+    "postgres": {"workload": "list-append", "nodes": 3},
+    "rabbitmq": {"workload": "queue", "nodes": 3, "settings": {"workload.dequeues": "20"}, "nemesis_interval": 10},
     "rocketmq": {"workload": "log", "settings": {"workload.polls": "eventual"}, "nemesis_interval": 10},
     "kafka": {"workload": "log", "settings": {"workload.polls": "eventual"}, "nemesis_interval": 10},
 }

@@ -1,0 +1,160 @@
+"""RabbitMQ of the distribution (3.10 on Debian 12): one queue of confirmed messages, on every host.
+
+`--set queue=quorum` replicates it by Raft. `--set queue=mirrored` is the classic queue with a mirror on every host,
+which RabbitMQ 4 no longer has; what becomes of it in a partition, `--set partitions=...` decides: a minority pauses
+(`pause_minority`), the loser is started again and forgets what it has (`autoheal`), or nothing is done (`ignore`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.sdk import Client, Host, Status, System, apt, connection
+from harness.systems.amqp import Channel, Message
+
+QUEUE = "splitbrain"
+COOKIE = "splitbrain"
+SCHEDULERS = 2
+"""Threads of a node: three nodes on a small machine are enough to have it busy."""
+KINDS = {"quorum": "quorum", "mirrored": "classic"}
+TICK_S = 4
+"""After which a silent host counts as gone: RabbitMQ's own 60 s would outlast most partitions."""
+CONFIGURATION = """
+listeners.tcp.1 = {listen}
+loopback_users = none
+cluster_partition_handling = {partitions}
+cluster_formation.peer_discovery_backend = classic_config
+load_definitions = {definitions}
+net_ticktime = {tick_s}
+disk_free_limit.absolute = 8MB
+vm_memory_high_watermark.absolute = 512MB
+raft.wal_max_size_bytes = 16000000
+log.file = false
+log.console = true
+log.console.level = warning
+"""
+MIRRORED = {"ha-mode": "all", "ha-sync-mode": "automatic"}
+"""The policy by which every host has a mirror of every classic queue."""
+ERLANG = """
+export BINDIR="$(echo "$ROOTDIR"/erts-*/bin)" ERL_LIBS="$(echo "$PACKAGE"/lib/rabbitmq_server-*/plugins)" EMU=beam
+export PROGNAME="$BINDIR/erlexec"
+exec "$PROGNAME" "$@"
+"""
+"""Starts Erlang. Debian's `erl` does that only where it is installed."""
+LEADER = """
+case rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)) of
+    {{ok, Found}} -> case amqqueue:get_pid(Found) of {{_, Node}} -> Node; Pid -> node(Pid) end;
+    _ -> none
+end.
+"""
+"""Asked of a node: which one leads the queue, or has the master of its mirrors."""
+NO_QUEUE = "none"
+
+
+class RabbitMQ(System):
+    """RabbitMQ: one queue, a quorum queue or one mirrored on every host; an Erlang program."""
+
+    install = apt("rabbitmq-server")
+    ports = {"client": 5672, "nodes": 25672, "epmd": 4369}
+    settings = {
+        "queue": ("quorum", "mirrored"),
+        "partitions": ("pause_minority", "autoheal", "ignore"),
+    }
+    ready_timeout_s = 180.0
+    recovery_timeout_s = 120.0
+
+    def node(self, host: Host) -> str:
+        """The name of a host's Erlang node, whose second half is a name that the others find."""
+        return f"rabbit@{host.advertise('nodes').rpartition(':')[0]}"
+
+    def files(self, host: Host) -> Mapping[str, str]:
+        """The configuration, and what there is in every new cluster: a user and, if any, the policy of mirrors."""
+        lines = [
+            f"cluster_formation.classic_config.nodes.{each.number} = {self.node(each)}\n" for each in self.hosts
+        ]  # fmt: skip
+        configuration = CONFIGURATION.format(
+            listen=host.listen("client"), partitions=self.settings["partitions"],
+            definitions=host.path("definitions.json"), tick_s=TICK_S,
+        )  # fmt: skip
+        every = {"configure": ".*", "write": ".*", "read": ".*", "user": "guest", "vhost": "/"}
+        policy = {"vhost": "/", "name": "mirrors", "pattern": "", "priority": 0, "definition": MIRRORED}
+        definitions = {
+            "vhosts": [{"name": "/"}],
+            "users": [{"name": "guest", "password": "guest", "tags": "administrator"}],
+            "permissions": [every],
+            "policies": [{**policy, "apply-to": "queues"}] if self.settings["queue"] == "mirrored" else [],
+        }
+        return {"rabbitmq.conf": configuration + "".join(lines), "definitions.json": json.dumps(definitions)}
+
+    def environment(self, host: Host) -> Mapping[str, str]:
+        """Where everything is, which RabbitMQ would look for below /."""
+        return {
+            "HOME": host.data,
+            "ROOTDIR": host.installed("usr/lib/erlang"),
+            "PACKAGE": host.installed("usr/lib/rabbitmq"),
+            "ERL_EPMD_ADDRESS": host.ip,
+            "RABBITMQ_NODENAME": self.node(host),
+            "RABBITMQ_USE_LONGNAME": str("." in self.node(host)).lower(),
+            "RABBITMQ_DIST_PORT": str(self.ports["nodes"]),
+            "RABBITMQ_CONFIG_FILE": host.path("rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": host.path("plugins"),
+            "RABBITMQ_MNESIA_BASE": host.path("mnesia"),
+            "RABBITMQ_LOG_BASE": host.path("log"),
+        }
+
+    def programs(self, host: Host) -> Mapping[str, Sequence[str]]:
+        """Who tells nodes one another's ports, and the broker, as RabbitMQ's own script starts it."""
+        words = [
+            *("-noinput", "-s", "rabbit", "boot", "-boot", "start_sasl", "+W", "w", "+S", str(SCHEDULERS)),
+            *("+sbwt", "none", "+sbwtdcpu", "none", "+sbwtdio", "none", "-setcookie", COOKIE),
+            *("-syslog", "logger", "[]", "-syslog", "syslog_error_logger", "false"),
+            *("-kernel", "prevent_overlapping_partitions", "false"),
+        ]
+        return {"epmd": ["epmd"], "broker": ["sh", "-c", ERLANG, "sh", *words]}
+
+    async def ready(self, host: Host) -> bool:
+        """Whether it takes connections and, once there is a queue, has it."""
+        if not await host.listens():
+            return False
+        status = await self.status(host)
+        if status.facts:
+            async with connection(host.address("client")) as streams:
+                channel = await Channel.opened(streams)
+                await channel.declare(QUEUE, {"x-queue-type": KINDS[self.settings["queue"]]})
+        return True
+
+    async def start_together(self) -> None:
+        """The queue, which knows of all hosts once it is declared."""
+        async with connection(self.hosts[0].address("client")) as streams:
+            channel = await Channel.opened(streams)
+            await channel.declare(QUEUE, {"x-queue-type": KINDS[self.settings["queue"]]})
+        for host in self.hosts:
+            if "leader" not in ((await self.status(host)).facts or {}):
+                raise LookupError(f"{host.name} does not know the queue yet")
+
+    async def status(self, host: Host) -> Status:
+        """Who leads the queue by this node's own word; until there is one, the first host does."""
+        question = LEADER.format(queue=QUEUE)
+        answer = await host.run("erl_call", "-c", COOKIE, "-n", self.node(host), "-e", stdin=question, timeout_s=5.0)
+        leader = answer.out.strip().removeprefix("{ok, ").removesuffix("}").strip("'")
+        if leader == NO_QUEUE:
+            return Status(leads=host.number == 1)
+        return Status(leads=leader == self.node(host), facts={"leader": leader})
+
+
+class RabbitMQClient(Client):
+    async def open(self) -> None:
+        """A channel to the node of one's own host, which passes on to the leader what it is asked."""
+        self.channel = await Channel.opened(await self.connect(self.address("client")))
+        self.shown: Message | None = None
+
+    async def enqueue(self, value: Any) -> None:
+        await self.channel.publish(QUEUE, json.dumps(value).encode())
+
+    async def dequeue(self) -> Any:
+        self.shown = await self.channel.get(QUEUE)
+        return None if self.shown is None else json.loads(self.shown.body)
+
+    async def ack(self, value: Any) -> None:
+        if self.shown is not None:
+            await self.channel.ack(self.shown)
