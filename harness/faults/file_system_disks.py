@@ -105,6 +105,8 @@ class FileSystemDisks:
         await self._everywhere(
             self._faults.get(fault_id, {}), lambda host: self._begin(fault_id, host, self._faults[fault_id][host])
         )
+        if watched and self._shim is not None:
+            await self._shim.count_from_now(fault_id)
 
     async def cut_power(self, fault_id: str, host: str, *, kind: str = "ext4", seed: int = 0) -> PowerCut:
         """Lose what is not synced: by the shim's account, or for kind `crash` by what the kernel had not written."""

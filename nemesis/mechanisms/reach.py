@@ -29,6 +29,7 @@ _TRAPS: Mapping[str, Collection[str]] = {
     "full": ("write",),
     "error-write": ("write",),
     "error-read": ("read",),
+    "shutdown": ("sync",),
     "power": ("sync", "write"),
     "crash": ("sync", "write"),
 }

@@ -35,6 +35,8 @@ class SimClock:
         self._monotonic_since_s = 0.0
         self.skewed_reads = 0
         """How often a process of the host has read its wall clock while a clock was skewed."""
+        self.skewed_monotonic_reads = 0
+        """The same of its monotonic clock, while that one was skewed."""
 
     def wall_ms(self) -> int:
         if self._skews:
@@ -47,6 +49,12 @@ class SimClock:
         return int(now_ms + self.offset_ms) if self._skews else int(now_ms)
 
     def monotonic_ns(self) -> int:
+        if self._monotonic_ppm:
+            self.skewed_monotonic_reads += 1
+        return self.shown_monotonic_ns()
+
+    def shown_monotonic_ns(self) -> int:
+        """The monotonic clock, looked at by nobody of the host."""
         elapsed_s = self._loop.now - self._monotonic_since_s
         return int(self._monotonic_base_ns + elapsed_s * (1e9 + self._monotonic_ppm * 1e3))
 

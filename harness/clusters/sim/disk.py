@@ -29,11 +29,14 @@ from nemesis.mechanisms.undo_log import POWER_MODELS
 if TYPE_CHECKING:
     from harness.clusters.sim.loop import SimLoop
 
-__all__ = ["KINDS", "READ", "SYNC", "WRITE", "SimDisk", "disk_error"]
+__all__ = ["CHANGED", "KINDS", "READ", "SYNC", "WRITE", "SimDisk", "disk_error", "flipped_key"]
 
 READ, WRITE, SYNC = "read", "write", "sync"
 KINDS = (READ, WRITE, SYNC)
 """What can go wrong apart: reading; changing the page cache or a directory; making things durable."""
+
+CHANGED = "changed"
+"""Among what is noted: a process has changed a file or a name."""
 
 WRITE_S = 20e-6
 SYNC_MIN_S = 200e-6
@@ -50,6 +53,11 @@ Change = dict[str, Inode | None]
 """What names stand for after a change: files, or nothing."""
 
 
+def flipped_key(path: str, offset: int) -> str:
+    """What is noted when a process reads a flipped bit."""
+    return f"flipped-{offset}-{path}"
+
+
 def disk_error(number: int, path: str) -> OSError:
     """The error that a kernel would raise."""
     return OSError(number, os.strerror(number), path)
@@ -57,6 +65,9 @@ def disk_error(number: int, path: str) -> OSError:
 
 class SimDisk:
     """Files of one host, across the lives of its processes. Programs hold a `ProcessDisk` on it."""
+
+    is_counted = True
+    """Whether what is done to it this way is done by processes of the host."""
 
     def __init__(self, loop: SimLoop, host: str) -> None:
         self._loop = loop
@@ -68,8 +79,13 @@ class SimDisk:
         """Writes beyond it fail with ENOSPC; None means unlimited."""
         self.error_ratios: dict[str, float] = {}
         """Kind -> part of the operations that fail with EIO."""
+        self.noted: dict[str, int] = {}
+        """What processes have met of faults, and CHANGED -> how often: "stall-sync", "fail-write", "slow", "full"."""
+        self.watched: dict[Inode, tuple[str, int]] = {}
+        """File with a flipped bit -> its path then, and where the bit is."""
         self._stalled: dict[str, None] = {}
-        self._parked: list[Callable[[], None]] = []
+        self._parked: list[tuple[str, Callable[[], None]]] = []
+        """Operations that wait, with their kinds."""
         self._files: dict[str, Inode] = {}
         self._directories: dict[str, None] = {"/": None}
         self._durable: dict[str, Inode] = {}
@@ -95,8 +111,23 @@ class SimDisk:
         for kind in kinds:
             self._stalled.pop(kind, None)
         parked, self._parked = self._parked, []
-        for go_on in parked:
+        for _, go_on in parked:
             self._loop.event_at(self._loop.time() + WRITE_S, go_on)
+
+    def note(self, what: str) -> None:
+        """Count what a process of the host has met, or done."""
+        if self.is_counted:
+            self.noted[what] = self.noted.get(what, 0) + 1
+
+    def note_read(self, inode: Inode, offset: int, size_bytes: int) -> None:
+        """A process reads a file that has a flipped bit: count it where it reads that one."""
+        path, at = self.watched[inode]
+        if offset <= at < offset + size_bytes:
+            self.note(flipped_key(path, at))
+
+    def waits(self, kinds: Collection[str]) -> bool:
+        """Whether operations of these kinds wait."""
+        return any(kind in kinds for kind, _ in self._parked)
 
     def is_stalled(self, kind: str) -> bool:
         """Whether operations of this kind wait."""
@@ -245,10 +276,14 @@ class SimDisk:
 
     def write_s(self, size_bytes: int) -> float:
         """How long a write takes."""
+        if self.delay_s:
+            self.note("slow")
         return WRITE_S * (0.5 + self.random.random()) + size_bytes / BYTES_PER_S + self.delay_s
 
     def sync_s(self) -> float:
         """How long a sync takes."""
+        if self.delay_s:
+            self.note("slow")
         draw = self.random.random()
         if draw < SLOW_SYNC_RATIO:
             return SLOW_SYNC_MAX_S * self.random.random() + self.delay_s
@@ -261,18 +296,23 @@ class SimDisk:
         loop = self._loop
         loop.event_at(loop.now + after_s, self._done, kind, self.power_cycles, go_on)
 
-    def _done(self, kind: str, power_cycles: int, go_on: Callable[[], None]) -> None:
+    def _done(self, kind: str, power_cycles: int, go_on: Callable[[], None], has_waited: bool = False) -> None:
         if power_cycles != self.power_cycles:
             return
         if kind in self._stalled:
-            self._parked.append(lambda: self._done(kind, power_cycles, go_on))
+            if not has_waited:
+                self.note(f"stall-{kind}")
+            self._parked.append((kind, lambda: self._done(kind, power_cycles, go_on, True)))
             return
         go_on()
 
     def fails(self, kind: str) -> bool:
         """Whether the next operation of a kind fails with EIO."""
         ratio = self.error_ratios.get(kind, 0.0)
-        return ratio > 0 and self.random.random() < ratio
+        is_failing = ratio > 0 and self.random.random() < ratio
+        if is_failing:
+            self.note(f"fail-{kind}")
+        return is_failing
 
     def room_bytes(self) -> int | None:
         """How much more fits; None when that is not limited."""

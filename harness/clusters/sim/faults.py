@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
-from harness.clusters.sim.disk import READ, SYNC, WRITE
+from harness.clusters.sim.disk import CHANGED, READ, SYNC, WRITE, SimDisk, flipped_key
 from harness.clusters.sim.process_disk import Operation, ProcessDisk
 from nemesis.mechanisms.undo_log import POWER_MODELS
 from nemesis.target import (
@@ -27,7 +27,6 @@ from nemesis.target import (
 )
 
 if TYPE_CHECKING:
-    from harness.clusters.sim.disk import SimDisk
     from harness.clusters.sim.host import SimHost
     from harness.clusters.sim.lane import Lane
     from harness.clusters.sim.loop import SimLoop
@@ -47,17 +46,20 @@ class SimClocks:
 
     def __init__(self, hosts: Mapping[str, SimHost]) -> None:
         self._hosts = hosts
-        self._begun: dict[str, dict[str, int | None]] = {}
-        """fault -> host -> readings of its skewed wall clock when the fault began; None for a monotonic one"""
+        self._begun: dict[str, dict[str, tuple[bool, int]]] = {}
+        """fault -> host -> whether it skews the monotonic clock, and how often the skewed one had been read by then"""
 
     async def skew(self, fault_id: str, skews: Mapping[str, ClockSkew]) -> None:
         """Skew the clocks of hosts. Raises KeyError for an unknown host, ValueError for an impossible rate."""
         for host, skew in skews.items():
             self._hosts[host].clock.skew(fault_id, skew)
         self._begun[fault_id] = {
-            host: None if skew.affects_monotonic else self._hosts[host].clock.skewed_reads
-            for host, skew in skews.items()
+            host: (skew.affects_monotonic, self._reads(host, skew.affects_monotonic)) for host, skew in skews.items()
         }
+
+    def _reads(self, host: str, of_monotonic: bool) -> int:
+        clock = self._hosts[host].clock
+        return clock.skewed_monotonic_reads if of_monotonic else clock.skewed_reads
 
     async def release(self, fault_id: str) -> None:
         """Undo one fault. Idempotent."""
@@ -95,14 +97,23 @@ class SimClocks:
     def _read(self, host: str) -> ClockReading:
         clock = self._hosts[host].clock
         now_s = asyncio.get_running_loop().time()
-        return ClockReading(clock.offset_ms, 0.0, clock.monotonic_ns() / 1e9, now_s)
+        return ClockReading(clock.offset_ms, 0.0, clock.shown_monotonic_ns() / 1e9, now_s)
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
-        """How often the processes of each host have read a skewed wall clock since a fault began."""
+        """How often the processes of each host have read the clock that a fault skews since it began."""
         return {
-            host: FaultMet(None, None if count is None else self._hosts[host].clock.skewed_reads - count)
-            for host, count in self._begun.get(fault_id, {}).items()
+            host: FaultMet(None, self._reads(host, of_monotonic) - before)
+            for host, (of_monotonic, before) in self._begun.get(fault_id, {}).items()
         }
+
+
+class _Uncounted(SimDisk):
+    """A disk as the harness itself uses it: the same in everything, but that nothing is counted."""
+
+    is_counted = False
+
+    def __init__(self, device: SimDisk) -> None:
+        self.__dict__ = device.__dict__
 
 
 class _ProbeDisk(ProcessDisk):
@@ -110,7 +121,7 @@ class _ProbeDisk(ProcessDisk):
     would wait for ever."""
 
     def __init__(self, device: SimDisk, loop: SimLoop, lane: Lane) -> None:
-        super().__init__(device, loop, lane)
+        super().__init__(_Uncounted(device), loop, lane)
         self._operations: list[Operation] = []
 
     @property
@@ -137,6 +148,10 @@ class SimDisks:
         self._hosts = hosts
         self._directories = directories
         self._faults: dict[str, dict[str, DiskFault]] = {}
+        self._begun: dict[str, dict[str, tuple[int, bool]]] = {}
+        """fault -> host -> what processes had met of its kind when it began, and whether something waited already"""
+        self._at_cut: dict[str, int] = {}
+        """host -> the changes that processes had made when its power was cut last"""
         self._lost: dict[str, dict[str, PowerCut]] = {}
         self._flipped: dict[str, dict[str, BitFlipped]] = {}
         self._abandoned: dict[asyncio.Task[Any], None] = {}
@@ -151,11 +166,22 @@ class SimDisks:
             if fault.kind not in _EFFECTS:
                 raise ValueError(f"a simulated disk has no fault {fault.kind!r}; it has: {', '.join(_EFFECTS)}")
         self._faults[fault_id] = dict(faults)
+        self._begun[fault_id] = {
+            host: (self._noted(host, fault.kind), self._hosts[host].disk.waits(_EFFECTS[fault.kind].get("stall", ())))
+            for host, fault in faults.items()
+        }
         self._apply()
+
+    def _noted(self, host: str, kind: str) -> int:
+        """What processes of a host have met of a kind of fault."""
+        effects = _EFFECTS[kind]
+        keys = [f"{effect}-{operation}" for effect in effects for operation in effects[effect]] or [kind]
+        return sum(self._hosts[host].disk.noted.get(key, 0) for key in keys)
 
     async def release(self, fault_id: str) -> None:
         """Undo one fault; what a power cut took stays lost. Idempotent."""
         self._lost.pop(fault_id, None)
+        self._begun.pop(fault_id, None)
         self._put_back(fault_id)
         if self._faults.pop(fault_id, None) is not None:
             self._apply()
@@ -195,7 +221,10 @@ class SimDisks:
         lost_bytes = self._hosts[host].disk.power_fail(kind)
         for probe in self._probes.pop(host, ()):
             probe.give_up()
-        cut = PowerCut(lost_operations=None, lost_bytes=lost_bytes, detail=f"{lost_bytes} bytes")
+        changes = self._hosts[host].disk.noted.get(CHANGED, 0)
+        recorded, self._at_cut[host] = changes - self._at_cut.get(host, 0), changes
+        detail = f"{lost_bytes} bytes, of {recorded:,} changes since the power was cut last"
+        cut = PowerCut(lost_operations=None, lost_bytes=lost_bytes, detail=detail, recorded=recorded)
         self._lost.setdefault(fault_id, {})[host] = cut
         return cut
 
@@ -216,6 +245,7 @@ class SimDisks:
         offset = min(int(found[path] * place), found[path] - 1)
         before = disk.inode(path).cache[offset]
         disk.flip_bit(path, offset, bit)
+        disk.watched[disk.inode(path)] = (path, offset)
         flipped = BitFlipped(path, offset, before, disk.inode(path).cache[offset])
         self._flipped.setdefault(fault_id, {})[host] = flipped
         return flipped
@@ -226,7 +256,10 @@ class SimDisks:
 
     def _put_back(self, fault_id: str) -> None:
         for host, flipped in self._flipped.pop(fault_id, {}).items():
-            inode = self._hosts[host].disk.get(flipped.path)
+            disk = self._hosts[host].disk
+            inode = disk.get(flipped.path)
+            disk.watched = {each: at for each, at in disk.watched.items() if at != (flipped.path, flipped.offset)}
+            disk.noted.pop(flipped_key(flipped.path, flipped.offset), None)
             if inode is not None and inode.cache[flipped.offset : flipped.offset + 1] == bytes((flipped.after,)):
                 for bit in range(8):
                     if (flipped.before ^ flipped.after) >> bit & 1:
@@ -295,8 +328,18 @@ class SimDisks:
         return None
 
     async def met(self, fault_id: str) -> Mapping[str, FaultMet]:
-        """Nobody counts what a simulated process meets."""
-        return dict.fromkeys(self._faults.get(fault_id, {}), FaultMet(None, None))
+        """How often the processes of each host have met a fault since it began; of flipped bits, how often they have
+        read one."""
+        faults = self._faults.get(fault_id, {})
+        found = {}
+        for host, fault in faults.items():
+            before, has_waited = self._begun[fault_id][host]
+            met = self._noted(host, fault.kind) - before
+            # What waited already may wait for this one as well, or belong to a process that was killed since.
+            found[host] = FaultMet(None, met if met or not has_waited else None)
+        for host, flipped in self._flipped.get(fault_id, {}).items():
+            found[host] = FaultMet(None, self._hosts[host].disk.noted.get(flipped_key(flipped.path, flipped.offset), 0))
+        return found
 
 
 _EFFECTS: Mapping[str, Mapping[str, Sequence[str]]] = {

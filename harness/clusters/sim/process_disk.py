@@ -13,7 +13,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.clusters.sim.disk import READ, SYNC, WRITE, SimDisk, disk_error
+from harness.clusters.sim.disk import CHANGED, READ, SYNC, WRITE, SimDisk, disk_error
 from harness.clusters.sim.inode import Inode, Layer
 from harness.clusters.sim.lane import LANE, Lane
 from harness.clusters.sim.primitives import SimFuture
@@ -111,6 +111,8 @@ class ProcessFile:
         device = self._disk.device
         if device.error_ratios and device.fails(READ):
             raise disk_error(errno.EIO, self._path)
+        if self._inode in device.watched:
+            device.note_read(self._inode, offset, size_bytes)
         return self._inode.read(offset, size_bytes)
 
     def write(self, offset: int, data: bytes, *, sync: bool = False) -> Coroutine[Any, Any, None]:
@@ -160,6 +162,7 @@ class ProcessDisk:
         if inode is None:
             self._check_alive(path)
             if self.device.room_bytes() == 0:
+                self.device.note("full")
                 raise disk_error(errno.ENOSPC, path)
             inode = Inode()
             self.device.link(path, inode)
@@ -199,7 +202,10 @@ class ProcessDisk:
     def read_file(self, path: str) -> bytes:
         if self.device.fails(READ):
             raise disk_error(errno.EIO, path)
-        return bytes(self.device.inode(path).cache)
+        inode = self.device.inode(path)
+        if inode in self.device.watched:
+            self.device.note_read(inode, 0, len(inode.cache))
+        return bytes(inode.cache)
 
     async def write_file_atomic(self, path: str, data: bytes) -> None:
         temporary = path + TEMPORARY_SUFFIX
@@ -223,6 +229,7 @@ class ProcessDisk:
             except OSError as error:
                 operation.finish(error=error)
                 return
+            self.device.note(CHANGED)
             self._sync_names(os.path.dirname(path), operation)
 
         self.device.later(self.device.write_s(len(data)), WRITE, self._unless_dead(write))
@@ -239,6 +246,7 @@ class ProcessDisk:
                 operation.finish(error=disk_error(errno.EIO, path))
                 return
             self.device.unlink(path)
+            self.device.note(CHANGED)
             self._sync_names(os.path.dirname(path), operation)
 
         self.device.later(self.device.write_s(0), WRITE, self._unless_dead(remove))
@@ -299,10 +307,12 @@ class ProcessDisk:
                 if fitting > 0:
                     inode.name_serial = device.name_serial
                     inode.write(offset, data[:fitting])
+                device.note("full")
                 raise disk_error(errno.ENOSPC, path)
         if offset + len(data) > len(inode.cache):
             inode.name_serial = device.name_serial
         inode.write(offset, data)
+        device.note(CHANGED)
 
     def write(
         self, path: str, inode: Inode, offset: int, data: bytes, sync: bool, operation: Operation | ToldOperation
@@ -349,6 +359,7 @@ class ProcessDisk:
                 return
             inode.name_serial = self.device.name_serial
             inode.truncate(size_bytes)
+            self.device.note(CHANGED)
             operation.finish()
 
         self.device.later(self.device.write_s(0), WRITE, self._unless_dead(cut))

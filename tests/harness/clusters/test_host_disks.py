@@ -60,12 +60,16 @@ def with_cluster(
     *,
     storage: str = MEMORY,
     needs: Sequence[str] = ("freeze", "fill", "shutdown", "crash"),
+    mechanism: str | None = None,
 ) -> None:
     """Run `scenario` on two hosts with disks to act on, and see that nothing is left."""
 
     async def body() -> None:
         run = RunState.create(RUN, state_root=str(tmp_path / "state"))
-        cluster = NetnsCluster(node_count=2, run=run, work_dir=str(tmp_path / "run"), ports=[PORT], storage=storage)
+        place = str(tmp_path / "run")
+        cluster = NetnsCluster(
+            node_count=2, run=run, work_dir=place, ports=[PORT], storage=storage, mechanism=mechanism
+        )
         cluster.prepare({("disks", kind) for kind in needs})
         await cluster.start()
         groups = [claim.ident for claim in run.claims if claim.kind == KIND_CGROUP]
@@ -254,6 +258,47 @@ def test_a_fault_of_a_whole_file_system_is_met_by_who_writes_and_by_nobody_else(
         await disks.release("f")
 
     with_cluster(tmp_path, scenario, needs=("freeze", "fill", "shutdown", "crash", "full"))
+
+
+SYNCS = """
+import os, sys, time
+descriptor = os.open(os.path.join(sys.argv[1], "file"), os.O_CREAT | os.O_WRONLY)
+os.fsync(descriptor)
+print("up", flush=True)
+while len(sys.argv) > 2:
+    time.sleep(0.05)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        print(error.strerror, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(why_no_shim() is not None, reason=str(why_no_shim()))
+@pytest.mark.parametrize(("kind", "is_known"), [("shutdown", True), ("fill", False)])
+def test_of_a_supervised_program_the_syncs_of_a_file_system_that_is_shut_down_are_known_to_fail(
+    tmp_path: Path, kind: str, is_known: bool
+) -> None:
+    """That it made none says nothing: other calls of it fail as well. Of a full one nothing is known."""
+
+    async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
+        for host, words in (("n1", ["again"]), ("n2", [])):
+            argv = [sys.executable, "-c", SYNCS, cluster.data_dir(host), *words]
+            child = await cluster.spawn(host, Program(name="p", argv=argv, log_name="p.log"))
+            async with asyncio.timeout(WAIT_S):
+                while "up" not in Path(child.log_path).read_text():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        assert disks.mechanism("n1") == "seccomp"
+        await disks.impair("f", {host: DiskFault(kind=kind) for host in ("n1", "n2")})
+        async with asyncio.timeout(2 * WAIT_S):
+            while is_known and not (await disks.met("f"))["n1"].met:  # noqa: ASYNC110 - a program elsewhere
+                await asyncio.sleep(0.02)
+        found = await disks.met("f")
+        assert found["n2"].met is None and (found["n1"].met is not None) is is_known, found
+        await disks.release("f")
+
+    with_cluster(tmp_path, scenario, needs=("fill", "shutdown", "stall-fsync"), mechanism="seccomp")
 
 
 def test_a_host_without_a_file_system_of_its_own_says_so(tmp_path: Path) -> None:

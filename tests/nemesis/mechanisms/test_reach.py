@@ -144,6 +144,7 @@ def test_only_the_calls_of_the_faults_of_a_run_are_reported() -> None:
     assert wanted_traps([("disks", "stall-fsync"), ("clocks", "wall"), ("disks", "freeze")]) == {"sync"}
     assert wanted_traps([("disks", "power")]) == {"sync", "write"}
     assert wanted_traps([("disks", "error-read")]) == {"read"}
+    assert wanted_traps([("disks", "shutdown"), ("disks", "fill")]) == {"sync"}
     assert wanted_traps([("clocks", "wall")]) == frozenset()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from harness.clusters.sim.disk import READ, SYNC, WRITE
+from harness.clusters.sim.faults import SimDisks
 from harness.clusters.sim.host import Incarnation
+from nemesis.target import DiskFault, FaultMet
 from node.runtime import Disk, File
 
 Simulate = Callable[..., Any]
@@ -461,5 +464,122 @@ def test_bits_flip_at_rest(simulate: Simulate) -> None:
             disk.flip_bit("/d/f", 8)
         with pytest.raises(FileNotFoundError):
             disk.flip_bit("/d/g", 0)
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("kind", "meets"),
+    [
+        ("stall-fsync", "sync"),
+        ("stall", "write"),
+        ("slow", "write"),
+        ("full", "write"),
+        ("error-write", "write"),
+        ("error-fsync", "sync"),
+        ("error-read", "read"),
+    ],
+)
+def test_what_processes_meet_of_a_fault_is_counted_and_what_probes_meet_is_not(
+    simulate: Simulate, kind: str, meets: str
+) -> None:
+    async def scenario(world: Any) -> None:
+        disks = SimDisks(world.loop, {"a": world["a"], "b": world["b"]}, {"a": "/data", "b": "/data"})
+
+        async def prepare(disk: Disk) -> File:
+            disk.make_dirs("/data")
+            file = disk.open("/data/log")
+            await file.write(0, b"x", sync=True)
+            return file
+
+        await run_on(world, "a", prepare)
+        await run_on(world, "b", prepare)
+        await disks.impair("f1", {host: DiskFault(kind=kind, delay_ms=20) for host in ("a", "b")})
+        for host in ("a", "b"):
+            await disks.probe(host, timeout_s=0.5)
+        assert await disks.met("f1") == dict.fromkeys(("a", "b"), FaultMet(None, 0)), "nobody but the harness"
+
+        async def meet(disk: Disk) -> None:
+            file = disk.open("/data/log")
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(0.5):
+                    if meets == "read":
+                        file.read(0, 1)
+                    elif meets == "write":
+                        await file.write(1, b"y")
+                    else:
+                        await file.sync()
+
+        world.on("a", lambda process: meet(process.runtime.disk))
+        await asyncio.sleep(1)
+        found = await disks.met("f1")
+        assert found["a"].met and not found["b"].met, found
+        await disks.release("f1")
+        assert await disks.met("f1") == {}
+
+    simulate(scenario)
+
+
+def test_that_something_waits_for_an_earlier_stall_does_not_say_whom_a_later_one_meets(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> None:
+        disks = SimDisks(world.loop, {"a": world["a"]}, {"a": "/data"})
+
+        async def write(disk: Disk) -> None:
+            disk.make_dirs("/data")
+            await disk.open("/data/log").write(0, b"x")
+
+        await disks.impair("f1", {"a": DiskFault(kind="stall")})
+        world.on("a", lambda process: write(process.runtime.disk))
+        await asyncio.sleep(1)
+        await disks.impair("f2", {"a": DiskFault(kind="stall")})
+        assert (await disks.met("f1"))["a"].met == 1
+        assert (await disks.met("f2"))["a"].met is None
+
+    simulate(scenario)
+
+
+def test_a_flipped_bit_counts_as_read_once_a_process_has_read_its_byte(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> None:
+        disks = SimDisks(world.loop, {"a": world["a"]}, {"a": "/data"})
+
+        async def write(disk: Disk) -> None:
+            disk.make_dirs("/data")
+            await disk.open("/data/log").write(0, bytes(range(1, 101)), sync=True)
+
+        await run_on(world, "a", write)
+        world["a"].kill()
+        flipped = await disks.flip_bit("f1", "a", files="log", place=0.5, bit=0)
+        assert await disks.met("f1") == {"a": FaultMet(None, 0)}
+
+        async def read(disk: Disk) -> bytes:
+            file = disk.open("/data/log")
+            before = file.read(0, flipped.offset)
+            assert (await disks.met("f1"))["a"].met == 0, "another byte"
+            return before + file.read(flipped.offset, 1)
+
+        await run_on(world, "a", read)
+        assert (await disks.met("f1"))["a"].met == 1
+        await disks.release("f1")
+        assert await disks.met("f1") == {}
+
+    simulate(scenario)
+
+
+def test_a_power_cut_tells_how_much_processes_had_changed_since_the_one_before(simulate: Simulate) -> None:
+    async def scenario(world: Any) -> None:
+        disks = SimDisks(world.loop, {"a": world["a"]}, {"a": "/data"})
+        recorded = []
+
+        async def write(disk: Disk) -> None:
+            disk.make_dirs("/data")
+            for at in range(3):
+                await disk.open("/data/log").write(at, b"x")
+
+        for work in (write, None):
+            if work is not None:
+                await run_on(world, "a", work)
+                world["a"].kill()
+            recorded.append((await disks.cut_power("f1", "a")).recorded)
+        assert recorded == [3, 0]
 
     simulate(scenario)
