@@ -21,7 +21,7 @@ from checker.faults import NEMESIS, faults_of
 from harness.history_writer import HistoryError, read_history
 from harness.report.checks import terms_of, verdict_word
 from harness.report.templating import json_data, report_template, script, style
-from harness.report.trace_window import Message, TraceError, Window, choose, read_window
+from harness.report.trace_window import LogState, Message, TraceError, Window, choose, read_window
 from harness.report.units import clip, operation_text, plural
 from harness.report.witness import witness_from
 from harness.store import RunDir
@@ -36,6 +36,9 @@ MAX_OPERATIONS = 60_000
 MAX_FAULTS = 400
 MAX_VIOLATIONS = 20
 MAX_ROLES = 20_000
+MAX_LOG_STATES = 100_000
+"""Changes of logs of a page: those of a minute at the default rate, twice; of more, every second or third is kept."""
+
 MAX_TEXT = 60
 MAX_VIOLATION_TEXT = 700
 EVER_NS = 10**18
@@ -55,6 +58,7 @@ class Replay:
     replicas: list[str]
     others: list[str]
     messages: list[Message] = field(default_factory=list)
+    logs: list[LogState] = field(default_factory=list)
     operations: list[tuple[int, int, int | None, str, str]] = field(default_factory=list)
     """process, start, end or None, outcome, text"""
     faults: list[dict[str, Any]] = field(default_factory=list)
@@ -91,6 +95,10 @@ def _take_messages(replay: Replay, run_dir: RunDir, from_ns: int, to_ns: int) ->
         return
     window: Window = choose(read_window(run_dir.trace_path, from_ns=from_ns, to_ns=to_ns), MAX_MESSAGES)
     replay.messages = window.messages
+    every = -(-len(window.logs) // MAX_LOG_STATES) or 1
+    replay.logs = [state for state in window.logs[::every] if state.host in replay.replicas]
+    if every > 1:
+        replay.notes.append(f"the logs' ends and committed indexes are shown at one change of {every} only")
     replay.others += sorted(window.spoke - {*replay.replicas, *replay.others})
     replay.notes += [f"{plural(number, 'message')} left out: {kind}" for kind, number in window.left_out.items()]
 
@@ -281,8 +289,16 @@ def _packed(replay: Replay, messages: Sequence[Message]) -> dict[str, Any]:
         operations["outcome"].append(("ok", "fail", "info").index(outcome))
         operations["text"].append(texts(text))
         before_us = start_us
+    logs: dict[str, list[int]] = {name: [] for name in ("at", "host", "committed", "ahead")}
+    before_us = 0
+    for state in replay.logs:
+        logs["at"].append(state.time_ns // 1000 - before_us)
+        logs["host"].append(number[state.host])
+        logs["committed"].append(state.committed)
+        logs["ahead"].append(state.end - state.committed)
+        before_us = state.time_ns // 1000
     return {
-        "title": replay.title, "hosts": hosts, "replicas": len(replay.replicas), "messages": columns,
+        "title": replay.title, "hosts": hosts, "replicas": len(replay.replicas), "messages": columns, "logs": logs,
         "kinds": list(kinds.texts), "details": list(details.texts), "operations": operations,
         "texts": list(texts.texts), "roles": replay.roles, "faults": replay.faults, "violations": replay.violations,
     }  # fmt: skip
@@ -315,4 +331,5 @@ def _render(replay: Replay, messages: Sequence[Message], notes: Sequence[str]) -
         reason=replay.reason,
         notes=[clip(note, 300) for note in notes],
         violations=replay.violations,
+        has_logs=bool(replay.logs),
     )

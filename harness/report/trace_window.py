@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["RANKS", "Message", "TraceError", "Window", "choose", "read_window"]
+__all__ = ["RANKS", "LogState", "Message", "TraceError", "Window", "choose", "read_window"]
 
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from checker.codecs.jsonl import DamagedLine, read_batches
 from harness.errors import OperatorError
@@ -73,6 +73,15 @@ def _words(rpc: dict[str, Any]) -> str:
     return f"{name}: {detail or 'answered'}" if rpc.get("reply") else f"{name} {detail}".strip()
 
 
+class LogState(NamedTuple):
+    """Up to which index a replica's log was committed, and where it ended, from a moment (ns) on."""
+
+    time_ns: int
+    host: str
+    committed: int
+    end: int
+
+
 @dataclass(slots=True)
 class Window:
     """The messages under way between two moments (ns), in order of sending."""
@@ -82,6 +91,8 @@ class Window:
     messages: list[Message] = field(default_factory=list)
     spoke: frozenset[str] = frozenset()
     """Every host that sent or received anything in the whole trace."""
+    logs: list[LogState] = field(default_factory=list)
+    """Changes of the replicas' logs until the window's end; of those before its beginning, the last of each."""
     left_out: Counter[str] = field(default_factory=Counter)
     """How many messages of each kind are not among `messages`, by RANKS' names."""
 
@@ -98,6 +109,7 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
     first_ns: int | None = None
     last_ns = 0
     limit_ns: int | None = None
+    logs: list[LogState] = []
     try:
         with path.open("rb") as file:
             for number, event in chain.from_iterable(batch.whole() for batch in read_batches(file)):
@@ -106,8 +118,11 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
                     if kind == "limit":
                         limit_ns = time_ns
                         continue
+                    if kind == "log":
+                        logs.append(LogState(time_ns, str(event["host"]), int(event["committed"]), int(event["end"])))
+                        continue
                     source, destination = event["from"], event["to"]
-                except (KeyError, TypeError):
+                except (KeyError, TypeError, ValueError):
                     raise TraceError(f"{path}:{number}: not a line of a trace; make the run again") from None
                 first_ns = time_ns if first_ns is None else first_ns
                 last_ns = time_ns
@@ -133,6 +148,7 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
     except DamagedLine as line:
         raise TraceError(f"{path}:{line.number}: {line.reason}; make the run again") from None
     window.spoke = frozenset(spoke)
+    window.logs = _logs_of_window(logs, window)
     if unknown := sorted(set(hosts) - spoke):
         raise TraceError(f"--hosts: {', '.join(unknown)} never spoke; these did: {', '.join(sorted(spoke))}")
     # What was lost long before and never came is no news in this window, unless it is being sent again and again.
@@ -149,6 +165,11 @@ def read_window(path: Path, *, from_ns: int, to_ns: int, hosts: Collection[str] 
     return window
 
 
+def _logs_of_window(logs: Sequence[LogState], window: Window) -> list[LogState]:
+    earlier = {state.host: state for state in logs if state.time_ns < window.from_ns}
+    return [*earlier.values(), *(state for state in logs if window.from_ns <= state.time_ns <= window.to_ns)]
+
+
 def choose(window: Window, most: int) -> Window:
     """The same window with at most `most` messages.
 
@@ -157,7 +178,7 @@ def choose(window: Window, most: int) -> Window:
     """
     by_rank = sorted(range(len(window.messages)), key=lambda place: (window.messages[place].rank, place))
     kept = set(by_rank[:most])
-    chosen = Window(window.from_ns, window.to_ns, spoke=window.spoke)
+    chosen = Window(window.from_ns, window.to_ns, spoke=window.spoke, logs=window.logs)
     for place, message in enumerate(window.messages):
         if place in kept:
             chosen.messages.append(message)

@@ -233,6 +233,7 @@ def test_what_is_clicked_in_a_replay_shows_its_content(replay_path: Path, look: 
     click_at(page, "#ring", box["width"] / 2, top)
     assert page.inner_text("#what") == "n1"
     assert "leader in term 1" in page.inner_text("#content")
+    assert "log up to 480, committed up to 478" in page.inner_text("#content")
     click_at(page, "#ring", box["width"] / 2 - 5, top + 36)  # at the edge of its sender, which it has just left
     assert page.inner_text("#what") == "Message"
     for text in ("n1 → n2", "append 480", "sent at 0.020000 s", "arrives after 1000 µs"):

@@ -44,6 +44,20 @@ def test_the_trace_tells_what_was_said(traced: Path) -> None:
     assert "answer" not in said, "every answer is known by its request"
 
 
+def test_the_trace_tells_what_the_logs_hold(traced: Path) -> None:
+    (path,) = traced.glob("store/*/2*/trace.jsonl")
+    states: dict[str, list[tuple[int, int]]] = {}
+    for event in map(json.loads, path.read_text().splitlines()):
+        if event["kind"] == "log":
+            states.setdefault(event["host"], []).append((event["committed"], event["end"]))
+    assert set(states) == {"n1", "n2", "n3"}
+    for changes in states.values():
+        assert all(committed <= end for committed, end in changes)
+        assert all(a != b and a[0] <= b[0] for a, b in itertools.pairwise(changes)), "nobody was restarted"
+    last = {changes[-1] for changes in states.values()}
+    assert len(last) == 1 and last.pop()[0] > 30, "everybody knows at the end what is committed"
+
+
 def test_the_trace_changes_nothing_of_the_run(traced: Path, tmp_path: Path) -> None:
     done = harness(*RUN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

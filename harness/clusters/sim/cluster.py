@@ -135,7 +135,7 @@ class SimCluster:
         self.clocks = SimClocks(replicas)
         self.disks = SimDisks(loop, replicas, {host: self.data_dir(host) for host in self._hosts})
         self.links = SimLinks(loop, self._network)
-        watch = ReplicaWatch()
+        watch = self._watch = ReplicaWatch()
         for machine in replicas.values():
             machine.watch = watch
         self.triggers = SimTriggers(watch, now_s=loop.time)
@@ -171,9 +171,13 @@ class SimCluster:
         return self._machines[CLIENTS_HOST].runtime_for(self._loop.root)
 
     def trace_to(self, path: str, zero_s: Callable[[], float | None]) -> None:
-        """Write the network's trace to a file until the cluster stops; `zero_s` as of TraceWriter. Raises OSError."""
-        self._trace = TraceWriter(path, zero_s)
-        self._network.trace = self._trace.note
+        """Write the network's trace to a file until the cluster stops, with what the replicas' logs hold from their
+        start on; `zero_s` as of TraceWriter. Raises OSError."""
+        self._trace = trace = TraceWriter(path, zero_s)
+        self._network.trace = trace.note
+        self._watch.watch_logs(
+            lambda host, store: trace.note_log(self._loop.time(), host, store.committed_index, store.ledger_end_index)
+        )
 
     @property
     def extra_hosts(self) -> Sequence[str]:

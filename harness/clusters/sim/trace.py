@@ -2,10 +2,12 @@
 
     {"time":12345678,"kind":"send","from":"n1","to":"n2","connection":3,"number":17,"size":312,
      "rpcs":[{"rpc":"append","detail":"40–42"}]}
+    {"time":12345999,"kind":"log","host":"n2","committed":39,"end":42}
 
 `time` is nanoseconds on the history's clock, negative before the load began. `kind` is as in TraceEvent; a segment is
 known by connection, direction and number, and is lost and sent again any number of times before it arrives. Answers
-have `"reply":true`. What a host sends to itself does not touch the network and is left out. A trace that reached its
+have `"reply":true`. Of kind `log` is what a replica's DLedger log holds, by last index, whenever one of the two changes
+(-1: nothing). What a host sends to itself does not touch the network and is left out. A trace that reached its
 bound ends with a line of kind `limit`.
 """
 
@@ -41,15 +43,26 @@ class TraceWriter:
         self._max_events = max_events
         self._dissector = Dissector()
         self._problem: OSError | None = None
+        self._logs: dict[str, tuple[int, int]] = {}
 
     def note(self, event: TraceEvent) -> None:
         """Write one event, or hold it back until the clock has started."""
-        if event.source == event.destination or self._room < 0:
+        if event.source != event.destination:
+            self._note(event.time_s, lambda: self._line(event))
+
+    def note_log(self, time_s: float, host: str, committed_index: int, end_index: int) -> None:
+        """Write up to where a replica's log is committed, and where it ends, unless both are as they were."""
+        if self._logs.get(host) != (committed_index, end_index):
+            self._logs[host] = committed_index, end_index
+            self._note(time_s, lambda: {"kind": "log", "host": host, "committed": committed_index, "end": end_index})
+
+    def _note(self, time_s: float, line: Callable[[], dict[str, Any]]) -> None:
+        if self._room < 0:
             return
-        line = self._line(event) if self._room else {"kind": "limit", "events": self._max_events}
+        content = line() if self._room else {"kind": "limit", "events": self._max_events}
         self._room -= 1
         try:
-            self._put(event.time_s, line)
+            self._put(time_s, content)
         except OSError as error:  # this is the middle of what some host does, which a full disk here must not disturb
             self._problem = error
             self._room = -1
@@ -94,6 +107,7 @@ class TraceWriter:
         """Write what is held back and close the file. Idempotent. Raises OSError when anything could not be written."""
         if self._file.closed:
             return
+        self._room = -1
         with self._file:
             if self._held:
                 self._origin_s = self._zero_s() or self._held[0][0]

@@ -18,6 +18,7 @@ from node.dledger import DLedgerServer
 from node.dledger.entry import Entry
 from node.dledger.quorum import AppendCallback, AppendResult
 from node.dledger.rpc import DLedgerError, Role
+from node.dledger.store import DLedgerStore
 
 __all__ = ["ReplicaWatch"]
 
@@ -49,6 +50,23 @@ class ReplicaWatch:
 
     def __init__(self) -> None:
         self.tell = Listeners([], [], [], [], [], [], [], [])
+
+    def watch_logs(self, told: Callable[[str, DLedgerStore], None]) -> None:
+        """Let `told(host, store)` be called whenever a log may have a new end or committed index."""
+        stores: dict[str, DLedgerStore] = {}
+
+        def recovered(host: str, ledger: DLedgerServer) -> None:
+            stores[host] = ledger.store
+            changed(host)
+
+        def changed(host: str, *_: object) -> None:
+            if host in stores:  # else its log is still being opened
+                told(host, stores[host])
+
+        self.tell.recovered.append(recovered)
+        self.tell.committed.append(changed)
+        self.tell.progressed.append(changed)
+        self.tell.truncated.append(changed)
 
     def attach(self, host: str, broker: BrokerController) -> None:
         """Hear of a broker that has not started yet. One without DLedger's log is left alone."""

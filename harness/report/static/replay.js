@@ -26,7 +26,7 @@
   function words(m) { return kindOf(m) + (isReply(m) ? ": " : " ") + (data.details[M.detail[m]] || (isReply(m) ? "answered" : "")); }
   function after(column, value) { var low = 0, high = column.length; while (low < high) { var middle = (low + high) >> 1; if (column[middle] <= value) low = middle + 1; else high = middle; } return low; }
 
-  // What each host's log held, by what it said: an append that it sent, or one that it answered with ok.
+  // What each host's log held, by what it said, for traces that do not say more: an append that it sent, or one that it answered with ok.
   var said = hosts.map(function () { return { at: [], index: [] }; });
   for (i = 0; i < messageCount; i++) {
     if (kindOf(i) !== "append") continue;
@@ -35,6 +35,13 @@
     var number = /(\d+)$/.exec(detail);
     if (number) { said[source(i)].at.push(sent[i]); said[source(i)].index.push(+number[1]); }
   }
+  // And what it held and had committed, where the trace says so.
+  var logs = hosts.map(function () { return { at: [], committed: [], end: [] }; }), logged = 0;
+  data.logs.at.forEach(function (step, n) {
+    var log = logs[data.logs.host[n]];
+    logged += step;
+    log.at.push(logged); log.committed.push(data.logs.committed[n]); log.end.push(data.logs.committed[n] + data.logs.ahead[n]);
+  });
   var roles = hosts.map(function () { return { at: [], role: [], term: [] }; });
   var elections = [];
   data.roles.forEach(function (change) {
@@ -125,6 +132,12 @@
     return found < 0 ? null : { role: roles[host].role[found], term: roles[host].term[found] };
   }
   function indexAt(host, at) { var found = after(said[host].at, at) - 1; return found < 0 ? null : said[host].index[found]; }
+  function logAt(host, at) {
+    var log = logs[host], found = after(log.at, at) - 1;
+    if (log.at.length) return found < 0 ? null : { end: log.end[found], committed: log.committed[found] };
+    var index = indexAt(host, at);
+    return index === null ? null : { end: index, committed: null };
+  }
   function inForce(at) { return data.faults.filter(function (fault) { return fault.start <= at && (fault.end === null || fault.end > at); }); }
   function trail() { return playing ? Math.min(SLOW_US, 40000 * +byId("speed").value * 2) : 0; }
   function inFlight(at) {
@@ -194,9 +207,9 @@
     if (state && state.term) c.fillText("term " + state.term, at.x, at.y + 13);
     c.fillStyle = colours.soft;
     if (isReplica) {
-      var index = indexAt(n, now);
+      var log = logAt(n, now);
       c.fillText(isDown ? "down" : state ? state.role : "", at.x, at.y + radius + 13);
-      if (index !== null) c.fillText("log " + index, at.x, at.y + radius + 26);
+      if (log) c.fillText("log " + log.end + (log.committed === null ? "" : " ✓" + log.committed), at.x, at.y + radius + 26);
       c.fillStyle = colours.invalid;
       struck.slice(0, 1).forEach(function (fault) { c.fillText(fault.kind, at.x, at.y - radius - 6); });
     } else if (n === replicas) c.fillText(openOperations(now).length + " open", at.x, at.y + radius + 13);
@@ -207,15 +220,18 @@
   function drawWhole() {
     var f = fit(whole), c = f.c;
     c.font = "10px system-ui, sans-serif"; c.textAlign = "left";
-    data.faults.forEach(function (fault) {
+    data.faults.forEach(function (fault, n) {
       var x = xOf(fault.start, begin, end, f.w), to = xOf(fault.end === null ? end : fault.end, begin, end, f.w);
       c.globalAlpha = 0.25; c.fillStyle = colours.fail; c.fillRect(x, 0, Math.max(2, to - x), f.h); c.globalAlpha = 1;
-      c.fillStyle = colours.ink; if (to - x > 50) c.fillText(fault.name.slice(0, Math.floor((to - x) / 5.4)), x + 3, 11);
+      // Its name where that has room before the next one, else its number.
+      var next = data.faults[n + 1], room = (next ? xOf(next.start, begin, end, f.w) : f.w) - x - 6, number = fault.name.split(" ")[0];
+      c.fillStyle = colours.ink;
+      [fault.name, number].some(function (text) { var fits = c.measureText(text).width <= room; if (fits) c.fillText(text, x + 3, 11); return fits; });
     });
     elections.forEach(function (one) {
       var x = xOf(one.at, begin, end, f.w), to = xOf(Math.min(end, one.end), begin, end, f.w);
       c.fillStyle = colours.ok; c.fillRect(x, f.h - 24, Math.max(2, to - x - 1), 14);
-      c.fillStyle = colours.surface; if (to - x > 44) c.fillText(hosts[one.host] + " term " + one.term, x + 3, f.h - 13);
+      c.fillStyle = colours.surface; var leads = hosts[one.host] + " term " + one.term; if (to - x > c.measureText(leads).width + 6) c.fillText(leads, x + 3, f.h - 13);
     });
     c.fillStyle = colours.invalid;
     data.violations.forEach(function (one) { var x = xOf(one.at, begin, end, f.w); c.fillRect(x - 1, 16, 2, f.h - 16); c.beginPath(); c.arc(x, 18, 4, 0, 7); c.fill(); });
@@ -271,9 +287,10 @@
       line(content, "process " + O.process[n]); line(content, data.texts[O.text[n]]); line(content, "from " + moment(started[n]));
       line(content, O.length[n] < 0 ? "no answer until the end" : ["ok", "fail", "info"][O.outcome[n]] + " after " + O.length[n] + " µs");
     } else {
-      var state = roleAt(n, now), index = indexAt(n, now);
+      var state = roleAt(n, now), log = logAt(n, now);
       if (state) line(content, state.role + (state.term ? " in term " + state.term : ""));
-      if (index !== null) line(content, "log up to " + index + ", by its messages");
+      if (log && log.committed === null) line(content, "log up to " + log.end + ", by its messages");
+      else if (log) line(content, "log up to " + log.end + ", committed up to " + log.committed);
       for (p = Math.max(0, after(roles[n].at, now) - 6); p < after(roles[n].at, now); p++) line(content, moment(roles[n].at[p]) + " " + roles[n].role[p] + " " + (roles[n].term[p] || ""));
       inFlight(now).filter(function (m) { return source(m) === n || target(m) === n; }).slice(0, 12).forEach(function (m) { line(content, hosts[source(m)] + " → " + hosts[target(m)] + " " + words(m)); });
     }

@@ -70,6 +70,9 @@ def run(tmp_path: Path) -> RunDir:
             message(21 * MS, "arrive", "n1", "n2", 1),
             message(21 * MS, "send", "n2", "n1", 1, size=9, rpcs=[{**append, "reply": True, "detail": "ok 480"}]),
             message(22 * MS, "lost", "n2", "n1", 1),
+            {"time": 8 * MS, "kind": "log", "host": "n1", "committed": 477, "end": 479},
+            {"time": 20 * MS, "kind": "log", "host": "n1", "committed": 478, "end": 480},
+            {"time": 48 * MS, "kind": "log", "host": "n1", "committed": 480, "end": 480},
             message(50 * MS, "send", "clients", "n1", 2, size=9, rpcs=[{"rpc": "pull", "detail": ""}]),
             message(51 * MS, "arrive", "clients", "n1", 2),
         )
@@ -131,6 +134,27 @@ def test_violations_are_those_that_have_a_moment(run: RunDir) -> None:
     )
     replay = collect_replay(run)
     assert replay.violations == [{"at": 41_000, "text": "invariants: log: lost 7", "operations": []}]
+
+
+def test_what_the_logs_held_is_known_from_the_first_moment_on(run: RunDir) -> None:
+    replay = collect_replay(run, from_ns=21 * MS, to_ns=49 * MS)
+    assert replay.logs == [(20 * MS, "n1", 478, 480), (48 * MS, "n1", 480, 480)]
+    columns = data_of(replay_page(replay))["logs"]
+    assert columns == {"at": [20_000, 28_000], "host": [0, 0], "committed": [478, 480], "ahead": [2, 0]}
+
+
+def test_of_very_many_changes_of_logs_some_are_kept_and_that_is_said(run: RunDir, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "MAX_LOG_STATES", 2)
+    replay = collect_replay(run)
+    assert [state.committed for state in replay.logs] == [477, 480]
+    assert "the logs' ends and committed indexes are shown at one change of 2 only" in replay.notes
+
+
+def test_a_damaged_line_of_a_log_is_named(run: RunDir) -> None:
+    with run.trace_path.open("a") as trace:
+        trace.write(lines({"time": 1, "kind": "log", "host": "n1", "committed": "some", "end": 3}))
+    with pytest.raises(TraceError, match=r"trace\.jsonl:10: not a line of a trace"):
+        collect_replay(run)
 
 
 def test_the_page_holds_the_same_as_columns(run: RunDir) -> None:

@@ -66,6 +66,23 @@ def test_it_is_bounded_and_says_so(tmp_path: Path, starts: bool) -> None:
     assert found[-1]["events"] == 3
 
 
+def test_what_a_log_holds_is_written_when_it_changes_and_within_the_bound(tmp_path: Path) -> None:
+    writer = TraceWriter(str(tmp_path / "trace.jsonl"), lambda: 1000.0, max_events=4)
+    for time_s, host, committed, end in (
+        (1000.1, "n1", -1, 0), (1000.2, "n1", -1, 0), (1000.3, "n2", -1, 0), (1000.4, "n1", 0, 0), (1000.5, "n1", 0, 1),
+        (1000.6, "n1", 1, 1),
+    ):  # fmt: skip
+        writer.note_log(time_s, host, committed, end)
+    writer.close()
+    writer.note_log(1000.7, "n1", 2, 2)  # which nobody waits for any more
+    found = lines_of(tmp_path / "trace.jsonl")
+    assert found[0] == {"time": 100_000_000, "kind": "log", "host": "n1", "committed": -1, "end": 0}
+    assert [(line["host"], line["committed"], line["end"]) for line in found[:-1]] == [
+        ("n1", -1, 0), ("n2", -1, 0), ("n1", 0, 0), ("n1", 0, 1),
+    ]  # fmt: skip
+    assert found[-1]["kind"] == "limit"
+
+
 def test_what_a_host_sends_to_itself_is_left_out(tmp_path: Path) -> None:
     writer = TraceWriter(str(tmp_path / "trace.jsonl"), lambda: 1000.0)
     writer.note(event(1000.0, to="n1"))
