@@ -1,8 +1,9 @@
 """The nemesis `members`: an operator takes a replica out of its group, and later lets it in again.
 
-The replica itself goes on running, as a member of nothing: it must neither lead nor disturb the others, and what it
-says does not count. Where it led, it has to see its own removal through and then step down. When the fault is
-healed it is let in again, with whatever it has, and must become equal to the others.
+The replica itself goes on running, as a member of nothing, or ends by itself, as etcd's does: it must neither lead nor
+disturb the others, and what it says does not count. Where it led, it has to see its own removal through and then step
+down. When the fault is healed it is let in again, with whatever it has, or with nothing where the system wants it so,
+and must become equal to the others.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Members(FormNemesis):
     forms: Mapping[str, Form] = {
         "remove": Form(
             name="remove",
-            description="one of these belongs to the group no longer, by the system's own request, and goes on running",
+            description="one of these belongs to the group no longer, by the system's own request, and is not ended",
             needs=(("operator", "members"),),
             targets=("followers", "leader"),
         )

@@ -15,6 +15,7 @@ __all__ = [
     "Configured",
     "DamagesDisks",
     "JudgesOptions",
+    "KeepsAccount",
     "LimitsResources",
     "LiveLogs",
     "NamesHosts",
@@ -136,6 +137,16 @@ class LimitsResources(Protocol):
     @property
     def resources(self) -> Resources | None:
         """None unless the run was prepared for them."""
+        ...
+
+
+@runtime_checkable
+class KeepsAccount(Protocol):
+    """A cluster that may keep an account of what its hosts' programs have not synced."""
+
+    async def begin_account(self, host: str) -> None:
+        """The data directory of a host was emptied, by nobody whose calls are seen: what was not synced before is none
+        of its data any more. Its programs must be down. Raises ShellError."""
         ...
 
 

@@ -450,6 +450,11 @@ class AgentCluster(ABC):
         """The content of a file on a host. Raises ShellError, also for one of more than MAX_FILE_BYTES."""
         return await get_file(self.agent(host), path)
 
+    async def begin_account(self, host: str) -> None:
+        """Whatever a host's programs had not synced is none of its data any more. Raises ShellError."""
+        if self._shim is not None:
+            await self._shim.begin_account(host)
+
     async def _end_programs(self, host: str) -> None:
         await asyncio.gather(*(process.kill() for process in self._processes.running if process.host == host))
 

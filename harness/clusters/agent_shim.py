@@ -22,6 +22,7 @@ from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import ClusterUnavailable, HostProcess, Program
 from harness.clusters.threads import all_of
 from harness.errors import OperatorError
+from nemesis.mechanisms.hosts import CheckedShell
 from nemesis.mechanisms.launcher.control import CONTROL_BYTES, parse_programs
 from nemesis.mechanisms.launcher.programs import DYNAMIC
 from nemesis.mechanisms.launcher_archive import launcher_archive, launcher_command
@@ -121,6 +122,13 @@ class AgentShim:
         # A replica may run as another user: what it writes there, and the way to it, must be open to it.
         if place.undo_path is not None:
             await link.run(["mkdir", "-p", "-m", "1777", place.undo_path])
+
+    async def begin_account(self, host: str) -> None:
+        """Forget what the host's programs have not synced. They must be down. Raises ShellError."""
+        undo_path = self._controls.places[host].undo_path
+        if undo_path is not None:
+            await CheckedShell(self._access).run(host, ["find", undo_path, "-mindepth", "1", "-delete"])
+            await self.disks.begin_account(host)
 
     async def _bring_library(self, host: str) -> None:
         place, link = self._controls.places[host], self._links[host]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.clusters.abilities import NamesHosts
+from harness.clusters.abilities import KeepsAccount, NamesHosts
 from harness.clusters.base import CLIENTS_HOST, Cluster, ReadsFiles, RemoteHosts, RunsCommands
 from harness.errors import SystemUnderTestError
 from nemesis.mechanisms.shell import ShellError
@@ -16,6 +16,9 @@ __all__ = ["CommandFailed", "Host", "Output"]
 
 DEFAULT_COMMAND_TIMEOUT_S = 60.0
 """For a command on a host: making a database takes some ten seconds on a busy machine."""
+
+OURS = ".splitbrain-"
+"""How names in a data directory begin that are nobody's data."""
 
 _TCP_LISTEN = "0A"
 """State of a listening socket in /proc/net/tcp."""
@@ -147,7 +150,14 @@ class Host:
 
     async def wipe(self) -> None:
         """Remove everything in the data directory; the system's programs must not run. Raises CommandFailed."""
-        await self.run_as_harness("find", self.data, "-mindepth", "1", "-delete")
+        ours = (*("!", "-name", f"{OURS}*"), *("!", "-name", "lost+found"))
+        within = ("-mindepth", "1", "-maxdepth", "1")
+        await self.run_as_harness("find", self.data, *within, *ours, "-exec", "rm", "-rf", "--", "{}", "+")
+        if isinstance(self.cluster, KeepsAccount):
+            try:
+                await self.cluster.begin_account(self.name)
+            except ShellError as error:
+                raise CommandFailed(f"{self.name}: {error}") from None
 
     async def listens(self, ports: Collection[str] | None = None) -> bool:
         """Whether sockets listen on these ports (all of the system's when None), by the host's own tables."""

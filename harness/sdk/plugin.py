@@ -39,7 +39,7 @@ SUFFIX = ".py"
 
 _METHODS: Mapping[str, Sequence[str]] = {"open": (), "close": (), **CAPABILITIES}
 
-_ASYNC = ("setup", "start_together", "ready", "status", "promote", "state")
+_ASYNC = ("setup", "start_together", "stop_together", "ready", "status", "promote", "members", "leave", "join", "state")
 _PLAIN = ("command", "programs", "files", "environment")
 
 
@@ -170,7 +170,7 @@ def _system_problems(cls: type[System]) -> Iterator[str]:
     if cls.command is System.command and cls.programs is System.programs:
         yield f"{source_line(cls)}: system {cls.__name__} has no command(host)"
     for name in (*_PLAIN, *_ASYNC):
-        words = () if name == "start_together" else ("host",)
+        words = () if name.endswith("_together") else ("host",)
         yield from _method_problems(cls, name, words, is_async=name in _ASYNC)
     yield from _constructor_problems(cls)
     for name, port in _pairs(cls, "ports"):

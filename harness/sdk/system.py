@@ -11,7 +11,7 @@ Everything else has a default. Methods are called with a `Host`; those that are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -104,6 +104,10 @@ class System:
         """What has to be done once all hosts are ready, such as making a group of them. Called again, until it succeeds
         or `ready_timeout_s` have passed: members may refuse until they know of each other."""
 
+    async def stop_together(self) -> None:
+        """What has to be done at a run's end, before the programs are ended, such as closing connections that are kept.
+        Called once, however the run ends: also where nothing had been started, or hosts do not answer."""
+
     async def ready(self, host: Host) -> bool:
         """Whether the host serves. Asked until it does, and again when faults are over."""
         return await host.listens()
@@ -118,6 +122,24 @@ class System:
         down. Every host's `files` are written and its `programs` asked for anew then, and those of `host` are started
         again; the former leader's when it comes back. Without this method nobody can be promoted."""
         raise AttributeError("promote(host) is not defined")
+
+    async def members(self, host: Host) -> Collection[str]:
+        """The names of the hosts that the replica of `host` holds for members of its group, as it has applied them by
+        now. It is asked beside `status`. With `leave`, `join` and `status`, members can be changed; none of them is of
+        use without the others."""
+        raise AttributeError("members(host) is not defined")
+
+    async def leave(self, host: Host) -> None:
+        """Have the group let `host` go, by the system's own request, to whoever takes it. The programs of `host` are
+        left as they are: what they do then is their own affair. Called again until it succeeds, so what is done already
+        must do no harm."""
+        raise AttributeError("leave(host) is not defined")
+
+    async def join(self, host: Host) -> None:
+        """Have the group take `host` in, whose programs were ended before and are started afterwards, with its `files`
+        and `programs` asked for anew. Where it has to begin with nothing, `await host.wipe()` here. Called again until
+        it succeeds, and once more where the start failed that followed."""
+        raise AttributeError("join(host) is not defined")
 
     async def state(self, host: Host) -> Any:
         """What the replica holds, as JSON data that must be equal on all hosts in the end. Without this method replicas

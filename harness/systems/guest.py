@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import tarfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from harness.sdk import Client, Host, Recipe, Status, System
 from harness.sdk.install import cache_directory, fetched, find_file, is_fetched
 from harness.sdk.plugin import Plugin, PluginError, blamed, recipes_of, settings_of, source_line
 from harness.systems.base import CheckOutcome, LongRequest, Setting
-from harness.systems.guest_operator import GuestOperator, operation_missing
+from harness.systems.guest_operator import GuestOperator, has_members, operation_missing
 from harness.systems.host_programs import HostPrograms
 from harness.systems.host_user import user_of, words_for_user
 from harness.systems.planned_hosts import PlannedHosts
@@ -137,9 +137,17 @@ class GuestSystem:
         self._final: dict[str, dict[str, str]] = {}
         self._states: dict[str, Any] | None = None
         """What the replicas held in the end; None where nobody asked, or they never agreed to answer."""
+        self._is_stopped = False
         self._system = self._made(keys)
         missing = functools.partial(self.operation_missing, settings=self._values)
-        self.operator = GuestOperator(status=self._status_of, promote=self._promote, missing=missing)
+        self.operator = GuestOperator(
+            status=self._status_of,
+            members=self._members_of if has_members(self.plugin.system_class) else None,
+            promote=self._promote,
+            leave=self._leave,
+            join=self._join,
+            missing=missing,
+        )
 
     @classmethod
     def _with_defaults(cls, settings: Mapping[str, str]) -> dict[str, str]:
@@ -366,8 +374,7 @@ class GuestSystem:
     @classmethod
     def operation_missing(cls, ability: str, settings: Mapping[str, str]) -> str | None:
         """Why an operator cannot have it do something; None when it can."""
-        has_promote = cls.plugin.system_class.promote is not System.promote
-        return operation_missing(ability, has_promote=has_promote, name=cls.name)
+        return operation_missing(ability, system_class=cls.plugin.system_class, name=cls.name)
 
     async def _status_of(self, host: str, timeout_s: float) -> Status | None:
         return await self._status(self._hosts[host], timeout_s)
@@ -375,9 +382,28 @@ class GuestSystem:
     async def _promote(self, name: str) -> None:
         """End the programs of a host, tell the plug-in that it leads, and start them as they are then."""
         await self._call(f"promote({name})", self._system.promote(self._hosts[name]))
+        await self._end(name)
+        await self._start_anew(name)
+
+    async def _members_of(self, name: str) -> Collection[str]:
+        return await self._system.members(self._hosts[name])
+
+    async def _leave(self, name: str) -> None:
+        await self._call(f"leave({name})", self._system.leave(self._hosts[name]))
+
+    async def _join(self, name: str) -> None:
+        """End the programs of a host, have the plug-in let it in, and start them as they are then."""
+        await self._end(name)
+        await self._call(f"join({name})", self._system.join(self._hosts[name]))
+        await self._start_anew(name)
+
+    async def _end(self, name: str) -> None:
         process = self._processes.get(name)
         if process is not None:
             await process.terminate()
+
+    async def _start_anew(self, name: str) -> None:
+        """Write every host's files, ask for every host's programs, and start those of one."""
         for host in self._hosts.values():
             self._commands[host.name] = self._programs_of(host)
             for path, content in self._words_of("files", host).items():
@@ -388,9 +414,15 @@ class GuestSystem:
     # What the harness asks of a system
 
     async def stop(self) -> None:
-        """SIGTERM to all, in parallel; SIGKILL to what does not end."""
-        processes, self._processes = self._processes, {}
-        await asyncio.gather(*(process.terminate() for process in processes.values()), return_exceptions=True)
+        """Tell the plug-in, once. SIGTERM to all, in parallel; SIGKILL to what does not end. Raises PluginError for
+        what the plug-in raises, once all have ended."""
+        is_first, self._is_stopped = not self._is_stopped, True
+        try:
+            if is_first:
+                await self._call("stop_together()", self._system.stop_together(), timeout_s=QUESTION_TIMEOUT_S)
+        finally:
+            processes, self._processes = self._processes, {}
+            await asyncio.gather(*(process.terminate() for process in processes.values()), return_exceptions=True)
 
     def process(self, host: str) -> HostProcess | None:
         """The programs of a host as they were last started."""
@@ -580,8 +612,8 @@ class GuestSystem:
 
     # Blaming the plug-in
 
-    async def _call(self, what: str, work: Awaitable[Any]) -> Any:
-        timeout_s = self._system.ready_timeout_s
+    async def _call(self, what: str, work: Awaitable[Any], *, timeout_s: float | None = None) -> Any:
+        timeout_s = self._system.ready_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 return await work

@@ -1,58 +1,91 @@
-"""What an operator does to the system of a plug-in: promote a replica, where the plug-in says how.
+"""What an operator does to the system of a plug-in: promote a replica, change the members, where the plug-in says how.
 
-Roles that are written into configurations change with the files and programs of the hosts, which are asked for anew.
-No plug-in can say how a lead is transferred or members are changed: both are missing, with that reason.
+Roles that are written into configurations, and groups that are, change with the files and programs of the hosts, which
+are asked for anew. No plug-in can say how a lead is transferred: that is missing, with that reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
 
 from harness.errors import OperatorError
-from harness.sdk.system import Status
+from harness.sdk.system import Status, System
+from harness.systems.left_out import ChangesMembers
 from nemesis.target import ReplicaView
 
-__all__ = ["GuestOperator", "operation_missing"]
+__all__ = ["GuestOperator", "has_members", "operation_missing"]
+
+_MEMBERSHIP = ("members", "leave", "join")
 
 
-def operation_missing(ability: str, *, has_promote: bool, name: str) -> str | None:
+def has_members(system_class: type[System]) -> bool:
+    """Whether a plug-in says who belongs to its group, and how that is changed."""
+    return all(getattr(system_class, name) is not getattr(System, name) for name in (*_MEMBERSHIP, "status"))
+
+
+def operation_missing(ability: str, *, system_class: type[System], name: str) -> str | None:
     """Why nobody can ask it of the system, as one line; None where somebody can."""
     if ability == "promote":
+        has_promote = system_class.promote is not System.promote
         return None if has_promote else f"system {name} has no method promote(host)"
+    if ability == "members":
+        lacking = [each for each in (*_MEMBERSHIP, "status") if getattr(system_class, each) is getattr(System, each)]
+        words = ", ".join(f"{each}(host)" for each in lacking)
+        return f"system {name} has no method {words}" if lacking else None
     return f"a system of harness.sdk has no {ability} that an operator could ask for"
 
 
-class GuestOperator:
-    """See nemesis.target.Operator. `status(host, timeout_s)` is what the replica says of itself, `promote(host)` has it
-    lead."""
+class GuestOperator(ChangesMembers):
+    """See nemesis.target.Operator. `status(host, timeout_s)` is what the replica says of itself, `members(host)` whom
+    it holds for its group, None where nobody can say; `promote(host)` has it lead, `leave(host)` and `join(host)`
+    change the group."""
 
     def __init__(
         self,
         *,
         status: Callable[[str, float], Awaitable[Status | None]],
+        members: Callable[[str], Awaitable[Collection[str]]] | None,
         promote: Callable[[str], Awaitable[None]],
+        leave: Callable[[str], Awaitable[None]],
+        join: Callable[[str], Awaitable[None]],
         missing: Callable[[str], str | None],
     ) -> None:
+        super().__init__()
         self._status = status
+        self._members = members
         self._promote = promote
+        self._leave = leave
+        self._join = join
         self.missing = missing
 
     async def view(self, host: str, *, timeout_s: float) -> ReplicaView | None:
-        """What the plug-in's `status` says. Who leads is taken to take writes."""
-        status = await self._status(host, timeout_s)
+        """What the plug-in's `status` says, and its `members`. Who leads is taken to take writes."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                status = await self._status(host, timeout_s)
+                members = await self._members(host) if self._members is not None and status is not None else ()
+        except Exception:  # whatever it is, the replica did not answer
+            return None
         if status is None:
             return None
         leads = status.leads
         return ReplicaView(
-            host=host, leads=leads, takes_writes=leads, follows=not leads, term=status.term, end=status.end
+            host=host,
+            leads=leads,
+            takes_writes=leads,
+            follows=not leads,
+            term=status.term,
+            members=frozenset(members),
+            end=status.end,
         )
 
     async def promote(self, fault_id: str, host: str) -> None:
         """Have the replica of `host` lead. Raises RuntimeError."""
-        try:
-            await self._promote(host)
-        except OperatorError as error:  # what the plug-in raised, or its program that did not start
-            raise RuntimeError(str(error)) from error
+        await _as_refusal(self._promote(host))
+
+    async def _change(self, host: str, *, belongs: bool) -> None:
+        await _as_refusal(self._join(host) if belongs else self._leave(host))
 
     async def transfer(self, fault_id: str, host: str) -> None:
         """Raises RuntimeError: nobody can ask for it."""
@@ -63,11 +96,15 @@ class GuestOperator:
         return None
 
     async def remove(self, fault_id: str, host: str) -> None:
-        """Raises RuntimeError: nobody can ask for it."""
-        raise RuntimeError(str(self.missing("members")))
+        """Have `host` belong to the group no longer. Raises RuntimeError."""
+        if (why_not := self.missing("members")) is not None:
+            raise RuntimeError(why_not)
+        await super().remove(fault_id, host)
 
-    async def let_in(self, fault_id: str) -> None:
-        """Nobody was removed."""
 
-    async def release_all(self) -> None:
-        """Nobody was removed."""
+async def _as_refusal(work: Awaitable[None]) -> None:
+    """Do it; what the plug-in raises, or its program that does not start, becomes a RuntimeError."""
+    try:
+        await work
+    except OperatorError as error:
+        raise RuntimeError(str(error)) from error

@@ -93,6 +93,11 @@ class RocketMQ(System):
             if TOPIC not in await self.asking.topic_names(host.address("broker")):
                 raise LookupError(f"{host.name} does not know the topic yet")
 
+    async def stop_together(self) -> None:
+        """The connections are closed, if there are any."""
+        if "asking" in self.__dict__:
+            await self.asking.close()
+
     async def status(self, host: Host) -> Status:
         """The role in its configuration, which changes with its role, and how far its log goes."""
         address = host.address("broker")

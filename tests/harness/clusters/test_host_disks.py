@@ -24,6 +24,7 @@ from harness.clusters.netns_trial import why_no_namespaces
 from harness.faults.file_system_disks import FileSystemDisks
 from harness.process_table import find_processes, marked_with
 from harness.run_state import KIND_CGROUP, KIND_IMAGE, RunState, harness_process, load_run, temp_dir
+from harness.sdk import Host
 from nemesis.mechanisms.file_systems import freeze
 from nemesis.mechanisms.shim import why_no_shim
 from nemesis.target import DiskFault
@@ -218,6 +219,25 @@ def test_the_shim_keeps_its_account_on_the_hosts_disk_and_begins_anew_with_it(tm
         assert (await disks.cut_power("f3", "n1")).lost_bytes == 8
 
     with_cluster(tmp_path, scenario, needs=("power", "shutdown"))
+
+
+@pytest.mark.parametrize("mechanism", ["preload", "seccomp"])
+def test_what_is_written_after_the_data_were_wiped_is_all_that_a_power_cut_can_take(
+    tmp_path: Path, mechanism: str
+) -> None:
+    async def scenario(cluster: NetnsCluster, disks: FileSystemDisks) -> None:
+        own = cluster.data_dir("n1")
+        unsynced = f"open({own + '/file'!r}, 'w').write('unsynced'); print('written')"
+        opened = f"import os; file = os.open({own + '/file'!r}, os.O_CREAT | os.O_WRONLY)"
+        synced = f"{opened}; os.write(file, b'new'); os.fsync(file); print('synced')"
+        await output_of(cluster, "n1", "first", unsynced)
+        await Host("n1", 1, cluster, {}, lambda host, name: name).wipe()
+        assert files_of(cluster, "n1") == []
+        await output_of(cluster, "n1", "second", synced)
+        assert (await disks.cut_power("f1", "n1")).lost_bytes == 0
+        assert Path(cluster.local_path("n1", own), "file").read_bytes() == b"new"
+
+    with_cluster(tmp_path, scenario, needs=("power",), mechanism=mechanism)
 
 
 GROWS = """

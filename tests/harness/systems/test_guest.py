@@ -286,3 +286,53 @@ def test_what_is_copied_to_a_host_is_there_as_it_was(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", guest._UNPACK, str(tmp_path / "x.tar.gz"), str(target)], check=True)
     assert (target / "bin" / "kv-alias").read_bytes() == b"\x7fELF"
     assert os.access(target / "bin" / "kv", os.X_OK) and not (tmp_path / "x.tar.gz").exists()
+
+
+CLOSES = """
+    async def stop_together(self):
+        self.ended = getattr(self, "ended", 0) + 1
+        self.were_serving = [await host.listens() for host in self.hosts]
+        {then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        ("pass", None),
+        ("raise LookupError('not there')", r"mine.py:\d+: stop_together\(\) raised LookupError: not there"),
+        ("await __import__('asyncio').sleep(600)", r"mine.py:\d+: stop_together\(\) took more than 1 s"),
+    ],
+)
+def test_the_plugin_is_told_of_the_end_once_while_its_programs_still_run(
+    write: Write, run_state: RunState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, said: str | None
+) -> None:
+    """Whatever comes of that, the programs are ended."""
+    monkeypatch.setattr(guest, "QUESTION_TIMEOUT_S", 1.0)
+
+    async def main() -> None:
+        async with system_of(write(CLOSES.format(then=then)), run_state, tmp_path) as system:
+            process = system.process("n1")
+            with pytest.raises(PluginError, match=said) if said else contextlib.nullcontext():
+                await system.stop()
+            assert process.exit_status() is not None
+            await system.stop()
+            assert system._system.ended == 1 and system._system.were_serving == [True, True]
+
+    asyncio.run(main())
+
+
+def test_the_plugin_is_told_of_the_end_where_nothing_was_started(
+    write: Write, run_state: RunState, tmp_path: Path
+) -> None:
+    system_class = registry.load("systems", write(CLOSES.format(then="pass")))
+    cluster = LocalCluster(node_count=1, run=run_state, work_dir=str(tmp_path), ports=system_class.ports)
+    system: Any = system_class(cluster=cluster, settings={}, keys=1, log_dir=str(tmp_path), operation_timeout_s=3.0)
+
+    async def main() -> None:
+        with pytest.raises(PluginError, match="stop_together"):  # it asks hosts that are not there
+            await system.stop()
+        await system.stop()
+        assert system._system.ended == 1
+
+    asyncio.run(main())

@@ -95,6 +95,19 @@ def test_safe_under_partitions_kills_and_pauses(fetch: Callable[..., None], tmp_
 
 @pytest.mark.systems
 @pytest.mark.timeout(600)
+def test_etcd_lets_members_go_and_takes_them_in_again_with_nothing(fetch: Callable[..., None], tmp_path: Path) -> None:
+    fetch("etcd")
+    require_namespaces()
+    run = judged_run(
+        "etcd", nodes=3, workload="cas-register", nemesis="members", nemesis_interval=4, time_limit=40, seed=3,
+        store=str(tmp_path),
+    )  # fmt: skip
+    assert_valid(run)
+    assert all(fault["exercised"] for fault in run.results["faults"])
+
+
+@pytest.mark.systems
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("finding", FINDINGS.values(), ids=list(FINDINGS))
 def test_a_control_is_valid(fetch: Callable[..., None], tmp_path: Path, finding: Finding) -> None:
     words = finding.words("control")

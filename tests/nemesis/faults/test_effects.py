@@ -231,6 +231,25 @@ def test_a_process_of_the_replica_that_goes_on_fails_the_proof(
     run_virtual(main())
 
 
+def test_a_replica_that_ended_by_itself_is_excused_where_another_fault_has_hit_it(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    """As one that was taken out of its group may."""
+
+    async def main() -> None:
+        target = make_fault_target(3)
+        injection = await plan_fault(PAUSE, target, "sigstop@n1")
+        await PAUSE.inject(target, injection)
+        target.processes.dead.add("n3")
+        proof = await PAUSE.prove(target, injection)
+        assert not proof.proven and proof.failed == ["n3 should run and is down"]
+        for struck, is_proven in (("n2", False), ("n3", True)):
+            other = Injection(fault_id="f2", nemesis="members", variant="remove@n3", value={"hosts": [struck]})
+            assert (await PAUSE.prove(target, injection, in_force=[other])).proven is is_proven
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("nemesis", ALL, ids=lambda nemesis: nemesis.name)
 def test_one_victim_that_feels_nothing_fails_the_proof(
     nemesis: Any, make_fault_target: Any, plan_fault: Any, run_virtual: Run
