@@ -1,4 +1,4 @@
-"""Judging a run while it goes on, so that the load can end at the first violation."""
+"""Judging a run while it goes on: to show what is found so far, and so that the load can end at the first violation."""
 
 from __future__ import annotations
 

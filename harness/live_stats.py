@@ -47,6 +47,10 @@ class FaultStatus:
     variant: str
     state: str
     since_ns: int
+    hosts: Sequence[str] = ()
+    """Whom it strikes"""
+    grudge: Mapping[str, Any] = field(default_factory=dict)
+    """Host -> from whom it hears nothing, for a cut"""
 
 
 def quantile(ordered: Sequence[int], q: float) -> int:
@@ -115,6 +119,9 @@ class LiveStats:
                 name, variant = str(value.get("nemesis", "fault")), str(value.get("variant") or "")
                 status = FaultStatus(ident, name, variant, "injecting", time_ns)
                 self.faults[ident] = status
+            hosts, grudge = value.get("hosts"), value.get("grudge")
+            status.hosts = [str(host) for host in hosts] if isinstance(hosts, list) else status.hosts
+            status.grudge = grudge if isinstance(grudge, Mapping) else status.grudge
             if kind != "invoke":
                 status.state = "proven" if is_proven(value.get("proof")) else "unproven"
         elif f == "heal" and ident in self.faults:

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,7 +31,7 @@ from harness.generator import Generator, Stagger, TimeLimit
 from harness.history_writer import HistoryWriteError, HistoryWriter
 from harness.recovery import wait_for_recovery, with_last_words
 from harness.seeded import seeded
-from harness.systems.base import CheckOutcome, System
+from harness.systems.base import CheckOutcome, RefusesFaults, System
 from harness.test import Test
 from harness.worker import Client, Recorder, Workers
 from harness.workloads.base import Workload
@@ -50,12 +50,25 @@ FINAL_READ_LIMIT_S = 120.0
 GIVE_UP_AT = 3
 """Signals until the run no longer waits: the first ends the load, the second says what is waited for."""
 
+LEADER_INTERVAL_S = 1.0
+"""Between two times that the system is asked who leads, for the panel: soon enough to see an election."""
+
+LEADER_TIMEOUT_S = 2.0
+
 CANCEL_GRACE_S = 1.0
 """For a phase that is given up to end in order. One that waits for a hung host would not end at all."""
 
 
 class Listener(Protocol):
-    """Whoever shows a run: hears of its phases, of what happens beside them, and of its faults."""
+    """Whoever shows a run: hears of its phases, of what happens beside them, and of its faults; where it is watched, of
+    who leads and what is found so far as well."""
+
+    @property
+    def is_watched(self) -> bool: ...
+
+    def leads(self, hosts: Sequence[str] | None) -> None: ...
+
+    def so_far(self, violation: str | None) -> None: ...
 
     def phase(self, text: str) -> None: ...
 
@@ -66,6 +79,14 @@ class Listener(Protocol):
 
 class SilentListener:
     """Shows nothing, for runs that nobody watches."""
+
+    is_watched = False
+
+    def leads(self, hosts: Sequence[str] | None) -> None:
+        """Nothing."""
+
+    def so_far(self, violation: str | None) -> None:
+        """Nothing."""
 
     def phase(self, text: str) -> None:
         """Nothing."""
@@ -219,12 +240,33 @@ class Run:
                 run_schedule(self.schedule, target=self._target, nemeses=self.nemeses, rng=rng, record=self._record)
             )
             stopper = group.create_task(self._stop_when_asked(workers))
+            follower = group.create_task(self._follow_leaders())
             try:
                 await self._work(workers)
             finally:
                 # The schedule heals what it has injected when it is cancelled.
                 faults.cancel()
                 stopper.cancel()
+                follower.cancel()
+
+    async def _follow_leaders(self) -> None:
+        """Tell who leads, from time to time, where somebody watches and the system can say it."""
+        cannot_tell = isinstance(self.system, RefusesFaults) and not self.system.tells_leader
+        while self.listener.is_watched and not cannot_tell:
+            self.listener.leads(await self._leaders())
+            await asyncio.sleep(LEADER_INTERVAL_S)
+
+    async def _leaders(self) -> Sequence[str] | None:
+        """Who says to lead; None where that is not known. A cluster that sees it is asked, and not the system, whose
+        simulated answers would be part of the run."""
+        if isinstance(self.cluster, SeesReplicas):
+            return self.cluster.leading()
+        try:
+            async with asyncio.timeout(LEADER_TIMEOUT_S):
+                return await self.system.leaders()
+        except Exception as error:  # it is only shown: nothing of the run depends on it
+            logger.debug("asking who leads: %s: %s", type(error).__name__, error)
+            return None
 
     async def _stop_when_asked(self, workers: Workers) -> None:
         await self._stop_requested.wait()
@@ -262,9 +304,17 @@ class Run:
                 self.observed.unexpected_errors[text] = self.observed.unexpected_errors.get(text, 0) + count
 
     def _load_recorder(self) -> Recorder:
-        """Where the load's events go: the history, and with `fail_fast` an online checker too."""
-        online = self.workload.online() if self.test.fail_fast else None
-        return self.writer if online is None else WatchedRecorder(self.writer, online, self._stop_at_violation)
+        """Where the load's events go: the history, and with `fail_fast` or a panel an online checker too."""
+        online = self.workload.online() if self.test.fail_fast or self.listener.is_watched else None
+        if online is None:
+            return self.writer
+        self.listener.so_far(None)
+        return WatchedRecorder(self.writer, online, self._at_violation)
+
+    def _at_violation(self, violation: str, time_ns: int) -> None:
+        self.listener.so_far(f"{violation} (after {time_ns / 1e9:.1f} s)")
+        if self.test.fail_fast:
+            self._stop_at_violation(violation, time_ns)
 
     def _stop_at_violation(self, violation: str, time_ns: int) -> None:
         self.observed.stopped_at_first_violation = f"{violation} (after {time_ns / 1e9:.1f} s)"

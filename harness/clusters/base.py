@@ -126,6 +126,10 @@ class SeesReplicas(Protocol):
         """What it found, by check; `zero_s` is the event loop's time at which the history begins."""
         ...
 
+    def leading(self) -> Sequence[str] | None:
+        """Hosts whose replica leads at this moment, newest term first; None where none has a role."""
+        ...
+
 
 @runtime_checkable
 class RemoteHosts(Protocol):

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import sys
 import termios
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,6 +28,7 @@ from checker.faults import count_unmet, exercised_by
 from harness.live_stats import FaultStatus, LiveStats
 from harness.pasteable import harness_command
 from harness.report.checks import verdict_word
+from harness.report.faults import cut_in_a_line
 from harness.report.units import clip, count, duration, plural
 from harness.report.witness import witness_from
 
@@ -38,6 +39,10 @@ LINE_INTERVAL_S = 5.0
 """Between two lines where there is no terminal: a minute's run leaves a dozen in the log."""
 
 MAX_FAULTS_SHOWN = 4
+VALUE_CHARACTERS = 64
+"""Of a line of the panel: with its name and the frame they fit into 80 columns."""
+
+MAX_HOSTS_NAMED = 6
 SPARKS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"valid": "green", "invalid": "red", "unknown": "magenta"}
 _FAULT_STATES = {
@@ -126,6 +131,9 @@ class LiveProgress:
         self._title = title
         self._console = console if console is not None else Console(stderr=True)
         self._phase = ""
+        self._leaders: Sequence[str] | None = None
+        self._asks_for_leaders = False
+        self._verdict: Text | None = None
         self._live: Live | None = None
         self._terminal = contextlib.ExitStack()
         self._task: asyncio.Task[None] | None = None
@@ -141,6 +149,22 @@ class LiveProgress:
     def say(self, text: str) -> None:
         """A line that stays: above the panel, or among the others."""
         self._console.print(Text(text))
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether there is a panel, which shows who leads and what is found on the way."""
+        return self._console.is_terminal
+
+    def leads(self, hosts: Sequence[str] | None) -> None:
+        """Hear who says to lead, newest term first; None where nobody could be asked in time."""
+        self._asks_for_leaders, self._leaders = True, hosts
+
+    def so_far(self, violation: str | None) -> None:
+        """Hear that the load is judged on the way, and then of its first violation."""
+        if violation is None:
+            self._verdict = Text("no violation", style="green")
+        else:
+            self._verdict = Text(f"VIOLATION: {clip(violation, 3 * VALUE_CHARACTERS)}", style="bold red")
 
     def fault(self, event: Mapping[str, Any]) -> None:
         """Hear of a completed event of the history's nemesis; a line where there is no panel that shows it."""
@@ -229,14 +253,40 @@ class LiveProgress:
                 grid.add_row(
                     "latency", f"median {duration(marks[0])}   p99 {duration(marks[1])}   max {duration(marks[2])}"
                 )
-            shown = list(stats.faults.values())[:MAX_FAULTS_SHOWN]
-            for fault in shown:
-                grid.add_row("fault", Text(_fault_words(fault, now_ns), style=_FAULT_STATES[fault.state][1]))
-            if len(stats.faults) > len(shown):
-                grid.add_row("", f"and {len(stats.faults) - len(shown)} more")
-            if not shown:
-                grid.add_row("fault", Text("none", style="dim"))
+            self._add_faults(grid, now_ns)
+            if self._asks_for_leaders:
+                grid.add_row("leader", self._leader_words())
+            if self._verdict is not None:
+                grid.add_row("so far", self._verdict)
         return Panel(grid, title=Text(self._title), title_align="left", border_style="dim", padding=(0, 1))
+
+    def _add_faults(self, grid: Table, now_ns: int) -> None:
+        faults = list(self._stats.faults.values())
+        shown = faults[:MAX_FAULTS_SHOWN]
+        for fault in shown:
+            grid.add_row("fault", Text(_fault_words(fault, now_ns), style=_FAULT_STATES[fault.state][1]))
+            if cut := cut_in_a_line(fault.grudge, VALUE_CHARACTERS):
+                grid.add_row("cut off", Text(cut))
+            elif fault.hosts:
+                grid.add_row("on", Text(clip(_named(fault.hosts), VALUE_CHARACTERS)))
+        if len(faults) > len(shown):
+            grid.add_row("", f"and {len(faults) - len(shown)} more")
+        if not shown:
+            grid.add_row("fault", Text("none", style="dim"))
+
+    def _leader_words(self) -> Text:
+        if self._leaders is None:
+            return Text("not known: nobody answered in time", style="yellow")
+        if not self._leaders:
+            return Text("nobody", style="yellow")
+        first, *others = self._leaders
+        also = f"; {_named(others)} {'says' if len(others) == 1 else 'say'} so too" if others else ""
+        return Text(clip(f"{first}{also}", VALUE_CHARACTERS))
+
+
+def _named(hosts: Sequence[str]) -> str:
+    more = len(hosts) - MAX_HOSTS_NAMED
+    return ", ".join(hosts[:MAX_HOSTS_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _fault_words(fault: FaultStatus, now_ns: int) -> str:

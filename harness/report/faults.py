@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FaultRow", "cut_words", "fault_rows", "matrix"]
+__all__ = ["FaultRow", "cut_in_a_line", "cut_words", "fault_rows", "matrix"]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -148,6 +148,13 @@ def cut_words(grudge: Mapping[str, frozenset[str]], hosts: Sequence[str]) -> str
     if len(lines) > MAX_WORDS_HOSTS:
         lines = [*lines[:MAX_WORDS_HOSTS], f"and {len(lines) - MAX_WORDS_HOSTS} more"]
     return "\n".join(lines)
+
+
+def cut_in_a_line(raw: Any, limit: int) -> str:
+    """A grudge of the history in words, on one line of at most `limit` characters; empty where nobody is cut."""
+    grudge = _grudge(raw)
+    everyone = sorted({*grudge, *(source for sources in grudge.values() for source in sources)}, key=_by_name)
+    return clip(cut_words(grudge, everyone).replace("\n", "; ").replace("  |  ", " | "), limit)
 
 
 def matrix(grudge: Mapping[str, frozenset[str]], hosts: Sequence[str]) -> Markup:

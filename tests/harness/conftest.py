@@ -179,7 +179,9 @@ def memory_run(tmp_path: Path) -> Any:
     `system` is called with the system before it starts; `network` with the cluster's network.
     """
 
-    def run(*, system: Any = None, time_limit_s: float = 1.2, **changes: Any) -> tuple[Any, dict[str, Any], str]:
+    def run(
+        *, system: Any = None, time_limit_s: float = 1.2, terminal: bool = False, **changes: Any
+    ) -> tuple[Any, dict[str, Any], str]:
         from harness.execution import perform
 
         test = Test(
@@ -201,8 +203,9 @@ def memory_run(tmp_path: Path) -> Any:
             schedule=plan_faults(test, nemeses, MemoryCluster, MemorySystem),
         )
         output = io.StringIO()
+        console = OutputConsole(file=output, width=200, force_terminal=terminal, color_system=None)
         try:
-            run_dir, results = perform(parts, Store(tmp_path / "store"), OutputConsole(file=output, width=200))
+            run_dir, results = perform(parts, Store(tmp_path / "store"), console)
         finally:
             PREPARE.clear()
         return run_dir, results, output.getvalue()

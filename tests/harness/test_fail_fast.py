@@ -55,6 +55,20 @@ def test_without_the_option_the_load_goes_on(memory_run: Any) -> None:
     assert "--fail-fast" not in results["replay"]
 
 
+def test_where_somebody_watches_a_violation_is_shown_and_the_load_goes_on(memory_run: Any) -> None:
+    run_dir, results, console = memory_run(system=stale, terminal=True)
+    assert "VIOLATION: key" in console
+    assert "leader" in console
+    assert results["stopped_at_first_violation"] is None
+    assert [*read_history(run_dir.history_path)][-1]["time"] >= 1.1e9
+
+
+def test_where_somebody_watches_a_right_system_shows_no_violation(memory_run: Any) -> None:
+    _, results, console = memory_run(terminal=True)
+    assert results["valid"] is True, results["reason"]
+    assert "no violation" in console and "VIOLATION" not in console
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_right_system_is_never_stopped(memory_run: Any, seed: int) -> None:
     run_dir, results, _ = memory_run(seed=seed, fail_fast=True, rate=600.0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 import itertools
 import json
 import logging
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -15,8 +17,12 @@ from typing import Any
 
 import pytest
 
+from harness.cli_parser import build_parser
+from harness.commands.run import prepare
 from harness.errors import SystemUnderTestError
+from harness.execution import perform
 from harness.history_writer import HistoryWriteError, HistoryWriter, read_history
+from harness.report import OutputConsole
 from harness.store import RunStatus, Store
 from harness.systems.base import CheckOutcome
 from harness.test import NemesisChoice
@@ -219,3 +225,24 @@ def test_a_full_disk_is_one_line_and_takes_the_cluster_down(
     with pytest.raises(HistoryWriteError, match="No space left on device"):
         memory_run(system=fill)
     assert systems[0].cluster.stopped
+
+
+def simulated(directory: Path, *, terminal: bool) -> tuple[bytes, str]:
+    """The history of a simulated run, and what its console showed."""
+    words = (
+        "run --cluster sim --nodes 3 --nemesis partition=leader --nemesis-interval 2 --time-limit 6 --rate 50 --seed 4"
+    )
+    output = io.StringIO()
+    console = OutputConsole(file=output, width=80, force_terminal=terminal, color_system=None)
+    run_dir, _ = perform(prepare(build_parser().parse_args(words.split())).parts, Store(directory), console)
+    return run_dir.history_path.read_bytes(), output.getvalue()
+
+
+def test_a_simulated_run_is_the_same_with_a_panel_which_says_who_leads(tmp_path: Path) -> None:
+    plain, without = simulated(tmp_path / "plain", terminal=False)
+    watched, panel = simulated(tmp_path / "watched", terminal=True)
+    assert watched == plain
+    assert "cut off" not in without and "no violation" not in without
+    leaders = set(re.findall(r" leader  (\S+)", panel))
+    assert len(leaders & {"n1", "n2", "n3"}) >= 2, "the first was cut off"
+    assert re.search(r"cut off  n\d \| n\d n\d", panel) and "no violation" in panel

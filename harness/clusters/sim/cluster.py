@@ -30,6 +30,7 @@ from harness.run_state import RunState
 from harness.systems.base import CheckOutcome
 from nemesis.target import ABILITIES, DOWN, PAUSED, RUNNING
 from nemesis.triggers import KINDS
+from node.dledger.rpc import Role
 from node.runtime import Runtime
 
 __all__ = ["MAX_HOSTS", "SimCluster", "SimProcess"]
@@ -138,6 +139,9 @@ class SimCluster:
         watch = self._watch = ReplicaWatch()
         for machine in replicas.values():
             machine.watch = watch
+        self._roles: dict[str, tuple[int, Role]] = {}
+        watch.tell.role.append(self._role_changed)
+        watch.tell.recovered.append(self._started_again)
         self.triggers = SimTriggers(watch, now_s=loop.time)
         self.invariants = Invariants(watch, now_s=loop.time, is_running=self._runs)
 
@@ -205,6 +209,19 @@ class SimCluster:
     def checks(self, *, zero_s: float) -> Mapping[str, CheckOutcome]:
         """What the cluster itself has seen of its replicas; see SeesReplicas. Nothing where none ran DLedger."""
         return {"invariants": self.invariants.outcome(zero_s)} if self.invariants.has_members else {}
+
+    def leading(self) -> Sequence[str] | None:
+        """Hosts whose replica leads at this moment; see SeesReplicas."""
+        if not self._roles:
+            return None
+        leading = [(term, host) for host, (term, role) in self._roles.items() if role is Role.LEADER]
+        return [host for _, host in sorted(leading, reverse=True) if self._runs(host)]
+
+    def _role_changed(self, host: str, term: int, role: Role) -> None:
+        self._roles[host] = term, role
+
+    def _started_again(self, host: str, _: object) -> None:
+        self._roles.pop(host, None)
 
     def _runs(self, host: str) -> bool:
         process = self._machines[host].process

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
 import harness.report.console as module
@@ -78,6 +79,68 @@ def test_many_faults_are_counted():
     for number in range(9):
         stats.faults[f"g{number}"] = FaultStatus(f"g{number}", "clock", "", "proven", 0)
     assert "and 6 more" in show(progress(stats, console()).render())
+
+
+def watched(stats, width=80):
+    """What the panel shows at a width, its rows by name."""
+    live = progress(stats, Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None))
+    live.leads(["n3", "n2"])
+    live.so_far(None)
+
+    def rows():
+        where = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+        where.print(live.render())
+        lines = where.file.getvalue().splitlines()
+        assert max(map(cell_len, lines)) <= width
+        return [" ".join(line.strip("│ ").split()) for line in lines]
+
+    return live, rows
+
+
+def test_at_80_columns_the_panel_says_who_leads_who_is_cut_off_and_what_is_found():
+    stats = stats_of_a_run()
+    grudge = {"n1": ["n2", "n3"], "n2": ["n1"], "n3": ["n1"]}
+    stats.nemesis("invoke", "inject", {"id": "f1", "grudge": grudge, "hosts": ["n1"]}, 3 * S)
+    stats.nemesis("info", "inject", {"id": "f2", "nemesis": "kill", "hosts": ["n2"], "proof": {"proven": True}}, 3 * S)
+    live, rows = watched(stats)
+    assert live.is_watched
+    shown = rows()
+    for line in (
+        "fault partition halves: in force, proven, 3 s",
+        "cut off n1 | n2 n3",
+        "fault kill: in force, proven, 3 s",
+        "on n2",
+        "leader n3; n2 says so too",
+        "so far no violation",
+    ):
+        assert line in shown
+    live.leads([])
+    live.so_far("key 3: 17 was stale (after 2.0 s)")
+    shown = rows()
+    assert "leader nobody" in shown and "so far VIOLATION: key 3: 17 was stale (after 2.0 s)" in shown
+    live.leads(None)
+    assert "leader not known: nobody answered in time" in rows()
+
+
+def test_what_is_not_known_of_a_run_is_no_line_of_its_panel():
+    text = show(progress(stats_of_a_run(), console()).render())
+    assert "leader" not in text and "so far" not in text and "cut off" not in text
+    assert not progress(stats_of_a_run(), console()).is_watched
+
+
+@given(
+    st.dictionaries(st.text(max_size=30), st.lists(st.text(max_size=30), max_size=9), max_size=9),
+    st.lists(st.text(max_size=40), max_size=9),
+    st.text(max_size=900),
+)
+def test_whatever_is_told_the_panel_stays_within_80_columns(grudge, hosts, violation):
+    stats = stats_of_a_run()
+    value = {"id": "f1", "grudge": grudge, "hosts": hosts, "proof": {"proven": True}}
+    stats.nemesis("info", "inject", value, 3 * S)
+    live, rows = watched(stats)
+    live.leads(hosts)
+    live.so_far(violation)
+    assert len(rows()) < 30
 
 
 def test_before_the_first_event_there_is_a_panel_too():
