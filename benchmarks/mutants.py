@@ -1,11 +1,12 @@
 """How fast each mutant is found, in seeds, in seconds of the cluster and of the machine; makes docs/mutants.md.
 
     python -m benchmarks.mutants [NAME ...] [--searches 10] [--seeds 200] [--budget SECONDS] [--jobs N]
+    python -m benchmarks.mutants [NAME ...] --reports STORE
 
 A search runs a mutant's scenario seed after seed until one run gives the mutant away. Searches begin at seeds far
 apart, so they are independent of one another. Every seed is also run without the mutant: a finding counts only if that
 control shows nothing. Results are kept in docs/mutants.json, mutant by mutant, and the table is written from all
-that are there.
+that are there. With --reports nothing is measured: the first seed of each is run once, and leaves its report and trace.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from checker.workers import worker_pool
-from harness.exploration.mutants import SCENARIOS, gives_away, rehearse_mutant
+from harness.exploration.mutants import SCENARIOS, gives_away, rehearse_mutant, report_mutant
 from harness.nursery import restart_with_nursery
+from harness.store import Store
 from node.mutants.catalogue import MUTANTS
 
 __all__ = ["main", "measure", "search", "table"]
@@ -162,10 +164,15 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds at most for one mutant")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--table-only", action="store_true", help="write the table from the kept results")
+    parser.add_argument("--reports", metavar="STORE", help="leave a report of each in this store, and measure nothing")
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in MUTANTS]
     if unknown:
         parser.error(f"no mutant is called {', '.join(unknown)}; there are: {', '.join(MUTANTS)}")
+    if options.reports:
+        for name in options.names or MUTANTS:
+            print(report_mutant(name, 1, Store(options.reports)).report_path, flush=True)
+        return
     path = DOCS / "mutants.json"
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     names = [] if options.table_only else options.names or list(MUTANTS)

@@ -7,17 +7,22 @@ mutant is the control: faults and load are the same, and it must show nothing, o
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.errors import OperatorError, nearest
-from harness.exploration.rehearsal import SIMULATED, Rehearsal, rehearse_test
+from harness.execution import perform
+from harness.exploration.rehearsal import SIMULATED, Rehearsal, parts_of, rehearse_test
+from harness.report import OutputConsole
+from harness.store import RunDir, Store
 from harness.test import Test
 from nemesis.schedule import HEAL, INJECT, FaultEvent, Schedule
 from node.mutants.catalogue import MUTANTS, NO_MUTANT
 
-__all__ = ["SCENARIOS", "Scenario", "Step", "gives_away", "rehearse_mutant"]
+__all__ = ["SCENARIOS", "Scenario", "Step", "gives_away", "rehearse_mutant", "report_mutant"]
 
 Range = tuple[float, float]
 
@@ -249,9 +254,23 @@ def rehearse_mutant(mutant: str, seed: int, *, is_control: bool = False) -> Rehe
 
     Raises OperatorError for a name that stands for no mutant.
     """
+    return rehearse_test(*_scenario(mutant).run_of(NO_MUTANT if is_control else mutant, seed))
+
+
+def report_mutant(mutant: str, seed: int, store: Store) -> RunDir:
+    """Run one seed of a mutant's scenario as a run of its own, with its trace and a report. Raises OperatorError for a
+    name that stands for no mutant, StoreError where nothing can be written."""
+    parts = parts_of(*_scenario(mutant).run_of(mutant, seed))
+    run_dir, _ = perform(
+        dataclasses.replace(parts, has_trace=True), store, OutputConsole(file=io.StringIO(), quiet=True)
+    )
+    return run_dir
+
+
+def _scenario(mutant: str) -> Scenario:
     if mutant not in SCENARIOS:
         raise OperatorError(f"unknown mutant {mutant!r}{nearest(mutant, MUTANTS)}; known: {', '.join(MUTANTS)}")
-    return rehearse_test(*SCENARIOS[mutant].run_of(NO_MUTANT if is_control else mutant, seed))
+    return SCENARIOS[mutant]
 
 
 def gives_away(run: Rehearsal) -> bool:

@@ -129,10 +129,10 @@ def over_time(
     faults: Sequence[Mapping[str, Any]],
     terms: Sequence[Mapping[str, Any]],
     *,
-    moments_ns: Sequence[int] = (),
+    moments: Sequence[tuple[int, str]] = (),
     max_strokes: int,
 ) -> Panels | None:
-    """Every panel of a run; None when nothing happened. `moments_ns` (of violations) are marked in each.
+    """Every panel of a run; None when nothing happened. `moments` (ns, words) of violations are marked in each.
 
     At most `max_strokes` strokes of latency dots are drawn: until they fit, pairs of time columns are merged.
     """
@@ -144,7 +144,7 @@ def over_time(
     ticks = time_ticks(end_ns)
     marks = [
         element("line", x1=percent(at), x2=percent(at), y1=0, y2="100%", class_="moment")
-        for at in (min(1.0, max(0.0, moment / end_ns)) for moment in moments_ns)
+        for at in (min(1.0, max(0.0, at_ns / end_ns)) for at_ns, _ in moments)
     ]
     back = Markup("").join([*(_band(band) for band in bands), *_verticals(ticks)])
     front = Markup("").join(marks)
@@ -171,7 +171,7 @@ def over_time(
             data,
             [(band.start, band.end, band.words) for band in bands],
             terms,
-            [(moment, f"violation {number}") for number, moment in enumerate(moments_ns, 1)],
+            moments,
             window_ns=per_window * data.grid.column_ns,
             end_ns=end_ns,
         ),

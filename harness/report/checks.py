@@ -7,8 +7,9 @@ the terms of leaders are drawn elsewhere.
 
 from __future__ import annotations
 
-__all__ = ["CheckSection", "Table", "check_sections", "terms_of"]
+__all__ = ["CheckSection", "Table", "anchor_of", "check_sections", "terms_of", "timed_violations"]
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ class CheckSection:
     """One check: `verdict` is valid, invalid or unknown."""
 
     name: str
+    anchor: str
+    """Its id on the page"""
     title: str
     verdict: str
     reason: str
@@ -71,9 +74,28 @@ def check_sections(checks: Any, limit: int) -> list[CheckSection]:
     return [_section(name, check) for name, check in named[:limit]]
 
 
+def anchor_of(name: str) -> str:
+    """The id that a check's part of the page has, whatever it is called."""
+    return "check-" + re.sub(r"[^a-z0-9-]+", "-", name[:60].lower())
+
+
+def timed_violations(checks: Any) -> list[tuple[int, str, str]]:
+    """What invalid checks say with a moment of its own (`time_s`), as that of simulated replicas does: when (ns), by
+    which check, what."""
+    found = []
+    for name, check in checks.items() if isinstance(checks, Mapping) else ():
+        violations = check.get("violations") if isinstance(check, Mapping) and check.get("valid") is False else None
+        for one in violations if isinstance(violations, list) else ():
+            time_s = one.get("time_s") if isinstance(one, Mapping) else None
+            if isinstance(time_s, (int, float)) and math.isfinite(time_s):
+                found.append((round(time_s * 1e9), str(name), f"{one.get('rule', '')}: {one.get('text', '')}"))
+    return found
+
+
 def _section(name: str, check: Mapping[str, Any]) -> CheckSection:
     section = CheckSection(
         name=clip(name, 40),
+        anchor=anchor_of(name),
         title=_TITLES.get(name, clip(name[:100].replace("_", " ").replace("-", " ").capitalize(), 60)),
         verdict=verdict_word(check.get("valid")),
         reason=clip(check.get("reason") or check.get("explanation") or ""),
@@ -105,7 +127,7 @@ def _add(section: CheckSection, key: str, value: Any, depth: int) -> None:
         elif len(section.facts) < MAX_FACTS:
             section.facts.append((title, clip(", ".join(str(item) for item in value[:MAX_ROWS]), 160)))
     elif len(section.facts) < MAX_FACTS:
-        if key.endswith("_s") and _is_number(value):
+        if key.endswith("_s") and _is_number(value) and math.isfinite(value):
             section.facts.append((title.removesuffix(" s"), duration(value * 1e9)))
         else:
             section.facts.append((title, _shown(value)))
@@ -124,16 +146,20 @@ def _add_table(section: CheckSection, table: Table) -> None:
 
 def _table_of(title: str, items: Sequence[Mapping[str, Any]]) -> Table:
     names: dict[str, None] = {}
+    if all(_is_number(item.get("start_ns")) for item in items):
+        items = sorted(items, key=lambda item: item["start_ns"])
     for item in items[:MAX_ROWS]:
         names.update(dict.fromkeys(map(str, item)))
     columns = list(names)[:MAX_COLUMNS]
     rows = [[_cell(name, item.get(name)) for name in columns] for item in items[:MAX_ROWS]]
-    heads = [clip(name.removesuffix("_ns").replace("_", " "), 30) for name in columns]
+    heads = [clip(re.sub("_n?s$", "", name).replace("_", " "), 30) for name in columns]
     return Table(title, heads, rows, max(0, len(items) - MAX_ROWS))
 
 
 def _cell(name: str, value: Any) -> str:
-    return instant(value) if name.endswith("_ns") and _is_number(value) else _shown(value)
+    if _is_number(value) and math.isfinite(value) and name.endswith(("_ns", "_s")):
+        return instant(value if name.endswith("_ns") else value * 1e9)
+    return _shown(value)
 
 
 def _table_of_numbers(title: str, value: Mapping[Any, Any]) -> Table:

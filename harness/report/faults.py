@@ -83,7 +83,7 @@ def _row(number: int, fault: Mapping[str, Any], hosts: Sequence[str]) -> FaultRo
         note=f"leader: {clip(leader, 20)}" if leader else "",
         start=instant(start_ns) if isinstance(start_ns, (int, float)) else "never",
         length=_length(start_ns, end_ns),
-        words=cut_words(grudge, everyone),
+        words=cut_words(grudge, everyone) or _struck(fault.get("hosts")),
         picture=matrix(grudge, everyone) if grudge and len(everyone) <= MAX_HOSTS_DRAWN else None,
         proven=fault.get("proven") is True,
         proof=_detail(fault.get("proof")),
@@ -93,6 +93,10 @@ def _row(number: int, fault: Mapping[str, Any], hosts: Sequence[str]) -> FaultRo
         heal_proof=_detail(fault.get("heal_proof")),
         lasted=isinstance(end_ns, (int, float)),
     )
+
+
+def _struck(hosts: Any) -> str:
+    return clip(" ".join(clip(host, HOST_CHARACTERS) for host in hosts), 160) if isinstance(hosts, list) else ""
 
 
 def _length(start_ns: Any, end_ns: Any) -> str:

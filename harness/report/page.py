@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from checker.faults import count_unmet
 from harness.report.charts import over_time
-from harness.report.checks import check_sections, terms_of, verdict_word
+from harness.report.checks import anchor_of, check_sections, terms_of, timed_violations, verdict_word
 from harness.report.collect import OUTCOMES, RunData, collect
 from harness.report.faults import fault_rows
 from harness.report.grid import latency_of, quantiles_of
@@ -36,6 +36,9 @@ MAX_REPORT_BYTES = 1_000_000
 
 MAX_WITNESSES = 4
 """Contradictions drawn; a run with more has enough to read."""
+
+MAX_TIMED_VIOLATIONS = 8
+"""Of the moments that checks give, the first ones are marked in the charts."""
 
 MAX_ERROR_ROWS = 15
 MAX_LOG_LINKS = 60
@@ -118,9 +121,8 @@ def _render(
     checks = results.get("checks")
     hosts = [str(host) for host in _list(results.get("hosts"))][:64] or _default_hosts(test)
     rows = fault_rows(faults, hosts, detail.fault_rows)
-    over = over_time(
-        data, faults, terms_of(checks), moments_ns=[_moment(w) for _, w in witnesses], max_strokes=detail.strokes
-    )
+    moments = _moments(checks, witnesses)
+    over = over_time(data, faults, terms_of(checks), moments=moments, max_strokes=detail.strokes)
     views = [
         _witness_view(name, witness, near, faults)
         for (name, witness), near in zip(witnesses, data.neighbours, strict=True)
@@ -128,6 +130,7 @@ def _render(
     sections = check_sections(checks, detail.checks)
     if not detail.has_tables:
         sections = [dataclasses.replace(section, tables=[]) for section in sections]
+    sentence, reason = _sentence(results, data, faults, witnesses), clip(results.get("reason") or "", 1200)
     template = report_template("report.html")
     return template.render(
         # The page's own style and script; both are files of this package.
@@ -136,8 +139,10 @@ def _render(
         arrowhead=arrowhead(),
         title=clip(f"{directory.parent.name}/{directory.name}", 120),
         verdict=verdict_word(results.get("valid")),
-        sentence=_sentence(results, data, faults, witnesses),
-        reason=clip(results.get("reason") or "", 1200),
+        sentence=sentence,
+        # Not the same once more.
+        reason="" if reason.lower() in sentence.lower() or sentence.lower() in reason.lower() else reason,
+        has_moments=bool(moments),
         doubts=[clip(line) for line in _list(results.get("doubts"))][:12],
         tiles=_tiles(data, faults),
         facts=_facts(test, results),
@@ -179,6 +184,14 @@ def _default_hosts(test: Mapping[str, Any]) -> list[str]:
 def _moment(witness: Witness) -> int:
     """When a violation showed: the last answer among its operations."""
     return max(int(op["start_ns"] if op["end_ns"] is None else op["end_ns"]) for op in witness.operations)
+
+
+def _moments(checks: Any, witnesses: Sequence[tuple[str, Witness]]) -> list[tuple[int, str]]:
+    """When violations showed, and which: the last answer of each contradiction, and what checks give a time to."""
+    found = [(_moment(witness), f"violation: {name}") for name, witness in witnesses]
+    timed = sorted(timed_violations(checks))[:MAX_TIMED_VIOLATIONS]
+    found += [(time_ns, clip(f"violation: {name}: {text}", 120)) for time_ns, name, text in timed]
+    return found
 
 
 def _sentence(
@@ -298,6 +311,7 @@ def _witness_view(
 ) -> dict[str, Any]:
     return {
         "name": name,
+        "anchor": anchor_of(name).replace("check-", "contradiction-", 1),
         "witness": witness,
         "text": _capital(clip(witness.text, 1200)),
         "drawing": timeline(witness, neighbours, faults),

@@ -9,7 +9,6 @@ from __future__ import annotations
 __all__ = ["EVER_NS", "MAX_MESSAGES", "MAX_REPLAY_BYTES", "Replay", "collect_replay", "replay_page"]
 
 import contextlib
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any
 
 from checker.faults import NEMESIS, faults_of
 from harness.history_writer import HistoryError, read_history
-from harness.report.checks import terms_of, verdict_word
+from harness.report.checks import terms_of, timed_violations, verdict_word
 from harness.report.templating import json_data, report_template, script, style
 from harness.report.trace_window import LogState, Message, TraceError, Window, choose, read_window
 from harness.report.units import clip, operation_text, plural
@@ -222,11 +221,13 @@ def _zero_us(lines: Sequence[tuple[int, str, str, int]], terms: Sequence[Mapping
 def _take_violations(replay: Replay, results: Mapping[str, Any]) -> None:
     """The moments at which a violation was decided: the last answer of a witness, or what a check says with a time."""
     checks = results.get("checks")
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = [
+        {"at": time_ns // 1000, "text": clip(f"{name}: {text}", MAX_VIOLATION_TEXT), "operations": []}
+        for time_ns, name, text in timed_violations(checks)
+    ]
     for name, check in checks.items() if isinstance(checks, Mapping) else ():
         if not isinstance(check, Mapping) or check.get("valid") is not False:
             continue
-        found += _timed_violations(name, check.get("violations"))
         witness = witness_from(check)
         if witness is None:
             continue
@@ -239,14 +240,6 @@ def _take_violations(replay: Replay, results: Mapping[str, Any]) -> None:
             }
         )
     replay.violations = sorted(found, key=lambda one: one["at"])[:MAX_VIOLATIONS]
-
-
-def _timed_violations(name: Any, violations: Any) -> Iterator[dict[str, Any]]:
-    for one in violations if isinstance(violations, list) else ():
-        time_s = one.get("time_s") if isinstance(one, Mapping) else None
-        if isinstance(time_s, int | float) and math.isfinite(time_s):
-            text = clip(f"{name}: {one.get('rule', '')}: {one.get('text', '')}", MAX_VIOLATION_TEXT)
-            yield {"at": round(time_s * 1e6), "text": text, "operations": []}
 
 
 class _Words:

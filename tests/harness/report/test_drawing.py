@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from harness.report.charts import bands_of
-from harness.report.checks import MAX_ROWS, check_sections, terms_of
+from harness.report.checks import MAX_ROWS, anchor_of, check_sections, terms_of, timed_violations
 from harness.report.faults import cut_words, fault_rows, matrix
 from harness.report.svg import element, percent, runs_path
 from harness.report.timeline import MARGIN, _Scale
@@ -263,6 +263,33 @@ def test_what_decided_and_how_long_it_took_are_words():
     (section,) = check_sections({"linearizable": {"valid": True, "stats": stats}}, 1)
     assert section.facts == [("decided by", "register zones (8 keys), general"), ("search", "22.1 ms")]
     assert section.tables[0].rows == [["0.040 s before the load"]]
+
+
+def test_violations_with_a_moment_are_those_of_invalid_checks():
+    one = {"rule": "votes", "time_s": 1.5, "text": "n1 voted twice"}
+    odd = [one, {"rule": "x"}, {"time_s": float("inf")}, {"time_s": "1"}, 7]
+    checks = {"invariants": {"valid": False, "violations": odd}, "held": {"valid": True, "violations": [one]}, "x": 3}
+    assert timed_violations(checks) == [(1_500_000_000, "invariants", "votes: n1 voted twice")]
+    assert timed_violations(None) == timed_violations({"a": {"valid": False, "violations": 4}}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "anchor"),
+    [("leaders", "check-leaders"), ("Total Queue", "check-total-queue"), ('"><b>', "check--b-"), ("", "check-")],
+)
+def test_a_check_has_an_address_of_plain_letters(name, anchor):
+    assert anchor_of(name) == anchor
+
+
+def test_tables_are_in_order_of_time_and_show_it_to_the_millisecond():
+    terms = [{"term": 2, "start_ns": 5 * MS}, {"term": 1, "start_ns": -MS}]
+    check = {"valid": False, "terms": terms, "violations": [{"rule": "votes", "time_s": 1.7108}]}
+    (section,) = check_sections({"leaders": check}, 1)
+    assert [table.rows for table in section.tables] == [
+        [["1", "0.001 s before the load"], ["2", "0.005 s"]],
+        [["votes", "1.711 s"]],
+    ]
+    assert [table.columns for table in section.tables] == [["term", "start"], ["rule", "time"]]
 
 
 def test_terms_are_found_where_there_are_any():

@@ -259,8 +259,27 @@ def test_what_the_charts_say_is_what_happened(run):
     reads = sum(event["f"] == "read" and event["type"] == "ok" for event in of_window)
     rate = next(line for line in lines if line.startswith("read: "))
     assert rate.startswith(f"read: {reads / (said['window'] / 1e9):,.0f} ok/s, median ")
-    assert [text for _, text in said["moments"]] == ["violation 1"]
+    assert [text for _, text in said["moments"]] == ["violation: linearizable"]
     assert len(said["windows"]) * said["window"] >= said["end"] > (len(said["windows"]) - 1) * said["window"]
+
+
+def test_what_a_check_gives_a_moment_to_is_marked_in_the_charts_and_said_once(run):
+    results = runs.make_results((), valid=False, reason="invariants: votes: n1 voted twice")
+    violations = [{"rule": "votes", "time_s": 2.0 + n, "text": "n1 voted twice"} for n in range(30)]
+    results["checks"]["invariants"] = {"valid": False, "reason": "votes: n1 voted twice", "violations": violations}
+    page = report(run, results, operations=1000)
+    moments = readout_of(page)["moments"]
+    assert moments[0] == [2_000_000_000, "violation: invariants: votes: n1 voted twice"]
+    assert len(moments) == 8 and 'class="moment"' in page.source
+    hero = re.search(r'id="verdict".*?</section>', page.source, re.DOTALL)[0]
+    assert hero.count("n1 voted twice") == 1
+
+
+def test_whom_a_fault_struck_is_said_where_nobody_is_cut_off(run):
+    fault = {**runs.make_faults(60)[0], "nemesis": "kill", "variant": "sigkill@minority", "hosts": ["n4", "n5"]}
+    del fault["grudge"]
+    page = report(run, runs.make_results([fault]), operations=100)
+    assert '<span class="cutwords">n4 n5</span>' in page.source
 
 
 def test_names_in_the_charts_are_whole_or_hidden(run):
