@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from harness.report.units import clip, count, duration, instant, operation_text, plural
+from harness.report.units import clip, count, duration, exact_instant, instant, operation_text, plural
 
 __all__ = ["json_data", "report_template", "script", "style", "template_environment"]
 
@@ -28,6 +28,7 @@ def template_environment(package: str = "harness.report", **filters: Callable[..
         lstrip_blocks=True,
     )
     units = {"clip": clip, "count": count, "duration": duration, "instant": instant, "plural": plural}
+    units["exact"] = exact_instant
     environment.filters.update(units, operation=operation_text, **filters)
     return environment
 

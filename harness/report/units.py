@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["clip", "count", "duration", "instant", "linear_ticks", "operation_text", "plural", "share", "time_ticks"]
+__all__ = [
+    "clip",
+    "count",
+    "duration",
+    "exact_instant",
+    "instant",
+    "linear_ticks",
+    "operation_text",
+    "plural",
+    "share",
+    "time_ticks",
+]
 
 import json
 import math
@@ -68,6 +79,11 @@ def duration(time_ns: float) -> str:
 def instant(time_ns: float) -> str:
     """A moment of the run to the millisecond: "12.345 s"; "0.040 s before the load"."""
     return f"{time_ns / 1e9:,.3f} s" if time_ns >= 0 else f"{-time_ns / 1e9:,.3f} s before the load"
+
+
+def exact_instant(time_ns: float) -> str:
+    """A moment to the microsecond, by which the operations of a contradiction can be put in order: "12.345678 s"."""
+    return f"{time_ns / 1e9:,.6f} s"
 
 
 def time_ticks(end_ns: int, *, wanted: int = 7) -> list[tuple[float, str]]:

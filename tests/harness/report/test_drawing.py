@@ -13,7 +13,17 @@ from harness.report.checks import MAX_ROWS, anchor_of, check_sections, terms_of,
 from harness.report.faults import cut_words, fault_rows, matrix
 from harness.report.svg import element, percent, runs_path
 from harness.report.timeline import MARGIN, _Scale
-from harness.report.units import clip, duration, linear_ticks, operation_text, plural, share, time_ticks
+from harness.report.units import (
+    clip,
+    duration,
+    exact_instant,
+    instant,
+    linear_ticks,
+    operation_text,
+    plural,
+    share,
+    time_ticks,
+)
 
 MS = 1_000_000
 
@@ -45,6 +55,11 @@ def test_a_duration_has_three_digits_at_least_in_effect(time_ns):
     factors = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "h": 3600e9}
     parts = re.findall(r"([\d.]+) (ns|µs|ms|s|min|h)", duration(time_ns))
     assert sum(float(number) * factors[unit] for number, unit in parts) == pytest.approx(time_ns, rel=0.0051)
+
+
+def test_moments_are_in_milliseconds_those_of_a_contradiction_exact():
+    assert (instant(12_345_678_900), instant(-40 * MS)) == ("12.346 s", "0.040 s before the load")
+    assert exact_instant(1_012_345_678_900) == "1,012.345679 s"
 
 
 def test_shares_do_not_round_to_all_or_none():
