@@ -3,10 +3,10 @@
 A server answers reads from what it has, which is stale behind a partition: that is `--set reads=local`. With `sync` it
 asks the leader to be brought up to date first; but that is no operation of a quorum (ZOOKEEPER-1675): a leader that was
 replaced and does not know it yet answers it by itself. Seen on netns under `--nemesis pause@leader`: with clients that
-wait for longer than the pause (`--operation-timeout 20`; pauses of 5 to 6 s, 600 operations/s of 30 clients) 2 runs of 2
-read what had been overwritten while the leader was stopped, right after it went on; with clients that give up after
-their 5 s, before the end of pauses of 7 s, 3 runs of 3 did not. With `quorum` the client first has a write committed,
-which only a true leader can do: valid in the first of these runs.
+wait for longer than the pause (`--operation-timeout 20`; pauses of 5 to 6 s, 600 operations/s of 30 clients) 2 runs
+of 2 read what had been overwritten while the leader was stopped, right after it went on; with clients that give up
+after their 5 s, before the end of pauses of 7 s, 3 runs of 3 did not. With `quorum` the client first has a write
+committed, which only a true leader can do: valid in the first of these runs.
 
 The first snapshot is not synced. A server that lost its content in a power cut does not start again and says "No
 snapshot found, but there are log entries", unless `--set trust_empty_snapshot=true`.
