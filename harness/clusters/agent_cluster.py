@@ -25,6 +25,7 @@ from harness.clusters.agent_network import AgentNetwork
 from harness.clusters.agent_processes import AgentProcess, AgentProcesses
 from harness.clusters.agent_shim import AgentShim, agent_shim_missing
 from harness.clusters.base import ClusterUnavailable, Program
+from harness.clusters.host_names import HostNames, NamedHost
 from harness.clusters.options import MECHANISM_OPTION
 from harness.clusters.shaped_links import NETEM, RELAY
 from harness.clusters.threads import all_of
@@ -38,7 +39,7 @@ from nemesis.mechanisms.shell import ShellError
 from nemesis.mechanisms.shim import ShimError
 from nemesis.mechanisms.shim_controls import ShimPlace
 from nemesis.mechanisms.shim_faults import ShimDisks
-from nemesis.target import Clocks, Links, Network, ProcessMember
+from nemesis.target import Clocks, Links, Names, Network, ProcessMember
 
 __all__ = ["AgentCluster", "ClusterArguments"]
 
@@ -67,6 +68,8 @@ class AgentCluster(ABC):
     name: str
     file_systems_missing: str | None = None
     """Why such hosts cannot have a file system of the run's own; None when they can, as far as is known."""
+    names_missing: str | None = None
+    """Why the programs of such hosts cannot be shown names of the run's own; None when they can, as far as is known."""
     max_hosts: int
     """Replicas that such a cluster has at most."""
     options: Sequence[str] = (MECHANISM_OPTION,)
@@ -93,6 +96,7 @@ class AgentCluster(ABC):
         self._real_clocks: Clocks | None = None
         """Clocks that are really set, where hosts have one each; they pass the rest on to the shim."""
         self._link_faults: Links | None = None
+        self._name_service: HostNames | None = None
 
     # What a subclass brings
 
@@ -144,6 +148,14 @@ class AgentCluster(ABC):
         """The machine that a host is on: itself, but for hosts that share one."""
         return host
 
+    @abstractmethod
+    def _named_host(self, host: str) -> NamedHost:
+        """Where the name service of a host listens, and what it tells when nothing is wrong."""
+
+    def _helpers_path(self) -> str | None:
+        """Where a Python on the hosts finds the harness's modules; None where they have to be brought."""
+        return None
+
     def _may_set_clock(self, host: str) -> bool:
         """Whether a host is a machine with a clock of its own that is there to be bent."""
         return False
@@ -165,7 +177,7 @@ class AgentCluster(ABC):
         if interface == "resources":
             return f"what programs use is not limited on {cls.name}: use --cluster netns as root"
         if interface == "names":
-            return f"the hosts of {cls.name} keep their own name service: use --cluster netns, or local as root"
+            return cls.names_missing
         return agent_shim_missing() if interface in ("clocks", "disks") else None
 
     @staticmethod
@@ -217,6 +229,15 @@ class AgentCluster(ABC):
     def links(self) -> Links | None:
         """The quality of the links between replicas' hosts; None unless `prepare` was asked for them."""
         return self._link_faults
+
+    @property
+    def names(self) -> Names | None:
+        """By what the hosts' programs find the other hosts; None unless `prepare` was asked for it."""
+        return self._name_service
+
+    def names_of(self, host: str) -> Sequence[str]:
+        """Its own name, where the programs of hosts are told where that is."""
+        return () if self._name_service is None else (host,)
 
     # Life
 
@@ -311,6 +332,13 @@ class AgentCluster(ABC):
                 self._hosts, file_systems=file_systems, shim=shim_disks, access=access, members=self._pids_of
             )
         await self._prepare_clocks(agents)
+        if any(interface == "names" for interface, _ in self._capabilities):
+            self._name_service = await HostNames.prepared(
+                {host: self._named_host(host) for host in self._all_hosts},
+                self._hosts,
+                import_path=self._helpers_path(),
+                members=self._members_of,
+            )
         if any(interface == "links" for interface, _ in self._capabilities):
             await self._prepare_links(agents)
 
@@ -388,6 +416,7 @@ class AgentCluster(ABC):
             except (ShellError, RuntimeError, TimeoutError, OSError) as error:
                 problems.append(error)
         self._link_faults = None  # relays, queues and rules go with the hosts
+        self._name_service = None  # and the services with the agents, what programs were shown with the programs
         if self._network is not None:
             problems += await self._processes.stop_all()
             problems += await self._collect()
@@ -492,4 +521,4 @@ class AgentCluster(ABC):
 
     def _mounts(self, host: str) -> Sequence[tuple[str, str]]:
         """(file, place): what the programs of a host alone see of it in that place."""
-        return ()
+        return () if self._name_service is None else self._name_service.mounts(host)

@@ -22,7 +22,7 @@ from nemesis.mechanisms.shell import ShellError
 __all__ = ["START_TIMEOUT_S", "AgentHelper", "HelperRefused", "helper_archive"]
 
 MODULES = tuple(
-    f"harness.clusters.{name}" for name in ("clock_helper", "control_server", "link_meter", "link_relay")
+    f"harness.clusters.{name}" for name in ("clock_helper", "control_server", "link_meter", "link_relay", "name_server")
 )
 """What the archive holds, beside the packages that these are in."""
 

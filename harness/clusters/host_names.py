@@ -11,9 +11,8 @@ import functools
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 
-from harness.clusters.agent_access import put_file
+from harness.clusters.agent_access import get_file, put_file
 from harness.clusters.agent_helper import START_TIMEOUT_S, AgentHelper, HelperRefused
 from harness.clusters.agent_link import AgentLink
 from harness.clusters.base import ClusterUnavailable
@@ -28,6 +27,8 @@ from nemesis.target import FaultMet, NameFault, NameLookup, ProcessMember
 __all__ = ["HOSTS_FILE", "HostNames", "NamedHost", "hosts_file", "nsswitch_file", "why_no_names"]
 
 HOSTS_FILE, RESOLVER_FILE, ORDER_FILE = "/etc/hosts", "/etc/resolv.conf", "/etc/nsswitch.conf"
+
+_LEAST_HOSTS = "127.0.0.1\tlocalhost\n"
 
 _GRACE_S = 10.0
 """For a helper's answer, beyond the time that it is given."""
@@ -58,13 +59,17 @@ def why_no_names() -> str | None:
             return f"a name service per host needs mounts of its own ({error}): run as root with CAP_SYS_ADMIN"
 
 
-def hosts_file(names: Mapping[str, str]) -> str:
-    """The machine's own /etc/hosts, and these names with their addresses."""
+async def _text(link: AgentLink, path: str) -> str | None:
+    """A file of a host; None where it has none."""
     try:
-        own = Path(HOSTS_FILE).read_text(encoding="utf-8", errors="replace").rstrip("\n")
-    except OSError:
-        own = "127.0.0.1\tlocalhost"
-    return "\n".join([own, *(f"{address}\t{name}" for name, address in names.items())]) + "\n"
+        return (await get_file(link, path)).decode(errors="replace")
+    except ShellError:
+        return None
+
+
+def hosts_file(own: str, names: Mapping[str, str]) -> str:
+    """A machine's own /etc/hosts, and these names with their addresses."""
+    return "\n".join([own.rstrip("\n"), *(f"{address}\t{name}" for name, address in names.items())]) + "\n"
 
 
 def nsswitch_file(text: str) -> str:
@@ -109,7 +114,8 @@ class HostNames:
         self._hosts = dict(hosts)
         self._helpers = dict(helpers)
         self._members = members
-        self._places = [HOSTS_FILE, RESOLVER_FILE]
+        self._places: dict[str, list[str]] = {}
+        """host -> what its programs see files of their own in place of"""
 
     @classmethod
     async def prepared(
@@ -117,10 +123,11 @@ class HostNames:
         hosts: Mapping[str, NamedHost],
         replicas: Sequence[str],
         *,
-        import_path: str,
+        import_path: str | None,
         members: Callable[[str], Awaitable[Sequence[ProcessMember]]],
     ) -> HostNames:
-        """Start the services and write the files. Raises ClusterUnavailable when the port is taken, ShellError."""
+        """Start the services and write the files. The modules are brought to hosts where there is no `import_path` to
+        them. Raises ClusterUnavailable when a host can have no mounts or the port is taken, ShellError."""
         links = list(dict.fromkeys(named.link for named in hosts.values()))
         helpers = {
             link: AgentHelper(link, module="harness.clusters.name_server", import_path=import_path) for link in links
@@ -128,13 +135,19 @@ class HostNames:
 
         async def start(link: AgentLink) -> None:
             served = {host: named.served(replicas) for host, named in hosts.items() if named.link is link}
+            status, _, errors = await link.run(["unshare", "--mount", "true"])
+            if status != 0:
+                said = errors.strip() or f"status {status}"
+                raise ClusterUnavailable(f"{link.host}: no mounts of its own for a name service: {said}")
+            if import_path is None:
+                await AgentHelper.bring(link)
             await helpers[link].start()
             try:
                 await helpers[link].request("open", hosts=served, listens_within_s=START_TIMEOUT_S)
             except HelperRefused as error:
                 raise ClusterUnavailable(
                     f"no name service for {', '.join(served)} ({error.reply.get('error')}): end what listens on port "
-                    f"{PORT} of all addresses of this machine"
+                    f"{PORT} of all addresses there"
                 ) from None
 
         await all_of(map(start, links))
@@ -145,19 +158,20 @@ class HostNames:
     async def _write_files(self, host: str) -> None:
         named = self._hosts[host]
         texts = {
-            HOSTS_FILE: hosts_file({host: named.own}),
+            HOSTS_FILE: hosts_file(await _text(named.link, HOSTS_FILE) or _LEAST_HOSTS, {host: named.own}),
             # No domain of the machine's own is put after a name, and a late answer is waited for.
             RESOLVER_FILE: f"nameserver {named.listen}\nsearch .\noptions timeout:5 attempts:2\n",
         }
-        if os.path.exists(ORDER_FILE):
-            texts[ORDER_FILE] = nsswitch_file(Path(ORDER_FILE).read_text(encoding="utf-8", errors="replace"))
-        self._places = list(texts)
+        order = await _text(named.link, ORDER_FILE)
+        if order is not None:
+            texts[ORDER_FILE] = nsswitch_file(order)
+        self._places[host] = list(texts)
         for place, text in texts.items():
             await put_file(named.link, named.path(host, place), text.encode())
 
     def mounts(self, host: str) -> Sequence[tuple[str, str]]:
         """(file, place): what the programs of a host are to see."""
-        return [(self._hosts[host].path(host, place), place) for place in self._places] if host in self._hosts else []
+        return [(self._hosts[host].path(host, place), place) for place in self._places.get(host, ())]
 
     def _helper(self, host: str) -> AgentHelper:
         return self._helpers[self._hosts[host].link]
@@ -185,7 +199,7 @@ class HostNames:
     async def reaches(self, host: str) -> str | None:
         """None when every process of the host's programs sees the files."""
         members = await self._members(host)
-        for place in self._places:
+        for place in self._places[host]:
             answer = await self._helper(host).request(
                 "sees", pids=[member.pid for member in members], path=place, file=self._hosts[host].path(host, place)
             )

@@ -24,6 +24,7 @@ import socket
 import zlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from itertools import permutations
+from pathlib import Path
 from typing import NamedTuple, Unpack
 
 from harness.clusters.abilities import SendQueue
@@ -280,10 +281,12 @@ class LocalCluster(OwnMachineCluster):
         status, _, _ = await agent.run(["unshare", *namespaces, *trial])
         if status != 0:
             return
-        for host in self._all_hosts:
-            path = os.path.join(agent.directory, f"{host}.hosts")
-            await put_file(agent, path, hosts_file(self._known_to(host)).encode())
-            self._hosts_files[host] = path
+        with contextlib.suppress(OSError):
+            own_names = Path(HOSTS_FILE).read_text(encoding="utf-8", errors="replace")
+            for host in self._all_hosts:
+                path = os.path.join(agent.directory, f"{host}.hosts")
+                await put_file(agent, path, hosts_file(own_names, self._known_to(host)).encode())
+                self._hosts_files[host] = path
 
     def _known_to(self, host: str) -> dict[str, str]:
         """The hosts that a host reaches, itself among them, with the addresses at which it does."""

@@ -28,7 +28,7 @@ from harness.clusters.agent_processes import AgentProcess, AgentProcesses
 from harness.clusters.agent_shim import UNDO_INSIDE, AgentShim
 from harness.clusters.base import Program
 from harness.clusters.host_agent import CONTROL_FILE
-from harness.clusters.host_names import HostNames, NamedHost, why_no_names
+from harness.clusters.host_names import why_no_names
 from harness.clusters.own_resources import GROUP_KINDS, OwnResources
 from harness.clusters.threads import all_of, in_thread
 from harness.errors import OperatorError
@@ -36,7 +36,7 @@ from harness.run_state import KIND_DIRECTORY, TEMP_PREFIX, RunState
 from nemesis.mechanisms.launcher_archive import launcher_archive
 from nemesis.mechanisms.shim import library_directory, place_library, why_no_shim
 from nemesis.mechanisms.shim_controls import ShimPlace
-from nemesis.target import Names, Resources
+from nemesis.target import Resources
 
 __all__ = ["LocalAgents", "OwnMachineCluster", "SocketStream", "import_path", "short_socket_path"]
 
@@ -191,7 +191,6 @@ class OwnMachineCluster(AgentCluster):
         """Those that go with the run, beside the hosts' data and logs."""
         self._library_path = ""
         self._resources: OwnResources | None = None
-        self._name_service: HostNames | None = None
 
     @classmethod
     def missing(cls, interface: str, ability: str) -> str | None:
@@ -215,21 +214,8 @@ class OwnMachineCluster(AgentCluster):
         """What the hosts' programs may use; None unless `prepare` was asked for it."""
         return self._resources
 
-    @property
-    def names(self) -> Names | None:
-        """By what the hosts' programs find the other hosts; None unless `prepare` was asked for it."""
-        return self._name_service
-
-    def names_of(self, host: str) -> Sequence[str]:
-        """Its own name, where the programs of hosts are told where that is."""
-        return () if self._name_service is None else (host,)
-
-    def _mounts(self, host: str) -> Sequence[tuple[str, str]]:
-        return () if self._name_service is None else self._name_service.mounts(host)
-
-    @abstractmethod
-    def _named_host(self, host: str) -> NamedHost:
-        """Where the service of a host listens, and what it tells when nothing is wrong."""
+    def _helpers_path(self) -> str | None:
+        return import_path()
 
     def _limit_groups(self) -> Mapping[str, Mapping[str, str]]:
         """The control groups of each host's programs, by controller."""
@@ -239,13 +225,6 @@ class OwnMachineCluster(AgentCluster):
         await super()._prepare_faults()
         if any(interface == "resources" for interface, _ in self._capabilities):
             self._resources = OwnResources(self._limit_groups(), members=self._members_of)
-        if any(interface == "names" for interface, _ in self._capabilities):
-            self._name_service = await HostNames.prepared(
-                {host: self._named_host(host) for host in self._all_hosts},
-                self._hosts,
-                import_path=import_path(),
-                members=self._members_of,
-            )
 
     async def spawn(self, host: str, program: Program) -> AgentProcess:
         """Start a program on a host; returns once it is started. Raises OperatorError when it cannot be run."""
@@ -257,7 +236,6 @@ class OwnMachineCluster(AgentCluster):
     async def stop(self) -> None:
         """Lift every limit and take the cluster down. Idempotent. Raises HarnessError."""
         held, self._resources = self._resources, None
-        self._name_service = None  # the services end with the agents, and what programs were shown with the programs
         try:
             if held is not None:
                 await held.release_all()

@@ -17,6 +17,7 @@ from harness.clusters.agent_file_systems import FileSystemPlace
 from harness.clusters.agent_shim import UNDO_INSIDE
 from harness.clusters.base import ClusterUnavailable
 from harness.clusters.host_agent import CONTROL_FILE
+from harness.clusters.host_names import NamedHost
 from harness.clusters.threads import all_of
 from harness.host_files import PROVISION, host_file
 from nemesis.mechanisms.shim_controls import ShimPlace
@@ -29,6 +30,9 @@ NEEDED_PROGRAMS: Mapping[str, str] = {"nft": "nftables", "ip": "iproute2"}
 _MIN_PYTHON = (3, 11)
 
 _REACH_TIMEOUT_S = 5.0
+
+_NOBODY = "192.0.2.1"
+"""An address that no machine has: it is kept for documentation (RFC 5737)."""
 
 
 class RemoteCluster(AgentCluster):
@@ -98,6 +102,12 @@ class RemoteCluster(AgentCluster):
 
         outcomes = await asyncio.gather(*map(fetch_one, self._all_hosts), return_exceptions=True)
         return [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+
+    def _named_host(self, host: str) -> NamedHost:
+        others = {other: self._address(other) for other in self._all_hosts if other != host}
+        # Hosts may share a machine.
+        listen = f"127.0.53.{1 + self._all_hosts.index(host)}"
+        return NamedHost(self.agent(host), listen=listen, own=self._address(host), names=others, unused=_NOBODY)
 
     def _host_dir(self, host: str) -> str:
         return os.path.join(self._agent_dir(self._machine(host)), host)

@@ -56,7 +56,7 @@ def test_what_is_no_question_is_refused(message: bytes) -> None:
 def test_hosts_are_looked_for_in_the_file_and_then_by_dns_and_all_else_as_before() -> None:
     text = nsswitch_file("passwd: files\nhosts:  files mdns4 [NOTFOUND=return] dns\n")
     assert text.splitlines() == ["passwd: files", "hosts: files dns"]
-    assert hosts_file({"n1": "10.0.0.1"}).endswith("\n10.0.0.1\tn1\n")
+    assert hosts_file("::1\tlocalhost\n", {"n1": "10.0.0.1"}) == "::1\tlocalhost\n10.0.0.1\tn1\n"
 
 
 def served(scenario: Callable[[NameServer], Awaitable[None]]) -> None:

@@ -6,14 +6,16 @@ import asyncio
 import dataclasses
 import json
 import os
+import random
 import runpy
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from harness.clusters.ssh_inventory import ACCEPT_NEW, SshHost, load_inventory
 from harness.errors import HarnessError
 from harness.run_state import RunState
 from nemesis.mechanisms.shim import why_no_shim
+from nemesis.name_service import NAME_SERVICE
 from nemesis.target import Link
 
 LAB = runpy.run_path(str(Path(__file__).resolve().parents[3] / "scripts" / "lab.py"))
@@ -47,11 +50,18 @@ def make(tmp_path: Path, inventory: str | Sequence[SshHost], run_id: str = RUN, 
     )
 
 
-def with_cluster(tmp_path: Path, machines: Any, scenario: Callable[[SshCluster], Awaitable[None]]) -> None:
+def with_cluster(
+    tmp_path: Path,
+    machines: Any,
+    scenario: Callable[[SshCluster], Awaitable[None]],
+    *,
+    needs: Collection[tuple[str, str]] = (),
+) -> None:
     """Run `scenario` on a started cluster, take it down, and see that nothing is left on any machine."""
 
     async def body() -> None:
         run, cluster = make(tmp_path, str(machines.inventory))
+        cluster.prepare(needs)
         await cluster.start()
         try:
             await scenario(cluster)
@@ -150,6 +160,47 @@ def test_programs_serve_the_clients_and_leave_their_files(tmp_path: Path, ssh_ma
 
     with_cluster(tmp_path, ssh_machines, scenario)
     assert (tmp_path / RUN / "n1" / "server.log").read_text() == "serving\n"
+
+
+LOOKS_UP = """
+import socket, time
+while True:
+    try:
+        print(socket.gethostbyname("n2"), flush=True)
+    except socket.gaierror as error:
+        print(error.strerror, flush=True)
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.root
+@on_machines
+def test_names_that_are_gone_are_met_by_programs_there_and_come_back(tmp_path: Path, ssh_machines: Any) -> None:
+    async def scenario(cluster: SshCluster) -> None:
+        argv = [cluster.python("n1"), "-c", LOOKS_UP]
+        await cluster.spawn("n1", Program(name="asker", argv=argv, log_name="asker.log"))
+
+        async def until_last(wanted: str) -> None:
+            async with asyncio.timeout(20):
+                while True:
+                    _, said, _ = await cluster.run("n1", ["tail", "-n", "1", cluster.log_path("n1", "asker.log")])
+                    if said.strip() == wanted:
+                        return
+
+        await until_last(cluster.bind_address("n2"))
+        target: Any = SimpleNamespace(hosts=cluster.hosts, names=cluster.names)
+        planned = await NAME_SERVICE.plan(target, random.Random(1), fault_id="f1", variant="gone@n1")
+        assert not (await NAME_SERVICE.prove(target, planned)).proven
+        await NAME_SERVICE.inject(target, planned)
+        assert (await NAME_SERVICE.prove(target, planned)).proven
+        await until_last("Name or service not known")
+        met = await NAME_SERVICE.prove_met(target, planned)
+        assert met.proven and met.exercised is True, met
+        assert cluster.names is not None
+        await cluster.names.release("f1")
+        await until_last(cluster.bind_address("n2"))
+
+    with_cluster(tmp_path, ssh_machines, scenario, needs={("names", "gone")})
 
 
 def sessions(machines: Any, host: str) -> list[int]:
