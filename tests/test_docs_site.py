@@ -73,14 +73,14 @@ def test_links_to_folders_and_out_of_docs_lead_somewhere(site: Path) -> None:
 
 
 @needs_mkdocs
-@pytest.mark.parametrize("link", ["nothing.md", "../nothing.py", "gallery.md#nowhere"])
-def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path, link: str) -> None:
+def test_links_that_lead_nowhere_fail_the_build(tmp_path: Path) -> None:
     for name in ("docs", "scripts", "examples", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.json"))
     for name in ("mkdocs.yml", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"):
         shutil.copyfile(ROOT / name, tmp_path / name)
     with (tmp_path / "docs" / "replay.md").open("a", encoding="utf-8") as page:
-        page.write(f"\nSee [this]({link}).\n")
+        page.write("\nSee [one](no-page.md), [another](../no_file.py), [a third](gallery.md#no-part).\n")
     done = build(tmp_path, tmp_path / "site")
     assert done.returncode != 0
-    assert link.partition("#")[0].partition(".")[0] in done.stderr and "replay.md" in done.stderr
+    warnings = [line for line in done.stderr.splitlines() if "replay.md" in line]
+    assert [any(link in line for line in warnings) for link in ("no-page.md", "no_file.py", "no-part")] == [True] * 3
