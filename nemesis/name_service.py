@@ -8,8 +8,9 @@ its replica has this service; that of everybody else answers right. The fault wa
 have asked the service for another host while it lasted: no other program is told of it, and the harness's own questions
 are not counted.
 
-Replicas look a name up when they connect. Connections that stand need none, so that the fault is met beside others that
-end them: `--nemesis name-service,kill`. A system that is given addresses only never asks; then nobody met the fault.
+Replicas look a name up when they connect. Connections that stand need none: `cold` ends the replica and starts it again
+while no host has a name, and the other forms are met beside faults that end connections, or by systems that connect
+again and again, as etcd does. A system that is given addresses only never asks; then nobody met the fault.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemesis.forms import Form, FormNemesis
-from nemesis.process import prove_released
+from nemesis.process import processes_of, prove_released
 from nemesis.protocol import Injection, Proof
 from nemesis.target import NameFault, NameLookup, Names, Target
 
 __all__ = ["NAME_SERVICE", "NameServiceNemesis"]
+
+COLD = "cold"
 
 MIN_DELAY_MS, MAX_DELAY_MS = 1500, 3500
 """Of an answer that is slow: above ANSWER_S, and below the 5 s that resolvers wait."""
@@ -50,6 +53,12 @@ class NameServiceNemesis(FormNemesis):
                 description="no host has a name: the service says that there is none such (NXDOMAIN)",
                 needs=(("names", "gone"),),
                 targets=("all", "one", "leader"),
+            ),
+            Form(
+                name="cold",
+                description="no host has a name, and the replica is killed and started again meanwhile",
+                needs=(("names", "gone"), ("processes", "kill")),
+                targets=("one", "leader"),
             ),
             Form(
                 name="silent",
@@ -87,10 +96,21 @@ class NameServiceNemesis(FormNemesis):
         return {"delay_ms": rng.randint(MIN_DELAY_MS, MAX_DELAY_MS)} if form.name == "slow" else {}
 
     async def inject(self, target: Target, injection: Injection) -> None:
-        """Have the services of the victims answer so from now on."""
-        if injection.problem is None:
-            fault = NameFault(kind=self._form_of(injection), delay_ms=injection.value.get("delay_ms", 0))
-            await _names(target).disturb(injection.fault_id, dict.fromkeys(injection.value["hosts"], fault))
+        """Have the services of the victims answer so from now on; where it is cold, kill and start the victims then."""
+        if injection.problem is not None:
+            return
+        hosts = injection.value["hosts"]
+        fault = NameFault(kind=self._kind_of(injection), delay_ms=injection.value.get("delay_ms", 0))
+        await _names(target).disturb(injection.fault_id, dict.fromkeys(hosts, fault))
+        if self._form_of(injection) == COLD:
+            processes = processes_of(target)
+            await processes.end(injection.fault_id, hosts)
+            await processes.release(injection.fault_id)
+
+    def _kind_of(self, injection: Injection) -> str:
+        """The ability of names that it uses."""
+        form = self._form_of(injection)
+        return "gone" if form == COLD else form
 
     async def prove(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:
         """The service of every victim, asked for every other host, answers as the fault says, and every process of its
@@ -102,7 +122,7 @@ class NameServiceNemesis(FormNemesis):
         if not victims:
             return Proof(proven=False, detail="every victim is held by another fault")
         others = [host for host in target.hosts if host not in {*injection.value["hosts"], *disturbed}]
-        kind, delay_ms = self._form_of(injection), int(injection.value.get("delay_ms", 0))
+        kind, delay_ms = self._kind_of(injection), int(injection.value.get("delay_ms", 0))
         expected = {**dict.fromkeys(victims, (kind, delay_ms)), **dict.fromkeys(others, ("", 0))}
         found = await asyncio.gather(*(_problems(target, host, *wanted) for host, wanted in expected.items()))
         failed = [problem for problems in found for problem in problems]
@@ -126,8 +146,8 @@ class NameServiceNemesis(FormNemesis):
             detail = f"{', '.join(host for host in hosts if host in found and found[host].met)} met it {met} times"
         else:
             detail = (
-                f"the programs of {', '.join(hosts)} asked for no name: who connects does, so add a fault that ends "
-                "connections (name-service,kill), and a plug-in must hand on host.advertise(port), not addresses"
+                f"the programs of {', '.join(hosts)} asked for no name: who connects does, as when it is started "
+                "(name-service=cold), and a plug-in must hand on host.advertise(port), not addresses"
             )
             if asked:
                 failed.append(f"{asked} questions of {', '.join(hosts)} were answered as if nothing were wrong")
@@ -143,6 +163,7 @@ class NameServiceNemesis(FormNemesis):
         """Have the services answer right, and start replicas that ended for want of a name. Idempotent."""
         await _names(target).release(injection.fault_id)
         if target.processes is not None:
+            await target.processes.release(injection.fault_id)
             await target.processes.revive(injection.value.get("hosts", ()))
 
     async def prove_healed(self, target: Target, injection: Injection, *, in_force: Sequence[Injection] = ()) -> Proof:

@@ -149,6 +149,26 @@ def test_wrong_names_were_exercised_if_the_programs_of_the_replica_asked_for_the
     run_virtual(main())
 
 
+def test_a_replica_is_started_again_while_no_host_has_a_name(
+    make_fault_target: Any, plan_fault: Any, run_virtual: Run
+) -> None:
+    async def main() -> None:
+        target = make_fault_target(3)
+        injection = await plan_fault(NAME_SERVICE, target, "cold@n2")
+        found = []
+
+        async def release(fault_id: str) -> None:
+            target.processes.down.pop(fault_id, None)
+            found.append([each.found for each in await target.names.look_up("n2", timeout_s=1.0)])
+
+        target.processes.release = release
+        await NAME_SERVICE.inject(target, injection)
+        assert found == [["gone", "gone"]] and target.processes.signals == ["KILL"]
+        assert target.processes.state("n2") == "running"
+
+    run_virtual(main())
+
+
 def test_a_program_that_sees_other_files_of_names_fails_the_proof(
     make_fault_target: Any, plan_fault: Any, run_virtual: Run
 ) -> None:
