@@ -123,6 +123,23 @@ _ZOOKEEPER = Finding(
     link="https://zookeeper.apache.org/doc/current/zookeeperProgrammers.html#ch_zkGuarantees",
 )
 
+_ZOOKEEPER_SYNC = Finding(
+    name="zookeeper-sync-reads",
+    title="A leader that was stopped and replaced meanwhile answers sync by itself, and then reads from what it has",
+    version="ZooKeeper 3.9.3",
+    options="--system zookeeper --nodes 3 --workload register --nemesis pause=sigstop@leader --nemesis-interval 6 "
+    "--operation-timeout 20 --concurrency 30 --rate 600 --time-limit 30",
+    finding="--set reads=sync",
+    control="--set reads=quorum",
+    control_says="the client has a write committed before each read, which only a true leader can do",
+    check="linearizable",
+    names=("read",),
+    promised="The programmer's guide says to call sync before a read where a client must see what others have written; "
+    "the page on internals says that reads are not linearizable.",
+    reported="ZOOKEEPER-1675, which asks for sync to be an operation of a quorum",
+    link="https://issues.apache.org/jira/browse/ZOOKEEPER-1675",
+)
+
 _ZOOKEEPER_SNAPSHOT = Finding(
     name="zookeeper-empty-snapshot",
     title="A server whose first snapshot was emptied by a power cut, since it was never synced, does not start again",
@@ -194,8 +211,8 @@ _RABBITMQ = Finding(
 FINDINGS: Mapping[str, Finding] = {
     each.name: each
     for each in (
-        _NATS, _REDIS, _ETCD_STALE, _ETCD_LOCK, _ROCKETMQ, _KAFKA, _ZOOKEEPER, _ZOOKEEPER_SNAPSHOT,
-        _POSTGRES_G2, _POSTGRES_COMMIT, _RABBITMQ,
+        _NATS, _REDIS, _ETCD_STALE, _ETCD_LOCK, _ROCKETMQ, _KAFKA, _ZOOKEEPER, _ZOOKEEPER_SYNC,
+        _ZOOKEEPER_SNAPSHOT, _POSTGRES_G2, _POSTGRES_COMMIT, _RABBITMQ,
     )
 }  # fmt: skip
 """By name, in the order in which they are listed and run."""
