@@ -26,6 +26,7 @@ help:
 	@echo "make spark   what harness report needs: PySpark, pandas and a Java"
 	@echo "make lint    ruff and mypy --strict"
 	@echo "make bench   performance figures"
+	@echo "make pictures   the docs' pictures, from a simulated run (needs Chromium)"
 	@echo "make node    build node.pyz, the replica as one file"
 	@echo "make shim    build what bends clocks and disks, where there is no C compiler"
 	@echo "make wheel   build the distribution into dist"
@@ -105,6 +106,10 @@ $(DOCS): $(RUNTIME)
 	@echo "Installing mkdocs-material into $(VENV): some seconds."
 	@$(PIP) -e '.[docs]'
 	@touch $(DOCS)
+
+pictures: $(SETUP)
+	@$(PIP) -e '.[browser]'
+	$(BIN)/python scripts/make_pictures.py
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
