@@ -12,7 +12,7 @@ DOCS := $(VENV)/.docs-done
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NODE_SOURCES := $(shell find node -name '*.py' 2>/dev/null)
 
-.PHONY: help setup host demo demo-plan test test-systems gallery docs lint bench node shim spark wheel release-check clean
+.PHONY: help setup host demo demo-plan test test-systems gallery docs pictures lint bench node shim spark wheel release-check clean
 # The targets of `demo` and `test` are steps, one after the other; pytest and pip use the cores by themselves.
 .NOTPARALLEL:
 
