@@ -18,6 +18,7 @@ from typing import Any
 import harness
 from checker.verdict import Verdict
 from harness.clusters.base import run_harness
+from harness.clusters.options import MECHANISM_OPTION
 from harness.errors import HarnessError, OperatorError, how_to_get
 from harness.faults.target import PlannedTarget, prepare
 from harness.history_writer import HistoryWriter, read_history
@@ -33,6 +34,7 @@ from harness.systems.base import HasClientPrograms
 from harness.test import ALL, Test
 from harness.workloads.base import Workload
 from nemesis.forms import VariantNames, is_of_all, needs_of, split_variant
+from nemesis.mechanisms.reach import AUTO
 from nemesis.protocol import Nemesis
 from nemesis.schedule import INJECT, Schedule, ScheduleError, load_schedule, periodic, save_schedule
 
@@ -91,7 +93,10 @@ class TestClock:
 def planned_target(test: Test, cluster_class: Any, system_class: Any) -> PlannedTarget:
     """The hosts that a test will have, to ask what can be done to them."""
     hosts = [f"n{i}" for i in range(1, test.nodes + 1)]
-    return PlannedTarget(cluster_class, hosts, system_class=system_class, settings=test.system_settings)
+    mechanism = test.cluster_options.get(MECHANISM_OPTION, AUTO)
+    return PlannedTarget(
+        cluster_class, hosts, system_class=system_class, settings=test.system_settings, mechanism=mechanism
+    )
 
 
 def plan_faults(test: Test, nemeses: Mapping[str, Nemesis], cluster_class: Any, system_class: Any) -> Schedule:

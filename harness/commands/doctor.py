@@ -97,7 +97,10 @@ def diagnose(
     except OperatorError as error:
         return [Cell(nemesis, form, name, MISSING, str(error)) for nemesis, form, _ in _forms(nemeses)]
     hosts = [f"n{number}" for number in range(1, node_count + 1)]
-    target = PlannedTarget(cluster_class, hosts, system_class=system_class, settings=dict(settings or {}))
+    mechanism = options.get(MECHANISM_OPTION, AUTO)
+    target = PlannedTarget(
+        cluster_class, hosts, system_class=system_class, settings=dict(settings or {}), mechanism=mechanism
+    )
     cells = []
     for nemesis, form, variant in _forms(nemeses):
         problems = target.problems(nemeses[nemesis], variant)

@@ -18,8 +18,11 @@ from harness.clusters.abilities import (
     SeesSendQueues,
     ServesNames,
     ShapesLinks,
+    TakesOptions,
 )
 from harness.clusters.base import CLIENTS_HOST, Cluster
+from harness.clusters.options import MECHANISM_OPTION
+from harness.errors import HarnessError
 from harness.faults.processes import ReplicaProcesses
 from harness.faults.slow_clients import SlowClients
 from harness.faults.triggers import HasTriggers
@@ -27,6 +30,7 @@ from harness.runtime import harness_runtime
 from harness.systems.base import (
     AnswersAtLength,
     JudgesOperations,
+    NamesPrograms,
     Operated,
     RefusesFaults,
     StoresFiles,
@@ -35,6 +39,8 @@ from harness.systems.base import (
     UsesCapabilities,
 )
 from nemesis.forms import expand_variant, split_variant
+from nemesis.mechanisms.launcher.programs import judge
+from nemesis.mechanisms.reach import AUTO, PRELOAD, mechanism_for
 from nemesis.protocol import AsksForLeader, Nemesis
 from nemesis.target import (
     ABILITIES,
@@ -92,6 +98,20 @@ def stored_files(system_class: Any, settings: Mapping[str, str], role: str) -> s
     return system_class.stored_files(settings).get(role) if isinstance(system_class, StoresFiles) else None
 
 
+def monotonic_clocks_lack(system_class: Any, settings: Mapping[str, str], mechanism: str) -> str | None:
+    """Why a system's programs cannot have their monotonic clocks moved, as far as that is known before they run; None
+    when they can. `mechanism` is what was asked for (nemesis.mechanisms.reach)."""
+    if mechanism == PRELOAD or not isinstance(system_class, NamesPrograms):
+        return None
+    try:
+        kinds = [judge(argv).get("kind") for argv in system_class.program_commands(settings).values()]
+    except HarnessError:
+        return None
+    if all(kind is None or (mechanism == AUTO and mechanism_for(kind) == PRELOAD) for kind in kinds):
+        return None
+    return "its programs' clocks are moved in the vDSO, which has the wall clock only: --mechanism preload, if it fits"
+
+
 def prepare(part: Any, capabilities: Collection[tuple[str, str]]) -> None:
     """Tell a cluster, or a system, that was not started yet which capabilities the run will use."""
     if isinstance(part, UsesCapabilities):
@@ -102,11 +122,18 @@ class PlannedTarget:
     """The hosts that a run will have, before it has them: enough to ask a nemesis what it can do there."""
 
     def __init__(
-        self, cluster_class: Any, hosts: Sequence[str], *, system_class: Any, settings: Mapping[str, str]
+        self,
+        cluster_class: Any,
+        hosts: Sequence[str],
+        *,
+        system_class: Any,
+        settings: Mapping[str, str],
+        mechanism: str = AUTO,
     ) -> None:
         self._cluster_class = cluster_class
         self._system_class = system_class
         self._settings = settings
+        self._mechanism = mechanism
         self.hosts = tuple(hosts)
         self.network: Any = object()
         self.processes: Processes | None = None
@@ -125,7 +152,11 @@ class PlannedTarget:
             return system_lacks(self._system_class, self._settings, ability)
         if interface == CLIENTS:
             return clients_lack(self._cluster_class, self._system_class, ability)
-        return cluster_lacks(self._cluster_class, interface, ability)
+        problem = cluster_lacks(self._cluster_class, interface, ability)
+        options = self._cluster_class.options if isinstance(self._cluster_class, TakesOptions) else ()
+        if problem is None and (interface, ability) == ("clocks", "monotonic") and MECHANISM_OPTION in options:
+            return monotonic_clocks_lack(self._system_class, self._settings, self._mechanism)
+        return problem
 
     def stored_files(self, role: str) -> str | None:
         """As the class of the system says."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from harness import registry
 from harness.clusters.local import LocalCluster
@@ -47,6 +51,25 @@ def test_a_system_that_cannot_say_who_leads_has_no_faults_of_the_leader() -> Non
     assert set(refused(rows, "partition")) == {"leader", "leader-minority"}
     assert "cannot say who leads" in refused(rows, "kill")["sigkill@leader"]
     assert refused(rows_for("kill", "etcd"), "kill") == {}
+
+
+def test_monotonic_clocks_are_refused_where_the_program_is_not_one_that_the_shim_reaches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "server"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(LocalCluster, "missing", classmethod(lambda cls, interface, ability: None))
+    toy = registry.load("systems", "toy")
+    for argv, mechanism, is_refused in (
+        ([str(script)], "auto", True),
+        ([str(script)], "preload", False),
+        ([sys.executable], "auto", False),
+        ([sys.executable], "seccomp", True),
+    ):
+        monkeypatch.setattr(toy, "program_commands", lambda settings, argv=argv: {"main": argv})
+        rows = rows_for("clock=slow-monotonic@all", "toy", cluster_options={"mechanism": mechanism})
+        assert ("wall clock only" in "".join(refused(rows, "clock").values())) is is_refused, (argv, mechanism)
 
 
 def test_what_a_plug_in_says_it_cannot_have_is_refused_with_its_reason(tmp_path: Any) -> None:
