@@ -3,9 +3,11 @@
 `--set queue=quorum` replicates it by Raft. `--set queue=mirrored` is the classic queue with a mirror on every host,
 which RabbitMQ 4 no longer has; what becomes of it in a partition, `--set partitions=...` decides: nothing is done
 (`ignore`, RabbitMQ's own default, and enough for quorum queues), a minority pauses (`pause_minority`), or the loser is
-started again and forgets what it has (`autoheal`). Seen of 3.10.8 with Erlang 25.2 on a busy machine: in 2 of 8 runs with
-quorum queues a node that had started itself again, after a pause or by autoheal, hung for more than two minutes at
-"Starting broker", right after it had lost and found another node once more; `recovers` is invalid then.
+started again and forgets what it has (`autoheal`).
+
+Seen of 3.10.8 with Erlang 25.2 on a busy machine: in 2 of 8 runs with quorum queues a node that had started itself
+again, after a pause or by autoheal, hung for more than two minutes at "Starting broker", right after it had lost and
+found another node once more; `recovers` is invalid then.
 """
 
 import json
