@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,13 +15,17 @@ MAX_LINES = 12
 MAX_LINE_CHARS = 300
 TAIL_BYTES = 1 << 16
 
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+"""Control sequences of terminals (ECMA-48, 5.4), which some programs write into logs as well."""
+
 
 def last_lines(path: Path) -> Sequence[str]:
-    """The last lines of a log that are not empty, cut to a bounded length; none where there is no log."""
+    """The last lines of a log that are not empty, without colours, cut to a bounded length; none where there is no log."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []
-    return [line[:MAX_LINE_CHARS] for line in lines if line.strip()][-MAX_LINES:]
+    plain = (_COLOURS.sub("", line) for line in lines)
+    return [line[:MAX_LINE_CHARS] for line in plain if line.strip()][-MAX_LINES:]

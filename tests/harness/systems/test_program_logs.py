@@ -1,0 +1,24 @@
+"""The last words of a program: bounded, and without what is meant for terminals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.systems.program_logs import MAX_LINE_CHARS, MAX_LINES, last_lines
+
+
+def test_the_last_lines_are_bounded_and_empty_ones_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("".join(f"line {number}\n\n" for number in range(100)) + "x" * 1000)
+    found = last_lines(log)
+    assert len(found) == MAX_LINES and found[-2] == "line 99" and found[-1] == "x" * MAX_LINE_CHARS
+
+
+def test_colours_are_left_out_and_a_line_of_nothing_else_is_empty(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(b"\x1b[38;5;160m[error] down\x1b[0m\n\x1b[0m\n[1] up \xff\n")
+    assert last_lines(log) == ["[error] down", "[1] up \ufffd"]
+
+
+def test_no_log_has_no_lines(tmp_path: Path) -> None:
+    assert last_lines(tmp_path / "none.log") == []
