@@ -20,7 +20,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def last_lines(path: Path) -> Sequence[str]:
-    """The last lines of a log that are not empty, without colours and cut to a bounded length; none where it is not there."""
+    """The last lines of a log that are not empty, without colours, cut to a bounded length; none without a log."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
