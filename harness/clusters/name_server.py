@@ -113,7 +113,7 @@ class _Served:
     faults: dict[str, dict[str, Any]] = field(default_factory=dict)
     waiting: int = 0
 
-    def told(self, name: str) -> tuple[str | None, float, list[str]]:
+    def answer_for(self, name: str) -> tuple[str | None, float, list[str]]:
         """(address, or None for no such name, or "silent"; how late (s); faults that are in the answer)."""
         right = self.names.get(name)
         found: str | None = right
@@ -216,7 +216,7 @@ class NameServer:
         ValueError."""
         question = parse_question(data)
         name = question.name.partition(".")[0]
-        found, delay_s, faults = served.told(name)
+        found, delay_s, faults = served.answer_for(name)
         if name in served.names and question.kind == _ADDRESS and asker not in self._own:
             is_met = found != served.names[name] or delay_s > 0
             for fault in faults:

@@ -51,8 +51,8 @@ class ReplicaWatch:
     def __init__(self) -> None:
         self.tell = Listeners([], [], [], [], [], [], [], [])
 
-    def watch_logs(self, told: Callable[[str, DLedgerStore], None]) -> None:
-        """Let `told(host, store)` be called whenever a log may have a new end or committed index."""
+    def watch_logs(self, on_change: Callable[[str, DLedgerStore], None]) -> None:
+        """Let `on_change(host, store)` be called whenever a log may have a new end or committed index."""
         stores: dict[str, DLedgerStore] = {}
 
         def recovered(host: str, ledger: DLedgerServer) -> None:
@@ -61,7 +61,7 @@ class ReplicaWatch:
 
         def changed(host: str, *_: object) -> None:
             if host in stores:  # else its log is still being opened
-                told(host, stores[host])
+                on_change(host, stores[host])
 
         self.tell.recovered.append(recovered)
         self.tell.committed.append(changed)
