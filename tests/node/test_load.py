@@ -52,7 +52,7 @@ def server() -> Iterator[_Server]:
 @pytest.mark.parametrize("words", [[], ["--batch", "4"], ["--rate", "2000"]])
 def test_every_message_has_a_unique_key_of_its_own(server: _Server, words: list[str], serializer: str) -> None:
     address = f"127.0.0.1:{server.server_address[1]}"
-    load = ["send", address, "--senders", "3", "--connections", "1", "--seconds", "0.2", "--warm-up", "0"]
+    load = ["send", address, "--senders", "3", "--connections", "1", "--seconds", "1", "--warm-up", "0"]
     assert _load.main([*load, "--serializer", serializer, *words]) == 0
     texts = []
     for request in server.requests:

@@ -16,7 +16,7 @@ import pytest
 
 from node.broker.controller import BrokerController
 from node.config import parse_broker_config
-from node.dledger import DLedgerError
+from node.dledger import DLedgerCode, DLedgerError
 from node.real_runtime import RealDisk, real_runtime
 from node.remoting import Command, RemotingClient, RemotingError
 from node.store.record import Message, decode_records
@@ -249,13 +249,14 @@ SMALL_LOG = {
 
 
 async def give_the_lead(ledger: Any, member: str) -> None:
-    """As soon as the leader hears of the member within its lease, which it may not on a machine that stood still."""
+    """As soon as the leader hears of the member within its lease and knows what it has, which may take a while on a
+    machine that stood still."""
     async with asyncio.timeout(20):
         while True:
             try:
                 return await ledger.transfer_leadership(member)
             except DLedgerError as error:
-                if "has not been heard of" not in str(error):
+                if error.code not in (DLedgerCode.NETWORK_ERROR, DLedgerCode.FALL_BEHIND_TOO_MUCH):
                     raise
                 await asyncio.sleep(0.05)
 
