@@ -236,7 +236,7 @@ class AgentCluster(ABC):
         return self._name_service
 
     def names_of(self, host: str) -> Sequence[str]:
-        """Its own name, where the programs of hosts are told where that is."""
+        """Its own name, where the programs of the other hosts can look it up."""
         return () if self._name_service is None else (host,)
 
     # Life

@@ -94,7 +94,7 @@ class NamedHost:
         return os.path.join(self.link.directory, f"{host}.names.{os.path.basename(place)}")
 
     def served(self, replicas: Sequence[str]) -> dict[str, object]:
-        """What its service is told (see name_server). Wrong is the next replica's address, or this host's own."""
+        """The configuration of its service (see name_server). A wrong address is the next replica's, or this host's."""
         addresses = [self.names[name] for name in replicas if name in self.names]
         turned = dict(zip(addresses, [*addresses[1:], addresses[0] if len(addresses) > 1 else self.own], strict=True))
         wrong = {name: turned.get(address, self.own) for name, address in self.names.items()}

@@ -1,7 +1,7 @@
-"""The name server: tells the programs of hosts where the other hosts are, by DNS, and wrongly where a fault says so.
+"""The name server: answers the programs of hosts where the other hosts are, by DNS, and wrongly under a fault.
 
 It is a process of its own on a host with an agent, and serves each host on an address that only this host's programs
-are told of. Answers have a lifetime of zero: whoever wants a name again asks again. It is spoken to over the Unix
+have. Answers have a lifetime of zero: whoever wants a name again asks again. It is spoken to over the Unix
 socket that its argument names, as control_server says.
 
     open      {"hosts": {host: {"listen": ip, "names": {name: ip}, "wrong": {name: ip}, "unused": ip}}}    where each
@@ -104,7 +104,7 @@ def _address_in(answer: bytes) -> str:
 
 @dataclass(slots=True)
 class _Served:
-    """A host: where its programs ask, and what is told them."""
+    """A host: where its programs ask, and what they are answered."""
 
     listen: str
     names: dict[str, str]

@@ -111,8 +111,8 @@ class SimDisk:
         for kind in kinds:
             self._stalled.pop(kind, None)
         parked, self._parked = self._parked, []
-        for _, go_on in parked:
-            self._loop.event_at(self._loop.time() + WRITE_S, go_on)
+        for _, resume in parked:
+            self._loop.event_at(self._loop.time() + WRITE_S, resume)
 
     def note(self, what: str) -> None:
         """Count what a process of the host has met, or done."""
@@ -290,21 +290,21 @@ class SimDisk:
         extra_s = -log(1.0 - self.random.random()) / SYNC_EXTRA_RATE
         return min(SYNC_MIN_S + extra_s, SYNC_MAX_S) + self.delay_s
 
-    def later(self, after_s: float, kind: str, go_on: Callable[[], None]) -> None:
-        """Call `go_on` when an operation of a kind is done: after some time, and when the disk does not stall
+    def later(self, after_s: float, kind: str, resume: Callable[[], None]) -> None:
+        """Call `resume` when an operation of a kind is done: after some time, and when the disk does not stall
         any more. Never when power fails before."""
         loop = self._loop
-        loop.event_at(loop.now + after_s, self._done, kind, self.power_cycles, go_on)
+        loop.event_at(loop.now + after_s, self._done, kind, self.power_cycles, resume)
 
-    def _done(self, kind: str, power_cycles: int, go_on: Callable[[], None], has_waited: bool = False) -> None:
+    def _done(self, kind: str, power_cycles: int, resume: Callable[[], None], has_waited: bool = False) -> None:
         if power_cycles != self.power_cycles:
             return
         if kind in self._stalled:
             if not has_waited:
                 self.note(f"stall-{kind}")
-            self._parked.append((kind, lambda: self._done(kind, power_cycles, go_on, True)))
+            self._parked.append((kind, lambda: self._done(kind, power_cycles, resume, True)))
             return
-        go_on()
+        resume()
 
     def fails(self, kind: str) -> bool:
         """Whether the next operation of a kind fails with EIO."""

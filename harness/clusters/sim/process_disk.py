@@ -288,11 +288,11 @@ class ProcessDisk:
             raise disk_error(errno.EIO, path)
 
     def _unless_dead(self, step: Callable[[], None]) -> Callable[[], None]:
-        def go_on() -> None:
+        def resume() -> None:
             if not self._lane.is_dead:
                 step()
 
-        return go_on
+        return resume
 
     def _put(self, path: str, inode: Inode, offset: int, data: bytes) -> None:
         """Change the page cache. Raises OSError after writing what fits."""
@@ -374,7 +374,7 @@ class ProcessDisk:
         path: str,
         inode: Inode,
         operation: Operation | ToldOperation,
-        go_on: Callable[[], None],
+        resume: Callable[[], None],
         after_s: float = 0.0,
     ) -> None:
         if self._lane.is_dead:
@@ -389,7 +389,7 @@ class ProcessDisk:
                 return
             inode.end_sync(layer)
             device.journal_reaches(name_serial)
-            go_on()
+            resume()
 
         device.later(after_s + device.sync_s(), SYNC, synced)
 
