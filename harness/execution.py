@@ -23,7 +23,7 @@ from harness.errors import HarnessError, OperatorError, how_to_get
 from harness.faults.target import PlannedTarget, prepare
 from harness.history_writer import HistoryWriter, read_history
 from harness.judge import judge
-from harness.report import LiveProgress, OutputConsole, write_report
+from harness.report import LiveProgress, OutputConsole
 from harness.report.store_page import update_store_page
 from harness.run_state import RunState
 from harness.runner import Observed, Run
@@ -308,6 +308,8 @@ def judge_run(
 
 
 def _finish(run_dir: RunDir, test: Test, results: dict[str, Any], observed: Observed) -> None:
+    from harness.report.page import write_report  # a run starts without it
+
     run_dir.write_results(results)
     try:
         _convert(run_dir, test, results)

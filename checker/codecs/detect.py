@@ -9,9 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from checker.codecs.edn import read_edn_text
 from checker.codecs.jsonl import not_utf8, read_json_array, read_jsonl, read_jsonl_stream
-from checker.codecs.lines import read_jepsen_log_text, read_limo_text
 from checker.codecs.source import FileEvents, FormatError
 from checker.history import History
 from checker.linearizability.budget import Budget
@@ -132,6 +130,10 @@ def _read_text(text: str, format: str, events: FileEvents) -> History:
     """Every format but JSONL, which is read by line."""
     if format == "json":
         return read_json_array(text, events)
+    # Histories of runs are JSONL: what starts a run need not wait for the parsers of other tools' formats.
+    from checker.codecs.edn import read_edn_text
+    from checker.codecs.lines import read_jepsen_log_text, read_limo_text
+
     if format == "jepsen-log":
         return read_jepsen_log_text(text, events)
     if format == "limo":

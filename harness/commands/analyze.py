@@ -16,7 +16,8 @@ from typing import Any
 from harness import registry
 from harness.errors import OperatorError
 from harness.execution import exit_status_of, judge_run
-from harness.report import OutputConsole, print_summary, write_report
+from harness.report import OutputConsole, print_summary
+from harness.report.page import write_report
 from harness.report.store_page import update_store_page
 from harness.runner import Observed
 from harness.store import RunDir, RunStatus, Store

@@ -34,6 +34,7 @@ from harness.errors import OperatorError, SystemUnderTestError
 from harness.faults.prove import Trial, prove_variants
 from harness.faults.target import PlannedTarget
 from harness.report import OutputConsole
+from harness.systems.base import LimitsClusters
 from nemesis.forms import HasForms
 from nemesis.mechanisms.reach import AUTO
 from nemesis.protocol import Nemesis
@@ -94,6 +95,8 @@ def diagnose(
     system_class = registry.load("systems", system)
     try:
         cluster_class = _usable_class(name, options, system_class.extra_hosts)
+        if isinstance(system_class, LimitsClusters) and (reason := system_class.cannot_run_on(cluster_class)) is not None:
+            raise OperatorError(reason)
     except OperatorError as error:
         return [Cell(nemesis, form, name, MISSING, str(error)) for nemesis, form, _ in _forms(nemeses)]
     hosts = [f"n{number}" for number in range(1, node_count + 1)]

@@ -27,7 +27,7 @@ from harness.report.junit import Case, case_of, write_junit
 from harness.report.step_summary import append_summary
 from harness.seeded import random_seed
 from harness.store import RunDir, Store
-from harness.systems.base import Fetched, setting_problems
+from harness.systems.base import Fetched, LimitsClusters, setting_problems
 from harness.test import ALL, NemesisChoice, Test
 from harness.workloads.choice import make_workload, require_capabilities
 from nemesis.forms import expand_variant
@@ -132,6 +132,8 @@ def prepare_test(test: Test, *, has_trace: bool = False, system_class: Any = Non
     test = dataclasses.replace(test, cluster=choice.name)
     cluster_class = registry.load("clusters", test.cluster)
     cluster_class = require_cluster(cluster_class, test.cluster_options, extra_hosts=system_class.extra_hosts)
+    if isinstance(system_class, LimitsClusters) and (reason := system_class.cannot_run_on(cluster_class)) is not None:
+        raise OperatorError(f"--system {test.system}: {reason}")
     require_descriptors(test)
     if has_trace and not isinstance(cluster_class, Traced):
         raise OperatorError(f"--trace: the network of cluster {test.cluster} cannot be traced; give --cluster sim")

@@ -13,6 +13,5 @@ units.py      numbers as people read them
 from __future__ import annotations
 
 from harness.report.console import LiveProgress, OutputConsole, print_summary
-from harness.report.page import MAX_REPORT_BYTES, write_report
 
-__all__ = ["MAX_REPORT_BYTES", "LiveProgress", "OutputConsole", "print_summary", "write_report"]
+__all__ = ["LiveProgress", "OutputConsole", "print_summary"]

@@ -22,6 +22,7 @@ __all__ = [
     "CheckOutcome",
     "Fetched",
     "HasClientPrograms",
+    "LimitsClusters",
     "LongRequest",
     "MessagingConnection",
     "NamesPrograms",
@@ -284,6 +285,16 @@ class Operated(JudgesOperations, Protocol):
     """Settings as they were given, without defaults; set when it is made."""
     operator: Operator
     """Who does it; set when it is made."""
+
+
+@runtime_checkable
+class LimitsClusters(Protocol):
+    """A class of systems that not every cluster can run."""
+
+    @classmethod
+    def cannot_run_on(cls, cluster_class: Any) -> str | None:
+        """Why a cluster (its class, or one that is made) cannot run it, as one line; None when it can."""
+        ...
 
 
 @runtime_checkable

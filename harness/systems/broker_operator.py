@@ -1,7 +1,8 @@
 """What an operator does to the brokers on purpose: see nemesis.target.Operator.
 
 Lead and membership are changed by the requests that `python -m node transfer` and `python -m node members` send, to
-whoever says that it leads. A promotion in classic HA is the operator's own doing: new configurations and a restart.
+whoever says that it leads; what speaks them is imported where one is sent, so that no other run waits for it. A
+promotion in classic HA is the operator's own doing: new configurations and a restart.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from harness.errors import SystemUnderTestError
 from harness.systems.left_out import ChangesMembers
 from nemesis.target import ReplicaView
-from node.client.operator import GroupRefuses, change_members, give_lead
 
 __all__ = ["BrokerOperator", "operation_missing"]
 
@@ -94,6 +94,8 @@ class BrokerOperator(ChangesMembers):
         leader = await self._leader()
         if leader.host == host:
             raise RuntimeError(f"{host} leads already")
+        from node.client.operator import GroupRefuses, give_lead
+
         peers = {name: self._dialled(name) for name in (leader.host, host)}
         try:
             self._transferred[fault_id] = host, await give_lead(self._group, peers, host)
@@ -110,6 +112,8 @@ class BrokerOperator(ChangesMembers):
             if not leader.members_committed:
                 raise RuntimeError("the change before is not committed yet")
             return
+        from node.client.operator import GroupRefuses, change_members
+
         address = self._known_to(host) if belongs else None
         try:
             await change_members(self._group, {leader.host: self._dialled(leader.host)}, host, address)

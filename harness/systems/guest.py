@@ -172,6 +172,13 @@ class GuestSystem:
         return system
 
     @classmethod
+    def cannot_run_on(cls, cluster_class: Any) -> str | None:
+        """Why a cluster cannot run a plug-in: it has no hosts that commands are run on."""
+        if isinstance(cluster_class, RunsCommands):
+            return None
+        return f"cluster {cluster_class.name} simulates the broker and can run no other system"
+
+    @classmethod
     def program_commands(cls, settings: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
         """What a host would run, where everything that is to be installed has been fetched; else nothing. Raises
         PluginError, OperatorError."""
@@ -189,8 +196,8 @@ class GuestSystem:
     async def start(self) -> None:
         """Install, write files, start every program, wait until every host is ready. Raises PluginError, OperatorError,
         SystemUnderTestError."""
-        if not isinstance(self._cluster, RunsCommands):
-            raise OperatorError(f"cluster {self._cluster.name} simulates the broker and can run no other system")
+        if (reason := self.cannot_run_on(self._cluster)) is not None:
+            raise OperatorError(reason)
         await all_of(map(self._install, self._hosts.values()))
         await all_of(map(self._become_user, self._hosts.values()))
         for host in self._hosts.values():

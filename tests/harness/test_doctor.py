@@ -53,6 +53,14 @@ def test_every_form_has_a_cell_and_says_what_it_lacks(lame: None) -> None:
     assert by_form["pause", "sigstop"].state == doctor.MISSING
 
 
+def test_a_cluster_that_cannot_run_the_system_can_inject_nothing_into_it() -> None:
+    nemeses = registry.load_all("nemeses")
+    cells = doctor.diagnose("sim", nemeses, {}, "toy")
+    assert {cell.state for cell in cells} == {doctor.MISSING}
+    assert {cell.reason for cell in cells} == {"cluster sim simulates the broker and can run no other system"}
+    assert doctor.WORKS in {cell.state for cell in doctor.diagnose("sim", nemeses, {})}
+
+
 class Runs:
     """A system that names its programs."""
 

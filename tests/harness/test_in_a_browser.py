@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.report import write_report
+from harness.report.page import write_report
 from harness.report.replay import collect_replay, replay_page
 from harness.report.store_page import update_store_page
 from harness.store import Store

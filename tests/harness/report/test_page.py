@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.report import MAX_REPORT_BYTES, write_report
+from harness.report.page import MAX_REPORT_BYTES, write_report
 from harness.store import StoreError
 
 spec = importlib.util.spec_from_file_location("report_runs", Path(__file__).parent / "conftest.py")

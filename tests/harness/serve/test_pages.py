@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from harness.report import write_report
+from harness.report.page import write_report
 from harness.serve import comparison, files
 from harness.serve.guard import POLICY
 from harness.store import Store
