@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from harness.registry import DEFAULT_SYSTEM
 from nemesis.mechanisms.reach import MECHANISMS
 
 __all__ = ["add_cluster_command", "add_cluster_options", "cluster_options_of"]
@@ -43,7 +44,9 @@ def add_cluster_command(commands: Any) -> None:
     up = actions.add_parser("up", help="make hosts, start the system on them, and leave them up")
     up.add_argument("--cluster", default="auto", help="auto (default), netns, local, docker, ssh, vagrant")
     up.add_argument("--nodes", type=int, default=5, metavar="N", help="replicas (default: 5)")
-    up.add_argument("--system", default="broker", help="the system to start (default: broker), or none")
+    up.add_argument(
+        "--system", default=DEFAULT_SYSTEM, help=f"the system to start (default: {DEFAULT_SYSTEM}), or none"
+    )
     add_cluster_options(up)
 
     actions.add_parser("status", help="which hosts there are and what they do")

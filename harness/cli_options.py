@@ -117,7 +117,9 @@ def _known(kind: str) -> str:
 
 def _add_what_runs(group: Any) -> None:
     group.add_argument(
-        "--system", default="broker", help=f"the system under test: {_known('systems')} (default: broker)"
+        "--system",
+        default=registry.DEFAULT_SYSTEM,
+        help=f"the system under test: {_known('systems')} (default: {registry.DEFAULT_SYSTEM})",
     )
     add_system_settings(group)
     group.add_argument(

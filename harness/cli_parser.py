@@ -27,7 +27,7 @@ from harness.cli_options import (
 from harness.cli_spark import add_spark_commands
 from harness.cli_store import add_store_commands
 from harness.errors import EXIT_OPERATOR, nearest
-from harness.registry import is_file
+from harness.registry import DEFAULT_SYSTEM, is_file
 
 __all__ = ["build_parser"]
 
@@ -138,7 +138,9 @@ def build_parser() -> argparse.ArgumentParser:
     doctor.add_argument("--prove", action="store_true", help="inject, prove and heal each of them once")
     doctor.add_argument("--cluster", default="", metavar="NAME[,...]", help="only these clusters (default: all)")
     doctor.add_argument("--nemesis", default="", metavar="NAME[,...]", help="only these nemeses (default: all)")
-    doctor.add_argument("--system", default="broker", help="what runs on the hosts meanwhile (default: broker)")
+    doctor.add_argument(
+        "--system", default=DEFAULT_SYSTEM, help=f"what runs on the hosts meanwhile (default: {DEFAULT_SYSTEM})"
+    )
     add_system_settings(doctor)
     doctor.add_argument(
         "--nodes", type=positive_count, default=5, metavar="N", help="replicas (default: 5; some forms need as many)"

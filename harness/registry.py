@@ -21,7 +21,11 @@ from typing import Any
 
 from harness.errors import OperatorError, nearest
 
-__all__ = ["KINDS", "Broken", "is_file", "load", "load_all", "names", "survey"]
+__all__ = ["DEFAULT_SYSTEM", "KINDS", "Broken", "is_file", "load", "load_all", "names", "survey"]
+
+DEFAULT_SYSTEM = "broker"
+"""The system under test where none is named: the reference system, which every machine that has the harness has. It
+is a plug-in as any other, and nothing else of the harness names it."""
 
 KINDS: Mapping[str, str] = {
     "workloads": "workload",

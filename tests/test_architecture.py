@@ -165,6 +165,33 @@ def test_hosts_know_no_system() -> None:
     assert wrong == []
 
 
+KNOW_THE_BROKER = ("registry.py", "exploration/mutants.py", "systems/broker", "clusters/sim/")
+"""Its name as the default, the search for its known bugs, its own modules, and the hosts that are simulated for it."""
+
+
+def test_the_broker_is_a_guest_as_any_other_system() -> None:
+    """No module of the harness imports what makes it a system or compares with its name, but those that are its own."""
+    others = [
+        path for path in files_of("harness")
+        if not str(path.relative_to(ROOT / "harness")).startswith(KNOW_THE_BROKER)
+    ]  # fmt: skip
+    imports = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in others
+        for line, module, _ in imports_of(path)
+        if module.startswith("harness.systems.broker")
+    ]
+    assert imports == []
+    names = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in others
+        if path.parent.name != "systems"  # where "broker" is what a system calls one of its programs or ports
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value == "broker"
+    ]
+    assert names == []
+
+
 def import_graph(sources: Mapping[str, str]) -> dict[str, frozenset[str]]:
     """Module -> those of the modules in `sources` (name -> text) that it imports, be that at its top, inside a
     function, or for its types only: a circle of types keeps two modules from being read one after the other as well."""

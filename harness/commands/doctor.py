@@ -86,7 +86,7 @@ def diagnose(
     name: str,
     nemeses: Mapping[str, Nemesis],
     options: Mapping[str, str],
-    system: str = "broker",
+    system: str = registry.DEFAULT_SYSTEM,
     *,
     node_count: int = NODES,
     settings: Mapping[str, str] | None = None,
@@ -94,9 +94,7 @@ def diagnose(
     """What each form of each nemesis can do on a cluster with a system, by asking; nothing is started."""
     system_class = registry.load("systems", system)
     try:
-        cluster_class = _usable_class(name, options, system_class.extra_hosts)
-        if isinstance(system_class, LimitsClusters) and (reason := system_class.cannot_run_on(cluster_class)) is not None:
-            raise OperatorError(reason)
+        cluster_class = _usable_class(name, options, system_class)
     except OperatorError as error:
         return [Cell(nemesis, form, name, MISSING, str(error)) for nemesis, form, _ in _forms(nemeses)]
     hosts = [f"n{number}" for number in range(1, node_count + 1)]
@@ -139,14 +137,17 @@ def _tell_mechanisms(arguments: argparse.Namespace, options: Mapping[str, str], 
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _usable_class(name: str, options: Mapping[str, str], extra_hosts: Sequence[str]) -> Any:
-    """The class of a cluster that this machine can host. Raises OperatorError."""
+def _usable_class(name: str, options: Mapping[str, str], system_class: Any) -> Any:
+    """The class of a cluster that this machine can host and that can run a system. Raises OperatorError."""
     cluster_class = registry.load("clusters", name)
     try:
         choose(name)
     except ClusterUnavailable as error:
         raise OperatorError(str(error)) from None
-    return require_cluster(cluster_class, options, extra_hosts=extra_hosts)
+    cluster_class = require_cluster(cluster_class, options, extra_hosts=system_class.extra_hosts)
+    if isinstance(system_class, LimitsClusters) and (reason := system_class.cannot_run_on(cluster_class)) is not None:
+        raise OperatorError(reason)
+    return cluster_class
 
 
 def _options_for(name: str, options: Mapping[str, str]) -> dict[str, str]:

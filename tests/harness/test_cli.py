@@ -36,7 +36,7 @@ def harness(*words: str, cwd: Path, timeout_s: float = 60) -> subprocess.Complet
         (["run", "--workload", "registr"], "unknown workload 'registr' (did you mean register?)"),
         (["run", "--system", "brokr"], "unknown system 'brokr' (did you mean broker?)"),
         (["run", "--cluster", "lokal"], "unknown cluster 'lokal' (did you mean local?)"),
-        (["run", "--cluster", "sim", "--system", "toy"], "--system toy: cluster sim simulates the broker and can run no"),
+        (["run", "--cluster", "sim", "--system", "toy"], "--system toy: cluster sim simulates the broker"),
         (["run", "--nemesis", "partitoin"], "unknown nemesis 'partitoin' (did you mean partition?)"),
         (["run", "--nemesis", "partition=halfs"], "has no variant 'halfs' (did you mean halves?)"),
         (["run", "--nemesis", "partition,partition"], "given twice"),
